@@ -1,0 +1,38 @@
+# Two commands need nothing but Python 3.11, pip, venv and make: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench docs clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## ?/  make \1	/' | expand -t 16
+
+# Installed once; again only when what is to be installed changes.
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Treadle needs Python 3.11 or newer; set PYTHON=…" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt $(RUN)/python -m pip install -q -e '.[dev]'
+	@touch $@
+
+$(VENV)/installed-bench: $(VENV)/installed
+	PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt $(RUN)/python -m pip install -q -e '.[bench]'
+	@touch $@
+
+demo: $(VENV)/installed ## start a private server and show Treadle on a small shop
+	$(RUN)/treadle demo
+
+test: lint ## check everything: lint, types, tests against a real server
+	$(RUN)/python -m pytest
+
+lint: $(VENV)/installed ## ruff and mypy
+	$(RUN)/ruff check
+	$(RUN)/ruff format --check
+	$(RUN)/mypy
+
+bench: $(VENV)/installed-bench ## measure, and write benchmarks/RESULTS.md
+	$(RUN)/python -m benchmarks
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,480 @@
+"""AsyncStore: the asyncio shell. It performs commands; what to do is in the plans."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pymongo import AsyncMongoClient
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.cursor import AsyncCursor
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.errors import PyMongoError
+
+from treadle import crud, set_up, shell, writes
+from treadle.bson_types import CODEC_OPTIONS
+from treadle.codec import Codec
+from treadle.document import Document
+from treadle.graph import Graph
+from treadle.maintenance import commit, rebuild, verify
+from treadle.maintenance.verify import Finding, Report
+from treadle.plan import (
+    Call,
+    Command,
+    DatabaseCommand,
+    Plan,
+    Raw,
+    Read,
+    Transact,
+    Wait,
+    require_fresh,
+    unwind,
+)
+from treadle.query import Sort
+from treadle.topology import Topology, read_topology
+from treadle.writes import ChunkedWork, Work
+
+if TYPE_CHECKING:
+    from treadle.server import LocalServer
+
+D = TypeVar("D", bound=Document)
+R = TypeVar("R")
+Session = AsyncClientSession | None
+
+
+class AsyncRunner:
+    """Performs the commands of plans on a `pymongo` database."""
+
+    def __init__(self, database: AsyncDatabase[Any]) -> None:
+        self.database = database.with_options(codec_options=CODEC_OPTIONS, write_concern=shell.MAJORITY)
+        self._collections: dict[str, AsyncCollection[Raw]] = {}
+
+    def collection(self, name: str) -> AsyncCollection[Raw]:
+        found = self._collections.get(name)
+        if found is None:
+            found = self._collections[name] = self.database[name]
+        return found
+
+    async def run(self, plan: Plan[R], session: Session = None) -> R:
+        """Perform a fresh plan; inside `session`'s transaction if it has one."""
+        require_fresh(plan)
+        try:
+            command = next(plan)
+            while True:
+                try:
+                    result = await self._perform(command, session)
+                except Exception as error:
+                    if session is not None and session.in_transaction:
+                        unwind(plan, error)
+                    command = plan.throw(error)
+                else:
+                    command = plan.send(result)
+        except StopIteration as stop:
+            value: R = stop.value
+            return value
+        finally:
+            plan.close()
+
+    async def _perform(self, command: Command, session: Session) -> Any:
+        if type(command) is Call:
+            method = getattr(self.collection(command.collection), command.method)
+            return await method(*command.arguments, session=session, **command.options)
+        if type(command) is Read:
+            cursor = self.open(command, session)
+            if command.method != "find":
+                # Only find() gives its cursor without a round trip.
+                cursor = await cursor
+            return await cursor.to_list()
+        if type(command) is Transact:
+            return await self.transact(command.make, session)
+        if type(command) is DatabaseCommand:
+            database = self.database.client.admin if command.admin else self.database
+            return await database.command(dict(command.document), session=session)
+        if type(command) is Wait:
+            return await asyncio.sleep(command.seconds)
+        raise TypeError(f"{command!r} is not a command that this runner knows")
+
+    def open(self, command: Read, session: Session) -> Any:
+        """The cursor of a read, for results that stream."""
+        method = getattr(self.collection(command.collection), command.method)
+        return method(*command.arguments, session=session, **command.options)
+
+    async def transact(self, make: Callable[[], Plan[R]], session: Session = None) -> R:
+        """Run the plan that `make` makes in a transaction, or in the one under way."""
+        if session is not None and session.in_transaction:
+            return await self.run(make(), session)
+        if session is None:
+            async with self.database.client.start_session() as own:
+                return await self.transact(make, own)
+        try:
+            return await session.with_transaction(
+                lambda current: self.run(make(), current), **shell.TRANSACTION_OPTIONS
+            )
+        except PyMongoError as error:
+            raise shell.clear(error) from error.__cause__
+
+
+class AsyncFound(Generic[D]):
+    """The documents that a `find` streams; iterate it, once."""
+
+    def __init__(self, cursor: AsyncCursor[Raw], codec: Codec[D]) -> None:
+        self._cursor = cursor
+        self._codec = codec
+        self._documents = self._stream()
+
+    def __aiter__(self) -> AsyncIterator[D]:
+        return self._documents
+
+    async def __anext__(self) -> D:
+        return await anext(self._documents)
+
+    async def _stream(self) -> AsyncGenerator[D]:
+        load = self._codec.load
+        async with self._cursor as cursor:
+            while True:
+                # Whole pages, because PyMongo's own iteration costs as much
+                # per document as validating a small one.
+                raws = await cursor.to_list(shell.FIND_PAGE)
+                for raw in raws:
+                    yield load(raw)
+                if len(raws) < shell.FIND_PAGE:
+                    return
+
+    async def to_list(self) -> list[D]:
+        """All remaining documents, in memory."""
+        return [document async for document in self._documents]
+
+    async def close(self) -> None:
+        """Release the cursor early."""
+        await self._documents.aclose()
+        await self._cursor.close()
+
+
+class AsyncCombiner:
+    """Lets writes of several tasks share one transaction.
+
+    Whoever comes first goes alone, at once. Those who come meanwhile queue,
+    and when the first is done, the whole queue goes next. A group runs in a
+    task of its own, so that cancelling one caller does not take its
+    neighbours' writes along.
+    """
+
+    def __init__(self, commit: Callable[[Sequence[Work[Any]]], Awaitable[list[Any]]]) -> None:
+        self._commit = commit
+        self._waiting: deque[tuple[Work[Any], asyncio.Future[Any]]] = deque()
+        self._busy = False
+        self._groups: set[asyncio.Task[None]] = set()
+
+    async def perform(self, work: Work[Any]) -> Any:
+        """The outcome of a work, or its own error."""
+        if not self._busy:
+            self._busy = True
+            try:
+                return (await self._commit([work]))[0]
+            finally:
+                self._hand_over()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append((work, future))
+        outcome = await future
+        return (await self._commit([work]))[0] if outcome is _ALONE else outcome
+
+    def _hand_over(self) -> None:
+        group: list[tuple[Work[Any], asyncio.Future[Any]]] = []
+        while self._waiting and len(group) < shell.GROUP_MAX:
+            work, future = self._waiting.popleft()
+            # Cancelled while it waited: it was never begun.
+            if not future.done():
+                group.append((work, future))
+        self._busy = bool(group)
+        if group:
+            task = asyncio.get_running_loop().create_task(self._lead(group))
+            self._groups.add(task)
+            task.add_done_callback(self._groups.discard)
+
+    async def _lead(self, group: Sequence[tuple[Work[Any], asyncio.Future[Any]]]) -> None:
+        try:
+            outcomes: Sequence[Any] = await self._commit([work for work, _ in group])
+        except BaseException as error:
+            # One bad write must not fail its neighbours: each tries by itself,
+            # unless the group may have been committed after all.
+            alone = len(group) > 1 and shell.surely_not_committed(error)
+            for _, future in group:
+                if not future.done():
+                    if alone:
+                        future.set_result(_ALONE)
+                    else:
+                        future.set_exception(
+                            error if isinstance(error, Exception) else RuntimeError("stopped")
+                        )
+            if not isinstance(error, Exception):
+                raise
+        else:
+            for (_, future), outcome in zip(group, outcomes, strict=True):
+                if not future.done():
+                    future.set_result(outcome)
+        finally:
+            self._hand_over()
+
+
+_ALONE = object()
+
+
+class AsyncStore:
+    """Models in a MongoDB database, on asyncio."""
+
+    def __init__(self, database: AsyncDatabase[Any], models: Iterable[type[Document]]) -> None:
+        shell.check_database(database)
+        self.graph = Graph(models)
+        self.runner = AsyncRunner(database)
+        self.database = database
+        self._known: Topology | None = None
+        self._combiner = AsyncCombiner(self._commit)
+        self._owned_client: AsyncMongoClient[Any] | None = None
+        self._server: LocalServer | None = None
+
+    @classmethod
+    def open(cls, uri: str, models: Iterable[type[Document]]) -> AsyncStore:
+        """A store on the database that the URI's path names."""
+        graph = list(models)
+        name = shell.database_name(uri)
+        client: AsyncMongoClient[Any] = AsyncMongoClient(uri)
+        try:
+            store = cls(client[name], graph)
+        except BaseException:
+            # Nothing was connected yet, so there is nothing to wait for.
+            raise
+        store._owned_client = client
+        return store
+
+    @classmethod
+    def local(cls, models: Iterable[type[Document]], path: str | Path | None = None) -> AsyncStore:
+        """A store on a private local server that ends with this process."""
+        from treadle import server
+
+        running = server.start(path)
+        try:
+            store = cls.open(shell.local_uri(running.uri), models)
+        except BaseException:
+            running.stop()
+            raise
+        store._server = running
+        return store
+
+    async def close(self) -> None:
+        """Close what this store opened itself."""
+        if self._owned_client is not None:
+            await self._owned_client.close()
+        if self._server is not None:
+            self._server.stop()
+
+    async def __aenter__(self) -> AsyncStore:
+        return await self._ready()
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    def __await__(self) -> Generator[Any, Any, AsyncStore]:
+        # `await AsyncStore.open(...)` reads naturally beside the other calls.
+        return self._ready().__await__()
+
+    async def _ready(self) -> AsyncStore:
+        if self.graph.derives:
+            await self._topology()
+        return self
+
+    # -- set-up ---------------------------------------------------------------
+
+    async def setup(self, dry_run: bool = False) -> list[set_up.Action]:
+        """Create and change what the models need; the list of what was done."""
+        return await self.runner.run(set_up.setup(self.graph, dry_run))
+
+    # -- documents --------------------------------------------------------------
+
+    async def insert(self, document: D, session: Session = None) -> D:
+        """Store a new document; what is returned is what is stored, maintained fields included."""
+        entry = self.graph.entry(type(document))
+        if entry.plain:
+            return await self.runner.run(crud.insert(entry, document), session)
+        (stored,) = await self._write(writes.Insert(entry, [document]), session)
+        return stored
+
+    async def insert_many(self, documents: Iterable[D], session: Session = None) -> list[D]:
+        """Store new documents of one model."""
+        model, listed = shell.one_model(documents)
+        if model is None:
+            return []
+        entry = self.graph.entry(model)
+        if entry.plain:
+            return await self.runner.run(crud.insert_many(entry, listed), session)
+        works = [writes.Insert(entry, chunk) for chunk in shell.chunks(listed, writes.INSERT_MAX)]
+        return [document for work in works for document in await self._write(work, session, combine=False)]
+
+    async def get(self, model: type[D], id: Any, session: Session = None) -> D | None:
+        """The document with this id, or None."""
+        return await self.runner.run(crud.get(self.graph.entry(model), id), session)
+
+    async def find_one(
+        self, model: type[D], filter: Any = None, sort: Sort | None = None, session: Session = None
+    ) -> D | None:
+        """The first matching document, or None."""
+        return await self.runner.run(crud.find_first(self.graph.entry(model), filter, sort), session)
+
+    def find(
+        self,
+        model: type[D],
+        filter: Any = None,
+        sort: Sort | None = None,
+        skip: int = 0,
+        limit: int | None = None,
+        session: Session = None,
+    ) -> AsyncFound[D]:
+        """The matching documents, streamed; never all in memory at once."""
+        entry = self.graph.entry(model)
+        command = crud.find_command(entry, filter, sort, skip, limit)
+        return AsyncFound(self.runner.open(command, session), entry.codec)
+
+    async def count(self, model: type[Document], filter: Any = None, session: Session = None) -> int:
+        """How many documents match."""
+        return await self.runner.run(crud.count(self.graph.entry(model), filter), session)
+
+    async def update(
+        self, model: type[D], id_or_filter: Any, update: Any, session: Session = None
+    ) -> D | None:
+        """Update one document with MongoDB's operators; the document after, or None."""
+        entry = self.graph.entry(model)
+        if entry.plain:
+            return await self.runner.run(crud.update(entry, id_or_filter, update), session)
+        return await self._write(writes.UpdateOneDocument(entry, id_or_filter, update), session)
+
+    async def update_many(
+        self, model: type[Document], filter: Any, update: Any, session: Session = None
+    ) -> int:
+        """Update all matching documents; how many matched."""
+        entry = self.graph.entry(model)
+        if entry.plain:
+            return await self.runner.run(crud.update_all(entry, filter, update), session)
+        return await self._write_chunks(writes.UpdateManyDocuments(entry, filter, update), session)
+
+    async def replace(self, document: D, session: Session = None) -> D:
+        """Write a whole document over the stored one; raises if that is gone."""
+        entry = self.graph.entry(type(document))
+        if entry.plain:
+            return await self.runner.run(crud.replace(entry, document), session)
+        return await self._write(writes.Replace(entry, document), session)
+
+    async def delete(self, model: type[D], id_or_filter: Any, session: Session = None) -> D | None:
+        """Delete one document; the deleted document, or None."""
+        entry = self.graph.entry(model)
+        if entry.plain:
+            return await self.runner.run(crud.delete(entry, id_or_filter), session)
+        return await self._write(writes.DeleteOneDocument(entry, id_or_filter), session)
+
+    async def delete_many(self, model: type[Document], filter: Any, session: Session = None) -> int:
+        """Delete all matching documents; how many there were."""
+        entry = self.graph.entry(model)
+        if entry.plain:
+            return await self.runner.run(crud.delete_all(entry, filter), session)
+        return await self._write_chunks(writes.DeleteManyDocuments(entry, filter), session)
+
+    # -- writes that others follow ----------------------------------------------------
+
+    async def _write(self, work: Work[R], session: Session, *, combine: bool = True) -> R:
+        """Perform a write with all that follows from it."""
+        server = await self._topology()
+        if work.alone:
+            outcome = await self.runner.run(work.direct(self.graph, server), session)
+        elif session is not None and session.in_transaction:
+            outcome = await self.runner.run(commit.inside(self.graph, server, work), session)
+        elif session is None and combine and server.transactions:
+            outcome = await self._combiner.perform(work)
+        else:
+            (outcome,) = await self._commit([work], session)
+        return work.result(outcome)
+
+    async def _commit(self, works: Sequence[Work[Any]], session: Session = None) -> list[Any]:
+        plan = commit.commit(self.graph, await self._topology(), works, owner=shell.owner())
+        return await self.runner.run(plan, session)
+
+    async def _write_chunks(self, work: ChunkedWork, session: Session) -> int:
+        """Perform a bulk write, one transaction per chunk of documents."""
+        if work.alone or (session is not None and session.in_transaction):
+            return await self._write(work, session)
+        done = 0
+        last: Any = None
+        while keys := await self.runner.run(writes.next_keys(work, last), session):
+            done += await self._write(work.within(keys), session, combine=False)
+            last = keys[-1]
+        return done
+
+    async def _topology(self) -> Topology:
+        if self._known is None:
+            self._known = await self.runner.run(read_topology())
+            # A constructor cannot wait, so what a crash left is seen to here.
+            await self.recover()
+        return self._known
+
+    async def recover(self) -> int:
+        """Finish what a crash left half done; how many such things there were."""
+        if not self.graph.derives:
+            return 0
+        return await self.runner.run(shell.recover(self.graph, await self._topology()))
+
+    # -- proof and repair ---------------------------------------------------------------
+
+    async def verify(self, *models: type[Document], progress: Report | None = None) -> list[Finding]:
+        """Every stored value that is not what it should be; of all models, or of these."""
+        entries = self.graph.chosen(models)
+        return await self.runner.run(verify.verify(self.graph, await self._topology(), entries, progress))
+
+    async def repair(self, *models: type[Document], progress: Report | None = None) -> int:
+        """Mend what `verify` finds, while writers go on; how many documents were mended."""
+        entries = self.graph.chosen(models)
+        return await self.runner.run(rebuild.repair(self.graph, await self._topology(), entries, progress))
+
+    async def rebuild(self, *models: type[Document], progress: Report | None = None) -> int:
+        """Recompute every maintained value, as after a pattern was added to old data."""
+        entries = self.graph.chosen(models)
+        return await self.runner.run(rebuild.rebuild(self.graph, await self._topology(), entries, progress))
+
+    # -- the driver beneath -------------------------------------------------------
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[AsyncClientSession]:
+        """A transaction; pass what it yields as `session=`.
+
+        It commits at the end and aborts on an exception. The body cannot be
+        run again after a conflict; `with_transaction` can.
+        """
+        async with self.runner.database.client.start_session() as session:
+            await session.start_transaction(**shell.TRANSACTION_OPTIONS)
+            try:
+                yield session
+            except BaseException:
+                if session.in_transaction:
+                    await session.abort_transaction()
+                raise
+            for attempt in range(shell.COMMIT_ATTEMPTS_MAX):
+                try:
+                    if session.in_transaction or attempt:
+                        await session.commit_transaction()
+                    return
+                except PyMongoError as error:
+                    if not shell.may_commit_again(error, attempt):
+                        raise shell.clear(error) from error.__cause__
+
+    async def with_transaction(self, work: Callable[[AsyncClientSession], Awaitable[R]]) -> R:
+        """Run `work(session)` in a transaction, again after a conflict."""
+        async with self.runner.database.client.start_session() as session:
+            try:
+                return await session.with_transaction(work, **shell.TRANSACTION_OPTIONS)
+            except PyMongoError as error:
+                raise shell.clear(error) from error.__cause__
+
+    def collection(self, model: type[Document]) -> AsyncCollection[Raw]:
+        """PyMongo's own collection of a model, with aware dates and majority writes."""
+        return self.runner.collection(self.graph.entry(model).collection)

@@ -1,0 +1,197 @@
+"""The command `treadle`: wiring only; what a verb does is in `treadle.commands`.
+
+Exit codes: 0 clean, 1 findings, 2 usage, 3 cannot connect. Everything heavy is
+imported inside the verbs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from treadle.errors import TreadleError, UsageError
+
+try:
+    import typer
+    from typer.core import TyperGroup
+except ModuleNotFoundError:
+    # Only the installed command imports this module, and it can do nothing else.
+    sys.stderr.write("The command line needs typer and rich; run pip install 'treadle[cli]'.\n")
+    raise SystemExit(2) from None
+
+if TYPE_CHECKING:
+    from treadle.commands.connection import Target
+
+FINDINGS, USAGE, NO_CONNECTION = 1, 2, 3
+BUG, INTERRUPTED = 70, 130
+
+
+class _Group(TyperGroup):
+    """Verbs whose help is quick: typer would import Pydantic to make sense of an absent `--help`."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False
+        return option
+
+
+app = typer.Typer(
+    cls=_Group,
+    add_completion=False,
+    # Plain help needs no import of rich, and typer's own tracebacks would show
+    # local variables, passwords among them.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+UriArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="URI",
+        help="The database; else --uri, else MONGODB_URI, else a private local server.",
+        show_default=False,
+    ),
+]
+UriOption = Annotated[
+    str | None, typer.Option("--uri", metavar="URI", help="The same, as an option.", show_default=False)
+]
+
+
+@app.callback(invoke_without_command=True)
+def treadle(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """MongoDB's schema design patterns, declared on Pydantic models and kept true.
+
+    \b
+    Example:
+      treadle demo
+      treadle doctor mongodb://localhost:27017/shop
+    """
+    if version:
+        from treadle import __version__
+
+        typer.echo(f"treadle {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(USAGE)
+
+
+@app.command()
+def doctor(
+    uri: UriArgument = None,
+    uri_option: UriOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Say what a server can do, and what Treadle will miss there. Writes nothing.
+
+    Exits with 1 when there is a problem, with 3 when nothing answers.
+
+    \b
+    Example:
+      treadle doctor mongodb://localhost:27017/shop
+      MONGODB_URI=mongodb://localhost:27017/shop treadle doctor --json
+    """
+    import os
+
+    from treadle.commands.connection import choose_target
+
+    target = choose_target(uri, uri_option, os.environ)
+    if target is not None:
+        _report(target, as_json)
+        return
+    from treadle import server
+    from treadle.commands.connection import Target
+
+    typer.echo("No URI was given, so a private local server is started and looked at.", err=True)
+    with server.start() as running:
+        _report(Target(running.uri, "local"), as_json)
+
+
+def _report(target: Target, as_json: bool) -> None:
+    from treadle.commands import doctor
+
+    report = doctor.doctor(target)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(report.as_json(), indent=2, default=str))
+    else:
+        from rich.console import Console
+
+        doctor.show(report, Console())
+    if report.status == "problem":
+        raise typer.Exit(FINDINGS)
+
+
+@app.command()
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the server running until Ctrl-C.")] = False,
+) -> None:
+    """Write and read a small shop on a private server, step by step.
+
+    \b
+    Example:
+      treadle demo
+      treadle demo --keep
+    """
+    from rich.console import Console
+
+    from treadle.commands import demo
+
+    demo.demo(Console(), wait=_until_interrupted if keep else None)
+
+
+def _until_interrupted() -> None:
+    import threading
+
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        typer.echo()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code. Whatever goes wrong is told without passwords."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        outcome = app(args=given, prog_name="treadle", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except TreadleError as error:
+        return _say(str(error), given, _exit_code(error))
+    except Exception as error:
+        # The parser's errors have no common public class in all versions of typer.
+        format_message = getattr(error, "format_message", None)
+        if format_message is not None:
+            return _say(f"{format_message()} See treadle --help.", given, USAGE)
+        import traceback
+
+        return _say(traceback.format_exc(), given, BUG)
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _say(message: str, given: Sequence[str], code: int) -> int:
+    import os
+
+    from treadle.commands.redaction import redact
+
+    # The name is that of `connection.ENVIRONMENT_VARIABLE`, which would import the driver.
+    text = redact(message, [*given, os.environ.get("MONGODB_URI", "")])
+    typer.echo(text.rstrip("\n"), err=True)
+    return code
+
+
+def _exit_code(error: TreadleError) -> int:
+    from treadle.commands.connection import CannotConnect
+
+    if isinstance(error, CannotConnect):
+        return NO_CONNECTION
+    return USAGE if isinstance(error, UsageError) else FINDINGS
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,165 @@
+"""Which server a verb talks to, and a client for it or one sentence why not.
+
+The sentences are Treadle's own: the driver's messages may repeat pieces of a
+URI that was not escaped, and they run over many lines.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pymongo
+from pymongo import MongoClient
+from pymongo.errors import (
+    ConfigurationError,
+    ConnectionFailure,
+    InvalidURI,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+)
+
+from treadle.errors import UsageError
+
+# Users are promised an answer within 5 seconds. Starting Python takes some of
+# them, and so does the driver's end: it waits half a second for its monitors.
+CONNECT_SECONDS_MAX = 3.5
+ENVIRONMENT_VARIABLE = "MONGODB_URI"
+
+Source = Literal["argument", "option", "environment", "local"]
+Client = MongoClient[dict[str, Any]]
+
+# What the driver's message holds, in the order in which it is to be believed.
+_REASONS = (
+    ("Connection refused", "the connection was refused: is it running, and is the port right?"),
+    ("SSL", "TLS failed: check the tls options and the certificates"),
+    ("certificate", "TLS failed: check the tls options and the certificates"),
+    ("Name or service not known", "the host name is not known: is it spelt right?"),
+    ("nodename nor servname", "the host name is not known: is it spelt right?"),
+    ("name resolution", "the host name could not be looked up: is the network up?"),
+    ("No replica set members available", "it is no member of that replica set: correct or omit replicaSet="),
+    ("server_type: RSGhost", "its replica set is not initiated: run rs.initiate() in mongosh"),
+    ("server_type: RSSecondary", "its replica set has no primary now: see rs.status() in mongosh"),
+)
+
+
+class CannotConnect(UsageError):
+    """No usable connection came about; the message names the hosts, never the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A URI, and who gave it."""
+
+    uri: str = field(repr=False)
+    source: Source
+
+
+def choose_target(argument: str | None, option: str | None, environment: Mapping[str, str]) -> Target | None:
+    """The positional URI, else the option's, else the environment's; None for the local server."""
+    if argument:
+        return Target(argument, "argument")
+    if option:
+        return Target(option, "option")
+    if environment.get(ENVIRONMENT_VARIABLE):
+        return Target(environment[ENVIRONMENT_VARIABLE], "environment")
+    return None
+
+
+def hosts(uri: str) -> str:
+    """The hosts of a URI as it names them, without anything secret."""
+    match = re.fullmatch(r"mongodb(?:\+srv)?://([^/?]*)(.*)", uri, re.DOTALL)
+    # An @ behind the hosts means that a / or ? in the password was not escaped,
+    # and that what looks like the hosts is a part of the password.
+    if match is None or "@" in match[2]:
+        raise _invalid_uri()
+    return match[1].rpartition("@")[2]
+
+
+@contextmanager
+def connected(uri: str) -> Generator[Client]:
+    """A client whose server has answered and accepted the login; closed afterwards."""
+    named = hosts(uri)
+    with _client(uri) as client:
+        try:
+            with pymongo.timeout(CONNECT_SECONDS_MAX):
+                client.admin.command("hello")
+        except (PyMongoError, OSError) as error:
+            raise cannot_connect(named, error) from None
+        yield client
+
+
+def _client(uri: str) -> Client:
+    milliseconds = int(CONNECT_SECONDS_MAX * 1000)
+    try:
+        with warnings.catch_warnings():
+            # They name unknown options, which may be pieces of a password.
+            warnings.simplefilter("ignore")
+            return MongoClient(
+                uri,
+                connect=False,
+                appname="treadle",
+                serverSelectionTimeoutMS=milliseconds,
+                # Half, since a mongodb+srv URI takes two look-ups in a row.
+                connectTimeoutMS=milliseconds // 2,
+            )
+    except OSError as error:
+        found = error.strerror or "it holds no certificate"
+        raise UsageError(
+            f"A file that the URI's tls options name cannot be read ({found}); "
+            "correct its path or its password.",
+            code="uri-invalid",
+        ) from None
+    except InvalidURI:
+        raise _invalid_uri() from None
+    except ConfigurationError:
+        raise UsageError(
+            "The URI's options do not fit together, or name a certificate that its key or password does "
+            "not open; check the tls, auth and srv options.",
+            code="uri-invalid",
+        ) from None
+    except (PyMongoError, ValueError, TypeError):
+        raise _invalid_uri() from None
+
+
+def _invalid_uri() -> UsageError:
+    return UsageError(
+        "The URI cannot be parsed; it looks like mongodb://host:27017/shop, and in a user name, "
+        "password or option each of : / ? # [ ] @ % is percent-encoded (@ as %40).",
+        code="uri-invalid",
+    )
+
+
+def cannot_connect(named: str, error: Exception) -> CannotConnect:
+    """One sentence on why there is no connection to the hosts that the URI names."""
+    if isinstance(error, OperationFailure):
+        return CannotConnect(
+            f"The server at {named} refused the login; check the user name, the password and authSource.",
+            code="login-refused",
+        )
+    if isinstance(error, ConfigurationError):
+        if "wire version" in str(error):
+            reason = "PyMongo and the server are too far apart in age: update the older one"
+        else:
+            reason = "its SRV record could not be looked up, or the login's options do not fit together"
+        return CannotConnect(f"No connection to {named}: {reason}.", code="server-unreachable")
+    reason = _reason(error)
+    ending = "" if reason.endswith("?") else "."
+    return CannotConnect(
+        f"No connection to {named} within {CONNECT_SECONDS_MAX:g} s; {reason}{ending}",
+        code="server-unreachable",
+    )
+
+
+def _reason(error: Exception) -> str:
+    for sign, reason in _REASONS:
+        if sign in str(error):
+            return reason
+    if isinstance(error, ServerSelectionTimeoutError | ConnectionFailure):
+        return "it did not answer: check the host, the port, the firewall and whether it wants TLS"
+    return f"the driver gave up with {type(error).__name__}"

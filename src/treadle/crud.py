@@ -1,0 +1,179 @@
+"""Plans for the Store's plain calls: insert, get, find, update, replace, delete.
+
+Each costs one command on a model that feeds nothing and maintains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from treadle.document import Document
+from treadle.errors import DataError, UsageError
+from treadle.graph import Entry
+from treadle.plan import (
+    Call,
+    Plan,
+    Raw,
+    Read,
+    count_documents,
+    delete_many,
+    find_one,
+    find_one_and_delete,
+    find_one_and_update,
+    replace_one,
+    update_many,
+)
+from treadle.query import Sort, clean_filter, clean_update, sort_keys
+from treadle.storable import check_batch, check_depth, too_deep, translate
+
+D = TypeVar("D", bound=Document)
+
+
+@contextmanager
+def translated(name: str, documents: Sequence[Mapping[str, Any]] = ()) -> Generator[None]:
+    """Raise the clear error in place of the driver's."""
+    try:
+        yield
+    except Exception as error:
+        better = translate(error, name, documents)
+        if better is error:
+            raise
+        raise better from error
+
+
+def dump(entry: Entry[D], document: D, altered: list[Any]) -> Raw:
+    """The document to store; refuses what the server would."""
+    if type(document) is not entry.model:
+        raise UsageError(
+            f"a {type(document).__name__} was given where a {entry.model.__name__} is stored",
+            code="model-unknown",
+        )
+    try:
+        raw = entry.codec.dump(document, altered)
+    except RecursionError:
+        raise too_deep(entry.model.__name__) from None
+    if not entry.codec.bounded_depth:
+        check_depth(raw, entry.model.__name__)
+    return raw
+
+
+def as_stored(entry: Entry[D], document: D, raw: Raw, altered: list[Any]) -> D:
+    """The document as a later read would show it."""
+    document.__pydantic_fields_set__.add("id")
+    return entry.codec.load(raw) if altered else document
+
+
+def insert(entry: Entry[D], document: D) -> Plan[D]:
+    """Store one new document."""
+    altered: list[Any] = []
+    raw = dump(entry, document, altered)
+    try:
+        yield Call(entry.collection, "insert_one", (raw,))
+    except Exception as error:
+        better = translate(error, entry.model.__name__, [raw])
+        if better is error:
+            raise
+        raise better from error
+    return as_stored(entry, document, raw, altered)
+
+
+def insert_many(entry: Entry[D], documents: Iterable[D]) -> Plan[list[D]]:
+    """Store new documents, in order; stops at the first that the server refuses."""
+    documents = list(documents)
+    if not documents:
+        return []
+    changes: list[list[Any]] = [[] for _ in documents]
+    raws = [dump(entry, document, altered) for document, altered in zip(documents, changes, strict=True)]
+    check_batch(raws, entry.model.__name__)
+    with translated(entry.model.__name__, raws):
+        yield Call(entry.collection, "insert_many", (raws,))
+    return [
+        as_stored(entry, document, raw, altered)
+        for document, raw, altered in zip(documents, raws, changes, strict=True)
+    ]
+
+
+def get(entry: Entry[D], identity: Any) -> Plan[D | None]:
+    """The document with this id, or None."""
+    raw = yield Call(
+        entry.collection, "find_one", ({"_id": {"$eq": entry.identity(identity)}},), {}, writes=False
+    )
+    return None if raw is None else entry.codec.load(raw)
+
+
+def find_first(entry: Entry[D], filter: Any, sort: Sort | None = None) -> Plan[D | None]:
+    """The first document that matches, or None."""
+    raw = yield from find_one(
+        entry.collection, clean_filter(entry.codec, filter), sort=sort_keys(sort, entry.codec)
+    )
+    return None if raw is None else entry.codec.load(raw)
+
+
+def find_command(entry: Entry[Any], filter: Any, sort: Sort | None, skip: int, limit: int | None) -> Read:
+    """The command whose cursor streams the matching documents."""
+    for name, value in (("skip", skip), ("limit", limit)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            raise UsageError(f"{name}={value!r} is not a whole number from 0", code="filter-invalid")
+    options = {"sort": sort_keys(sort, entry.codec), "skip": skip, "limit": limit or 0}
+    return Read(entry.collection, "find", (clean_filter(entry.codec, filter),), options)
+
+
+def count(entry: Entry[Any], filter: Any) -> Plan[int]:
+    """How many documents match."""
+    return (yield from count_documents(entry.collection, clean_filter(entry.codec, filter)))
+
+
+def which(entry: Entry[Any], id_or_filter: Any) -> dict[str, Any]:
+    """A filter from what may be an id; an id never becomes an operator."""
+    if isinstance(id_or_filter, Mapping):
+        return clean_filter(entry.codec, id_or_filter)
+    return {"_id": {"$eq": entry.identity(id_or_filter)}}
+
+
+def update(entry: Entry[D], id_or_filter: Any, change: Any) -> Plan[D | None]:
+    """Update one document; the document after it, or None if there is none."""
+    cleaned = clean_update(entry.codec, change)
+    with translated(entry.model.__name__, [{"update": cleaned}]):
+        raw = yield from find_one_and_update(entry.collection, which(entry, id_or_filter), cleaned)
+    return None if raw is None else entry.codec.load(raw)
+
+
+def update_all(entry: Entry[Any], filter: Any, change: Any) -> Plan[int]:
+    """Update every matching document; how many matched."""
+    cleaned = clean_update(entry.codec, change)
+    with translated(entry.model.__name__, [{"update": cleaned}]):
+        result = yield from update_many(entry.collection, clean_filter(entry.codec, filter), cleaned)
+    return result.matched_count
+
+
+def replace(entry: Entry[D], document: D) -> Plan[D]:
+    """Write all that the document holds over the stored one of the same id."""
+    altered: list[Any] = []
+    raw = dump(entry, document, altered)
+    with translated(entry.model.__name__, [raw]):
+        result = yield from replace_one(entry.collection, {"_id": {"$eq": raw["_id"]}}, raw)
+    if not result.matched_count:
+        raise gone(entry, raw["_id"])
+    return as_stored(entry, document, raw, altered)
+
+
+def gone(entry: Entry[Any], identity: Any) -> DataError:
+    return DataError(
+        f"{entry.model.__name__} {identity!r} is not stored (any more), so it cannot be replaced; "
+        "insert it if it should exist",
+        code="document-gone",
+    )
+
+
+def delete(entry: Entry[D], id_or_filter: Any) -> Plan[D | None]:
+    """Delete one document; the document as it was, or None."""
+    raw = yield from find_one_and_delete(entry.collection, which(entry, id_or_filter))
+    return None if raw is None else entry.codec.load(raw)
+
+
+def delete_all(entry: Entry[Any], filter: Any) -> Plan[int]:
+    """Delete every matching document; how many there were."""
+    result = yield from delete_many(entry.collection, clean_filter(entry.codec, filter))
+    return result.deleted_count

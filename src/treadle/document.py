@@ -1,0 +1,176 @@
+"""Document: a Pydantic model that is stored in a collection.
+
+Class keywords say where and how: `class Order(Document, collection="orders")`.
+Every document has an `id`, stored as `_id`. It is an ObjectId made by the
+client, unless the model declares another type. Fields keep their Pydantic
+aliases as stored names; `naming="camel"` makes camelCase names for the rest.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal
+
+from bson import ObjectId
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from pymongo import IndexModel
+
+from treadle.bson_types import Id
+from treadle.errors import DeclarationError
+
+Naming = Literal["snake", "camel"]
+Validation = Literal["strict", "moderate", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the class keywords of a document said."""
+
+    collection: str | None = None
+    naming: Naming = "snake"
+    validation: Validation = "moderate"
+    indexes: tuple[IndexModel, ...] = ()
+
+
+class _IdAttribute:
+    """Remembers that somebody looked at a document's generated id.
+
+    Until then nobody else can know it, so no other document can refer to it
+    and `insert` need not look for documents that do. The memory is Pydantic's
+    own: a field that is in `model_fields_set` was not made up.
+    """
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            # Pydantic asks the class for defaults; there is none here.
+            raise AttributeError("id")
+        instance.__pydantic_fields_set__.add("id")
+        return instance.__dict__["id"]
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance.__pydantic_fields_set__.add("id")
+        instance.__dict__["id"] = value
+
+
+class Document(BaseModel):
+    """A model with an `id` that the Store can write and read."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    id: Id = Field(default_factory=ObjectId, validation_alias="_id")
+
+    __treadle__: ClassVar[Settings] = Settings()
+
+    def __init_subclass__(
+        cls,
+        *,
+        collection: str | None = None,
+        naming: Naming | None = None,
+        validation: Validation | None = None,
+        indexes: Sequence[IndexModel] | None = None,
+        **keywords: Any,
+    ) -> None:
+        super().__init_subclass__()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
+        super().__pydantic_init_subclass__()
+        cls.__treadle__ = _settings(cls, keywords)
+        if _apply_stored_names(cls):
+            cls.model_rebuild(force=True)
+        type.__setattr__(cls, "id", _IdAttribute())
+
+    # These hand out the id without touching the attribute.
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        self.__pydantic_fields_set__.add("id")
+        return super().model_dump(**options)
+
+    def model_dump_json(self, **options: Any) -> str:
+        self.__pydantic_fields_set__.add("id")
+        return super().model_dump_json(**options)
+
+    def __iter__(self) -> Any:
+        self.__pydantic_fields_set__.add("id")
+        return super().__iter__()
+
+    def __getstate__(self) -> dict[Any, Any]:
+        self.__pydantic_fields_set__.add("id")
+        return super().__getstate__()
+
+    def __copy__(self) -> Any:
+        self.__pydantic_fields_set__.add("id")
+        return super().__copy__()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
+        self.__pydantic_fields_set__.add("id")
+        return super().__deepcopy__(memo)
+
+    def __repr_args__(self) -> Any:
+        self.__pydantic_fields_set__.add("id")
+        return super().__repr_args__()
+
+
+def _settings(cls: type[Document], keywords: Mapping[str, Any]) -> Settings:
+    known = [field.name for field in fields(Settings)]
+    for keyword in keywords:
+        if keyword not in known:
+            near = difflib.get_close_matches(keyword, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; the keywords are {', '.join(known)}"
+            raise DeclarationError(
+                f"{cls.__name__} has the class keyword {keyword!r}, which Treadle does not know{hint}",
+                code="keyword-unknown",
+            )
+    inherited = cls.__treadle__
+    given = {key: value for key, value in keywords.items() if value is not None}
+    if "indexes" in given:
+        given["indexes"] = (*inherited.indexes, *given["indexes"])
+    settings = replace(inherited, **given)
+    _check_settings(cls, settings)
+    return settings
+
+
+def _check_settings(cls: type[Document], settings: Settings) -> None:
+    name = settings.collection
+    if name is not None and (not name or "$" in name or "\0" in name or name.startswith("system.")):
+        raise DeclarationError(
+            f"{cls.__name__} names the collection {name!r}; a collection's name may not be empty, "
+            "contain '$' or NUL, or begin with 'system.'",
+            code="collection-name-invalid",
+        )
+    if name is not None and name.startswith("treadle."):
+        raise DeclarationError(
+            f"{cls.__name__} names the collection {name!r}; names that begin with 'treadle.' are "
+            "kept for Treadle's own state: choose another",
+            code="collection-name-invalid",
+        )
+    choices = {"naming": ("snake", "camel"), "validation": ("strict", "moderate", "off")}
+    for keyword, allowed in choices.items():
+        value = getattr(settings, keyword)
+        if value not in allowed:
+            raise DeclarationError(
+                f"{cls.__name__} has {keyword}={value!r}; it takes {' or '.join(map(repr, allowed))}",
+                code="keyword-unknown",
+            )
+
+
+def _apply_stored_names(cls: type[Document]) -> bool:
+    """Give `id` and the fields under `naming="camel"` their stored names."""
+    changed = False
+    for name, info in cls.__pydantic_fields__.items():
+        if name == "id":
+            wanted = "_id"
+        elif cls.__treadle__.naming == "camel" and info.alias_priority in (None, 1):
+            wanted = to_camel(name)
+            if info.validation_alias is not None or wanted == name:
+                continue
+        else:
+            continue
+        if info.validation_alias != wanted:
+            info.validation_alias = wanted
+            info.alias = info.serialization_alias = None
+            info.alias_priority = 2
+            changed = True
+    return changed

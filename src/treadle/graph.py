@@ -1,0 +1,259 @@
+"""The models of a Store, taken together: where each is stored, and what feeds what.
+
+Every declaration is bound here, once per Store. A maintained field has a
+level: one more than the highest level among the fields that feed it. Levels
+are the order of maintenance; a field that would feed itself has none and is
+refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from treadle.bson_types import to_bson
+from treadle.codec import Codec, codec_of
+from treadle.document import Document
+from treadle.errors import DeclarationError, UsageError
+from treadle.gather import GatherRule
+from treadle.paths import ARRAYS, Path, Step, model_of, overlap
+from treadle.pattern import Pattern, Place, Rule
+from treadle.patterns.computed import FormulaRule
+from treadle.patterns.extended_reference import ReferenceRule
+from treadle.shape import Shape, field_shape
+
+D = TypeVar("D", bound=Document)
+
+
+class Entry(Generic[D]):
+    """One model of a Store, with all that its plans need to know."""
+
+    def __init__(self, model: type[D]) -> None:
+        if model.__treadle__.collection is None:
+            raise DeclarationError(
+                f'{model.__name__} has no collection; write class {model.__name__}(Document, collection="…")',
+                code="collection-missing",
+            )
+        self.model = model
+        self.settings = model.__treadle__
+        self.collection: str = model.__treadle__.collection
+        self.codec: Codec[D] = codec_of(model)
+        self.identity_shape: Shape = field_shape(model.__name__, "id", model.__pydantic_fields__["id"])
+        self._identity: TypeAdapter[Any] = TypeAdapter(model.__pydantic_fields__["id"].rebuild_annotation())
+        # What this model maintains in itself, and what it feeds in others.
+        self.gathers: list[GatherRule] = []
+        self.references: list[ReferenceRule] = []
+        self.formulas: list[FormulaRule] = []
+        self.feeds_gathers: list[GatherRule] = []
+        self.feeds_references: list[ReferenceRule] = []
+        self.protected: dict[str, Rule] = {}
+        # The stored paths that a write must not touch without being followed; None for all.
+        self.watched: set[str] | None = set()
+
+    @property
+    def rules(self) -> list[Rule]:
+        return [*self.gathers, *self.references, *self.formulas]
+
+    @property
+    def feeds(self) -> list[Rule]:
+        return [*self.feeds_gathers, *self.feeds_references]
+
+    @property
+    def plain(self) -> bool:
+        """Whether a write of this model concerns nothing else."""
+        return not (
+            self.gathers or self.references or self.formulas or self.feeds_gathers or self.feeds_references
+        )
+
+    def identity(self, value: Any) -> Any:
+        """The stored form of an id that a caller gave; never an operator."""
+        try:
+            return to_bson(self._identity.validate_python(value), [])
+        except ValidationError as error:
+            raise UsageError(
+                f"{value!r} is not an id of {self.model.__name__}: {error.errors()[0]['msg']}",
+                code="id-invalid",
+            ) from error
+
+
+class Graph:
+    """All models of a Store, by class and by name."""
+
+    def __init__(self, models: Iterable[type[Document]]) -> None:
+        self.entries: dict[type[Document], Entry[Any]] = {}
+        self.by_collection: dict[str, Entry[Any]] = {}
+        for model in models:
+            self._add(model)
+        for entry in list(self.entries.values()):
+            for place, pattern in declarations(entry):
+                self._place(entry, pattern.bind(place, self))
+        self._find_levels()
+        for entry in self.entries.values():
+            self._find_watched(entry)
+
+    def _add(self, model: Any) -> None:
+        if not (isinstance(model, type) and issubclass(model, Document)):
+            raise DeclarationError(
+                f"{model!r} is not a Document; models= takes Document classes", code="model-invalid"
+            )
+        if model in self.entries:
+            return
+        entry: Entry[Any] = Entry(model)
+        other = self.by_collection.setdefault(entry.collection, entry)
+        if other is not entry:
+            raise DeclarationError(
+                f"{model.__name__} and {other.model.__name__} both name the collection "
+                f"{entry.collection!r}; give each its own",
+                code="collection-shared",
+            )
+        self.entries[model] = entry
+
+    def entry(self, model: type[D]) -> Entry[D]:
+        """The entry of a model that was given to the Store."""
+        try:
+            return self.entries[model]
+        except (KeyError, TypeError):
+            known = ", ".join(sorted(each.__name__ for each in self.entries)) or "none"
+            raise UsageError(
+                f"{getattr(model, '__name__', model)!s} is not among the models of this Store ({known}); "
+                "add it to models=",
+                code="model-unknown",
+            ) from None
+
+    def chosen(self, models: Iterable[type[Document]]) -> list[Entry[Any]]:
+        """The entries of these models; of all, if none is named."""
+        return [self.entry(model) for model in models] or list(self.entries.values())
+
+    @property
+    def rules(self) -> list[Rule]:
+        return [rule for entry in self.entries.values() for rule in entry.rules]
+
+    @property
+    def derives(self) -> bool:
+        """Whether anything at all is maintained."""
+        return any(not entry.plain for entry in self.entries.values())
+
+    # -- for the patterns' bind() -----------------------------------------------------
+
+    def resolve(self, source: Any, where: str) -> Entry[Any]:
+        """The source of a declaration, which may be a class or a name."""
+        if isinstance(source, str):
+            for entry in self.entries.values():
+                if entry.model.__name__ == source:
+                    return entry
+            near = difflib.get_close_matches(source, [model.__name__ for model in self.entries], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "add it to models="
+            raise DeclarationError(
+                f"{where} takes its data from {source!r}, which is not among this Store's models; {hint}",
+                code="source-unknown",
+            )
+        if source not in self.entries:
+            raise DeclarationError(
+                f"{where} takes its data from {getattr(source, '__name__', source)}, which is not among the "
+                "models of this Store; add it to models=",
+                code="source-unknown",
+            )
+        return self.entries[source]
+
+    def check_reference(self, reference: Path, referenced: Entry[Any], where: str) -> None:
+        """Refuse a reference whose type cannot hold the id that it is to hold."""
+        held, wanted = reference.shape, referenced.identity_shape
+        if held.kind == "scalar" and wanted.kind == "scalar" and held.python is not wanted.python:
+            raise DeclarationError(
+                f"{where} finds its {referenced.model.__name__} by {reference.python!r}, a "
+                f"{held.python.__name__}, but the id of {referenced.model.__name__} is a "
+                f"{wanted.python.__name__}; declare the same type",
+                code="reference-type",
+            )
+
+    # -- binding ------------------------------------------------------------------------
+
+    def _place(self, entry: Entry[Any], rule: Rule) -> None:
+        for path in [*rule.maintained(), *rule.stamps()]:
+            for taken, other in entry.protected.items():
+                shared_stamp = path in rule.stamps() and taken in other.stamps()
+                if overlap(path, taken) and not shared_stamp:
+                    raise DeclarationError(
+                        f"{rule.place.label} and {other.place.label} both maintain {path!r}; keep one",
+                        code="path-maintained-twice",
+                    )
+            entry.protected[path] = rule
+        if isinstance(rule, GatherRule):
+            entry.gathers.append(rule)
+            rule.source.feeds_gathers.append(rule)
+        elif isinstance(rule, ReferenceRule):
+            entry.references.append(rule)
+            rule.source.feeds_references.append(rule)
+        elif isinstance(rule, FormulaRule):
+            entry.formulas.append(rule)
+
+    def _find_levels(self) -> None:
+        levels: dict[Rule, int] = {}
+        under_way: list[Rule] = []
+
+        def level(rule: Rule) -> int:
+            if rule in levels:
+                return levels[rule]
+            if rule in under_way:
+                around = " -> ".join(each.place.label for each in [*under_way[under_way.index(rule) :], rule])
+                raise DeclarationError(
+                    f"these fields would be computed from each other for ever: {around}; break the circle",
+                    code="maintenance-cycle",
+                )
+            under_way.append(rule)
+            levels[rule] = 1 + max((level(other) for other in self._feeding(rule)), default=0)
+            under_way.pop()
+            return levels[rule]
+
+        for rule in self.rules:
+            rule.level = level(rule)
+        for entry in self.entries.values():
+            entry.formulas.sort(key=lambda rule: rule.level)
+
+    def _feeding(self, rule: Rule) -> Iterator[Rule]:
+        """The rules whose maintained fields this rule reads."""
+        for collection, paths in rule.watches().items():
+            source = self.by_collection[collection]
+            for maintained, other in source.protected.items():
+                if other is rule and paths is None:
+                    continue
+                if paths is None or any(overlap(path, maintained) for path in paths):
+                    yield other
+
+    def _find_watched(self, entry: Entry[Any]) -> None:
+        watched: set[str] | None = set()
+        for rule in [*entry.feeds, *entry.formulas]:
+            paths = rule.watches().get(entry.collection, set())
+            watched = None if watched is None or paths is None else watched | paths
+        if watched is not None:
+            watched |= {rule.reference_path for rule in entry.references}
+            watched |= {rule.path for rule in entry.references}
+        entry.watched = watched
+
+
+def declarations(entry: Entry[Any]) -> Iterator[tuple[Place, Pattern]]:
+    """Each pattern that stands on a field of a document or of a nested model."""
+    yield from _declared(entry, entry.codec, (), ())
+
+
+def _declared(
+    entry: Entry[Any], codec: Codec[Any], steps: tuple[Step, ...], inside: tuple[type[BaseModel], ...]
+) -> Iterator[tuple[Place, Pattern]]:
+    if codec.model in inside:
+        return
+    for field in codec.fields:
+        found = [mark for mark in field.info.metadata if isinstance(mark, Pattern)]
+        if len(found) > 1:
+            raise DeclarationError(
+                f"{entry.model.__name__}.{field.name} has {len(found)} patterns; a field takes one",
+                code="path-maintained-twice",
+            )
+        for mark in found:
+            yield Place(entry, codec, steps, field), mark
+        model = model_of(field.shape)
+        if model is not None and not found:
+            step = Step(field.name, field.stored, field.shape.kind in ARRAYS)
+            yield from _declared(entry, codec_of(model), (*steps, step), (*inside, codec.model))

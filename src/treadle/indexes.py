@@ -1,0 +1,24 @@
+"""Indexes that a model asks for, on its fields or as PyMongo's IndexModel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """Marks a field as indexed: `email: Annotated[str, Indexed(unique=True)]`.
+
+    A unique index on a field that may be None is partial: documents without a
+    value do not collide. `descending`, `sparse`, `expire_after` (TTL, on a
+    date) and `name` are as the server has them.
+    """
+
+    unique: bool = False
+    descending: bool = False
+    sparse: bool = False
+    expire_after: timedelta | None = None
+    name: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,89 @@
+"""Several writes in one transaction, with what they do to other documents done once.
+
+`commit` runs the bodies of the works one after another, then lets every
+affected target follow, then commits. Fan-outs that are too large for one
+transaction leave an intent in it and are finished afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pymongo.errors import OperationFailure
+
+from treadle.graph import Graph
+from treadle.maintenance import intents, standalone
+from treadle.maintenance.ledger import Ledger
+from treadle.maintenance.react import UNBOUNDED, FanOut, react
+from treadle.plan import Plan, transact
+from treadle.topology import Topology
+from treadle.writes import Insert, Work
+
+
+def commit(graph: Graph, server: Topology, works: Sequence[Work[Any]], *, owner: str) -> Plan[list[Any]]:
+    """The outcomes of the works, all committed together."""
+    if not server.transactions:
+        alone = []
+        for work in works:
+            alone.append((yield from standalone.perform(graph, server, work, owner)))
+        return alone
+    grouped = merge(works)
+
+    def attempt(copies_max: int | None = None) -> Plan[tuple[list[Any], list[FanOut]]]:
+        ledger = Ledger()
+        outcomes = []
+        for work in grouped:
+            outcomes.append((yield from work.body(graph, server, ledger)))
+        later = yield from react(graph, server, ledger, copies_max=copies_max)
+        yield from intents.record(later, owner)
+        return outcomes, later
+
+    try:
+        outcomes, later = yield from transact(attempt)
+    except OperationFailure as error:
+        if not intents.is_poison(error):
+            raise
+        # One copy cannot be written. Make the copies afterwards, where it can be set aside.
+        outcomes, later = yield from transact(lambda: attempt(0))
+    for fan_out in later:
+        yield from intents.finish(graph, server, fan_out)
+    return split(works, grouped, outcomes)
+
+
+def inside(graph: Graph, server: Topology, work: Work[Any]) -> Plan[Any]:
+    """One work inside the caller's own transaction, with nothing left for later."""
+    ledger = Ledger()
+    outcome = yield from work.body(graph, server, ledger)
+    yield from react(graph, server, ledger, copies_max=UNBOUNDED)
+    return outcome
+
+
+def merge(works: Sequence[Work[Any]]) -> list[Work[Any]]:
+    """Inserts of one model that follow each other become one command."""
+    merged: list[Work[Any]] = []
+    for work in works:
+        last = merged[-1] if merged else None
+        if isinstance(work, Insert) and isinstance(last, Insert) and last.entry is work.entry:
+            merged[-1] = last.joined(work)
+        else:
+            merged.append(work)
+    return merged
+
+
+def split(works: Sequence[Work[Any]], grouped: Sequence[Work[Any]], outcomes: Sequence[Any]) -> list[Any]:
+    """The outcome of each work, from those of the merged ones."""
+    separate: list[Any] = []
+    remaining = iter(works)
+    for group, outcome in zip(grouped, outcomes, strict=True):
+        if not isinstance(group, Insert):
+            next(remaining)
+            separate.append(outcome)
+            continue
+        taken = 0
+        while taken < len(group.raws):
+            work = next(remaining)
+            assert isinstance(work, Insert)
+            separate.append(outcome[taken : taken + len(work.raws)])
+            taken += len(work.raws)
+    return separate

@@ -1,0 +1,256 @@
+"""What changed sources do to their targets, inside the transaction that changed them.
+
+Level by level: first the rules that are fed by callers' fields only, then
+those that are fed by these. At each level all rules of one target become one
+update of it, which ends with the target's formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pymongo import UpdateOne
+
+from treadle.change import Change
+from treadle.gather import RECOMPUTE, GatherRule, freeze
+from treadle.maintenance.guards import guard
+from treadle.maintenance.ledger import Ledger
+from treadle.maintenance.recompute import recompute
+from treadle.pattern import REVISION
+from treadle.patterns.computed import ComputedRule
+from treadle.patterns.extended_reference import ReferenceRule
+from treadle.plan import Plan, Raw, bulk_write, find, update_many
+from treadle.topology import Topology
+
+if TYPE_CHECKING:
+    from treadle.graph import Entry, Graph
+
+# Copies beyond this many are made after the transaction, in chunks, under an intent.
+FAN_OUT_MAX = 1000
+# Fewer where each copy feeds others in turn.
+CHAINED_FAN_OUT_MAX = 100
+# Inside a caller's own transaction nothing can be left for later.
+UNBOUNDED = 2**31
+
+BUMP: Raw = {REVISION: {"$add": [{"$ifNull": [f"${REVISION}", 0]}, 1]}}
+
+
+@dataclass(frozen=True, slots=True)
+class FanOut:
+    """Copies that are still to be made of one source document."""
+
+    rule: ReferenceRule
+    source_id: Any
+
+
+@dataclass(slots=True)
+class _Effect:
+    """What the changes do to one target, per rule."""
+
+    key: Any
+    removed: dict[GatherRule, list[Any]] = field(default_factory=dict)
+    added: dict[GatherRule, list[Any]] = field(default_factory=dict)
+
+
+def react(
+    graph: Graph, server: Topology, ledger: Ledger, *, copies_max: int | None = None
+) -> Plan[list[FanOut]]:
+    """Bring every target up to date; the fan-outs that are too large for here."""
+    later: list[FanOut] = []
+    levels = sorted({rule.level for rule in graph.rules})
+    for level in levels:
+        effects: dict[Entry[Any], dict[Any, _Effect]] = {}
+        for entry in graph.entries.values():
+            changes = ledger.of(entry.collection)
+            if not changes:
+                continue
+            for gather in entry.feeds_gathers:
+                if gather.level == level:
+                    yield from _collect(gather, changes, ledger, effects.setdefault(gather.target, {}))
+        for target, of_target in effects.items():
+            yield from _update_targets(target, of_target, level, server, ledger)
+        for entry in graph.entries.values():
+            for reference in entry.feeds_references:
+                if reference.level == level:
+                    for change in ledger.of(entry.collection):
+                        later.extend((yield from _copy(reference, change, ledger, copies_max)))
+    return later
+
+
+def _collect(
+    rule: GatherRule, changes: Sequence[Change], ledger: Ledger, effects: dict[Any, _Effect]
+) -> Plan[None]:
+    """Note per target what the changes take from it and give to it."""
+    after = yield from ledger.after(rule, changes)
+    for change in changes:
+        old = ledger.before(rule, change)
+        new = after.get(freeze(change.id), [])
+        if old == new:
+            continue
+        for key, value in old:
+            effect = effects.setdefault(freeze(key), _Effect(key))
+            effect.removed.setdefault(rule, []).append(value)
+        for key, value in new:
+            effect = effects.setdefault(freeze(key), _Effect(key))
+            effect.added.setdefault(rule, []).append(value)
+
+
+def _update_targets(
+    target: Entry[Any], effects: dict[Any, _Effect], level: int, server: Topology, ledger: Ledger
+) -> Plan[None]:
+    """One update per target, all its rules in it."""
+    sets: dict[Any, tuple[dict[str, Any], dict[str, Any]]] = {}
+    anew: dict[GatherRule, list[Any]] = {}
+    for frozen, effect in effects.items():
+        first: dict[str, Any] = {}
+        second: dict[str, Any] = {}
+        touched = False
+        for rule in {**effect.removed, **effect.added}:
+            removed, added = effect.removed.get(rule, []), effect.added.get(rule, [])
+            difference = rule.difference(removed, added, server.version)
+            if difference is None:
+                continue
+            touched = True
+            if difference is RECOMPUTE:
+                anew.setdefault(rule, []).append(effect.key)
+            else:
+                parts, following = rule.apply(difference)
+                first.update(parts)
+                second.update(following)
+        if touched:
+            sets[frozen] = (first, second)
+    if not sets:
+        return
+    for rules, keys in _together(anew):
+        for frozen, values in (yield from recompute(rules, keys, server.version)).items():
+            sets[frozen][0].update({path: {"$literal": value} for path, value in values.items()})
+    keys = [effects[frozen].key for frozen in sets]
+    stamps = {stamp: "$$NOW" for rule in target.gathers for stamp in rule.stamps() if rule.level == level}
+    operations = [
+        UpdateOne({"_id": {"$eq": effects[frozen].key}}, update_pipeline(target, {**first, **stamps}, second))
+        for frozen, (first, second) in sets.items()
+    ]
+    followed = feeds_beyond(target, level)
+    before = (yield from read(target, keys)) if followed else {}
+    if followed:
+        yield from ledger.note_before(target, keys)
+    result = yield from bulk_write(target.collection, operations, ordered=False)
+    if result.matched_count < len(operations):
+        # Some targets do not exist (yet); whoever inserts one must meet this transaction.
+        yield from guard(target.collection, keys)
+    if followed:
+        yield from note_after(target, before, ledger)
+
+
+def _together(anew: dict[GatherRule, list[Any]]) -> list[tuple[list[GatherRule], list[Any]]]:
+    """Rules that are to be recomputed for the same targets, side by side."""
+    groups: dict[tuple[Any, ...], tuple[list[GatherRule], list[Any]]] = {}
+    for rule, keys in anew.items():
+        groups.setdefault(tuple(freeze(key) for key in keys), ([], keys))[0].append(rule)
+    return list(groups.values())
+
+
+def update_pipeline(target: Entry[Any], first: dict[str, Any], second: dict[str, Any]) -> list[Raw]:
+    """The one update of a target: values, what follows from them, then the formulas."""
+    stages: list[Raw] = [{"$set": {**first, **BUMP}}]
+    if second:
+        stages.append({"$set": second})
+    return [*stages, *formula_stages(target)]
+
+
+def formula_stages(target: Entry[Any]) -> list[Raw]:
+    """The target's formulas, those that read others after these."""
+    by_level: dict[int, Raw] = {}
+    for formula in target.formulas:
+        by_level.setdefault(formula.level, {})[formula.path] = formula.expression
+    return [{"$set": sets} for _, sets in sorted(by_level.items())]
+
+
+def feeds_beyond(target: Entry[Any], level: int) -> bool:
+    """Whether anything is fed by what this level maintains in the target."""
+    return any(rule.level > level for rule in target.feeds)
+
+
+def read(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
+    """Documents by frozen id, with what others are fed by."""
+    projection = (
+        None if entry.watched is None else dict.fromkeys([*sorted(_outermost(entry.watched)), "_id"], 1)
+    )
+    found = yield from find(entry.collection, {"_id": {"$in": list(keys)}}, projection)
+    return {freeze(each["_id"]): each for each in found}
+
+
+def _outermost(paths: set[str]) -> set[str]:
+    return {path for path in paths if not any(path.startswith(other + ".") for other in paths)}
+
+
+def note_after(entry: Entry[Any], before: dict[Any, Raw], ledger: Ledger) -> Plan[None]:
+    """Read the documents again and note their changes."""
+    after = yield from read(entry, [each["_id"] for each in before.values()])
+    for frozen, old in before.items():
+        if frozen in after:
+            ledger.add(Change(entry.collection, old["_id"], old, after[frozen]))
+
+
+def _copy(rule: ReferenceRule, change: Change, ledger: Ledger, copies_max: int | None) -> Plan[list[FanOut]]:
+    """Copy one changed source to the targets that refer to it."""
+    if (
+        change.after is None
+        or change.fresh
+        or not rule.synced
+        or not rule.changed(change.before, change.after)
+    ):
+        return []
+    if change.before is None:
+        yield from guard(rule.source.collection, [change.id])
+    followed = feeds_beyond(rule.target, rule.level)
+    most = copies_max
+    if most is None:
+        most = CHAINED_FAN_OUT_MAX if followed else FAN_OUT_MAX
+    found = yield from find(
+        rule.target.collection,
+        {rule.reference_path: {"$eq": change.id}},
+        {"_id": 1},
+        limit=0 if most == UNBOUNDED else most + 1,
+    )
+    if not found:
+        return []
+    if len(found) > most:
+        return [FanOut(rule, change.id)]
+    keys = [each["_id"] for each in found]
+    yield from copy_to(rule, change.id, change.after, keys, followed, ledger)
+    return []
+
+
+def copy_to(
+    rule: ReferenceRule, source_id: Any, source: Raw, keys: Sequence[Any], followed: bool, ledger: Ledger
+) -> Plan[None]:
+    """Bring the copies in these targets up to date."""
+    target = rule.target
+    before = (yield from read(target, keys)) if followed else {}
+    if followed:
+        yield from ledger.note_before(target, keys)
+    yield from update_copies(rule, source_id, source, {"_id": {"$in": list(keys)}})
+    if followed:
+        yield from note_after(target, before, ledger)
+
+
+def update_copies(rule: ReferenceRule, source_id: Any, source: Raw, within: Raw) -> Plan[None]:
+    """The update of all copies of a source within some targets, formulas included."""
+    target = rule.target
+    condition = {**within, rule.reference_path: {"$eq": source_id}}
+    update, filters = rule.sync_update(source_id, source)
+    formulas = formula_stages(target)
+    if filters is None:
+        yield from update_many(target.collection, condition, [*update, *formulas])
+        return
+    yield from update_many(target.collection, condition, update, array_filters=filters)
+    if formulas:
+        yield from update_many(target.collection, condition, formulas)
+
+
+def stamps_of(rules: Sequence[GatherRule]) -> dict[str, Any]:
+    """The dates of computation that a rewrite of these rules sets."""
+    return {stamp: "$$NOW" for rule in rules if isinstance(rule, ComputedRule) for stamp in rule.stamps()}

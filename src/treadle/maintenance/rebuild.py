@@ -1,0 +1,160 @@
+"""Making right what is not: whole collections (`rebuild`) or single findings (`repair`).
+
+Both recompute from the sources in small transactions that really write each
+target, so that writers can go on: who collides starts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pymongo import UpdateOne
+from pymongo.errors import BulkWriteError, OperationFailure
+
+from treadle.canonical import same
+from treadle.change import Change
+from treadle.gather import freeze
+from treadle.maintenance import standalone
+from treadle.maintenance.intents import POISON, set_aside
+from treadle.maintenance.ledger import Ledger
+from treadle.maintenance.react import UNBOUNDED, react, stamps_of, update_pipeline
+from treadle.maintenance.verify import Finding, Progress, Report, expected, page, verify
+from treadle.paths import value_at
+from treadle.plan import Plan, Raw, bulk_write, count_documents, find, transact
+from treadle.topology import Topology
+from treadle.writes import fill_references
+
+if TYPE_CHECKING:
+    from treadle.graph import Entry, Graph
+
+PAGE = 100
+ROUNDS_MAX = 5
+
+
+def in_order(entries: Iterable[Entry[Any]]) -> list[Entry[Any]]:
+    """Models whose fields feed others before those others."""
+    return sorted(
+        (entry for entry in entries if entry.rules), key=lambda entry: min(rule.level for rule in entry.rules)
+    )
+
+
+def rebuild(
+    graph: Graph, server: Topology, entries: Iterable[Entry[Any]], report: Report | None = None
+) -> Plan[int]:
+    """Recompute every maintained value of these models; how many documents were visited."""
+    visited = 0
+    for entry in in_order(entries):
+        total = (yield from count_documents(entry.collection, {})) if report else 0
+        done = 0
+        last: Any = None
+        while True:
+            documents = yield from page(entry, last, PAGE)
+            if not documents:
+                break
+            last = documents[-1]["_id"]
+            yield from mend(graph, server, entry, [each["_id"] for each in documents])
+            done += len(documents)
+            if report:
+                report(Progress(entry.model.__name__, done, max(total, done)))
+        visited += done
+    return visited
+
+
+def repair(
+    graph: Graph, server: Topology, entries: Iterable[Entry[Any]], report: Report | None = None
+) -> Plan[int]:
+    """Mend what `verify` finds, until it finds nothing more; how many documents were mended."""
+    chosen = in_order(entries)
+    mended: set[Any] = set()
+    for _ in range(ROUNDS_MAX):
+        findings: list[Finding] = yield from verify(graph, server, chosen, report)
+        by_entry: dict[str, dict[Any, Any]] = {}
+        for finding in findings:
+            by_entry.setdefault(finding.model, {})[freeze(finding.document_id)] = finding.document_id
+        progress = False
+        for entry in chosen:
+            keys = list(by_entry.get(entry.model.__name__, {}).values())
+            for start in range(0, len(keys), PAGE):
+                done = yield from mend(graph, server, entry, keys[start : start + PAGE])
+                progress = progress or bool(done)
+                mended.update((entry.collection, freeze(key)) for key in done)
+        if not progress:
+            break
+    return len(mended)
+
+
+def mend(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
+    """Recompute what these documents maintain, and what that feeds; those that changed."""
+    if not server.transactions:
+        changed = []
+        for key in keys:
+            intent = {"collection": entry.collection, "keys": [key], "feeds": {}}
+            if (yield from standalone.refresh(server, entry, key)):
+                changed.append(key)
+                yield from standalone.redo(graph, server, intent)
+        return changed
+    try:
+        return (yield from transact(lambda: _attempt(graph, server, entry, keys)))
+    except OperationFailure as error:
+        if not _is_poison(error):
+            raise
+        if len(keys) == 1:
+            yield from set_aside(entry.model.__name__, entry.collection, keys[0], error)
+            return []
+        middle = len(keys) // 2
+        first = yield from mend(graph, server, entry, keys[:middle])
+        return [*first, *(yield from mend(graph, server, entry, keys[middle:]))]
+
+
+def _is_poison(error: OperationFailure) -> bool:
+    if isinstance(error, BulkWriteError):
+        return any(each.get("code") in POISON for each in (error.details or {}).get("writeErrors", []))
+    return error.code in POISON
+
+
+def _attempt(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
+    ledger = Ledger()
+    documents = yield from find(entry.collection, {"_id": {"$in": list(keys)}})
+    present = [each["_id"] for each in documents]
+    yield from ledger.note_before(entry, present)
+    wanted = yield from expected(server, entry, documents)
+    # Again, this time really writing the sources of synced copies.
+    pairs: list[tuple[Raw | None, Raw]] = list(zip(documents, wanted, strict=True))
+    yield from fill_references(entry, pairs, lenient=True)
+    operations = []
+    changed = []
+    for document, right in pairs:
+        assert document is not None
+        sets = {}
+        for path in _written_paths(entry):
+            value = value_at(right, path.split("."))
+            if value is None and value_at(document, path.split(".")) is None:
+                continue
+            sets[path] = {"$literal": value}
+        differs = any(not same(value_at(document, path.split(".")), sets[path]["$literal"]) for path in sets)
+        differs = differs or any(
+            not same(value_at(document, formula.path.split(".")), value_at(right, formula.path.split(".")))
+            for formula in entry.formulas
+        )
+        if differs:
+            changed.append(document["_id"])
+            sets.update(stamps_of(entry.gathers))
+        operations.append(UpdateOne({"_id": {"$eq": document["_id"]}}, update_pipeline(entry, sets, {})))
+    if operations:
+        yield from bulk_write(entry.collection, operations, ordered=False)
+    if changed and entry.feeds:
+        afters = yield from find(entry.collection, {"_id": {"$in": present}})
+        by_key = {freeze(each["_id"]): each for each in afters}
+        for document in documents:
+            ledger.add(Change(entry.collection, document["_id"], document, by_key[freeze(document["_id"])]))
+        yield from react(graph, server, ledger, copies_max=UNBOUNDED)
+    return changed
+
+
+def _written_paths(entry: Entry[Any]) -> set[str]:
+    """What a rewrite sets: gathered values by their paths, cards with the field that holds them."""
+    paths = {path for rule in entry.gathers for path in rule.empty()}
+    for rule in entry.references:
+        paths.add(rule.steps[0].stored if rule.steps else rule.name)
+    return paths

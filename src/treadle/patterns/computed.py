@@ -1,0 +1,462 @@
+"""Computed: a count, sum, average, minimum or maximum over a source collection, and formulas.
+
+A sum is kept by adding differences. An average is kept as its sum and count,
+in the target's reserved sub-document, and derived from them: an average of
+averages is not an average. A minimum or maximum takes new values by
+difference; when a value leaves, that one group is recomputed, because what
+the next one is only the sources know. So is a sum of floats from which a
+value leaves: subtraction of floats does not undo addition.
+"""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from bson.decimal128 import Decimal128
+
+from treadle.errors import DeclarationError
+from treadle.gather import RECOMPUTE, GatherRule
+from treadle.paths import field_references, resolve, value_at
+from treadle.pattern import STATE, Maintain, ModelReference, Pattern, Place, Rule, check_choice, sibling
+from treadle.plan import Raw
+from treadle.query import clean
+from treadle.shape import Shape
+
+if TYPE_CHECKING:
+    from treadle.graph import Graph
+
+INT64 = 2**63
+_WIDE = decimal.Context(prec=100, traps=[decimal.InvalidOperation])
+
+
+@dataclass(frozen=True)
+class _Aggregate(Pattern):
+    """What the five declarations share."""
+
+    pattern: ClassVar[str] = "computed"
+
+    def _check(self, place: Place) -> None:
+        check_choice(place, "maintain", getattr(self, "maintain", "write"), ("write",))
+
+
+@dataclass(frozen=True)
+class Count(_Aggregate):
+    """How many documents of `source` name this one in their field `by`."""
+
+    source: ModelReference | None = None
+    by: str | None = None
+    where: Mapping[str, Any] | None = None
+    maintain: Maintain = "write"
+    computed_at: str | None = None
+
+    def bind(self, place: Place, graph: Graph) -> Rule:
+        self._check(place)
+        return CountRule(place, graph, self)
+
+
+@dataclass(frozen=True)
+class _OfField(_Aggregate):
+    source: ModelReference | Mapping[str, Any] | None = None
+    field: str | Mapping[str, Any] | None = None
+    by: str | None = None
+    where: Mapping[str, Any] | None = None
+    maintain: Maintain = "write"
+    computed_at: str | None = None
+
+
+@dataclass(frozen=True)
+class Sum(_OfField):
+    """The sum of `field`, or of an expression, over the documents that name this one."""
+
+    def bind(self, place: Place, graph: Graph) -> Rule:
+        self._check(place)
+        return SumRule(place, graph, self)
+
+
+@dataclass(frozen=True)
+class Average(_OfField):
+    """The average of `field`; None where there is nothing to average."""
+
+    def bind(self, place: Place, graph: Graph) -> Rule:
+        self._check(place)
+        return AverageRule(place, graph, self)
+
+
+@dataclass(frozen=True)
+class Min(_OfField):
+    """The smallest `field`; None where there is none."""
+
+    def bind(self, place: Place, graph: Graph) -> Rule:
+        self._check(place)
+        return ExtremeRule(place, graph, self, "$min")
+
+
+@dataclass(frozen=True)
+class Max(_OfField):
+    """The largest `field`; None where there is none."""
+
+    def bind(self, place: Place, graph: Graph) -> Rule:
+        self._check(place)
+        return ExtremeRule(place, graph, self, "$max")
+
+
+@dataclass(frozen=True)
+class Formula(Pattern):
+    """An aggregation expression over the document's own fields, by their stored names."""
+
+    pattern: ClassVar[str] = "computed"
+
+    expression: Any
+
+    def bind(self, place: Place, graph: Graph) -> Rule:
+        return FormulaRule(place, clean(self.expression))
+
+
+class ComputedRule(GatherRule):
+    """A gathered value that one `$group` can compute."""
+
+    pattern = "computed"
+
+    def __init__(self, place: Place, graph: Graph, declared: Any) -> None:
+        super().__init__(place, graph, declared.source, declared.by, declared.where)
+        self.stamp = sibling(place, declared.computed_at, "computed_at") if declared.computed_at else None
+
+    def stamps(self) -> set[str]:
+        return {self.stamp} if self.stamp else set()
+
+    def accumulators(self) -> dict[str, Any]:
+        """The `$group` accumulators, by a name of their own."""
+        return {}
+
+    def finish(self, group: Raw | None) -> dict[str, Any]:
+        """Stored path and value of each part, from what the group gave."""
+        return self.empty()
+
+
+class CountRule(ComputedRule):
+    def __init__(self, place: Place, graph: Graph, declared: Count) -> None:
+        super().__init__(place, graph, declared)
+        _require_type(place, (int,), "a count is an int")
+
+    def value(self, raw: Raw) -> int:
+        return 1
+
+    def evaluated(self, row: Raw) -> int:
+        return 1
+
+    def empty(self) -> dict[str, Any]:
+        return {self.path: 0}
+
+    def difference(self, removed: Sequence[Any], added: Sequence[Any], version: tuple[int, ...]) -> Any:
+        return len(added) - len(removed) or None
+
+    def apply(self, difference: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {self.path: {"$add": [{"$ifNull": [f"${self.path}", 0]}, difference]}}, {}
+
+    def accumulators(self) -> dict[str, Any]:
+        return {"count": {"$sum": 1}}
+
+    def finish(self, group: Raw | None) -> dict[str, Any]:
+        return {self.path: group["count"] if group else 0}
+
+
+class FieldRule(ComputedRule):
+    """A value computed from one field, or one expression, of the sources."""
+
+    def __init__(self, place: Place, graph: Graph, declared: _OfField) -> None:
+        super().__init__(place, graph, declared)
+        self.expression: Any = None
+        self.segments_of_value: list[str] = []
+        if isinstance(declared.field, Mapping):
+            self.expression = clean(declared.field)
+            self.value_shape: Shape | None = None
+        elif isinstance(declared.field, str):
+            path = resolve(self.source.codec, declared.field, place.label, "source-field-missing")
+            self.value_shape = path.shape
+            self.segments_of_value = path.stored.split(".")
+            self._pair_with_key(place, path)
+        else:
+            raise DeclarationError(
+                f"{place.label} needs the field of {self.source.model.__name__} that it is computed from",
+                code="source-field-missing",
+            )
+
+    def _pair_with_key(self, place: Place, path: Any) -> None:
+        depth = path.array_depth
+        if not depth:
+            return
+        key_depth = self.by.array_depth
+        if depth != key_depth or path.steps[:depth] != self.by.steps[:depth] or len(path.steps) == depth:
+            raise DeclarationError(
+                f"{place.label} is computed from {path.python!r}, which lies in another array than "
+                f"{self.by.python!r}; both must belong to the same elements",
+                code="source-field-in-array",
+            )
+        self.per_element = True
+
+    def value_paths(self) -> set[str] | None:
+        if self.expression is not None:
+            return field_references(self.expression)
+        return {".".join(self.segments_of_value)}
+
+    @property
+    def server_side(self) -> bool:
+        return bool(self.where) or self.expression is not None
+
+    def value(self, raw: Raw) -> Any:
+        return value_at(raw, self.segments_of_value)
+
+    def element_value(self, element: Any, depth: int) -> Any:
+        return value_at(element, self.segments_of_value[depth:])
+
+    def evaluation(self) -> dict[str, Any]:
+        return {"value": self.operand}
+
+    def evaluated(self, row: Raw) -> Any:
+        return row.get("value")
+
+    @property
+    def operand(self) -> Any:
+        return self.expression if self.expression is not None else "$" + ".".join(self.segments_of_value)
+
+
+class SumRule(FieldRule):
+    def __init__(self, place: Place, graph: Graph, declared: Sum) -> None:
+        super().__init__(place, graph, declared)
+        self.numbers = _Numbers(place.field.shape)
+        _require_type(place, (int, float, decimal.Decimal), "a sum is an int, a float or a Decimal")
+        _require_number(place, self.value_shape, self.source.model.__name__)
+        _require_room(place, self.value_shape)
+
+    def empty(self) -> dict[str, Any]:
+        return {self.path: self.numbers.zero}
+
+    def difference(self, removed: Sequence[Any], added: Sequence[Any], version: tuple[int, ...]) -> Any:
+        return _subtract(removed, added)
+
+    def apply(self, difference: list[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {self.path: self.numbers.add(f"${self.path}", difference)}, {}
+
+    def accumulators(self) -> dict[str, Any]:
+        return {"sum": {"$sum": self.operand}}
+
+    def finish(self, group: Raw | None) -> dict[str, Any]:
+        return {self.path: self.numbers.stored(group["sum"]) if group else self.numbers.zero}
+
+
+class AverageRule(FieldRule):
+    def __init__(self, place: Place, graph: Graph, declared: Average) -> None:
+        super().__init__(place, graph, declared)
+        self.numbers = _Numbers(place.field.shape)
+        _require_type(place, (float, decimal.Decimal), "an average is a float or a Decimal")
+        _require_optional(place)
+        _require_number(place, self.value_shape, self.source.model.__name__)
+        self.state = f"{STATE}.{self.path}"
+
+    def empty(self) -> dict[str, Any]:
+        return {self.path: None, self.state: {"sum": self.numbers.zero, "count": 0}}
+
+    def difference(self, removed: Sequence[Any], added: Sequence[Any], version: tuple[int, ...]) -> Any:
+        change = _subtract(removed, added)
+        if change is None or change is RECOMPUTE:
+            return change
+        return change, sum(map(_is_number, added)) - sum(map(_is_number, removed))
+
+    def apply(self, difference: tuple[list[Any], int]) -> tuple[dict[str, Any], dict[str, Any]]:
+        change, count = difference
+        parts = {
+            f"{self.state}.sum": self.numbers.add(f"${self.state}.sum", change),
+            f"{self.state}.count": {"$add": [{"$ifNull": [f"${self.state}.count", 0]}, count]},
+        }
+        quotient = {"$divide": [f"${self.state}.sum", f"${self.state}.count"]}
+        return parts, {self.path: {"$cond": [{"$gt": [f"${self.state}.count", 0]}, quotient, None]}}
+
+    def accumulators(self) -> dict[str, Any]:
+        return {
+            "sum": {"$sum": self.operand},
+            "count": {"$sum": {"$cond": [{"$isNumber": self.operand}, 1, 0]}},
+        }
+
+    def finish(self, group: Raw | None) -> dict[str, Any]:
+        if not group or not group["count"]:
+            return self.empty()
+        total, count = self.numbers.stored(group["sum"]), group["count"]
+        return {self.path: _quotient(total, count), self.state: {"sum": total, "count": count}}
+
+
+class ExtremeRule(FieldRule):
+    """Min and Max."""
+
+    def __init__(self, place: Place, graph: Graph, declared: _OfField, operator: str) -> None:
+        super().__init__(place, graph, declared)
+        self.operator = operator
+        _require_optional(place)
+        shape = self.value_shape
+        own = place.field.shape
+        if shape is not None and {shape.kind, own.kind} == {"scalar"} and shape.python is not own.python:
+            raise DeclarationError(
+                f"{place.label} is a {own.python.__name__}, but {self.source.model.__name__}."
+                f"{declared.field} is a {shape.python.__name__}; declare the same",
+                code="maintained-type",
+            )
+
+    def empty(self) -> dict[str, Any]:
+        return {self.path: None}
+
+    def difference(self, removed: Sequence[Any], added: Sequence[Any], version: tuple[int, ...]) -> Any:
+        if any(value is not None for value in removed):
+            return RECOMPUTE
+        candidates = [value for value in added if value is not None]
+        return candidates or None
+
+    def apply(self, difference: list[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {
+            self.path: {self.operator: [f"${self.path}", *({"$literal": value} for value in difference)]}
+        }, {}
+
+    def accumulators(self) -> dict[str, Any]:
+        return {"extreme": {self.operator: self.operand}}
+
+    def finish(self, group: Raw | None) -> dict[str, Any]:
+        return {self.path: group["extreme"] if group else None}
+
+    def index_keys(self) -> list[tuple[str, int]]:
+        keys = super().index_keys()
+        if self.segments_of_value and not self.by.in_array:
+            keys.append((".".join(self.segments_of_value), 1))
+        return keys
+
+
+class FormulaRule(Rule):
+    """A field that follows from other fields of the same document."""
+
+    pattern = "computed"
+
+    def __init__(self, place: Place, expression: Any) -> None:
+        super().__init__(place)
+        if place.in_array:
+            raise DeclarationError(
+                f"{place.label} stands inside an array; a Formula speaks of the document's own fields: "
+                "compute the whole array with $map instead",
+                code="maintained-in-array",
+            )
+        _require_optional(place)
+        self.expression = expression
+
+    def watches(self) -> Mapping[str, set[str] | None]:
+        return {self.target.collection: field_references(self.expression)}
+
+
+class _Numbers:
+    """Arithmetic in the declared type of the target."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.python = shape.python
+        self.zero: Any = 0
+        if self.python is decimal.Decimal:
+            self.zero = Decimal128("0")
+        elif self.python is float:
+            self.zero = 0.0
+
+    def add(self, current: str, difference: Sequence[Any]) -> Any:
+        """The expression for the current value plus the difference."""
+        total: Any = {
+            "$add": [{"$ifNull": [current, self.zero]}, *({"$literal": value} for value in difference)]
+        }
+        if self.python is decimal.Decimal:
+            return {"$toDecimal": total}
+        return total
+
+    def stored(self, value: Any) -> Any:
+        """A value that the server computed, in the declared type."""
+        if self.python is decimal.Decimal and isinstance(value, (int, float)):
+            return Decimal128(repr(value))
+        if self.python is float and isinstance(value, int):
+            return float(value)
+        return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, Decimal128)) and not isinstance(value, bool)
+
+
+def _subtract(removed: Sequence[Any], added: Sequence[Any]) -> Any:
+    """The terms to add, one per numeric type, so that the server mixes them as it does."""
+    old = [value for value in removed if _is_number(value)]
+    new = [value for value in added if _is_number(value)]
+    if any(isinstance(value, float) for value in old):
+        return RECOMPUTE
+    terms: list[Any] = []
+    whole = sum(value for value in new if isinstance(value, int)) - sum(
+        value for value in old if isinstance(value, int)
+    )
+    if whole:
+        if not -INT64 <= whole < INT64:
+            return RECOMPUTE
+        terms.append(whole)
+    fractions = [value for value in new if isinstance(value, float)]
+    if fractions:
+        terms.append(sum(fractions))
+    exact = decimal.Decimal(0)
+    for value in new:
+        if isinstance(value, Decimal128):
+            exact = _WIDE.add(exact, value.to_decimal())
+    for value in old:
+        if isinstance(value, Decimal128):
+            exact = _WIDE.subtract(exact, value.to_decimal())
+    if exact:
+        try:
+            terms.append(Decimal128(exact))
+        except decimal.DecimalException:
+            return RECOMPUTE
+    if terms or len(old) != len(new):
+        return terms
+    return None
+
+
+def _quotient(total: Any, count: int) -> Any:
+    if isinstance(total, Decimal128):
+        return Decimal128(decimal.Context(prec=34).divide(total.to_decimal(), decimal.Decimal(count)))
+    return total / count
+
+
+def _require_type(place: Place, kinds: tuple[type, ...], rule: str) -> None:
+    shape = place.field.shape
+    if shape.kind != "scalar" or shape.python not in kinds:
+        raise DeclarationError(f"{place.label} has another type: {rule}", code="maintained-type")
+
+
+def _require_optional(place: Place) -> None:
+    if not place.field.shape.optional and place.field.shape.kind != "any":
+        raise DeclarationError(
+            f"{place.label} must be able to be None, for when there is nothing to compute it from; "
+            f"write {getattr(place.field.shape.python, '__name__', '…')} | None",
+            code="maintained-type",
+        )
+
+
+def _require_number(place: Place, shape: Shape | None, source: str) -> None:
+    if shape is None or shape.kind in ("any", "union", "custom"):
+        return
+    if shape.kind == "enum" and issubclass(shape.python, int):
+        return
+    if shape.kind != "scalar" or shape.python not in (int, float, decimal.Decimal):
+        raise DeclarationError(
+            f"{place.label} is computed from a field of {source} that is no number", code="maintained-type"
+        )
+
+
+def _require_room(place: Place, shape: Shape | None) -> None:
+    """A sum must be able to hold what it sums."""
+    if shape is None or shape.kind != "scalar":
+        return
+    fits = {int: (int, float, decimal.Decimal), float: (float,), decimal.Decimal: (decimal.Decimal,)}
+    if place.field.shape.python not in fits.get(shape.python, ()):
+        raise DeclarationError(
+            f"{place.label} is a {place.field.shape.python.__name__}, which cannot hold a sum of "
+            f"{shape.python.__name__}; declare it as {shape.python.__name__}",
+            code="maintained-type",
+        )

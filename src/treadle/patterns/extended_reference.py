@@ -1,0 +1,327 @@
+"""Extended Reference: the hot fields of the document that a reference names, kept beside it.
+
+`policy="sync"` follows the source, `"snapshot"` keeps the values of the moment
+in which the reference was set, and `snapshot=[…]` mixes both in one card.
+
+Two writers can miss each other: one inserts a copy of the old value while the
+other changes the source, and in snapshot isolation both commit. Treadle lets
+the insert really write the source (a counter in its reserved sub-document),
+so that one of the two meets a conflict and starts again. It was chosen over a
+later second sweep because a copy is then right as soon as it can be seen; the
+price is that inserts which share a source wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pymongo import ASCENDING, IndexModel
+
+from treadle.canonical import same
+from treadle.codec import codec_of
+from treadle.errors import DataError, DeclarationError
+from treadle.paths import Path, Step, containers, has, model_of, put, resolve, value_at
+from treadle.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_choice
+from treadle.plan import Raw
+
+if TYPE_CHECKING:
+    from treadle.graph import Entry, Graph
+
+Policy = Literal["sync", "snapshot"]
+OnDelete = Literal["keep", "restrict", "clear", "cascade"]
+
+
+@dataclass(frozen=True)
+class ExtendedReference(Pattern):
+    """A card of the document of `source` whose id stands in the field `by`."""
+
+    pattern: ClassVar[str] = "extended-reference"
+
+    source: ModelReference
+    by: str
+    fields: Sequence[str] | None = None
+    field: str | None = None
+    policy: Policy = "sync"
+    snapshot: Sequence[str] = ()
+    on_delete: OnDelete = "keep"
+    maintain: Maintain = "write"
+
+    def bind(self, place: Place, graph: Graph) -> Rule:
+        check_choice(place, "maintain", self.maintain, ("write",))
+        check_choice(place, "policy", self.policy, ("sync", "snapshot"))
+        check_choice(place, "on_delete", self.on_delete, ("keep", "restrict", "clear", "cascade"))
+        return ReferenceRule(place, graph, self)
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """One copied field: its stored name in the card (None for a flat copy) and in the source."""
+
+    card: str | None
+    source: str
+    snapshot: bool
+
+
+class ReferenceRule(Rule):
+    pattern = "extended-reference"
+
+    def __init__(self, place: Place, graph: Graph, declared: ExtendedReference) -> None:
+        super().__init__(place)
+        self.declared = declared
+        self.on_delete = declared.on_delete
+        self.source: Entry[Any] = graph.resolve(declared.source, place.label)
+        relative: Path = resolve(place.owner, declared.by, place.label, "reference-field-missing")
+        if relative.in_array:
+            raise DeclarationError(
+                f"{place.label} has by={declared.by!r}, which is an array; declare the card inside the "
+                "array's own model, beside its reference",
+                code="reference-field-in-array",
+            )
+        graph.check_reference(relative, self.source, place.label)
+        self.by = [step.stored for step in relative.steps]
+        self.by_optional = relative.shape.optional
+        self.steps: tuple[Step, ...] = place.steps
+        self.name = place.field.stored
+        # A card such as {_id, name} may hold its own reference; that part is the caller's.
+        self.holds_reference = self.by[0] == self.name and len(self.by) > 1
+        self.reference_path = ".".join([*(step.stored for step in self.steps), *self.by])
+        self.copied = self._copied(place)
+        self.synced = [each for each in self.copied if not each.snapshot]
+        self.kept = [each for each in self.copied if each.snapshot]
+        self._check(place)
+
+    def _copied(self, place: Place) -> list[Copied]:
+        declared = self.declared
+        frozen = set(declared.snapshot)
+        if declared.field is not None:
+            source = resolve(self.source.codec, declared.field, place.label, "embedded-field-missing")
+            _check_types(place, place.field.shape, source, declared.field)
+            return [Copied(None, source.stored, declared.policy == "snapshot" or declared.field in frozen)]
+        model = model_of(place.field.shape)
+        if model is None or place.field.shape.kind != "model":
+            raise DeclarationError(
+                f"{place.label} is no card; use a model of the fields to copy, or field='…' for a single one",
+                code="maintained-type",
+            )
+        card = codec_of(model)
+        chosen = list(declared.fields) if declared.fields is not None else list(card.by_name)
+        copied = []
+        for name in [*chosen, *sorted(frozen - set(chosen))]:
+            source = resolve(self.source.codec, name, place.label, "embedded-field-missing")
+            inside = resolve(card, name, place.label, "embedded-field-missing")
+            if self.holds_reference and inside.stored == ".".join(self.by[1:]):
+                continue
+            _check_types(place, inside.shape, source, name)
+            copied.append(
+                Copied(inside.stored, source.stored, declared.policy == "snapshot" or name in frozen)
+            )
+        return copied
+
+    def _check(self, place: Place) -> None:
+        if not self.copied:
+            raise DeclarationError(
+                f"{place.label} copies no field; name at least one", code="embedded-field-missing"
+            )
+        if self.on_delete == "clear" and not (self.by_optional and (self.optional or self.holds_reference)):
+            raise DeclarationError(
+                f"{place.label} has on_delete='clear', so {self.declared.by!r} and the card must be able "
+                "to be None",
+                code="maintained-type",
+            )
+
+    @property
+    def optional(self) -> bool:
+        return self.place.field.shape.optional
+
+    def watches(self) -> Mapping[str, set[str] | None]:
+        return {self.source.collection: {each.source for each in self.copied if not each.snapshot}}
+
+    def maintained(self) -> set[str]:
+        if self.holds_reference:
+            return {f"{self.path}.{each.card}" for each in self.copied}
+        return {self.path}
+
+    def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
+        return [(self.target, IndexModel([(self.reference_path, ASCENDING), ("_id", ASCENDING)]))]
+
+    @property
+    def guards_source(self) -> bool:
+        """Whether a copy must not be made while its source changes."""
+        return bool(self.synced) or self.on_delete != "keep"
+
+    # -- cards ---------------------------------------------------------------------------
+
+    def references(self, raw: Raw) -> Iterator[tuple[dict[str, Any], Any]]:
+        """Each sub-document that holds a reference, with that reference."""
+        for container in containers(raw, self.steps):
+            yield container, value_at(container, self.by)
+
+    def fill(
+        self, raw: Raw, sources: Mapping[Any, Raw], before: Raw | None, key: Any, *, lenient: bool = False
+    ) -> None:
+        """Set every card of a document from its sources.
+
+        A snapshot that `before` already holds for the same reference is kept.
+        A required card without a source is an error, or None if `lenient`.
+        """
+        old = self._old_cards(before, key)
+        for container, reference in self.references(raw):
+            if reference is None:
+                self._set(container, None)
+                continue
+            source = sources.get(key(reference))
+            kept = old.get(key(reference))
+            previous = kept.pop(0) if kept else None
+            if source is None:
+                self._missing(container, reference, previous, lenient)
+                continue
+            self._set(container, self._card(source, previous))
+
+    def _old_cards(self, before: Raw | None, key: Any) -> dict[Any, list[Any]]:
+        old: dict[Any, list[Any]] = {}
+        if before is not None:
+            for container, reference in self.references(before):
+                if reference is not None:
+                    old.setdefault(key(reference), []).append(container.get(self.name))
+        return old
+
+    def _missing(self, container: dict[str, Any], reference: Any, previous: Any, lenient: bool) -> None:
+        if previous is not None and self.on_delete == "keep":
+            # The source is gone and the copy was to be kept.
+            self._set(container, self._parts_of(previous))
+        elif self.optional or self.holds_reference or lenient:
+            self._set(container, None)
+        else:
+            raise DataError(
+                f"{self.place.label} refers to {self.source.model.__name__} {reference!r}, which does not "
+                "exist; insert it first, or let the card be None",
+                code="reference-missing",
+            )
+
+    def _card(self, source: Raw, previous: Any) -> Any:
+        """What to copy: a value for a flat copy, else the card's fields."""
+        if self.copied[0].card is None:
+            each = self.copied[0]
+            if each.snapshot and previous is not None:
+                return previous
+            return value_at(source, each.source.split("."))
+        card: Raw = {}
+        for each in self.copied:
+            assert each.card is not None
+            if each.snapshot and isinstance(previous, dict) and has(previous, each.card.split(".")):
+                put(card, each.card.split("."), value_at(previous, each.card.split(".")))
+            elif has(source, each.source.split(".")):
+                put(card, each.card.split("."), value_at(source, each.source.split(".")))
+        return card
+
+    def _parts_of(self, previous: Any) -> Any:
+        if self.copied[0].card is None or not isinstance(previous, dict):
+            return previous
+        names = {each.card.split(".")[0] for each in self.copied if each.card}
+        return {name: value for name, value in previous.items() if name in names}
+
+    def _set(self, container: dict[str, Any], card: Any) -> None:
+        if not self.holds_reference:
+            container[self.name] = card
+            return
+        own = container.get(self.name)
+        if not isinstance(own, dict):
+            return
+        for each in self.copied:
+            assert each.card is not None
+            if card is not None and has(card, each.card.split(".")):
+                put(own, each.card.split("."), value_at(card, each.card.split(".")))
+            else:
+                own.pop(each.card.split(".")[0], None)
+
+    # -- copying a changed source to its targets ----------------------------------------------
+
+    def changed(self, before: Raw | None, after: Raw) -> bool:
+        """Whether a source's change is one that the copies must follow."""
+        if before is None:
+            return True
+        return any(
+            not same(value_at(before, each.source.split(".")), value_at(after, each.source.split(".")))
+            for each in self.synced
+        )
+
+    def sync_update(self, identity: Any, source: Raw) -> tuple[Any, list[Raw] | None]:
+        """The update, and array filters, that bring all copies of one source up to date."""
+        if not any(step.array for step in self.steps):
+            return self._plain_update(source), None
+        return self._array_update(identity, source)
+
+    def _plain_update(self, source: Raw) -> list[Raw]:
+        if not self.kept and not self.holds_reference:
+            return [{"$set": {self.path: {"$literal": self._card(source, None)}}}]
+        whole = {"$literal": self._card(source, None)}
+        if self.holds_reference:
+            sets: Raw = {}
+            unsets = []
+            for each in self.synced:
+                if has(source, each.source.split(".")):
+                    sets[f"{self.path}.{each.card}"] = {"$literal": value_at(source, each.source.split("."))}
+                else:
+                    unsets.append(f"{self.path}.{each.card}")
+            for each in self.kept:
+                current = f"${self.path}.{each.card}"
+                sets[f"{self.path}.{each.card}"] = {
+                    "$ifNull": [current, {"$literal": value_at(source, each.source.split("."))}]
+                }
+            return [{"$set": sets}, *([{"$unset": unsets}] if unsets else [])]
+        # Under a mixed policy only an empty card takes the snapshot values of today.
+        synced: Raw = {}
+        for each in self.synced:
+            assert each.card is not None
+            put(synced, each.card.split("."), value_at(source, each.source.split(".")))
+        merged = {"$mergeObjects": [f"${self.path}", {"$literal": synced}]}
+        return [
+            {"$set": {self.path: {"$cond": [{"$eq": [{"$type": f"${self.path}"}, "object"]}, merged, whole]}}}
+        ]
+
+    def _array_update(self, identity: Any, source: Raw) -> tuple[Raw, list[Raw]]:
+        last = max(number for number, step in enumerate(self.steps) if step.array)
+        rest = [step.stored for step in self.steps[last + 1 :]]
+        parts = []
+        for number, step in enumerate(self.steps[: last + 1]):
+            parts.append(step.stored)
+            if step.array:
+                parts.append("$[{}]" if number == last else "$[]")
+        place = ".".join([*parts, *rest, self.name])
+        reference = ".".join([*rest, *self.by])
+        card = ".".join([*rest, self.name])
+        match = {"$eq": identity}
+        if not self.kept and not self.holds_reference:
+            return {"$set": {place.format("e"): self._card(source, None)}}, [{f"e.{reference}": match}]
+        sets: Raw = {}
+        unsets: Raw = {}
+        for each in self.synced:
+            path = f"{place.format('e')}.{each.card}"
+            if has(source, each.source.split(".")):
+                sets[path] = value_at(source, each.source.split("."))
+            else:
+                unsets[path] = ""
+        filters: list[Raw] = [{f"e.{reference}": match, f"e.{card}": {"$type": "object"}}]
+        if not self.holds_reference:
+            sets[place.format("n")] = self._card(source, None)
+            filters.append({f"n.{reference}": match, f"n.{card}": {"$not": {"$type": "object"}}})
+        return {"$set": sets, **({"$unset": unsets} if unsets else {})}, filters
+
+
+def _check_types(place: Place, inside: Any, source: Path, name: str) -> None:
+    outer = source.shape
+    if inside.kind == "scalar" and outer.kind == "scalar" and inside.python is not outer.python:
+        raise DeclarationError(
+            f"{place.label} embeds {name!r} as {inside.python.__name__}, but "
+            f"{outer.python.__name__} is what the source holds; declare the same type",
+            code="maintained-type",
+        )
+    if {inside.kind, outer.kind} & {"any", "custom", "union", "enum", "literal"}:
+        return
+    if inside.kind != outer.kind:
+        raise DeclarationError(
+            f"{place.label} embeds {name!r} as another kind of value than the source holds",
+            code="maintained-type",
+        )

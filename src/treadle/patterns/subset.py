@@ -1,0 +1,189 @@
+"""Subset: the first N of a child collection, embedded in the parent.
+
+The embedded items are cards of the children, with the child's `_id`, so that
+edits and deletes reach them. They are always exactly the first N by the sort,
+ties broken by `_id`. A new child is merged into the array by the update
+itself where the server can sort arrays (5.2 and newer) and the card holds the
+sort keys; everything else refills the array from the children's index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel
+
+from treadle.codec import codec_of
+from treadle.errors import DeclarationError
+from treadle.gather import KEY, RECOMPUTE, GatherRule, freeze
+from treadle.paths import ARRAYS, model_of, resolve
+from treadle.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_choice
+from treadle.plan import Plan, Raw, aggregate, find
+from treadle.query import Sort, sort_keys
+
+if TYPE_CHECKING:
+    from treadle.graph import Graph
+
+SIZE_MAX = 1000
+SORT_ARRAY_SINCE = (5, 2)
+LOOKUP_SINCE = (5, 0)
+
+
+@dataclass(frozen=True)
+class Subset(Pattern):
+    """The first `size` documents of `source` that name this one in `by`, as cards."""
+
+    pattern: ClassVar[str] = "subset"
+
+    source: ModelReference
+    by: str
+    sort: Sort
+    size: int
+    where: Mapping[str, Any] | None = None
+    maintain: Maintain = "write"
+
+    def bind(self, place: Place, graph: Graph) -> Rule:
+        check_choice(place, "maintain", self.maintain, ("write",))
+        return SubsetRule(place, graph, self)
+
+
+class SubsetRule(GatherRule):
+    pattern = "subset"
+
+    def __init__(self, place: Place, graph: Graph, declared: Subset) -> None:
+        super().__init__(place, graph, declared.source, declared.by, declared.where)
+        if not isinstance(declared.size, int) or not 1 <= declared.size <= SIZE_MAX:
+            raise DeclarationError(
+                f"{place.label} has size={declared.size!r}; a subset embeds from 1 to {SIZE_MAX} items",
+                code="pattern-keyword",
+            )
+        self.size = declared.size
+        self.card = self._card(place)
+        self.sort = self._sort(place, declared.sort)
+        # The embedded items can be sorted only by what they hold.
+        self.embedded_sort = self._embedded_sort()
+
+    def _card(self, place: Place) -> dict[str, str]:
+        """Stored name in the card -> stored name in the child."""
+        shape = place.field.shape
+        model: type[BaseModel] | None = model_of(shape)
+        if shape.kind not in ARRAYS or model is None:
+            raise DeclarationError(
+                f"{place.label} must be a list of cards: list[…Card]", code="maintained-type"
+            )
+        card = {"_id": "_id"}
+        for field in codec_of(model).fields:
+            if field.stored == "_id":
+                continue
+            source = resolve(self.source.codec, field.name, place.label, "embedded-field-missing")
+            card[field.stored] = source.stored
+        return card
+
+    def _sort(self, place: Place, sort: Sort) -> list[tuple[str, int]]:
+        keys = []
+        for path, direction in sort_keys(sort) or []:
+            resolved = resolve(self.source.codec, path, place.label, "source-field-missing")
+            if resolved.in_array or resolved.shape.kind in ARRAYS:
+                raise DeclarationError(
+                    f"{place.label} sorts by {path!r}, which is an array; sort by a single value",
+                    code="source-field-in-array",
+                )
+            keys.append((resolved.stored, direction))
+        return keys
+
+    def _embedded_sort(self) -> dict[str, int] | None:
+        in_card = {source: card for card, source in self.card.items()}
+        if not all(path in in_card for path, _ in self.sort):
+            return None
+        return {in_card[path]: direction for path, direction in self.sort}
+
+    def value_paths(self) -> set[str]:
+        return {*self.card.values(), *(path for path, _ in self.sort)}
+
+    def value(self, raw: Raw) -> Raw:
+        return self.item(raw)
+
+    def evaluation(self) -> dict[str, Any]:
+        return dict.fromkeys(self.card.values(), 1)
+
+    def evaluated(self, row: Raw) -> Raw:
+        return self.item(row)
+
+    def item(self, raw: Mapping[str, Any]) -> Raw:
+        """The card of a child, as it is embedded."""
+        return {card: raw[source] for card, source in self.card.items() if source in raw}
+
+    def empty(self) -> dict[str, Any]:
+        return {self.path: []}
+
+    def difference(self, removed: Sequence[Any], added: Sequence[Any], version: tuple[int, ...]) -> Any:
+        if removed or self.embedded_sort is None or version < SORT_ARRAY_SINCE:
+            return RECOMPUTE
+        return list(added) or None
+
+    def apply(self, difference: list[Raw]) -> tuple[dict[str, Any], dict[str, Any]]:
+        new = {"$literal": [item["_id"] for item in difference]}
+        others = {
+            "$filter": {
+                "input": {"$ifNull": [f"${self.path}", []]},
+                "as": "item",
+                "cond": {"$not": [{"$in": ["$$item._id", new]}]},
+            }
+        }
+        merged = {"$concatArrays": [others, {"$literal": difference}]}
+        ordered = {"$sortArray": {"input": merged, "sortBy": self.embedded_sort}}
+        return {self.path: {"$slice": [ordered, self.size]}}, {}
+
+    def index_keys(self) -> list[tuple[str, int]]:
+        return [*super().index_keys(), *(key for key in self.sort if key[0] != self.by.stored)]
+
+    # -- from the sources ---------------------------------------------------------
+
+    def refill(self, keys: Sequence[Any], version: tuple[int, ...]) -> Plan[dict[Any, list[Raw]]]:
+        """The exact items of each target."""
+        if len(keys) > 1 and version >= LOOKUP_SINCE:
+            return (yield from self._refill_many(keys))
+        found: dict[Any, list[Raw]] = {}
+        for key in keys:
+            children = yield from find(
+                self.source.collection,
+                {"$and": [{self.by.stored: {"$eq": key}}, self.where]}
+                if self.where
+                else {self.by.stored: {"$eq": key}},
+                dict.fromkeys(self.card.values(), 1),
+                sort=self.sort,
+                limit=self.size,
+            )
+            found[freeze(key)] = [self.item(child) for child in children]
+        return found
+
+    def _refill_many(self, keys: Sequence[Any]) -> Plan[dict[Any, list[Raw]]]:
+        """One query for many targets, in memory bounded by `size` per target."""
+        inner: list[Raw] = [{"$match": self.where}] if self.where else []
+        inner += [
+            {"$sort": dict(self.sort)},
+            {"$limit": self.size},
+            {"$project": dict.fromkeys(self.card.values(), 1)},
+        ]
+        rows = yield from aggregate(
+            self.target.collection,
+            [
+                {"$match": {"_id": {"$in": list(keys)}}},
+                {"$project": {"_id": 1}},
+                {
+                    "$lookup": {
+                        "from": self.source.collection,
+                        "localField": "_id",
+                        "foreignField": self.by.stored,
+                        "pipeline": inner,
+                        "as": KEY,
+                    }
+                },
+            ],
+        )
+        found: dict[Any, list[Raw]] = {freeze(key): [] for key in keys}
+        for row in rows:
+            found[freeze(row["_id"])] = [self.item(child) for child in row[KEY]]
+        return found

@@ -1,0 +1,250 @@
+"""Commands and plans: what is to be done, without doing it.
+
+A `Plan` is a generator. It yields frozen `Command`s, is sent their results,
+and returns a value. A runner performs the commands; there is one over
+`pymongo.MongoClient` and one over `pymongo.AsyncMongoClient`, and neither
+knows any pattern. Rules:
+
+1. A plan runs once. A spent generator would silently return None, so running
+   one that is not fresh is an error, and a transaction takes a function that
+   *makes* its plan.
+2. Driver errors are thrown into the plan, so that it can answer them; inside
+   a transaction it can only clean up, because the server has already aborted.
+3. A runner closes the plan whatever happens, cancellation included.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+from pymongo import ReturnDocument
+from pymongo.errors import PyMongoError
+from pymongo.results import BulkWriteResult, DeleteResult, InsertManyResult, InsertOneResult, UpdateResult
+
+from treadle.errors import UsageError
+
+R = TypeVar("R")
+Raw: TypeAlias = dict[str, Any]
+Filter: TypeAlias = Mapping[str, Any]
+Update: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One request for I/O."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Command):
+    """One method of a PyMongo collection, with its arguments."""
+
+    collection: str
+    method: str
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    writes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Command):
+    """A method that returns a cursor; the result is the list of its documents.
+
+    Only for results that are bounded by construction.
+    """
+
+    collection: str
+    method: str
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseCommand(Command):
+    """A command of the database itself, such as collMod."""
+
+    document: Mapping[str, Any]
+    writes: bool = True
+    admin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Transact(Command):
+    """Run the plan that `make` makes in a transaction, again after a conflict."""
+
+    make: Callable[[], Plan[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait(Command):
+    """Let some time pass; a plan has no clock of its own."""
+
+    seconds: float
+
+
+Plan: TypeAlias = Generator[Command, Any, R]
+
+
+def is_fresh(plan: Plan[Any]) -> bool:
+    """Whether the plan has not been started."""
+    return inspect.getgeneratorstate(plan) == inspect.GEN_CREATED
+
+
+def require_fresh(plan: Plan[Any]) -> None:
+    """Refuse a plan that already ran, and say what to pass instead."""
+    # The attributes are read directly, because this runs before every plan.
+    if plan.gi_frame is None or plan.gi_suspended or plan.gi_running:  # type: ignore[attr-defined]
+        raise UsageError(
+            "this plan has already been started, and a plan runs once; call the function that made it again",
+            code="plan-not-fresh",
+        )
+
+
+def must_propagate(error: PyMongoError) -> bool:
+    """Whether a transaction's caller has to see this very error to retry it."""
+    return error.has_error_label("TransientTransactionError") or error.has_error_label(
+        "UnknownTransactionCommitResult"
+    )
+
+
+def unwind(plan: Plan[Any], error: Exception) -> NoReturn:
+    """Let a plan inside a transaction clean up after an error, then raise it.
+
+    The server has aborted the transaction already, so whatever the plan wants
+    to do next is not done. It may raise a clearer error, but not in place of
+    one that makes the caller of the whole transaction try again.
+    """
+    try:
+        plan.throw(error)
+    except StopIteration:
+        pass
+    except BaseException as answer:
+        if not (isinstance(error, PyMongoError) and must_propagate(error)):
+            raise
+        if not isinstance(answer, Exception):
+            raise
+    raise error
+
+
+# -- typed helpers -----------------------------------------------------------
+
+
+def find(
+    collection: str,
+    filter: Filter,
+    projection: Mapping[str, Any] | None = None,
+    *,
+    sort: Sequence[tuple[str, int]] | None = None,
+    limit: int = 0,
+    **options: Any,
+) -> Plan[list[Raw]]:
+    """The matching documents, all of them; give a limit where the data does not."""
+    result: list[Raw] = yield Read(
+        collection, "find", (filter, projection), {"sort": sort, "limit": limit, **options}
+    )
+    return result
+
+
+def find_one(
+    collection: str, filter: Filter, projection: Mapping[str, Any] | None = None, **options: Any
+) -> Plan[Raw | None]:
+    result: Raw | None = yield Call(collection, "find_one", (filter, projection), options, writes=False)
+    return result
+
+
+def aggregate(collection: str, pipeline: Sequence[Mapping[str, Any]], **options: Any) -> Plan[list[Raw]]:
+    """What the pipeline returns, all of it."""
+    result: list[Raw] = yield Read(collection, "aggregate", (pipeline,), options)
+    return result
+
+
+def count_documents(collection: str, filter: Filter, **options: Any) -> Plan[int]:
+    result: int = yield Call(collection, "count_documents", (filter,), options, writes=False)
+    return result
+
+
+def insert_one(collection: str, document: Mapping[str, Any]) -> Plan[InsertOneResult]:
+    result: InsertOneResult = yield Call(collection, "insert_one", (document,))
+    return result
+
+
+def insert_many(
+    collection: str, documents: Sequence[Mapping[str, Any]], **options: Any
+) -> Plan[InsertManyResult]:
+    result: InsertManyResult = yield Call(collection, "insert_many", (documents,), options)
+    return result
+
+
+def update_one(collection: str, filter: Filter, update: Update, **options: Any) -> Plan[UpdateResult]:
+    result: UpdateResult = yield Call(collection, "update_one", (filter, update), options)
+    return result
+
+
+def update_many(collection: str, filter: Filter, update: Update, **options: Any) -> Plan[UpdateResult]:
+    result: UpdateResult = yield Call(collection, "update_many", (filter, update), options)
+    return result
+
+
+def replace_one(
+    collection: str, filter: Filter, document: Mapping[str, Any], **options: Any
+) -> Plan[UpdateResult]:
+    result: UpdateResult = yield Call(collection, "replace_one", (filter, document), options)
+    return result
+
+
+def delete_one(collection: str, filter: Filter) -> Plan[DeleteResult]:
+    result: DeleteResult = yield Call(collection, "delete_one", (filter,))
+    return result
+
+
+def delete_many(collection: str, filter: Filter) -> Plan[DeleteResult]:
+    result: DeleteResult = yield Call(collection, "delete_many", (filter,))
+    return result
+
+
+def find_one_and_update(
+    collection: str, filter: Filter, update: Update, *, after: bool = True, **options: Any
+) -> Plan[Raw | None]:
+    """Update one document and see it, after the update unless asked otherwise."""
+    when = ReturnDocument.AFTER if after else ReturnDocument.BEFORE
+    result: Raw | None = yield Call(
+        collection, "find_one_and_update", (filter, update), {"return_document": when, **options}
+    )
+    return result
+
+
+def find_one_and_delete(collection: str, filter: Filter, **options: Any) -> Plan[Raw | None]:
+    result: Raw | None = yield Call(collection, "find_one_and_delete", (filter,), options)
+    return result
+
+
+def bulk_write(collection: str, operations: Sequence[Any], *, ordered: bool = True) -> Plan[BulkWriteResult]:
+    result: BulkWriteResult = yield Call(collection, "bulk_write", (operations,), {"ordered": ordered})
+    return result
+
+
+def create_indexes(collection: str, indexes: Sequence[Any]) -> Plan[list[str]]:
+    result: list[str] = yield Call(collection, "create_indexes", (indexes,))
+    return result
+
+
+def list_indexes(collection: str) -> Plan[list[Raw]]:
+    result: list[Raw] = yield Read(collection, "list_indexes", ())
+    return result
+
+
+def database_command(document: Mapping[str, Any], *, writes: bool = True, admin: bool = False) -> Plan[Raw]:
+    result: Raw = yield DatabaseCommand(document, writes, admin)
+    return result
+
+
+def transact(make: Callable[[], Plan[R]]) -> Plan[R]:
+    """The result of the plan that `make` makes, committed."""
+    result: R = yield Transact(make)
+    return result
+
+
+def wait(seconds: float) -> Plan[None]:
+    yield Wait(seconds)

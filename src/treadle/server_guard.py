@@ -1,0 +1,211 @@
+"""Holds one mongod as a child, and ends it when nobody uses it any more.
+
+Run by `treadle.server` as a script of its own, never imported by it, so it
+needs nothing but the standard library and starts in a few milliseconds.
+
+The rules:
+- Each user of the server holds a shared lock on `users.lock`. The kernel
+  drops it when the user dies, however it dies. Once the guard gets that lock
+  for itself, there are no users left.
+- The guard holds `guard.lock` for as long as mongod runs, and mongod is told
+  by the kernel to die with the guard. Whoever gets `guard.lock` knows that
+  no server runs, whatever process ids are written down.
+- A temporary folder is removed once it has neither users nor a server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+POLL_SECONDS = 0.05
+START_POLL_SECONDS = 0.01
+TERMINATE_SECONDS_MAX = 10.0
+PREDECESSOR_SECONDS_MAX = 1.0
+PORT_IN_USE_STATUS = 48
+SET_PARENT_DEATH_SIGNAL = 1
+LISTENING = '"id":23016,'
+
+# Blocked and waited for, so that a signal ends a pause at once and is never lost.
+SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+
+
+def main(request: dict[str, Any]) -> None:
+    """Start mongod, report where it listens or why not, then wait for its end."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    state = Path(request["state"])
+    users = os.open(state / "users.lock", os.O_RDWR | os.O_CLOEXEC)
+    os.set_inheritable(request["guard_lock"], False)
+    mongod = None
+    try:
+        mongod, outcome = launch(request, state, users)
+        if mongod is not None:
+            outcome = {**request["options"], **outcome, "pid": mongod.pid}
+            write_whole(state / "server.json", json.dumps(outcome))
+    except OSError as error:
+        outcome = {"errno": error.errno, "error": error.strerror}
+        if mongod is not None:
+            end(mongod, gently=False)
+            mongod = None
+    report(outcome)
+    if mongod is not None:
+        watch(mongod, users, temporary=request["temporary"])
+    if request["temporary"]:
+        if not nobody_uses(users):
+            os.close(request["guard_lock"])
+            if not wait_for_last_user(state, users):
+                return
+        shutil.rmtree(request["folder"], ignore_errors=True)
+
+
+def launch(
+    request: dict[str, Any], state: Path, users: int
+) -> tuple[subprocess.Popen[bytes] | None, dict[str, Any]]:
+    """Give a listening mongod and its port, or None and the status it ended with.
+
+    mongod itself binds the port, so there is no gap in which another process
+    could take one that looked free; when a port is lost, the next is tried.
+    """
+    ports = list(request["ports"])
+    patience = time.monotonic() + PREDECESSOR_SECONDS_MAX
+    status = PORT_IN_USE_STATUS
+    while ports:
+        chosen = [] if ports[0] is None else ["--port", str(ports[0])]
+        mongod = spawn([*request["command"], *chosen], state / "mongod.log")
+        listening = None
+        while listening is None and mongod.poll() is None:
+            if nobody_uses(users):
+                end(mongod, gently=False)
+                return None, {"status": None}
+            pause(START_POLL_SECONDS)
+            listening = listening_port(state / "mongod.log")
+        if listening is not None:
+            return mongod, {"port": listening}
+        status = mongod.returncode
+        if status == PORT_IN_USE_STATUS or mentions(state, "Address already in use"):
+            del ports[0]
+        elif mentions(state, "DBPathInUse") and time.monotonic() < patience:
+            pause(POLL_SECONDS)  # A mongod whose guard was killed may be dying still.
+        else:
+            break
+    return None, {"status": status}
+
+
+def spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start mongod so that the kernel kills it when this process dies."""
+    library = ctypes.CDLL(None)
+    guard = os.getpid()
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        if sys.platform == "linux":
+            library.prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != guard:
+            os._exit(1)
+
+    with log.open("wb") as output:
+        # The guard has a single thread, which is what preexec_fn asks for.
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=prepare,  # noqa: PLW1509
+        )
+
+
+def listening_port(log: Path) -> int | None:
+    """The port that mongod says it listens at, once it has said so."""
+    for line in log.read_text(errors="replace").splitlines():
+        if LISTENING in line:
+            try:
+                return int(json.loads(line)["attr"]["port"])
+            except ValueError:
+                return None  # The line is still being written.
+    return None
+
+
+def mentions(state: Path, words: str) -> bool:
+    return words in (state / "mongod.log").read_text(errors="replace")
+
+
+def watch(mongod: subprocess.Popen[bytes], users: int, *, temporary: bool) -> None:
+    """Return when mongod has ended: by itself, by request, or for want of users."""
+    unused = asked = False
+    while mongod.poll() is None and not unused and not asked:
+        unused = nobody_uses(users)
+        asked = not unused and pause(POLL_SECONDS) == signal.SIGTERM
+    # What is removed next need not be put in order first.
+    end(mongod, gently=not (temporary and unused))
+
+
+def end(mongod: subprocess.Popen[bytes], *, gently: bool) -> None:
+    if gently and mongod.poll() is None:
+        mongod.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            mongod.wait(TERMINATE_SECONDS_MAX)
+    if mongod.poll() is None:
+        mongod.kill()
+    mongod.wait()
+
+
+def wait_for_last_user(state: Path, users: int) -> bool:
+    """Outlive mongod in a temporary folder, until the folder is to be removed.
+
+    Its user may start a server there again, under another guard; then the
+    folder is that guard's to remove.
+    """
+    while not nobody_uses(users):
+        if pause(POLL_SECONDS) == signal.SIGTERM:
+            return False
+    try:
+        guard_lock = os.open(state / "guard.lock", os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(guard_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def nobody_uses(users: int) -> bool:
+    """Whether the last user is gone; if so, no new one gets in before this process ends."""
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def pause(seconds: float) -> int | None:
+    """Wait, or give the number of the signal that came first."""
+    received = signal.sigtimedwait(SIGNALS, seconds)
+    return None if received is None else received.si_signo
+
+
+def report(outcome: dict[str, Any]) -> None:
+    """Send the outcome to the starter, which may be gone, and let go of its pipe."""
+    with contextlib.suppress(OSError):
+        os.write(1, json.dumps(outcome).encode() + b"\n")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file in one step, so that no reader sees half of it."""
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(text)
+    unfinished.replace(path)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

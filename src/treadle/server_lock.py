@@ -1,0 +1,76 @@
+"""File locks by which processes tell each other that they are alive.
+
+The kernel drops such a lock when its process ends, however it ends. A forked
+child lets go of the locks that it would share with its parent.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+POLL_SECONDS = 0.01
+EXCLUSIVE = fcntl.LOCK_EX
+SHARED = fcntl.LOCK_SH
+
+_descriptors: set[int] = set()
+
+
+def _let_go_after_fork() -> None:
+    # The lock stays the parent's; a child that kept the descriptor would
+    # prolong it beyond the parent's death.
+    for descriptor in _descriptors:
+        os.close(descriptor)
+    _descriptors.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_after_fork)
+
+
+class FileLock:
+    """A file lock that ends with its process, and that a fork does not inherit."""
+
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        self.descriptor = os.open(path, flags, 0o666)
+        _descriptors.add(self.descriptor)
+
+    def attempt(self, mode: int) -> bool:
+        try:
+            fcntl.flock(self.descriptor, mode | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def take(self, mode: int, deadline: float) -> bool:
+        while not self.attempt(mode):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def is_last(self) -> bool:
+        """Give the lock back; whether nobody else held it, the ending guard aside."""
+        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        return self.attempt(EXCLUSIVE) or not self.attempt(SHARED)
+
+    def close(self, *, unlock: bool = True) -> None:
+        if self.descriptor in _descriptors:
+            if unlock:  # Also for a copy that a fork has not closed yet.
+                fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+            _descriptors.remove(self.descriptor)
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def is_held(path: Path) -> bool:
+    """Whether some process holds the lock; not so when there is no such file."""
+    try:
+        lock = FileLock(path, create=False)
+    except OSError:
+        return False
+    free = lock.attempt(EXCLUSIVE)
+    lock.close()
+    return not free

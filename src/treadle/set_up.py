@@ -1,0 +1,289 @@
+"""What `setup()` does: collections, validators and indexes, made to be as declared.
+
+It reads what is there, changes what differs, and lists each change as an
+`Action`. A second run finds nothing to do. What Treadle did not declare is
+left alone. An index that conflicts with another is found before anything is
+changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pymongo import IndexModel
+from pymongo.errors import CollectionInvalid, OperationFailure
+
+from treadle.bson_types import to_bson
+from treadle.codec import StoredField, omitted_when_none
+from treadle.dry_run import dry
+from treadle.errors import DataError
+from treadle.graph import Entry, Graph
+from treadle.indexes import Indexed
+from treadle.json_schema import model_schema, stored_types
+from treadle.plan import Plan, Raw, Read, aggregate, create_indexes, database_command
+
+DUPLICATES_SHOWN_MAX = 5
+_LEVELS = {"strict": "strict", "moderate": "moderate", "off": "off"}
+# What an index may say without being another index.
+_COMPARED = (
+    "unique", "sparse", "partialFilterExpression", "collation", "wildcardProjection", "hidden",
+    "weights", "default_language", "language_override", "bits", "min", "max",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing that set-up did, or would do."""
+
+    what: str
+    collection: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.collection}" + (f": {self.detail}" if self.detail else "")
+
+
+def setup(graph: Graph, dry_run: bool = False) -> Plan[list[Action]]:
+    """Make the database as the models declare; the list of actions."""
+    if dry_run:
+        return (yield from dry(_setup(graph), []))
+    return (yield from _setup(graph))
+
+
+def _setup(graph: Graph) -> Plan[list[Action]]:
+    existing = yield from existing_collections()
+    entries = list(graph.entries.values())
+    missing: dict[str, list[IndexModel]] = {}
+    changes: dict[str, list[Raw]] = {}
+    for entry in entries:
+        if entry.collection in existing:
+            _require_collection(entry, existing[entry.collection])
+            present = yield Read(entry.collection, "list_indexes", ())
+        else:
+            present = []
+        missing[entry.collection], changes[entry.collection] = compare_indexes(entry, present)
+        missing[entry.collection] += maintenance_indexes(graph, entry, present)
+    actions: list[Action] = []
+    for entry in entries:
+        yield from _set_up_collection(entry, existing.get(entry.collection), actions)
+        yield from _set_up_indexes(entry, missing[entry.collection], changes[entry.collection], actions)
+    return actions
+
+
+def existing_collections() -> Plan[dict[str, Raw]]:
+    """The database's collections by name, as listCollections shows them."""
+    reply = yield from database_command({"listCollections": 1, "cursor": {"batchSize": 10_000}}, writes=False)
+    found = {each["name"]: each for each in reply["cursor"]["firstBatch"]}
+    while reply["cursor"]["id"]:
+        reply = yield from database_command(
+            {"getMore": reply["cursor"]["id"], "collection": "$cmd.listCollections"}, writes=False
+        )
+        found.update({each["name"]: each for each in reply["cursor"]["nextBatch"]})
+    return found
+
+
+def _require_collection(entry: Entry[Any], found: Mapping[str, Any]) -> None:
+    if found["type"] != "collection":
+        raise DataError(
+            f"{entry.model.__name__} is to be stored in {entry.collection!r}, but that is a "
+            f"{found['type']} in this database; rename one of them",
+            code="collection-conflict",
+        )
+
+
+def _set_up_collection(entry: Entry[Any], found: Raw | None, actions: list[Action]) -> Plan[None]:
+    validator: Raw = {}
+    level = _LEVELS[entry.settings.validation]
+    if level != "off":
+        validator = {"$jsonSchema": model_schema(entry.codec)}
+    options: Raw = {"validator": validator, "validationLevel": level, "validationAction": "error"}
+    if found is None:
+        actions.append(Action("create collection", entry.collection))
+        try:
+            yield from database_command({"create": entry.collection, **(options if level != "off" else {})})
+            return
+        except (CollectionInvalid, OperationFailure) as error:
+            if getattr(error, "code", None) not in (48, None):
+                raise
+            # Another process made it first; bring it to the same state.
+            found = {"options": {}}
+    current = found.get("options", {})
+    now = {
+        "validator": current.get("validator", {}),
+        "validationLevel": current.get("validationLevel", "strict" if current.get("validator") else "off"),
+        "validationAction": current.get("validationAction", "error"),
+    }
+    if level == "off" and not now["validator"]:
+        return
+    if now != options:
+        actions.append(Action("change validator", entry.collection, f"{entry.settings.validation}"))
+        yield from database_command({"collMod": entry.collection, **options})
+
+
+def _set_up_indexes(
+    entry: Entry[Any], missing: list[IndexModel], changed: list[Raw], actions: list[Action]
+) -> Plan[None]:
+    for change in changed:
+        actions.append(
+            Action(
+                "change index",
+                entry.collection,
+                f"{change['name']} expires after {change['expireAfterSeconds']} s",
+            )
+        )
+        yield from database_command({"collMod": entry.collection, "index": change})
+    for index in missing:
+        document = index.document
+        actions.append(Action("create index", entry.collection, describe_index(document)))
+        try:
+            yield from create_indexes(entry.collection, [index])
+        except OperationFailure as error:
+            if error.code == 11000:
+                raise (yield from _duplicates(entry, document)) from None
+            raise DataError(
+                f"the index {document['name']!r} on {entry.collection} could not be made: "
+                f"{(error.details or {}).get('errmsg', error)}",
+                code="index-refused",
+            ) from error
+
+
+def describe_index(document: Mapping[str, Any]) -> str:
+    keys = ", ".join(f"{path} {direction}" for path, direction in dict(document["key"]).items())
+    return f"{document['name']} ({keys})" + (" unique" if document.get("unique") else "")
+
+
+def declared_indexes(entry: Entry[Any]) -> list[IndexModel]:
+    """The indexes that a model asks for, from its fields and its class keyword."""
+    indexes: list[IndexModel] = []
+    for field in entry.codec.fields:
+        for mark in field.info.metadata:
+            if isinstance(mark, Indexed):
+                indexes.append(_field_index(field, mark))
+    indexes.extend(entry.settings.indexes)
+    return indexes
+
+
+def _field_index(field: StoredField, mark: Indexed) -> IndexModel:
+    path = field.stored
+    options: Raw = dict(mark.options)
+    if mark.unique:
+        options["unique"] = True
+        if omitted_when_none(field):
+            options["partialFilterExpression"] = {path: {"$exists": True}}
+        elif field.shape.optional:
+            # None is stored as null here, which an index on existing fields would hold.
+            options["partialFilterExpression"] = {path: {"$type": stored_types(field.shape)}}
+    if mark.sparse:
+        options["sparse"] = True
+    if mark.expire_after is not None:
+        options["expireAfterSeconds"] = int(mark.expire_after.total_seconds())
+    if mark.name is not None:
+        options["name"] = mark.name
+    return IndexModel([(path, -1 if mark.descending else 1)], **options)
+
+
+def compare_indexes(entry: Entry[Any], present: list[Raw]) -> tuple[list[IndexModel], list[Raw]]:
+    """The indexes to make, and the ones whose expiry is to change."""
+    missing: list[IndexModel] = []
+    changed: list[Raw] = []
+    by_name = {index["name"]: index for index in present}
+    for index in declared_indexes(entry):
+        document = index.document
+        same_keys = [each for each in present if _keys(each) == _keys(document) and _same(each, document)]
+        if same_keys:
+            found = same_keys[0]
+            if found.get("expireAfterSeconds") != document.get("expireAfterSeconds"):
+                if "expireAfterSeconds" not in document:
+                    raise _conflict(entry, document, found)
+                changed.append({"name": found["name"], "expireAfterSeconds": document["expireAfterSeconds"]})
+            continue
+        other = by_name.get(document["name"]) or next(
+            (each for each in present if _clashes(each, document)), None
+        )
+        if other is not None:
+            raise _conflict(entry, document, other)
+        missing.append(index)
+    return missing, changed
+
+
+def maintenance_indexes(graph: Graph, entry: Entry[Any], present: list[Raw]) -> list[IndexModel]:
+    """The indexes that the patterns need on a collection, as far as no other serves."""
+    declared = [index.document for index in declared_indexes(entry)]
+    serving = [_keys(each) for each in [*present, *declared] if _serves_all(each)]
+    wanted = [index for rule in graph.rules for source, index in rule.indexes() if source is entry]
+    # The longest first: an index also serves whatever its beginning serves.
+    wanted.sort(key=lambda index: -len(_keys(index.document)))
+    missing = []
+    for index in wanted:
+        keys = _keys(index.document)
+        essential = keys[:-1] if keys[-1] == ("_id", 1) and len(keys) == 2 else keys
+        if not any(each[: len(essential)] == essential for each in serving):
+            missing.append(index)
+            serving.append(keys)
+    return missing
+
+
+def _serves_all(document: Mapping[str, Any]) -> bool:
+    partial = ("partialFilterExpression", "sparse", "collation", "hidden")
+    return not any(document.get(option) for option in partial)
+
+
+def _keys(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(path, kind) for path, kind in dict(document["key"]).items()]
+
+
+def _same(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    return all(
+        (present.get(option) or None) == (to_bson(wanted.get(option), []) or None)
+        for option in ("unique", "sparse", "partialFilterExpression", "collation")
+        if option != "collation" or wanted.get(option)
+    )
+
+
+def _clashes(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether the server would refuse the two side by side."""
+    return (
+        _keys(present) == _keys(wanted)
+        and (present.get("partialFilterExpression") or None)
+        == (wanted.get("partialFilterExpression") or None)
+        and not wanted.get("collation")
+        and not present.get("collation")
+        and bool(present.get("sparse")) == bool(wanted.get("sparse"))
+    )
+
+
+def _conflict(entry: Entry[Any], wanted: Mapping[str, Any], found: Mapping[str, Any]) -> DataError:
+    return DataError(
+        f"{entry.model.__name__} asks for the index {describe_index(wanted)} on {entry.collection}, but "
+        f"there is {describe_index(found)} with other options; drop that one, or declare it as it is",
+        code="index-conflict",
+    )
+
+
+def _duplicates(entry: Entry[Any], document: Mapping[str, Any]) -> Plan[DataError]:
+    """Which keys stand in the way of a unique index."""
+    paths = list(dict(document["key"]))
+    match = document.get("partialFilterExpression", {})
+    groups = yield from aggregate(
+        entry.collection,
+        [
+            {"$match": match},
+            {"$group": {"_id": {f"k{n}": f"${path}" for n, path in enumerate(paths)}, "n": {"$sum": 1}}},
+            {"$match": {"n": {"$gt": 1}}},
+            {"$sort": {"n": -1, "_id": 1}},
+            {"$limit": DUPLICATES_SHOWN_MAX},
+        ],
+        allowDiskUse=True,
+    )
+    shown = "; ".join(
+        ", ".join(f"{path}={group['_id'].get(f'k{n}')!r}" for n, path in enumerate(paths))
+        + f" ({group['n']} times)"
+        for group in groups
+    )
+    return DataError(
+        f"the unique index {document['name']!r} on {entry.collection} cannot be made, because keys occur "
+        f"more than once: {shown}; remove or change the surplus documents and run setup() again",
+        code="index-duplicates",
+    )

@@ -1,0 +1,221 @@
+"""What a field's annotation means: one small tree that the codec, the validators and the graph share.
+
+A `Shape` is what remains of an annotation when forward references, aliases,
+`Annotated` and `Optional` are taken apart. Two members of a union that BSON
+could not tell apart when read back are refused here, at declaration.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import ipaddress
+import pathlib
+import types
+import typing
+import uuid
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from bson import ObjectId
+from bson.decimal128 import Decimal128
+from pydantic import BaseModel, PlainSerializer, SecretBytes, SecretStr, WrapSerializer
+from pydantic.fields import FieldInfo
+
+from treadle.errors import DeclarationError
+
+Kind = Literal[
+    "scalar", "model", "list", "set", "frozenset", "tuple", "deque", "map", "union", "enum",
+    "literal", "any", "custom",
+]  # fmt: skip
+
+SCALARS: frozenset[type] = frozenset(
+    {
+        str, int, float, bool, bytes, type(None), ObjectId, uuid.UUID, Decimal128, decimal.Decimal,
+        dt.datetime, dt.date, dt.time, dt.timedelta, ipaddress.IPv4Address, ipaddress.IPv6Address,
+    }
+)  # fmt: skip
+
+# What a type looks like once stored; two union members that share one of these
+# come back as whichever Pydantic tries first.
+_STORED_AS: dict[type, str] = {
+    str: "string", int: "int", float: "double", bool: "bool", bytes: "bytes", ObjectId: "objectId",
+    uuid.UUID: "uuid", Decimal128: "decimal", decimal.Decimal: "decimal", dt.datetime: "date",
+    dt.date: "date", dt.time: "string", dt.timedelta: "double",
+    ipaddress.IPv4Address: "string", ipaddress.IPv6Address: "string",
+}  # fmt: skip
+_ARRAYS: dict[Any, Kind] = {
+    list: "list", collections.abc.Sequence: "list", collections.abc.Iterable: "list",
+    set: "set", collections.abc.Set: "set", collections.abc.MutableSet: "set",
+    frozenset: "frozenset", deque: "deque",
+}  # fmt: skip
+_MAPS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One annotation, taken apart; `items` are the members, elements, or key and value."""
+
+    kind: Kind
+    python: Any
+    items: tuple[Shape, ...] = ()
+    optional: bool = False
+    metadata: tuple[Any, ...] = ()
+
+
+def field_shape(owner: str, name: str, field: FieldInfo) -> Shape:
+    """The shape of one field of a model; `owner` and `name` are for messages."""
+    return shape_of(field.annotation, tuple(field.metadata), f"{owner}.{name}")
+
+
+def shape_of(annotation: Any, metadata: tuple[Any, ...] = (), where: str = "value") -> Shape:
+    """The shape of an annotation; refuses what BSON cannot hold."""
+    while True:
+        origin = get_origin(annotation)
+        if origin is typing.Annotated:
+            annotation, *more = get_args(annotation)
+            metadata = (*more, *metadata)
+        elif hasattr(annotation, "__supertype__"):
+            annotation = annotation.__supertype__
+        elif hasattr(annotation, "__value__") and not isinstance(annotation, type):
+            annotation = annotation.__value__
+        else:
+            break
+    if any(_changes_serialization(item) for item in metadata):
+        return Shape("custom", annotation, metadata=metadata)
+    if origin is Union or origin is types.UnionType:
+        return _union(get_args(annotation), metadata, where)
+    if origin is Literal:
+        return Shape("literal", annotation, metadata=metadata, optional=None in get_args(annotation))
+    if origin is not None:
+        return _generic(annotation, origin, metadata, where)
+    return _plain(annotation, metadata, where)
+
+
+def _changes_serialization(item: Any) -> bool:
+    return isinstance(item, (PlainSerializer, WrapSerializer)) and item.when_used not in (
+        "json",
+        "json-unless-none",
+    )
+
+
+def _union(members: tuple[Any, ...], metadata: tuple[Any, ...], where: str) -> Shape:
+    rest = tuple(member for member in members if member is not type(None))
+    optional = len(rest) < len(members)
+    if len(rest) == 1:
+        inner = shape_of(rest[0], metadata, where)
+        return dataclasses.replace(inner, optional=inner.optional or optional)
+    shapes = tuple(shape_of(member, (), where) for member in rest)
+    optional = optional or any(shape.optional for shape in shapes)
+    _refuse_ambiguous(shapes, where)
+    return Shape("union", Union, shapes, optional, metadata)
+
+
+def _refuse_ambiguous(shapes: tuple[Shape, ...], where: str) -> None:
+    seen: dict[str, Shape] = {}
+    for shape in shapes:
+        for stored in _stored_as(shape):
+            other = seen.setdefault(stored, shape)
+            if other.python is not shape.python:
+                names = " and ".join(getattr(s.python, "__name__", str(s.python)) for s in (other, shape))
+                raise DeclarationError(
+                    f"{where} may be {names}, which are stored alike and could not be told apart "
+                    "when read; keep one of them, or wrap one in a model",
+                    code="union-ambiguous",
+                )
+
+
+def _stored_as(shape: Shape) -> set[str]:
+    if shape.kind == "scalar":
+        stored = _STORED_AS.get(shape.python)
+        return {stored} if stored else set()
+    if shape.kind == "enum":
+        # A str or int enum equals its value, so nothing is lost either way.
+        if issubclass(shape.python, (str, int)):
+            return set()
+        return {_STORED_AS.get(type(member.value), "other") for member in shape.python}
+    if shape.kind in ("list", "set", "frozenset", "tuple", "deque"):
+        return {"array"}
+    return set()
+
+
+def _generic(annotation: Any, origin: Any, metadata: tuple[Any, ...], where: str) -> Shape:
+    arguments = get_args(annotation)
+    if origin in _ARRAYS:
+        return Shape(_ARRAYS[origin], origin, (shape_of(arguments[0], (), where),), metadata=metadata)
+    if origin is tuple:
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return Shape("tuple", Ellipsis, (shape_of(arguments[0], (), where),), metadata=metadata)
+        items = tuple(shape_of(argument, (), where) for argument in arguments)
+        return Shape("tuple", tuple, items, metadata=metadata)
+    if origin in _MAPS:
+        key, value = (shape_of(argument, (), where) for argument in arguments)
+        _check_key(key, where)
+        return Shape("map", dict, (key, value), metadata=metadata)
+    if isinstance(origin, type) and issubclass(origin, BaseModel):
+        return Shape("model", annotation, metadata=metadata)
+    return Shape("any", annotation, metadata=metadata)
+
+
+def _check_key(key: Shape, where: str) -> None:
+    storable = (str, int, uuid.UUID, dt.date, dt.datetime, decimal.Decimal, ObjectId)
+    if key.kind in ("enum", "literal", "any") or (key.kind == "scalar" and key.python in storable):
+        return
+    raise DeclarationError(
+        f"{where} is a map with keys of {key.python}; BSON keys are text: use str, int, UUID, "
+        "date or an enum, or a list of pairs",
+        code="key-not-storable",
+    )
+
+
+def _plain(annotation: Any, metadata: tuple[Any, ...], where: str) -> Shape:
+    if annotation is None:
+        return Shape("scalar", type(None), optional=True, metadata=metadata)
+    if annotation is type(None):
+        return Shape("scalar", annotation, optional=True, metadata=metadata)
+    if annotation is Any or annotation is object or isinstance(annotation, TypeVar):
+        return Shape("any", Any, metadata=metadata)
+    if not isinstance(annotation, type):
+        return Shape("any", annotation, metadata=metadata)
+    if annotation in _ARRAYS:
+        return Shape(_ARRAYS[annotation], annotation, (Shape("any", Any),), metadata=metadata)
+    if annotation is tuple:
+        return Shape("tuple", Ellipsis, (Shape("any", Any),), metadata=metadata)
+    if annotation in _MAPS:
+        return Shape("map", dict, (Shape("any", Any), Shape("any", Any)), metadata=metadata)
+    return _class(annotation, metadata, where)
+
+
+def _class(annotation: type, metadata: tuple[Any, ...], where: str) -> Shape:
+    if issubclass(annotation, enum.Enum):
+        return Shape("enum", annotation, metadata=metadata)
+    if issubclass(annotation, BaseModel):
+        return Shape("model", annotation, metadata=metadata)
+    if annotation in SCALARS:
+        return Shape("scalar", annotation, metadata=metadata)
+    if issubclass(annotation, (SecretStr, SecretBytes)) or annotation in (complex, type, range):
+        raise DeclarationError(
+            f"{where} is a {annotation.__name__}, which has no BSON form; use a type that has one "
+            "or give the field a PlainSerializer",
+            code="type-not-storable",
+        )
+    if issubclass(annotation, pathlib.PurePath):
+        return Shape("any", annotation, metadata=metadata)
+    for base in annotation.__mro__[1:]:
+        if base in SCALARS and base is not object and not hasattr(annotation, "_fields"):
+            return Shape("scalar", base, metadata=metadata)
+    if dataclasses.is_dataclass(annotation) or hasattr(annotation, "_fields"):
+        return Shape("custom", annotation, metadata=metadata)
+    if typing.is_typeddict(annotation) or hasattr(annotation, "__get_pydantic_core_schema__"):
+        return Shape("any", annotation, metadata=metadata)
+    if annotation.__module__.startswith(("bson", "re", "pydantic")):
+        return Shape("any", annotation, metadata=metadata)
+    raise DeclarationError(
+        f"{where} is a {annotation.__name__}, which has no BSON form; use a type that has one "
+        "or give the field a PlainSerializer",
+        code="type-not-storable",
+    )

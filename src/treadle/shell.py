@@ -1,0 +1,158 @@
+"""What the blocking and the asyncio shell have in common."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+from pymongo import ReadPreference
+from pymongo.errors import ConfigurationError, InvalidURI, OperationFailure, PyMongoError
+from pymongo.read_concern import ReadConcern
+from pymongo.uri_parser import parse_uri
+from pymongo.write_concern import WriteConcern
+
+from treadle.document import Document
+from treadle.errors import UsageError
+from treadle.graph import Graph
+from treadle.maintenance import intents, standalone
+from treadle.plan import Plan, Raw, database_command
+from treadle.topology import Topology
+
+D = TypeVar("D", bound=Document)
+
+MAJORITY = WriteConcern("majority")
+TRANSACTION_OPTIONS: dict[str, Any] = {
+    "read_concern": ReadConcern("snapshot"),
+    "write_concern": MAJORITY,
+    "read_preference": ReadPreference.PRIMARY,
+}
+FIND_PAGE = 100
+COMMIT_ATTEMPTS_MAX = 5
+GROUP_MAX = 100
+LOCAL_DATABASE = "treadle"
+
+
+def check_database(database: Any) -> None:
+    """Refuse what is no database, and a client that would not retry writes."""
+    client = getattr(database, "client", None)
+    if client is None or not hasattr(database, "with_options"):
+        raise UsageError(
+            f"Store takes a PyMongo database such as client['shop'], not {type(database).__name__}",
+            code="database-invalid",
+        )
+    if not client.options.retry_writes:
+        raise UsageError(
+            "the client was opened with retryWrites=false; Treadle needs retryable writes, so that "
+            "nothing is written twice: remove the option",
+            code="retryable-writes-off",
+        )
+
+
+def database_name(uri: str) -> str:
+    """The database that the path of a URI names."""
+    try:
+        name = parse_uri(uri, validate=True, warn=False)["database"]
+    except (InvalidURI, ConfigurationError, ValueError):
+        # The driver's message may repeat the URI, password included.
+        raise UsageError(
+            "the URI cannot be parsed; it looks like mongodb://host:27017/shop",
+            code="uri-invalid",
+        ) from None
+    if not name:
+        raise UsageError(
+            "the URI names no database; add it as the path: mongodb://host:27017/shop",
+            code="database-missing",
+        )
+    return str(name)
+
+
+def local_uri(uri: str) -> str:
+    """The URI of the private server, with a database in its path."""
+    base, _, options = uri.partition("?")
+    return f"{base.rstrip('/')}/{LOCAL_DATABASE}" + (f"?{options}" if options else "")
+
+
+def one_model(documents: Iterable[D]) -> tuple[type[D] | None, list[D]]:
+    """The documents as a list, and their model."""
+    listed = list(documents)
+    if not listed:
+        return None, listed
+    model = type(listed[0])
+    for document in listed:
+        if type(document) is not model:
+            raise UsageError(
+                f"insert_many takes documents of one model; it got {model.__name__} and "
+                f"{type(document).__name__}",
+                code="model-unknown",
+            )
+    return model, listed
+
+
+def clear(error: PyMongoError) -> Exception:
+    """A clearer error where a standalone server refuses transactions."""
+    if isinstance(error, OperationFailure) and error.code in (20, 263) and "replica set" in str(error):
+        return UsageError(
+            "this server is standalone and has no transactions; start it as a replica set "
+            "(a single node will do), or use Store.local()",
+            code="transactions-unavailable",
+        )
+    return error
+
+
+def may_commit_again(error: PyMongoError, attempt: int) -> bool:
+    """Whether a commit's outcome is unknown, so that asking again is right."""
+    return attempt + 1 < COMMIT_ATTEMPTS_MAX and error.has_error_label("UnknownTransactionCommitResult")
+
+
+def chunks(documents: list[D], size: int) -> Iterator[list[D]]:
+    """The documents in pieces of at most `size`."""
+    for start in range(0, len(documents), size):
+        yield documents[start : start + size]
+
+
+def surely_not_committed(error: BaseException) -> bool:
+    """Whether a failed transaction certainly left nothing behind, so that it may be run again."""
+    if not isinstance(error, Exception):
+        return False
+    return not (isinstance(error, PyMongoError) and error.has_error_label("UnknownTransactionCommitResult"))
+
+
+def owner() -> str:
+    """This process, in a way that tells whether it is still the same one."""
+    return f"{socket.gethostname()}:{os.getpid()}:{_started(os.getpid())}"
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the kernel's ticks; empty where that cannot be told."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def is_dead(described: str) -> bool:
+    """Whether a process that `owner` described has certainly ended."""
+    host, _, rest = described.rpartition(":")[0].rpartition(":")
+    started = described.rpartition(":")[2]
+    if host != socket.gethostname() or not rest.isdigit() or not started:
+        return False
+    return _started(int(rest)) != started
+
+
+def recover(graph: Graph, server: Topology) -> Plan[int]:
+    """Finish what other processes, or this one before, left half done."""
+    hello = yield from database_command({"hello": 1}, writes=False, admin=True)
+    now = hello.get("localTime")
+
+    def is_over(intent: Raw) -> bool:
+        # A process elsewhere may still be about to write; not longer than a session lives.
+        at = intent.get("at")
+        old = bool(at and now and (now - at).total_seconds() > server.session_timeout_seconds)
+        return old or is_dead(str(intent.get("owner", "")))
+
+    return (
+        yield from intents.recover(graph, server, lambda each: standalone.redo(graph, server, each), is_over)
+    )

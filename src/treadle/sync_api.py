@@ -1,0 +1,472 @@
+"""Store: the blocking shell. It performs commands; what to do is in the plans."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pymongo import MongoClient
+from pymongo.client_session import ClientSession
+from pymongo.collection import Collection
+from pymongo.cursor import Cursor
+from pymongo.database import Database
+from pymongo.errors import PyMongoError
+
+from treadle import crud, set_up, shell, writes
+from treadle.bson_types import CODEC_OPTIONS
+from treadle.codec import Codec
+from treadle.document import Document
+from treadle.graph import Graph
+from treadle.maintenance import commit, rebuild, verify
+from treadle.maintenance.verify import Finding, Report
+from treadle.plan import (
+    Call,
+    Command,
+    DatabaseCommand,
+    Plan,
+    Raw,
+    Read,
+    Transact,
+    Wait,
+    require_fresh,
+    unwind,
+)
+from treadle.query import Sort
+from treadle.topology import Topology, read_topology
+from treadle.writes import ChunkedWork, Work
+
+if TYPE_CHECKING:
+    from treadle.server import LocalServer
+
+D = TypeVar("D", bound=Document)
+R = TypeVar("R")
+Session = ClientSession | None
+
+
+class Runner:
+    """Performs the commands of plans on a `pymongo` database."""
+
+    def __init__(self, database: Database[Any]) -> None:
+        self.database = database.with_options(codec_options=CODEC_OPTIONS, write_concern=shell.MAJORITY)
+        self._collections: dict[str, Collection[Raw]] = {}
+
+    def collection(self, name: str) -> Collection[Raw]:
+        found = self._collections.get(name)
+        if found is None:
+            found = self._collections[name] = self.database[name]
+        return found
+
+    def run(self, plan: Plan[R], session: Session = None) -> R:
+        """Perform a fresh plan; inside `session`'s transaction if it has one."""
+        require_fresh(plan)
+        try:
+            command = next(plan)
+            while True:
+                try:
+                    result = self._perform(command, session)
+                except Exception as error:
+                    if session is not None and session.in_transaction:
+                        unwind(plan, error)
+                    command = plan.throw(error)
+                else:
+                    command = plan.send(result)
+        except StopIteration as stop:
+            value: R = stop.value
+            return value
+        finally:
+            plan.close()
+
+    def _perform(self, command: Command, session: Session) -> Any:
+        if type(command) is Call:
+            method = getattr(self.collection(command.collection), command.method)
+            return method(*command.arguments, session=session, **command.options)
+        if type(command) is Read:
+            return self.open(command, session).to_list()
+        if type(command) is Transact:
+            return self.transact(command.make, session)
+        if type(command) is DatabaseCommand:
+            database = self.database.client.admin if command.admin else self.database
+            return database.command(dict(command.document), session=session)
+        if type(command) is Wait:
+            return time.sleep(command.seconds)
+        raise TypeError(f"{command!r} is not a command that this runner knows")
+
+    def open(self, command: Read, session: Session) -> Any:
+        """The cursor of a read, for results that stream."""
+        method = getattr(self.collection(command.collection), command.method)
+        return method(*command.arguments, session=session, **command.options)
+
+    def transact(self, make: Callable[[], Plan[R]], session: Session = None) -> R:
+        """Run the plan that `make` makes in a transaction, or in the one under way."""
+        if session is not None and session.in_transaction:
+            return self.run(make(), session)
+        if session is None:
+            with self.database.client.start_session() as own:
+                return self.transact(make, own)
+        try:
+            return session.with_transaction(
+                lambda current: self.run(make(), current), **shell.TRANSACTION_OPTIONS
+            )
+        except PyMongoError as error:
+            raise shell.clear(error) from error.__cause__
+
+
+class Found(Generic[D]):
+    """The documents that a `find` streams; iterate it, once."""
+
+    def __init__(self, cursor: Cursor[Raw], codec: Codec[D]) -> None:
+        self._cursor = cursor
+        self._codec = codec
+        self._documents = self._stream()
+
+    def __iter__(self) -> Iterator[D]:
+        return self._documents
+
+    def __next__(self) -> D:
+        return next(self._documents)
+
+    def _stream(self) -> Generator[D]:
+        load = self._codec.load
+        with self._cursor as cursor:
+            while True:
+                # Whole pages, because PyMongo's own iteration costs as much
+                # per document as validating a small one.
+                raws = cursor.to_list(shell.FIND_PAGE)
+                for raw in raws:
+                    yield load(raw)
+                if len(raws) < shell.FIND_PAGE:
+                    return
+
+    def to_list(self) -> list[D]:
+        """All remaining documents, in memory."""
+        return list(self._documents)
+
+    def close(self) -> None:
+        """Release the cursor early."""
+        self._documents.close()
+        self._cursor.close()
+
+
+class Combiner:
+    """Lets writes of several threads share one transaction.
+
+    Whoever comes first goes alone, at once. Those who come meanwhile queue,
+    and when the first is done, the next takes the whole queue along.
+    """
+
+    def __init__(self, commit: Callable[[Sequence[Work[Any]]], list[Any]]) -> None:
+        self._commit = commit
+        self._lock = threading.Lock()
+        self._waiting: deque[_Waiting] = deque()
+        self._busy = False
+
+    def perform(self, work: Work[Any]) -> Any:
+        """The outcome of a work, or its own error."""
+        with self._lock:
+            mine = None
+            if self._busy:
+                mine = _Waiting(work)
+                self._waiting.append(mine)
+            self._busy = True
+        if mine is None:
+            return self._lead([_Waiting(work)])
+        mine.woken.wait()
+        if mine.group:
+            return self._lead(mine.group)
+        if mine.alone:
+            return self._commit([work])[0]
+        if mine.error is not None:
+            raise mine.error
+        return mine.outcome
+
+    def _lead(self, group: Sequence[_Waiting]) -> Any:
+        first, *others = group
+        try:
+            if not others:
+                return self._commit([first.work])[0]
+            try:
+                outcomes = self._commit([each.work for each in group])
+            except BaseException as error:
+                # One bad write must not fail its neighbours: each tries by itself,
+                # unless the group may have been committed after all.
+                again = shell.surely_not_committed(error)
+                for each in others:
+                    each.alone, each.error = again, None if again else error
+                    each.woken.set()
+                if not again:
+                    raise
+                others = []
+                return self._commit([first.work])[0]
+            for each, outcome in zip(others, outcomes[1:], strict=True):
+                each.outcome = outcome
+                each.woken.set()
+            return outcomes[0]
+        finally:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        with self._lock:
+            group = [self._waiting.popleft() for _ in range(min(len(self._waiting), shell.GROUP_MAX))]
+            self._busy = bool(group)
+        if group:
+            group[0].group = group
+            group[0].woken.set()
+
+
+class _Waiting:
+    """A write in the queue, and how it ended."""
+
+    def __init__(self, work: Work[Any]) -> None:
+        self.work = work
+        self.woken = threading.Event()
+        self.group: list[_Waiting] = []
+        self.alone = False
+        self.outcome: Any = None
+        self.error: BaseException | None = None
+
+
+class Store:
+    """Models in a MongoDB database, blocking."""
+
+    def __init__(self, database: Database[Any], models: Iterable[type[Document]]) -> None:
+        shell.check_database(database)
+        self.graph = Graph(models)
+        self.runner = Runner(database)
+        self.database = database
+        self._known: Topology | None = None
+        self._combiner = Combiner(self._commit)
+        self._owned_client: MongoClient[Any] | None = None
+        self._server: LocalServer | None = None
+        if self.graph.derives:
+            self.recover()
+
+    @classmethod
+    def open(cls, uri: str, models: Iterable[type[Document]]) -> Store:
+        """A store on the database that the URI's path names."""
+        graph = list(models)
+        name = shell.database_name(uri)
+        client: MongoClient[Any] = MongoClient(uri)
+        try:
+            store = cls(client[name], graph)
+        except BaseException:
+            client.close()
+            raise
+        store._owned_client = client
+        return store
+
+    @classmethod
+    def local(cls, models: Iterable[type[Document]], path: str | Path | None = None) -> Store:
+        """A store on a private local server that ends with this process."""
+        from treadle import server
+
+        running = server.start(path)
+        try:
+            store = cls.open(shell.local_uri(running.uri), models)
+        except BaseException:
+            running.stop()
+            raise
+        store._server = running
+        return store
+
+    def close(self) -> None:
+        """Close what this store opened itself."""
+        if self._owned_client is not None:
+            self._owned_client.close()
+        if self._server is not None:
+            self._server.stop()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # -- set-up ---------------------------------------------------------------
+
+    def setup(self, dry_run: bool = False) -> list[set_up.Action]:
+        """Create and change what the models need; the list of what was done."""
+        return self.runner.run(set_up.setup(self.graph, dry_run))
+
+    # -- documents --------------------------------------------------------------
+
+    def insert(self, document: D, session: Session = None) -> D:
+        """Store a new document; what is returned is what is stored, maintained fields included."""
+        entry = self.graph.entry(type(document))
+        if entry.plain:
+            return self.runner.run(crud.insert(entry, document), session)
+        return self._write(writes.Insert(entry, [document]), session)[0]
+
+    def insert_many(self, documents: Iterable[D], session: Session = None) -> list[D]:
+        """Store new documents of one model."""
+        model, listed = shell.one_model(documents)
+        if model is None:
+            return []
+        entry = self.graph.entry(model)
+        if entry.plain:
+            return self.runner.run(crud.insert_many(entry, listed), session)
+        works = [writes.Insert(entry, chunk) for chunk in shell.chunks(listed, writes.INSERT_MAX)]
+        return [document for work in works for document in self._write(work, session, combine=False)]
+
+    def get(self, model: type[D], id: Any, session: Session = None) -> D | None:
+        """The document with this id, or None."""
+        return self.runner.run(crud.get(self.graph.entry(model), id), session)
+
+    def find_one(
+        self, model: type[D], filter: Any = None, sort: Sort | None = None, session: Session = None
+    ) -> D | None:
+        """The first matching document, or None."""
+        return self.runner.run(crud.find_first(self.graph.entry(model), filter, sort), session)
+
+    def find(
+        self,
+        model: type[D],
+        filter: Any = None,
+        sort: Sort | None = None,
+        skip: int = 0,
+        limit: int | None = None,
+        session: Session = None,
+    ) -> Found[D]:
+        """The matching documents, streamed; never all in memory at once."""
+        entry = self.graph.entry(model)
+        command = crud.find_command(entry, filter, sort, skip, limit)
+        return Found(self.runner.open(command, session), entry.codec)
+
+    def count(self, model: type[Document], filter: Any = None, session: Session = None) -> int:
+        """How many documents match."""
+        return self.runner.run(crud.count(self.graph.entry(model), filter), session)
+
+    def update(self, model: type[D], id_or_filter: Any, update: Any, session: Session = None) -> D | None:
+        """Update one document with MongoDB's operators; the document after, or None."""
+        entry = self.graph.entry(model)
+        if entry.plain:
+            return self.runner.run(crud.update(entry, id_or_filter, update), session)
+        return self._write(writes.UpdateOneDocument(entry, id_or_filter, update), session)
+
+    def update_many(self, model: type[Document], filter: Any, update: Any, session: Session = None) -> int:
+        """Update all matching documents; how many matched."""
+        entry = self.graph.entry(model)
+        if entry.plain:
+            return self.runner.run(crud.update_all(entry, filter, update), session)
+        return self._write_chunks(writes.UpdateManyDocuments(entry, filter, update), session)
+
+    def replace(self, document: D, session: Session = None) -> D:
+        """Write a whole document over the stored one; raises if that is gone."""
+        entry = self.graph.entry(type(document))
+        if entry.plain:
+            return self.runner.run(crud.replace(entry, document), session)
+        return self._write(writes.Replace(entry, document), session)
+
+    def delete(self, model: type[D], id_or_filter: Any, session: Session = None) -> D | None:
+        """Delete one document; the deleted document, or None."""
+        entry = self.graph.entry(model)
+        if entry.plain:
+            return self.runner.run(crud.delete(entry, id_or_filter), session)
+        return self._write(writes.DeleteOneDocument(entry, id_or_filter), session)
+
+    def delete_many(self, model: type[Document], filter: Any, session: Session = None) -> int:
+        """Delete all matching documents; how many there were."""
+        entry = self.graph.entry(model)
+        if entry.plain:
+            return self.runner.run(crud.delete_all(entry, filter), session)
+        return self._write_chunks(writes.DeleteManyDocuments(entry, filter), session)
+
+    # -- writes that others follow ----------------------------------------------------
+
+    def _write(self, work: Work[R], session: Session, *, combine: bool = True) -> R:
+        """Perform a write with all that follows from it."""
+        server = self._topology()
+        if work.alone:
+            outcome = self.runner.run(work.direct(self.graph, server), session)
+        elif session is not None and session.in_transaction:
+            outcome = self.runner.run(commit.inside(self.graph, server, work), session)
+        elif session is None and combine and server.transactions:
+            outcome = self._combiner.perform(work)
+        else:
+            (outcome,) = self._commit([work], session)
+        return work.result(outcome)
+
+    def _commit(self, works: Sequence[Work[Any]], session: Session = None) -> list[Any]:
+        plan = commit.commit(self.graph, self._topology(), works, owner=shell.owner())
+        return self.runner.run(plan, session)
+
+    def _write_chunks(self, work: ChunkedWork, session: Session) -> int:
+        """Perform a bulk write, one transaction per chunk of documents."""
+        if work.alone or (session is not None and session.in_transaction):
+            return self._write(work, session)
+        done = 0
+        last: Any = None
+        while keys := self.runner.run(writes.next_keys(work, last), session):
+            done += self._write(work.within(keys), session, combine=False)
+            last = keys[-1]
+        return done
+
+    def _topology(self) -> Topology:
+        if self._known is None:
+            self._known = self.runner.run(read_topology())
+        return self._known
+
+    def recover(self) -> int:
+        """Finish what a crash left half done; how many such things there were."""
+        if not self.graph.derives:
+            return 0
+        return self.runner.run(shell.recover(self.graph, self._topology()))
+
+    # -- proof and repair ---------------------------------------------------------------
+
+    def verify(self, *models: type[Document], progress: Report | None = None) -> list[Finding]:
+        """Every stored value that is not what it should be; of all models, or of these."""
+        entries = self.graph.chosen(models)
+        return self.runner.run(verify.verify(self.graph, self._topology(), entries, progress))
+
+    def repair(self, *models: type[Document], progress: Report | None = None) -> int:
+        """Mend what `verify` finds, while writers go on; how many documents were mended."""
+        entries = self.graph.chosen(models)
+        return self.runner.run(rebuild.repair(self.graph, self._topology(), entries, progress))
+
+    def rebuild(self, *models: type[Document], progress: Report | None = None) -> int:
+        """Recompute every maintained value, as after a pattern was added to old data."""
+        entries = self.graph.chosen(models)
+        return self.runner.run(rebuild.rebuild(self.graph, self._topology(), entries, progress))
+
+    # -- the driver beneath -------------------------------------------------------
+
+    @contextmanager
+    def transaction(self) -> Generator[ClientSession]:
+        """A transaction; pass what it yields as `session=`.
+
+        It commits at the end and aborts on an exception. The body cannot be
+        run again after a conflict; `with_transaction` can.
+        """
+        with self.runner.database.client.start_session() as session:
+            session.start_transaction(**shell.TRANSACTION_OPTIONS)
+            try:
+                yield session
+            except BaseException:
+                if session.in_transaction:
+                    session.abort_transaction()
+                raise
+            for attempt in range(shell.COMMIT_ATTEMPTS_MAX):
+                try:
+                    if session.in_transaction or attempt:
+                        session.commit_transaction()
+                    return
+                except PyMongoError as error:
+                    if not shell.may_commit_again(error, attempt):
+                        raise shell.clear(error) from error.__cause__
+
+    def with_transaction(self, work: Callable[[ClientSession], R]) -> R:
+        """Run `work(session)` in a transaction, again after a conflict."""
+        with self.runner.database.client.start_session() as session:
+            try:
+                return session.with_transaction(work, **shell.TRANSACTION_OPTIONS)
+            except PyMongoError as error:
+                raise shell.clear(error) from error.__cause__
+
+    def collection(self, model: type[Document]) -> Collection[Raw]:
+        """PyMongo's own collection of a model, with aware dates and majority writes."""
+        return self.runner.collection(self.graph.entry(model).collection)

@@ -1,0 +1,631 @@
+"""Writes of models that feed others or maintain something themselves.
+
+Each write is a `Work`: a body that runs inside a transaction, changes
+documents and notes the changes in a ledger, and a result for its caller that
+is made after the commit. Several works can share one transaction
+(`maintenance/commit.py`), because what their changes do to other documents is
+done once, at the end, for all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from pymongo import UpdateOne
+
+from treadle import crud
+from treadle.change import Change
+from treadle.codec import RESERVED
+from treadle.document import Document
+from treadle.errors import DataError, UsageError
+from treadle.gather import freeze
+from treadle.graph import Entry, Graph
+from treadle.maintenance.guards import guard
+from treadle.maintenance.ledger import Ledger
+from treadle.maintenance.react import BUMP, formula_stages
+from treadle.maintenance.recompute import recompute
+from treadle.paths import has, overlap, plain, put, value_at
+from treadle.pattern import REVISION
+from treadle.patterns.extended_reference import ReferenceRule
+from treadle.plan import (
+    Plan,
+    Raw,
+    Update,
+    bulk_write,
+    delete_many,
+    find,
+    find_one,
+    find_one_and_delete,
+    find_one_and_update,
+    insert_many,
+    insert_one,
+    replace_one,
+    update_many,
+)
+from treadle.query import clean_filter, clean_update, touched_paths
+from treadle.storable import check_batch
+from treadle.topology import Topology
+
+D = TypeVar("D", bound=Document)
+R = TypeVar("R")
+
+# More documents than this are inserted in several transactions.
+INSERT_MAX = 10_000
+CHUNK = 1000
+CASCADE_MAX = 10_000
+
+
+class Work(Generic[R]):
+    """One write: what happens in the transaction, and what the caller gets."""
+
+    def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Any]:
+        """Change documents and note the changes; may run again from the start."""
+        raise NotImplementedError  # pragma: no cover
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing else follows from it, so that `direct` will do."""
+        return False
+
+    def direct(self, graph: Graph, server: Topology) -> Plan[Any]:
+        """The write as one plain command."""
+        raise NotImplementedError  # pragma: no cover
+
+    def result(self, outcome: Any) -> R:
+        """What the caller gets, from what the body returned."""
+        raise NotImplementedError  # pragma: no cover
+
+
+class ChunkedWork(Work[int]):
+    """A bulk write that can be confined to some documents."""
+
+    entry: Entry[Any]
+    filter: Raw
+
+    def within(self, keys: list[Any]) -> ChunkedWork:
+        """The same write, of these documents only."""
+        raise NotImplementedError  # pragma: no cover
+
+
+# -- insert -------------------------------------------------------------------------
+
+
+class Insert(Work[list[D]]):
+    """New documents of one model."""
+
+    def __init__(self, entry: Entry[D], documents: Sequence[D]) -> None:
+        self.entry = entry
+        self.documents = list(documents)
+        # An id that nobody has looked at is known to nobody.
+        self.fresh = ["id" not in document.__pydantic_fields_set__ for document in self.documents]
+        self.altered: list[list[Any]] = [[] for _ in self.documents]
+        self.raws = [
+            crud.dump(entry, document, altered)
+            for document, altered in zip(self.documents, self.altered, strict=True)
+        ]
+        if len(self.raws) > 1:
+            check_batch(self.raws, entry.model.__name__)
+        for raw in self.raws:
+            raw.pop(RESERVED, None)
+            for rule in entry.gathers:
+                for path, value in rule.empty().items():
+                    put(raw, path.split("."), copy.deepcopy(value))
+                for stamp in rule.stamps():
+                    put(raw, stamp.split("."), None)
+            for formula in entry.formulas:
+                put(raw, formula.path.split("."), None)
+
+    @property
+    def alone(self) -> bool:
+        """Whether one plain command will do."""
+        entry = self.entry
+        all_fresh = all(self.fresh)
+        return not (
+            entry.feeds_gathers
+            or entry.formulas
+            or any(rule.guards_source for rule in entry.references)
+            or (not all_fresh and (entry.gathers or entry.feeds_references))
+        )
+
+    def joined(self, other: Insert[D]) -> Insert[D]:
+        """This insert and another of the same model, as one."""
+        both = copy.copy(self)
+        both.documents = [*self.documents, *other.documents]
+        both.fresh = [*self.fresh, *other.fresh]
+        both.altered = [*self.altered, *other.altered]
+        both.raws = [*self.raws, *other.raws]
+        return both
+
+    def direct(self, graph: Graph, server: Topology) -> Plan[list[Raw]]:
+        return (yield from self.body(graph, server, Ledger()))
+
+    def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[list[Raw]]:
+        entry = self.entry
+        yield from self._gather_existing(server)
+        yield from fill_references(entry, [(None, raw) for raw in self.raws])
+        with crud.translated(entry.model.__name__, self.raws):
+            if len(self.raws) == 1:
+                yield from insert_one(entry.collection, self.raws[0])
+            else:
+                yield from insert_many(entry.collection, self.raws)
+        raws = self.raws
+        if entry.formulas:
+            raws = yield from _compute_formulas(entry, [raw["_id"] for raw in raws])
+        for raw, fresh in zip(raws, self.fresh, strict=True):
+            ledger.add(Change(entry.collection, raw["_id"], None, raw, fresh))
+        return raws
+
+    def _gather_existing(self, server: Topology) -> Plan[None]:
+        """Fill a target that is inserted after its sources."""
+        entry = self.entry
+        known = [raw for raw, fresh in zip(self.raws, self.fresh, strict=True) if not fresh]
+        if not known or not entry.gathers:
+            return
+        keys = [raw["_id"] for raw in known]
+        yield from guard(entry.collection, keys)
+        values = yield from recompute(entry.gathers, keys, server.version)
+        for raw in known:
+            for path, value in values[freeze(raw["_id"])].items():
+                put(raw, path.split("."), value)
+
+    def result(self, outcome: list[Raw]) -> list[D]:
+        return [
+            self._as_stored(document, raw, altered)
+            for document, raw, altered in zip(self.documents, outcome, self.altered, strict=True)
+        ]
+
+    def _as_stored(self, document: D, raw: Raw, altered: list[Any]) -> D:
+        document.__pydantic_fields_set__.add("id")
+        if not altered and not self.entry.protected:
+            return document
+        return self.entry.codec.load(copy.deepcopy(raw))
+
+
+def fill_references(
+    entry: Entry[Any],
+    pairs: Sequence[tuple[Raw | None, Raw]],
+    *,
+    look_only: bool = False,
+    lenient: bool = False,
+) -> Plan[None]:
+    """Set every card of the new documents from its source, as of now.
+
+    Really writes each source that a synced copy is made of, so that a
+    concurrent change of it meets this transaction; not so with `look_only`.
+    A missing source is an error unless the card may be None, or `lenient`.
+    """
+    by_source: dict[Entry[Any], list[ReferenceRule]] = {}
+    for rule in entry.references:
+        by_source.setdefault(rule.source, []).append(rule)
+    for source, rules in by_source.items():
+        wanted: dict[Any, Any] = {}
+        for rule in rules:
+            for _, raw in pairs:
+                for _, reference in rule.references(raw):
+                    if reference is not None:
+                        wanted[freeze(reference)] = reference
+        sources = yield from read_sources(
+            source, list(wanted.values()), any(rule.guards_source for rule in rules)
+        )
+        for rule in rules:
+            for before, raw in pairs:
+                rule.fill(raw, sources, before, freeze, lenient=lenient or look_only)
+
+
+def read_sources(source: Entry[Any], keys: Sequence[Any], guarded: bool) -> Plan[dict[Any, Raw]]:
+    """Source documents by frozen id; written as well where they must not change meanwhile."""
+    if not keys:
+        return {}
+    bump = {"$inc": {REVISION: 1}}
+    found: list[Raw] = []
+    if guarded and len(keys) == 1:
+        one = yield from find_one_and_update(source.collection, {"_id": {"$eq": keys[0]}}, bump)
+        found = [one] if one is not None else []
+    else:
+        if guarded:
+            yield from update_many(source.collection, {"_id": {"$in": list(keys)}}, bump)
+        found = yield from find(source.collection, {"_id": {"$in": list(keys)}})
+    sources = {freeze(each["_id"]): each for each in found}
+    missing = [key for key in keys if freeze(key) not in sources]
+    if guarded and missing:
+        yield from guard(source.collection, missing)
+    return sources
+
+
+def _compute_formulas(entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Raw]]:
+    """Let the server compute the formulas of these documents; the documents after."""
+    stages = formula_stages(entry)
+    if len(keys) == 1:
+        after = yield from find_one_and_update(entry.collection, {"_id": {"$eq": keys[0]}}, stages)
+        return [after] if after is not None else []
+    yield from update_many(entry.collection, {"_id": {"$in": list(keys)}}, stages)
+    found = yield from find(entry.collection, {"_id": {"$in": list(keys)}})
+    by_key = {freeze(each["_id"]): each for each in found}
+    return [by_key[freeze(key)] for key in keys]
+
+
+# -- update ---------------------------------------------------------------------------
+
+
+def check_update(entry: Entry[Any], update: Update) -> set[str] | None:
+    """Refuse an update of maintained fields; the plain paths that it touches, None for any."""
+    touched = touched_paths(update)
+    if touched is None:
+        if entry.protected:
+            raise UsageError(
+                f"this pipeline rewrites the whole {entry.model.__name__}, maintained fields included; "
+                "set the fields that change with $set",
+                code="field-maintained",
+            )
+        return None
+    paths = {plain(path) for path in touched}
+    for path in paths:
+        if path == RESERVED or path.startswith(RESERVED + "."):
+            raise UsageError(f"{RESERVED} is Treadle's own and cannot be updated", code="field-maintained")
+        for maintained, rule in entry.protected.items():
+            inside_array = isinstance(rule, ReferenceRule) and maintained.startswith(path + ".")
+            if overlap(path, maintained) and not inside_array:
+                raise UsageError(_refusal(entry, path, maintained, rule), code="field-maintained")
+    return paths
+
+
+def _refusal(entry: Entry[Any], path: str, maintained: str, rule: Any) -> str:
+    name = f"{entry.model.__name__}.{maintained}"
+    begin = f"{path!r} cannot be updated, because Treadle maintains {name}"
+    if isinstance(rule, ReferenceRule):
+        return f"{begin}; write {rule.reference_path!r}, or the {rule.source.model.__name__} that it names"
+    source = getattr(rule, "source", None)
+    if source is not None:
+        return f"{begin} from {source.collection}; write the {source.model.__name__} documents instead"
+    return f"{begin} from the document's other fields; write those instead"
+
+
+def concerns(entry: Entry[Any], touched: set[str] | None) -> bool:
+    """Whether an update of these paths must be followed."""
+    if entry.plain:
+        return False
+    if touched is None or entry.watched is None:
+        return True
+    return any(overlap(path, watched) for path in touched for watched in entry.watched)
+
+
+class UpdateOneDocument(Work[D | None]):
+    """An update of one document, which somebody may have to follow."""
+
+    def __init__(self, entry: Entry[D], id_or_filter: Any, update: Any) -> None:
+        self.entry = entry
+        self.filter = crud.which(entry, id_or_filter)
+        self.update = clean_update(entry.codec, update)
+        self.touched = check_update(entry, self.update)
+
+    @property
+    def alone(self) -> bool:
+        return not concerns(self.entry, self.touched)
+
+    def direct(self, graph: Graph, server: Topology) -> Plan[Raw | None]:
+        with crud.translated(self.entry.model.__name__, [{"update": self.update}]):
+            return (yield from find_one_and_update(self.entry.collection, self.filter, self.update))
+
+    def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Raw | None]:
+        entry = self.entry
+        before = yield from find_one(entry.collection, self.filter)
+        if before is None:
+            return None
+        yield from ledger.note_before(entry, [before["_id"]])
+        only = {"$and": [{"_id": {"$eq": before["_id"]}}, self.filter]}
+        with crud.translated(entry.model.__name__, [{"update": self.update}]):
+            after = yield from find_one_and_update(entry.collection, only, self.update)
+        if after is None:
+            return None
+        (after,) = yield from follow_own(entry, [(before, after)])
+        ledger.add(Change(entry.collection, before["_id"], before, after))
+        return after
+
+    def result(self, outcome: Raw | None) -> D | None:
+        return None if outcome is None else self.entry.codec.load(copy.deepcopy(outcome))
+
+
+def follow_own(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
+    """Refill changed references and recompute formulas of documents just written."""
+    filled = (
+        [copy.deepcopy(after) for _, after in pairs] if entry.references else [after for _, after in pairs]
+    )
+    if entry.references:
+        yield from fill_references(
+            entry, [(before, after) for (before, _), after in zip(pairs, filled, strict=True)]
+        )
+    operations = []
+    stages = formula_stages(entry)
+    for (_, written), after in zip(pairs, filled, strict=True):
+        sets = {name: {"$literal": value} for name, value in after.items() if written.get(name) != value}
+        if sets or stages:
+            pipeline = [*([{"$set": sets}] if sets else []), *stages]
+            operations.append(UpdateOne({"_id": {"$eq": after["_id"]}}, pipeline))
+    if not operations:
+        return filled
+    if len(operations) == 1 and len(filled) == 1:
+        again = yield from find_one_and_update(
+            entry.collection, {"_id": {"$eq": filled[0]["_id"]}}, operations[0]._doc
+        )
+        return [again] if again is not None else filled
+    yield from bulk_write(entry.collection, operations, ordered=False)
+    if not stages:
+        return filled
+    found = yield from find(entry.collection, {"_id": {"$in": [each["_id"] for each in filled]}})
+    by_key = {freeze(each["_id"]): each for each in found}
+    return [by_key[freeze(each["_id"])] for each in filled]
+
+
+class UpdateManyDocuments(ChunkedWork):
+    """An update of the documents of one chunk."""
+
+    def __init__(self, entry: Entry[Any], filter: Any, update: Any) -> None:
+        self.entry = entry
+        self.filter = clean_filter(entry.codec, filter)
+        self.update = clean_update(entry.codec, update)
+        self.touched = check_update(entry, self.update)
+        self.keys: list[Any] | None = None
+
+    @property
+    def alone(self) -> bool:
+        return not concerns(self.entry, self.touched)
+
+    def direct(self, graph: Graph, server: Topology) -> Plan[int]:
+        with crud.translated(self.entry.model.__name__, [{"update": self.update}]):
+            result = yield from update_many(self.entry.collection, self.filter, self.update)
+        return result.matched_count
+
+    def within(self, keys: list[Any]) -> UpdateManyDocuments:
+        """The same update, of these documents only."""
+        chunk = copy.copy(self)
+        chunk.keys = keys
+        return chunk
+
+    def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[int]:
+        entry = self.entry
+        condition = only(self.filter, self.keys)
+        befores = yield from find(entry.collection, condition)
+        if not befores:
+            return 0
+        keys = [each["_id"] for each in befores]
+        yield from ledger.note_before(entry, keys)
+        with crud.translated(entry.model.__name__, [{"update": self.update}]):
+            yield from update_many(entry.collection, only(self.filter, keys), self.update)
+        found = yield from find(entry.collection, {"_id": {"$in": keys}})
+        afters = {freeze(each["_id"]): each for each in found}
+        pairs = [(before, afters[freeze(before["_id"])]) for before in befores]
+        final = yield from follow_own(entry, pairs)
+        for before, after in zip(befores, final, strict=True):
+            ledger.add(Change(entry.collection, before["_id"], before, after))
+        return len(befores)
+
+    def result(self, outcome: int) -> int:
+        return outcome
+
+
+def only(filter: Raw, keys: list[Any] | None) -> Raw:
+    """A filter within some documents."""
+    if keys is None:
+        return filter
+    return {"$and": [{"_id": {"$in": keys}}, filter]} if filter else {"_id": {"$in": keys}}
+
+
+def next_keys(work: Any, last: Any) -> Plan[list[Any]]:
+    """The ids of the next chunk of a bulk write, after the last one."""
+    condition = work.filter
+    if last is not None:
+        condition = {"$and": [{"_id": {"$gt": last}}, condition]} if condition else {"_id": {"$gt": last}}
+    found = yield from find(work.entry.collection, condition, {"_id": 1}, sort=[("_id", 1)], limit=CHUNK)
+    return [each["_id"] for each in found]
+
+
+# -- replace ------------------------------------------------------------------------------
+
+
+class Replace(Work[D]):
+    """A whole document, except for what Treadle maintains in it."""
+
+    def __init__(self, entry: Entry[D], document: D) -> None:
+        self.entry = entry
+        self.document = document
+        self.raw = crud.dump(entry, document, [])
+
+    def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Raw]:
+        entry = self.entry
+        identity = self.raw["_id"]
+        before = yield from find_one(entry.collection, {"_id": {"$eq": identity}})
+        if before is None:
+            raise crud.gone(entry, identity)
+        yield from ledger.note_before(entry, [identity])
+        after = copy.deepcopy(self.raw)
+        for path, rule in entry.protected.items():
+            if not isinstance(rule, ReferenceRule):
+                segments = path.split(".")
+                if has(before, segments):
+                    put(after, segments, value_at(before, segments))
+        if RESERVED in before:
+            after[RESERVED] = before[RESERVED]
+        yield from fill_references(entry, [(before, after)])
+        with crud.translated(entry.model.__name__, [after]):
+            yield from replace_one(entry.collection, {"_id": {"$eq": identity}}, after)
+        if entry.formulas:
+            (after,) = yield from _compute_formulas(entry, [identity])
+        ledger.add(Change(entry.collection, identity, before, after))
+        return after
+
+    def result(self, outcome: Raw) -> D:
+        return self.entry.codec.load(copy.deepcopy(outcome))
+
+
+# -- delete ---------------------------------------------------------------------------------
+
+
+def deletion_concerns(entry: Entry[Any]) -> bool:
+    """Whether a deletion must be followed."""
+    return bool(entry.feeds_gathers) or any(rule.on_delete != "keep" for rule in entry.feeds_references)
+
+
+class DeleteOneDocument(Work[D | None]):
+    def __init__(self, entry: Entry[D], id_or_filter: Any) -> None:
+        self.entry = entry
+        self.filter = crud.which(entry, id_or_filter)
+
+    @property
+    def alone(self) -> bool:
+        return not deletion_concerns(self.entry)
+
+    def direct(self, graph: Graph, server: Topology) -> Plan[Raw | None]:
+        return (yield from find_one_and_delete(self.entry.collection, self.filter))
+
+    def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Raw | None]:
+        entry = self.entry
+        if any(rule.server_side for rule in entry.feeds_gathers):
+            found = yield from find_one(entry.collection, self.filter, {"_id": 1})
+            if found is None:
+                return None
+            yield from ledger.note_before(entry, [found["_id"]])
+            before = yield from find_one_and_delete(entry.collection, {"_id": {"$eq": found["_id"]}})
+        else:
+            before = yield from find_one_and_delete(entry.collection, self.filter)
+        if before is None:
+            return None
+        ledger.add(Change(entry.collection, before["_id"], before, None))
+        yield from follow_deletions(entry, [before["_id"]], ledger)
+        return before
+
+    def result(self, outcome: Raw | None) -> D | None:
+        return None if outcome is None else self.entry.codec.load(copy.deepcopy(outcome))
+
+
+class DeleteManyDocuments(ChunkedWork):
+    """A deletion of the documents of one chunk."""
+
+    def __init__(self, entry: Entry[Any], filter: Any) -> None:
+        self.entry = entry
+        self.filter = clean_filter(entry.codec, filter)
+        self.keys: list[Any] | None = None
+
+    @property
+    def alone(self) -> bool:
+        return not deletion_concerns(self.entry)
+
+    def direct(self, graph: Graph, server: Topology) -> Plan[int]:
+        result = yield from delete_many(self.entry.collection, self.filter)
+        return result.deleted_count
+
+    def within(self, keys: list[Any]) -> DeleteManyDocuments:
+        """The same deletion, of these documents only."""
+        chunk = copy.copy(self)
+        chunk.keys = keys
+        return chunk
+
+    def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[int]:
+        befores = yield from find(self.entry.collection, only(self.filter, self.keys))
+        yield from delete_documents(self.entry, befores, ledger)
+        return len(befores)
+
+    def result(self, outcome: int) -> int:
+        return outcome
+
+
+def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[None]:
+    """Delete documents that were just read, and what depends on them."""
+    if not befores:
+        return
+    keys = [each["_id"] for each in befores]
+    yield from ledger.note_before(entry, keys)
+    yield from delete_many(entry.collection, {"_id": {"$in": keys}})
+    for before in befores:
+        ledger.add(Change(entry.collection, before["_id"], before, None))
+    yield from follow_deletions(entry, keys, ledger)
+
+
+def follow_deletions(entry: Entry[Any], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
+    """Do as `on_delete` says to the documents that refer to deleted ones."""
+    for rule in entry.feeds_references:
+        if rule.on_delete == "keep":
+            continue
+        condition = {rule.reference_path: {"$in": list(keys)}}
+        if rule.on_delete == "restrict":
+            yield from _refuse_if_referred(rule, condition)
+            continue
+        referring = yield from find(rule.target.collection, condition, limit=CASCADE_MAX + 1)
+        if len(referring) > CASCADE_MAX:
+            raise UsageError(
+                f"more than {CASCADE_MAX:,} {rule.target.model.__name__} documents refer to this "
+                f"{entry.model.__name__}; delete or change them first, with delete_many or update_many",
+                code="cascade-too-large",
+            )
+        if not referring:
+            continue
+        if rule.on_delete == "cascade" and not rule.place.in_array:
+            yield from delete_documents(rule.target, referring, ledger)
+        else:
+            yield from _detach(rule, referring, keys, ledger)
+
+
+def _refuse_if_referred(rule: ReferenceRule, condition: Raw) -> Plan[None]:
+    found = yield from find_one(rule.target.collection, condition, {"_id": 1})
+    if found is not None:
+        raise DataError(
+            f"this {rule.source.model.__name__} cannot be deleted, because {rule.target.model.__name__} "
+            f"{found['_id']!r} refers to it ({rule.place.label} has on_delete='restrict'); delete that first",
+            code="reference-restricted",
+        )
+
+
+def _detach(rule: ReferenceRule, referring: Sequence[Raw], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
+    """Clear the references to deleted documents, or remove the elements that hold them."""
+    target = rule.target
+    referring_keys = [each["_id"] for each in referring]
+    yield from ledger.note_before(target, referring_keys)
+    gone = {freeze(key) for key in keys}
+    operations = []
+    pairs = []
+    for before in referring:
+        after = copy.deepcopy(before)
+        _cut(rule, after, gone)
+        sets = {name: {"$literal": value} for name, value in after.items() if before.get(name) != value}
+        operations.append(UpdateOne({"_id": {"$eq": before["_id"]}}, [{"$set": {**sets, **BUMP}}]))
+        pairs.append((before, after))
+    yield from bulk_write(target.collection, operations, ordered=False)
+    found = yield from find(target.collection, {"_id": {"$in": referring_keys}})
+    afters = {freeze(each["_id"]): each for each in found}
+    if target.formulas:
+        computed = yield from _compute_formulas(target, referring_keys)
+        afters = {freeze(each["_id"]): each for each in computed}
+    for before in referring:
+        ledger.add(Change(target.collection, before["_id"], before, afters[freeze(before["_id"])]))
+
+
+def _cut(rule: ReferenceRule, raw: Raw, gone: set[Any]) -> None:
+    if rule.on_delete == "cascade":
+        _remove_elements(raw, list(rule.steps), rule, gone)
+        return
+    for container, reference in rule.references(raw):
+        if reference is not None and freeze(reference) in gone:
+            container[rule.name] = None
+            if not rule.holds_reference:
+                put(container, rule.by, None)
+
+
+def _remove_elements(raw: Any, steps: list[Any], rule: ReferenceRule, gone: set[Any]) -> None:
+    """Remove the elements of the innermost array that refer to what is gone."""
+    if not isinstance(raw, dict) or not steps or steps[0].stored not in raw:
+        return
+    inner = raw[steps[0].stored]
+    if not isinstance(inner, list):
+        _remove_elements(inner, steps[1:], rule, gone)
+        return
+    if any(step.array for step in steps[1:]):
+        for element in inner:
+            _remove_elements(element, steps[1:], rule, gone)
+        return
+    rest = [*(step.stored for step in steps[1:]), *rule.by]
+    raw[steps[0].stored] = [
+        element
+        for element in inner
+        if freeze(value_at(element, rest)) not in gone or value_at(element, rest) is None
+    ]

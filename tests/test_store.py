@@ -1,0 +1,326 @@
+"""The plain calls of the Store, on both shells."""
+
+from __future__ import annotations
+
+import decimal
+import inspect
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from pydantic import BaseModel
+from pymongo import MongoClient
+from pymongo.errors import DuplicateKeyError
+
+from tests.support import Colour
+from treadle import AsyncStore, DataError, Document, Store, UsageError
+
+
+class Address(BaseModel):
+    city: str
+
+
+class Person(Document, collection="people"):
+    name: str
+    age: int = 0
+    wallet: decimal.Decimal = decimal.Decimal(0)
+    colour: Colour = Colour.RED
+    address: Address | None = None
+    anything: Any = None
+
+
+@pytest.fixture
+def store(run):
+    return run.store([Person])
+
+
+def test_insert_and_get(store):
+    ann = store.insert(Person(name="Ann", address=Address(city="Bern")))
+    assert ann == store.get(Person, ann.id)
+    assert ann == store.get(Person, str(ann.id))
+    assert store.get(Person, ObjectId()) is None
+
+
+def test_find_filters_sorts_skips_and_limits(store):
+    people = store.insert_many(
+        [Person(name=name, age=age) for name, age in zip("abcd", (3, 1, 3, 2), strict=True)]
+    )
+    a, b, c, d = people
+    assert [a, c] == list(store.find(Person, {"age": 3}))
+    assert [a, c, d, b] == list(store.find(Person, sort="-age"))
+    assert [b, d, a, c] == list(store.find(Person, sort=["age", "name"]))
+    assert [c, a, d, b] == list(store.find(Person, sort=[("age", -1), ("name", -1)]))
+    assert [c, d] == list(store.find(Person, sort="-age", skip=1, limit=2))
+    assert [a] == store.find(Person, sort="name", limit=1).to_list()
+    assert b == store.find_one(Person, sort="age")
+    assert 2 == store.count(Person, {"age": 3})
+    assert store.find_one(Person, {"age": 99}) is None
+
+
+def test_find_streams(heard):
+    """The first document arrives before the last batch is fetched."""
+    database, listener = heard
+    store = Store(database, [Person])
+    store.insert_many([Person(name=str(number)) for number in range(1000)])
+    listener.clear()
+    found = store.find(Person)
+    assert [] == listener.names
+    next(found)
+    assert ["find"] == listener.names
+    found.close()
+    assert "killCursors" in listener.names
+
+
+def test_find_reads_every_page(store):
+    store.insert_many([Person(name=str(number), age=number) for number in range(350)])
+    assert list(range(350)) == [person.age for person in store.find(Person, sort="age")]
+
+
+def test_update_returns_the_document_after(store):
+    ann = store.insert(Person(name="Ann"))
+    after = store.update(Person, ann.id, {"$inc": {"age": 1}, "$set": {"wallet": decimal.Decimal("1.50")}})
+    assert (1, decimal.Decimal("1.50")) == (after.age, after.wallet)
+    assert store.update(Person, {"name": "Nobody"}, {"$set": {"age": 1}}) is None
+    assert 2 == store.update(Person, {"name": "Ann"}, [{"$set": {"age": {"$add": ["$age", 1]}}}]).age
+
+
+def test_filters_and_updates_take_python_values(store):
+    store.insert(Person(name="Ann", colour=Colour.BLUE, wallet=decimal.Decimal("2")))
+    assert 1 == store.count(Person, {"colour": Colour.BLUE})
+    assert 1 == store.count(Person, {"wallet": {"$gte": decimal.Decimal("1.5")}})
+    assert 1 == store.update_many(
+        Person, {"colour": {"$in": {Colour.BLUE}}}, {"$set": {"colour": Colour.RED}}
+    )
+    assert 1 == store.count(Person, {"colour": Colour.RED})
+
+
+def test_update_many_and_delete_many_count(store):
+    store.insert_many([Person(name="a"), Person(name="a"), Person(name="b")])
+    assert 2 == store.update_many(Person, {"name": "a"}, {"$set": {"age": 5}})
+    assert 2 == store.delete_many(Person, {"age": 5})
+    assert 1 == store.count(Person)
+
+
+def test_replace_writes_the_whole_document(store):
+    ann = store.insert(Person(name="Ann", age=3))
+    replaced = store.replace(ann.model_copy(update={"name": "Anna"}))
+    assert replaced == store.get(Person, ann.id)
+    assert "Anna" == replaced.name
+
+
+def test_replace_of_a_document_that_is_gone_raises(store):
+    with pytest.raises(DataError, match="not stored") as caught:
+        store.replace(Person(name="Ghost"))
+    assert "document-gone" == caught.value.code
+    assert 0 == store.count(Person)
+
+
+def test_delete_returns_what_was_deleted(store):
+    ann = store.insert(Person(name="Ann"))
+    assert ann == store.delete(Person, ann.id)
+    assert store.delete(Person, ann.id) is None
+    store.insert(ann)
+    assert ann == store.delete(Person, {"name": "Ann"})
+
+
+def test_a_second_insert_of_the_same_id_is_the_drivers_error(store):
+    ann = store.insert(Person(name="Ann"))
+    with pytest.raises(DuplicateKeyError):
+        store.insert(ann)
+
+
+def test_a_transaction_commits_or_aborts(store):
+    with store.transaction() as session:
+        ann = store.insert(Person(name="Ann"), session=session)
+        assert store.get(Person, ann.id) is None
+        assert ann == store.get(Person, ann.id, session=session)
+        assert [ann] == list(store.find(Person, session=session))
+    assert ann == store.get(Person, ann.id)
+    with pytest.raises(ValueError, match="stop"), store.transaction() as session:
+        store.update(Person, ann.id, {"$set": {"age": 9}}, session=session)
+        raise ValueError("stop")
+    assert 0 == store.get(Person, ann.id).age
+
+
+def test_a_plain_pymongo_session_is_accepted(database):
+    store = Store(database, [Person])
+    with database.client.start_session() as session, session.start_transaction():
+        store.insert_many([Person(name="a"), Person(name="b")], session=session)
+        assert 2 == store.count(Person, session=session)
+        session.abort_transaction()
+    assert 0 == store.count(Person)
+
+
+def test_every_plain_call_is_one_command(heard):
+    database, listener = heard
+    store = Store(database, [Person])
+    database.create_collection("people")
+    ann = Person(name="Ann")
+    for expected, call in [
+        ("insert", lambda: store.insert(ann)),
+        ("insert", lambda: store.insert_many([Person(name="b"), Person(name="c")])),
+        ("find", lambda: store.get(Person, ann.id)),
+        ("find", lambda: store.find_one(Person, {"name": "b"})),
+        ("aggregate", lambda: store.count(Person)),
+        ("findAndModify", lambda: store.update(Person, ann.id, {"$set": {"age": 1}})),
+        ("update", lambda: store.update_many(Person, {}, {"$set": {"age": 2}})),
+        ("update", lambda: store.replace(ann)),
+        ("findAndModify", lambda: store.delete(Person, ann.id)),
+        ("delete", lambda: store.delete_many(Person, {})),
+    ]:
+        listener.clear()
+        call()
+        assert [expected] == listener.names
+        body = listener.commands[0][1]
+        assert "txnNumber" not in body or expected in ("insert", "findAndModify", "update")
+        assert "startTransaction" not in body
+
+
+# -- what must be refused -----------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", ["$where", "$function", "$accumulator"])
+def test_operators_that_run_code_are_refused_at_any_depth(store, operator):
+    code = {operator: "return true"}
+    for call in (
+        lambda: store.find(Person, code),
+        lambda: store.count(Person, {"$or": [{"name": "a"}, {"$expr": code}]}),
+        lambda: store.update(Person, {"a": {"$elemMatch": code}}, {"$set": {"age": 1}}),
+        lambda: store.update(Person, {}, [{"$set": {"age": {"$add": [1, code]}}}]),
+        lambda: store.update_many(Person, {}, {"$set": {"anything": [code]}}),
+        lambda: store.delete_many(Person, code),
+    ):
+        with pytest.raises(UsageError, match="runs code") as caught:
+            call()
+        assert "operator-forbidden" == caught.value.code
+
+
+@pytest.mark.parametrize("attack", [{"$ne": None}, {"$gt": ""}, ["x"], None, "not an id", 5])
+def test_an_id_is_never_an_operator(store, attack):
+    """A JSON body in place of an id matches nothing and is refused."""
+    store.insert(Person(name="Ann"))
+    with pytest.raises(UsageError) as caught:
+        store.get(Person, attack)
+    assert "id-invalid" == caught.value.code
+
+
+@pytest.mark.parametrize(
+    "update", [{}, {"age": 1}, {"$set": 1}, "x", [{"$match": {}}], [{"$lookup": {}}], None]
+)
+def test_an_update_that_is_none_changes_nothing(store, update):
+    ann = store.insert(Person(name="Ann"))
+    with pytest.raises(UsageError):
+        store.update(Person, ann.id, update)
+    assert [ann] == list(store.find(Person))
+
+
+def test_python_names_in_filters_are_refused_instead_of_matching_nothing(run):
+    class Camel(Document, collection="camels", naming="camel"):
+        hump_count: int
+
+    store = run.store([Camel])
+    for call in (
+        lambda: store.find(Camel, {"hump_count": 1}),
+        lambda: store.find(Camel, {"id": ObjectId()}),
+        lambda: store.find(Camel, sort="-hump_count"),
+        lambda: store.update_many(Camel, {}, {"$set": {"hump_count": 2}}),
+    ):
+        with pytest.raises(UsageError, match="is stored as"):
+            call()
+
+
+def test_unknown_models_and_mixed_bulk_inserts_are_refused(store):
+    class Other(Document, collection="others"):
+        pass
+
+    for call in (lambda: store.insert(Other()), lambda: store.insert_many([Person(name="a"), Other()])):
+        with pytest.raises(UsageError):
+            call()
+    assert 0 == store.count(Person)
+
+
+def test_insert_many_of_nothing_is_nothing(store):
+    assert [] == store.insert_many([])
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        (2**63, "value-not-storable"),
+        ({"a\0b": 1}, "key-not-storable"),
+        (object(), "value-not-storable"),
+        ("\ud800", "value-not-storable"),
+        ("x" * 17_000_000, "document-too-large"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_before_anything_is_written(store, value, code):
+    bad = Person(name="bad", anything={"deep": value} if not isinstance(value, dict) else value)
+    for call in (lambda: store.insert(bad), lambda: store.insert_many([Person(name="good"), bad])):
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert code == caught.value.code
+        assert "Person" in str(caught.value) or code == "key-not-storable"
+    assert 0 == store.count(Person)
+
+
+def test_a_large_bulk_with_one_bad_document_writes_nothing(store):
+    """The driver would have sent 48 MB before it met the last one."""
+    documents = [Person(name="n", anything="x" * 1_000_000) for _ in range(60)]
+    documents.append(Person(name="bad", anything=2**70))
+    with pytest.raises(UsageError, match="64 bits"):
+        store.insert_many(documents)
+    assert 0 == store.count(Person)
+
+
+@pytest.mark.parametrize("depth", [179, 100_000])
+def test_nesting_beyond_the_servers_limit_is_refused(store, depth):
+    nested: Any = 1
+    for _ in range(depth):
+        nested = {"a": nested}
+    with pytest.raises(UsageError, match="levels deep"):
+        store.insert_many([Person(name="good"), Person(name="bad", anything={"x": {"y": nested}})])
+    assert 0 == store.count(Person)
+
+
+def test_the_deepest_nesting_that_the_server_takes_is_stored(store):
+    nested: Any = {}
+    for _ in range(178):
+        nested = {"a": nested}
+    stored = store.insert(Person(name="deep", anything=nested))
+    assert stored == store.get(Person, stored.id)
+
+
+# -- opening ---------------------------------------------------------------------
+
+
+def test_open_takes_the_database_from_the_uri(server):
+    base, _, options = server.uri.partition("?")
+    with Store.open(f"{base.rstrip('/')}/opened?{options}", models=[Person]) as store:
+        assert "opened" == store.collection(Person).database.name
+    with pytest.raises(UsageError, match="names no database"):
+        Store.open(server.uri, models=[Person])
+
+
+@pytest.mark.parametrize("uri", ["nonsense", "mongodb://user:se:cret@h/x", "mongodb://u:secret@h:port/x"])
+def test_a_bad_uri_is_refused_without_its_password(uri):
+    with pytest.raises(UsageError, match="cannot be parsed") as caught:
+        Store.open(uri, models=[Person])
+    assert "cret" not in str(caught.value)
+
+
+def test_a_client_without_retryable_writes_is_refused(server):
+    with MongoClient(server.uri, retryWrites=False) as client, pytest.raises(UsageError, match="retryWrites"):
+        Store(client["x"], [Person])
+
+
+def test_both_shells_have_the_same_calls():
+    """A call that only one of them has is a call that was forgotten."""
+
+    def calls(kind: type) -> dict[str, list[str]]:
+        return {
+            name: [each for each in inspect.signature(member).parameters]
+            for name, member in inspect.getmembers(kind, callable)
+            if not name.startswith("_")
+        }
+
+    assert calls(Store) == calls(AsyncStore)
