@@ -98,7 +98,7 @@ scalars: list[tuple[Any, Any]] = [
 hashable = [pair for pair in scalars if pair[0] not in (Point,)]
 # Members that BSON tells apart; the rest is refused, see test_shape.
 unions = [int | str, decimal.Decimal | int, dt.datetime | bytes | None, uuid.UUID | float, Point | str]
-by_type = {annotation: values for annotation, values in scalars}
+by_type = dict(scalars)
 
 
 def union_values(annotation: Any) -> Any:

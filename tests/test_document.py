@@ -33,12 +33,12 @@ def test_an_id_that_nobody_has_seen_is_remembered_as_such():
         lambda thing: thing.id,
         lambda thing: thing.model_dump(),
         lambda thing: thing.model_dump_json(),
-        lambda thing: dict(thing),
-        lambda thing: repr(thing),
-        lambda thing: copy.copy(thing),
-        lambda thing: copy.deepcopy(thing),
+        dict,
+        repr,
+        copy.copy,
+        copy.deepcopy,
         lambda thing: thing.model_copy(),
-        lambda thing: pickle.dumps(thing),
+        pickle.dumps,
         lambda thing: setattr(thing, "id", ObjectId()),
     ]
     for look in ways:

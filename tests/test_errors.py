@@ -8,17 +8,25 @@ import re
 from pathlib import Path
 
 from treadle import UsageError
+from treadle.server_failures import LOG_SIGNS
 
 ROOT = Path(__file__).parent.parent
 
 
 def codes_in_source() -> set[str]:
-    found = set()
+    """The codes that errors are raised with, or that resolve() is told to raise with."""
+    found = {code for _, code, _ in LOG_SIGNS}
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.keyword) and node.arg == "code" and isinstance(node.value, ast.Constant):
-                if isinstance(node.value.value, str):
-                    found.add(node.value.value)
+            if not isinstance(node, ast.Call):
+                continue
+            values = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
+            position = {"resolve": 3, "sentence": 1}.get(getattr(node.func, "id", ""))
+            if position is not None:
+                values += node.args[position : position + 1]
+            for value in values:
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    found.add(value.value)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 
 import pytest
@@ -148,10 +149,8 @@ def test_inside_a_transaction_an_error_cannot_be_swallowed(run, database):
 
     def swallow():
         yield from insert_one("numbers", {"_id": 2})
-        try:
+        with contextlib.suppress(DuplicateKeyError):
             yield from insert_one("numbers", {"_id": 1})
-        except DuplicateKeyError:
-            pass
         yield from insert_one("numbers", {"_id": 3})
         return "looks fine"
 

@@ -318,7 +318,7 @@ def test_both_shells_have_the_same_calls():
 
     def calls(kind: type) -> dict[str, list[str]]:
         return {
-            name: [each for each in inspect.signature(member).parameters]
+            name: list(inspect.signature(member).parameters)
             for name, member in inspect.getmembers(kind, callable)
             if not name.startswith("_")
         }

@@ -16,7 +16,7 @@ from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import PyMongoError
 
-from treadle import crud, set_up, shell, writes
+from treadle import crud, deletes, set_up, shell, writes
 from treadle.bson_types import CODEC_OPTIONS
 from treadle.codec import Codec
 from treadle.document import Document
@@ -372,14 +372,14 @@ class AsyncStore:
         entry = self.graph.entry(model)
         if entry.plain:
             return await self.runner.run(crud.delete(entry, id_or_filter), session)
-        return await self._write(writes.DeleteOneDocument(entry, id_or_filter), session)
+        return await self._write(deletes.DeleteOneDocument(entry, id_or_filter), session)
 
     async def delete_many(self, model: type[Document], filter: Any, session: Session = None) -> int:
         """Delete all matching documents; how many there were."""
         entry = self.graph.entry(model)
         if entry.plain:
             return await self.runner.run(crud.delete_all(entry, filter), session)
-        return await self._write_chunks(writes.DeleteManyDocuments(entry, filter), session)
+        return await self._write_chunks(deletes.DeleteManyDocuments(entry, filter), session)
 
     # -- writes that others follow ----------------------------------------------------
 

@@ -154,6 +154,124 @@ def _until_interrupted() -> None:
         typer.echo()
 
 
+AppOption = Annotated[
+    str, typer.Option("--app", metavar="MODULE:STORE", help="Your Store, such as shop.models:store.")
+]
+ModelsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[MODEL]...", help="Only these models.", show_default=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+@app.command()
+def setup(
+    app_name: AppOption,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Create the collections, validators and indexes that the models declare.
+
+    Nothing is dropped. To undo, drop the indexes that it lists and set
+    validation="off".
+
+    \b
+    Example:
+      treadle setup --app shop.models:store --dry-run
+    """
+    from treadle.commands import app, maintain
+
+    actions = maintain.setup(app.load_store(app_name), dry_run)
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        typer.echo(json.dumps([asdict(action) for action in actions], indent=2))
+        return
+    for action in actions:
+        typer.echo(f"{'would ' if dry_run else ''}{action}")
+    if not actions:
+        typer.echo("Everything is as declared.")
+
+
+@app.command()
+def verify(app_name: AppOption, models: ModelsArgument = None, as_json: JsonOption = False) -> None:
+    """Name every stored value that is not what it should be. Writes nothing.
+
+    Exits with 1 when there are findings.
+
+    \b
+    Example:
+      treadle verify --app shop.models:store
+      treadle verify --app shop.models:store Product --json
+    """
+    from rich.console import Console
+
+    from treadle.commands import app, maintain
+
+    with maintain.progress_bar(Console(stderr=True)) as progress:
+        findings = maintain.verify(app.load_store(app_name), models or [], progress)
+    if as_json:
+        typer.echo(maintain.findings_as_json(findings))
+    else:
+        maintain.show_findings(findings, Console())
+    if findings:
+        raise typer.Exit(FINDINGS)
+
+
+@app.command()
+def repair(
+    app_name: AppOption,
+    models: ModelsArgument = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be mended.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Mend what verify finds, while writers go on.
+
+    What was wrong is overwritten; run with --dry-run --json first to keep it.
+
+    \b
+    Example:
+      treadle repair --app shop.models:store
+    """
+    if dry_run:
+        verify(app_name, models, as_json)
+        return
+    from rich.console import Console
+
+    from treadle.commands import app, maintain
+
+    with maintain.progress_bar(Console(stderr=True)) as progress:
+        mended = maintain.repair(app.load_store(app_name), models or [], progress)
+    typer.echo(f'{{"mended": {mended}}}' if as_json else f"Mended {mended} documents.")
+
+
+@app.command()
+def rebuild(
+    app_name: AppOption,
+    models: ModelsArgument = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would change.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Recompute every maintained value, as after declaring a pattern on old data.
+
+    Only maintained fields change; remove them from the documents to undo.
+
+    \b
+    Example:
+      treadle rebuild --app shop.models:store Product
+    """
+    if dry_run:
+        verify(app_name, models, as_json)
+        return
+    from rich.console import Console
+
+    from treadle.commands import app, maintain
+
+    with maintain.progress_bar(Console(stderr=True)) as progress:
+        visited = maintain.rebuild(app.load_store(app_name), models or [], progress)
+    typer.echo(f'{{"rebuilt": {visited}}}' if as_json else f"Rebuilt {visited} documents.")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code. Whatever goes wrong is told without passwords."""
     given = list(sys.argv[1:] if arguments is None else arguments)

@@ -17,7 +17,7 @@ from pymongo.cursor import Cursor
 from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
-from treadle import crud, set_up, shell, writes
+from treadle import crud, deletes, set_up, shell, writes
 from treadle.bson_types import CODEC_OPTIONS
 from treadle.codec import Codec
 from treadle.document import Document
@@ -366,14 +366,14 @@ class Store:
         entry = self.graph.entry(model)
         if entry.plain:
             return self.runner.run(crud.delete(entry, id_or_filter), session)
-        return self._write(writes.DeleteOneDocument(entry, id_or_filter), session)
+        return self._write(deletes.DeleteOneDocument(entry, id_or_filter), session)
 
     def delete_many(self, model: type[Document], filter: Any, session: Session = None) -> int:
         """Delete all matching documents; how many there were."""
         entry = self.graph.entry(model)
         if entry.plain:
             return self.runner.run(crud.delete_all(entry, filter), session)
-        return self._write_chunks(writes.DeleteManyDocuments(entry, filter), session)
+        return self._write_chunks(deletes.DeleteManyDocuments(entry, filter), session)
 
     # -- writes that others follow ----------------------------------------------------
 

@@ -19,25 +19,23 @@ from treadle import crud
 from treadle.change import Change
 from treadle.codec import RESERVED
 from treadle.document import Document
-from treadle.errors import DataError, UsageError
+from treadle.errors import UsageError
 from treadle.gather import freeze
 from treadle.graph import Entry, Graph
+from treadle.maintenance.fill import compute_formulas, fill_references
 from treadle.maintenance.guards import guard
 from treadle.maintenance.ledger import Ledger
-from treadle.maintenance.react import BUMP, formula_stages
+from treadle.maintenance.react import formula_stages
 from treadle.maintenance.recompute import recompute
 from treadle.paths import has, overlap, plain, put, value_at
-from treadle.pattern import REVISION
 from treadle.patterns.extended_reference import ReferenceRule
 from treadle.plan import (
     Plan,
     Raw,
     Update,
     bulk_write,
-    delete_many,
     find,
     find_one,
-    find_one_and_delete,
     find_one_and_update,
     insert_many,
     insert_one,
@@ -54,7 +52,6 @@ R = TypeVar("R")
 # More documents than this are inserted in several transactions.
 INSERT_MAX = 10_000
 CHUNK = 1000
-CASCADE_MAX = 10_000
 
 
 class Work(Generic[R]):
@@ -152,7 +149,7 @@ class Insert(Work[list[D]]):
                 yield from insert_many(entry.collection, self.raws)
         raws = self.raws
         if entry.formulas:
-            raws = yield from _compute_formulas(entry, [raw["_id"] for raw in raws])
+            raws = yield from compute_formulas(entry, [raw["_id"] for raw in raws])
         for raw, fresh in zip(raws, self.fresh, strict=True):
             ledger.add(Change(entry.collection, raw["_id"], None, raw, fresh))
         return raws
@@ -181,69 +178,6 @@ class Insert(Work[list[D]]):
         if not altered and not self.entry.protected:
             return document
         return self.entry.codec.load(copy.deepcopy(raw))
-
-
-def fill_references(
-    entry: Entry[Any],
-    pairs: Sequence[tuple[Raw | None, Raw]],
-    *,
-    look_only: bool = False,
-    lenient: bool = False,
-) -> Plan[None]:
-    """Set every card of the new documents from its source, as of now.
-
-    Really writes each source that a synced copy is made of, so that a
-    concurrent change of it meets this transaction; not so with `look_only`.
-    A missing source is an error unless the card may be None, or `lenient`.
-    """
-    by_source: dict[Entry[Any], list[ReferenceRule]] = {}
-    for rule in entry.references:
-        by_source.setdefault(rule.source, []).append(rule)
-    for source, rules in by_source.items():
-        wanted: dict[Any, Any] = {}
-        for rule in rules:
-            for _, raw in pairs:
-                for _, reference in rule.references(raw):
-                    if reference is not None:
-                        wanted[freeze(reference)] = reference
-        sources = yield from read_sources(
-            source, list(wanted.values()), any(rule.guards_source for rule in rules)
-        )
-        for rule in rules:
-            for before, raw in pairs:
-                rule.fill(raw, sources, before, freeze, lenient=lenient or look_only)
-
-
-def read_sources(source: Entry[Any], keys: Sequence[Any], guarded: bool) -> Plan[dict[Any, Raw]]:
-    """Source documents by frozen id; written as well where they must not change meanwhile."""
-    if not keys:
-        return {}
-    bump = {"$inc": {REVISION: 1}}
-    found: list[Raw] = []
-    if guarded and len(keys) == 1:
-        one = yield from find_one_and_update(source.collection, {"_id": {"$eq": keys[0]}}, bump)
-        found = [one] if one is not None else []
-    else:
-        if guarded:
-            yield from update_many(source.collection, {"_id": {"$in": list(keys)}}, bump)
-        found = yield from find(source.collection, {"_id": {"$in": list(keys)}})
-    sources = {freeze(each["_id"]): each for each in found}
-    missing = [key for key in keys if freeze(key) not in sources]
-    if guarded and missing:
-        yield from guard(source.collection, missing)
-    return sources
-
-
-def _compute_formulas(entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Raw]]:
-    """Let the server compute the formulas of these documents; the documents after."""
-    stages = formula_stages(entry)
-    if len(keys) == 1:
-        after = yield from find_one_and_update(entry.collection, {"_id": {"$eq": keys[0]}}, stages)
-        return [after] if after is not None else []
-    yield from update_many(entry.collection, {"_id": {"$in": list(keys)}}, stages)
-    found = yield from find(entry.collection, {"_id": {"$in": list(keys)}})
-    by_key = {freeze(each["_id"]): each for each in found}
-    return [by_key[freeze(key)] for key in keys]
 
 
 # -- update ---------------------------------------------------------------------------
@@ -451,181 +385,9 @@ class Replace(Work[D]):
         with crud.translated(entry.model.__name__, [after]):
             yield from replace_one(entry.collection, {"_id": {"$eq": identity}}, after)
         if entry.formulas:
-            (after,) = yield from _compute_formulas(entry, [identity])
+            (after,) = yield from compute_formulas(entry, [identity])
         ledger.add(Change(entry.collection, identity, before, after))
         return after
 
     def result(self, outcome: Raw) -> D:
         return self.entry.codec.load(copy.deepcopy(outcome))
-
-
-# -- delete ---------------------------------------------------------------------------------
-
-
-def deletion_concerns(entry: Entry[Any]) -> bool:
-    """Whether a deletion must be followed."""
-    return bool(entry.feeds_gathers) or any(rule.on_delete != "keep" for rule in entry.feeds_references)
-
-
-class DeleteOneDocument(Work[D | None]):
-    def __init__(self, entry: Entry[D], id_or_filter: Any) -> None:
-        self.entry = entry
-        self.filter = crud.which(entry, id_or_filter)
-
-    @property
-    def alone(self) -> bool:
-        return not deletion_concerns(self.entry)
-
-    def direct(self, graph: Graph, server: Topology) -> Plan[Raw | None]:
-        return (yield from find_one_and_delete(self.entry.collection, self.filter))
-
-    def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Raw | None]:
-        entry = self.entry
-        if any(rule.server_side for rule in entry.feeds_gathers):
-            found = yield from find_one(entry.collection, self.filter, {"_id": 1})
-            if found is None:
-                return None
-            yield from ledger.note_before(entry, [found["_id"]])
-            before = yield from find_one_and_delete(entry.collection, {"_id": {"$eq": found["_id"]}})
-        else:
-            before = yield from find_one_and_delete(entry.collection, self.filter)
-        if before is None:
-            return None
-        ledger.add(Change(entry.collection, before["_id"], before, None))
-        yield from follow_deletions(entry, [before["_id"]], ledger)
-        return before
-
-    def result(self, outcome: Raw | None) -> D | None:
-        return None if outcome is None else self.entry.codec.load(copy.deepcopy(outcome))
-
-
-class DeleteManyDocuments(ChunkedWork):
-    """A deletion of the documents of one chunk."""
-
-    def __init__(self, entry: Entry[Any], filter: Any) -> None:
-        self.entry = entry
-        self.filter = clean_filter(entry.codec, filter)
-        self.keys: list[Any] | None = None
-
-    @property
-    def alone(self) -> bool:
-        return not deletion_concerns(self.entry)
-
-    def direct(self, graph: Graph, server: Topology) -> Plan[int]:
-        result = yield from delete_many(self.entry.collection, self.filter)
-        return result.deleted_count
-
-    def within(self, keys: list[Any]) -> DeleteManyDocuments:
-        """The same deletion, of these documents only."""
-        chunk = copy.copy(self)
-        chunk.keys = keys
-        return chunk
-
-    def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[int]:
-        befores = yield from find(self.entry.collection, only(self.filter, self.keys))
-        yield from delete_documents(self.entry, befores, ledger)
-        return len(befores)
-
-    def result(self, outcome: int) -> int:
-        return outcome
-
-
-def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[None]:
-    """Delete documents that were just read, and what depends on them."""
-    if not befores:
-        return
-    keys = [each["_id"] for each in befores]
-    yield from ledger.note_before(entry, keys)
-    yield from delete_many(entry.collection, {"_id": {"$in": keys}})
-    for before in befores:
-        ledger.add(Change(entry.collection, before["_id"], before, None))
-    yield from follow_deletions(entry, keys, ledger)
-
-
-def follow_deletions(entry: Entry[Any], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
-    """Do as `on_delete` says to the documents that refer to deleted ones."""
-    for rule in entry.feeds_references:
-        if rule.on_delete == "keep":
-            continue
-        condition = {rule.reference_path: {"$in": list(keys)}}
-        if rule.on_delete == "restrict":
-            yield from _refuse_if_referred(rule, condition)
-            continue
-        referring = yield from find(rule.target.collection, condition, limit=CASCADE_MAX + 1)
-        if len(referring) > CASCADE_MAX:
-            raise UsageError(
-                f"more than {CASCADE_MAX:,} {rule.target.model.__name__} documents refer to this "
-                f"{entry.model.__name__}; delete or change them first, with delete_many or update_many",
-                code="cascade-too-large",
-            )
-        if not referring:
-            continue
-        if rule.on_delete == "cascade" and not rule.place.in_array:
-            yield from delete_documents(rule.target, referring, ledger)
-        else:
-            yield from _detach(rule, referring, keys, ledger)
-
-
-def _refuse_if_referred(rule: ReferenceRule, condition: Raw) -> Plan[None]:
-    found = yield from find_one(rule.target.collection, condition, {"_id": 1})
-    if found is not None:
-        raise DataError(
-            f"this {rule.source.model.__name__} cannot be deleted, because {rule.target.model.__name__} "
-            f"{found['_id']!r} refers to it ({rule.place.label} has on_delete='restrict'); delete that first",
-            code="reference-restricted",
-        )
-
-
-def _detach(rule: ReferenceRule, referring: Sequence[Raw], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
-    """Clear the references to deleted documents, or remove the elements that hold them."""
-    target = rule.target
-    referring_keys = [each["_id"] for each in referring]
-    yield from ledger.note_before(target, referring_keys)
-    gone = {freeze(key) for key in keys}
-    operations = []
-    pairs = []
-    for before in referring:
-        after = copy.deepcopy(before)
-        _cut(rule, after, gone)
-        sets = {name: {"$literal": value} for name, value in after.items() if before.get(name) != value}
-        operations.append(UpdateOne({"_id": {"$eq": before["_id"]}}, [{"$set": {**sets, **BUMP}}]))
-        pairs.append((before, after))
-    yield from bulk_write(target.collection, operations, ordered=False)
-    found = yield from find(target.collection, {"_id": {"$in": referring_keys}})
-    afters = {freeze(each["_id"]): each for each in found}
-    if target.formulas:
-        computed = yield from _compute_formulas(target, referring_keys)
-        afters = {freeze(each["_id"]): each for each in computed}
-    for before in referring:
-        ledger.add(Change(target.collection, before["_id"], before, afters[freeze(before["_id"])]))
-
-
-def _cut(rule: ReferenceRule, raw: Raw, gone: set[Any]) -> None:
-    if rule.on_delete == "cascade":
-        _remove_elements(raw, list(rule.steps), rule, gone)
-        return
-    for container, reference in rule.references(raw):
-        if reference is not None and freeze(reference) in gone:
-            container[rule.name] = None
-            if not rule.holds_reference:
-                put(container, rule.by, None)
-
-
-def _remove_elements(raw: Any, steps: list[Any], rule: ReferenceRule, gone: set[Any]) -> None:
-    """Remove the elements of the innermost array that refer to what is gone."""
-    if not isinstance(raw, dict) or not steps or steps[0].stored not in raw:
-        return
-    inner = raw[steps[0].stored]
-    if not isinstance(inner, list):
-        _remove_elements(inner, steps[1:], rule, gone)
-        return
-    if any(step.array for step in steps[1:]):
-        for element in inner:
-            _remove_elements(element, steps[1:], rule, gone)
-        return
-    rest = [*(step.stored for step in steps[1:]), *rule.by]
-    raw[steps[0].stored] = [
-        element
-        for element in inner
-        if freeze(value_at(element, rest)) not in gone or value_at(element, rest) is None
-    ]

@@ -16,6 +16,7 @@ from treadle.canonical import same
 from treadle.change import Change
 from treadle.gather import freeze
 from treadle.maintenance import standalone
+from treadle.maintenance.fill import fill_references
 from treadle.maintenance.intents import POISON, set_aside
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import UNBOUNDED, react, stamps_of, update_pipeline
@@ -23,7 +24,6 @@ from treadle.maintenance.verify import Finding, Progress, Report, expected, page
 from treadle.paths import value_at
 from treadle.plan import Plan, Raw, bulk_write, count_documents, find, transact
 from treadle.topology import Topology
-from treadle.writes import fill_references
 
 if TYPE_CHECKING:
     from treadle.graph import Entry, Graph

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 from bson import ObjectId
 
 from treadle.canonical import same
+from treadle.deletes import DeleteManyDocuments, DeleteOneDocument, cut, refuse_if_referred
 from treadle.errors import DataError
 from treadle.gather import freeze
+from treadle.maintenance.fill import fill_references
 from treadle.maintenance.intents import COLLECTION
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import formula_stages, stamps_of, update_copies, update_pipeline
@@ -28,18 +30,7 @@ from treadle.paths import has, put, value_at
 from treadle.pattern import REVISION
 from treadle.plan import Plan, Raw, delete_one, find, find_one, update_one, wait
 from treadle.topology import Topology
-from treadle.writes import (
-    DeleteManyDocuments,
-    DeleteOneDocument,
-    Insert,
-    Replace,
-    UpdateManyDocuments,
-    UpdateOneDocument,
-    Work,
-    _refuse_if_referred,
-    fill_references,
-    only,
-)
+from treadle.writes import Insert, Replace, UpdateManyDocuments, UpdateOneDocument, Work, only
 
 if TYPE_CHECKING:
     from treadle.graph import Entry, Graph
@@ -160,7 +151,7 @@ def _each(graph: Graph, server: Topology, work: Any, owner: str) -> Plan[int]:
 def _check_restrictions(entry: Entry[Any], key: Any) -> Plan[None]:
     for rule in entry.feeds_references:
         if rule.on_delete == "restrict":
-            yield from _refuse_if_referred(rule, {rule.reference_path: {"$eq": key}})
+            yield from refuse_if_referred(rule, {rule.reference_path: {"$eq": key}})
 
 
 def _keys_of(entry: Entry[Any], before: Raw) -> dict[str, list[Any]]:
@@ -308,8 +299,6 @@ def _after_deletion(server: Topology, rule: ReferenceRule, key: Any) -> Plan[lis
     """Do as `on_delete` says, again where it was interrupted."""
     if rule.on_delete not in ("clear", "cascade"):
         return []
-    from treadle.writes import _cut
-
     changed: list[tuple[Entry[Any], Any]] = []
     found: Iterable[Raw] = yield from find(rule.target.collection, {rule.reference_path: {"$eq": key}})
     for before in found:
@@ -319,7 +308,7 @@ def _after_deletion(server: Topology, rule: ReferenceRule, key: Any) -> Plan[lis
             yield from _redo_one(server, rule.target, before["_id"], feeds)
         else:
             after = copy.deepcopy(before)
-            _cut(rule, after, {freeze(key)})
+            cut(rule, after, {freeze(key)})
             sets = {name: {"$literal": value} for name, value in after.items() if before.get(name) != value}
             yield from update_one(rule.target.collection, {"_id": {"$eq": before["_id"]}}, [{"$set": sets}])
             yield from _redo_one(server, rule.target, before["_id"], _keys_of(rule.target, before))

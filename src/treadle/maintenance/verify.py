@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.canonical import same
 from treadle.gather import freeze
+from treadle.maintenance.fill import fill_references
 from treadle.maintenance.recompute import recompute
 from treadle.paths import Step, put, value_at
 from treadle.plan import Plan, Raw, aggregate, count_documents, find, transact, wait
 from treadle.topology import Topology
-from treadle.writes import fill_references
 
 if TYPE_CHECKING:
     from treadle.graph import Entry, Graph

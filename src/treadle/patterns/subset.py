@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from treadle.codec import codec_of
 from treadle.errors import DeclarationError
 from treadle.gather import KEY, RECOMPUTE, GatherRule, freeze
-from treadle.paths import ARRAYS, model_of, resolve
+from treadle.paths import ARRAYS, model_of, resolve, value_at
 from treadle.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_choice
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.query import Sort, sort_keys
@@ -102,14 +102,15 @@ class SubsetRule(GatherRule):
     def value_paths(self) -> set[str]:
         return {*self.card.values(), *(path for path, _ in self.sort)}
 
-    def value(self, raw: Raw) -> Raw:
-        return self.item(raw)
+    def value(self, raw: Raw) -> tuple[Raw, list[Any]]:
+        # The sort keys are part of it: a child may change its place without its card.
+        return self.item(raw), [value_at(raw, path.split(".")) for path, _ in self.sort]
 
     def evaluation(self) -> dict[str, Any]:
-        return dict.fromkeys(self.card.values(), 1)
+        return dict.fromkeys(sorted(self.value_paths()), 1)
 
-    def evaluated(self, row: Raw) -> Raw:
-        return self.item(row)
+    def evaluated(self, row: Raw) -> tuple[Raw, list[Any]]:
+        return self.value(row)
 
     def item(self, raw: Mapping[str, Any]) -> Raw:
         """The card of a child, as it is embedded."""
@@ -121,7 +122,7 @@ class SubsetRule(GatherRule):
     def difference(self, removed: Sequence[Any], added: Sequence[Any], version: tuple[int, ...]) -> Any:
         if removed or self.embedded_sort is None or version < SORT_ARRAY_SINCE:
             return RECOMPUTE
-        return list(added) or None
+        return [item for item, _ in added] or None
 
     def apply(self, difference: list[Raw]) -> tuple[dict[str, Any], dict[str, Any]]:
         new = {"$literal": [item["_id"] for item in difference]}

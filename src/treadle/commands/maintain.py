@@ -1,0 +1,100 @@
+"""`treadle setup`, `verify`, `repair` and `rebuild`: the Store's own calls, with a progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from bson import json_util
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from treadle.async_api import AsyncStore
+from treadle.commands.app import Reporter, call, models_named
+from treadle.maintenance.verify import Finding, Progress
+from treadle.set_up import Action
+from treadle.sync_api import Store
+
+SHOWN_MAX = 50
+
+
+def verify(store: Store | AsyncStore, names: list[str], progress: Reporter | None = None) -> list[Finding]:
+    """What is stored and should be otherwise."""
+    found: list[Finding] = call(store, "verify", *models_named(store, names), progress=progress)
+    return found
+
+
+def repair(store: Store | AsyncStore, names: list[str], progress: Reporter | None = None) -> int:
+    """Mend what `verify` finds; how many documents were mended."""
+    mended: int = call(store, "repair", *models_named(store, names), progress=progress)
+    return mended
+
+
+def rebuild(store: Store | AsyncStore, names: list[str], progress: Reporter | None = None) -> int:
+    """Recompute everything; how many documents were visited."""
+    visited: int = call(store, "rebuild", *models_named(store, names), progress=progress)
+    return visited
+
+
+def setup(store: Store | AsyncStore, dry_run: bool) -> list[Action]:
+    """Make the database as the models declare, or say what would be done."""
+    actions: list[Action] = call(store, "setup", dry_run=dry_run)
+    return actions
+
+
+def findings_as_json(findings: list[Finding]) -> str:
+    """Relaxed Extended JSON, one object per finding."""
+    rows: list[dict[str, Any]] = [
+        {
+            "pattern": each.pattern,
+            "model": each.model,
+            "document_id": each.document_id,
+            "path": each.path,
+            "stored": each.stored,
+            "expected": each.expected,
+        }
+        for each in findings
+    ]
+    return json_util.dumps(rows, json_options=json_util.RELAXED_JSON_OPTIONS, indent=2)
+
+
+def show_findings(findings: list[Finding], console: Console) -> None:
+    """A table of the first findings, and how many there are."""
+    if not findings:
+        console.print("Every maintained value is right.")
+        return
+    table = Table("pattern", "document", "path", "stored", "expected")
+    for each in findings[:SHOWN_MAX]:
+        table.add_row(
+            each.pattern,
+            f"{each.model} {each.document_id}",
+            each.path,
+            _short(each.stored),
+            _short(each.expected),
+        )
+    console.print(table)
+    more = len(findings) - SHOWN_MAX
+    console.print(f"{len(findings)} findings" + (f", {more} of them not shown" if more > 0 else "") + ".")
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+@contextmanager
+def progress_bar(console: Console) -> Iterator[Reporter]:
+    """A bar per model, on the console given (which should be standard error)."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        tasks: dict[str, Any] = {}
+
+        def report(progress: Progress) -> None:
+            if progress.model not in tasks:
+                tasks[progress.model] = bar.add_task(progress.model, total=progress.total)
+            bar.update(tasks[progress.model], completed=progress.done, total=progress.total)
+
+        yield report

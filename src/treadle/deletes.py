@@ -1,0 +1,198 @@
+"""Deletions, and what `on_delete` asks for of the documents that refer to deleted ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pymongo import UpdateOne
+
+from treadle import crud
+from treadle.change import Change
+from treadle.document import Document
+from treadle.errors import DataError, UsageError
+from treadle.gather import freeze
+from treadle.graph import Entry, Graph
+from treadle.maintenance.fill import compute_formulas
+from treadle.maintenance.ledger import Ledger
+from treadle.maintenance.react import BUMP
+from treadle.paths import put, value_at
+from treadle.patterns.extended_reference import ReferenceRule
+from treadle.plan import Plan, Raw, bulk_write, delete_many, find, find_one, find_one_and_delete
+from treadle.query import clean_filter
+from treadle.topology import Topology
+from treadle.writes import ChunkedWork, Work, only
+
+D = TypeVar("D", bound=Document)
+
+CASCADE_MAX = 10_000
+
+
+def deletion_concerns(entry: Entry[Any]) -> bool:
+    """Whether a deletion must be followed."""
+    return bool(entry.feeds_gathers) or any(rule.on_delete != "keep" for rule in entry.feeds_references)
+
+
+class DeleteOneDocument(Work[D | None]):
+    def __init__(self, entry: Entry[D], id_or_filter: Any) -> None:
+        self.entry = entry
+        self.filter = crud.which(entry, id_or_filter)
+
+    @property
+    def alone(self) -> bool:
+        return not deletion_concerns(self.entry)
+
+    def direct(self, graph: Graph, server: Topology) -> Plan[Raw | None]:
+        return (yield from find_one_and_delete(self.entry.collection, self.filter))
+
+    def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Raw | None]:
+        entry = self.entry
+        if any(rule.server_side for rule in entry.feeds_gathers):
+            found = yield from find_one(entry.collection, self.filter, {"_id": 1})
+            if found is None:
+                return None
+            yield from ledger.note_before(entry, [found["_id"]])
+            before = yield from find_one_and_delete(entry.collection, {"_id": {"$eq": found["_id"]}})
+        else:
+            before = yield from find_one_and_delete(entry.collection, self.filter)
+        if before is None:
+            return None
+        ledger.add(Change(entry.collection, before["_id"], before, None))
+        yield from follow_deletions(entry, [before["_id"]], ledger)
+        return before
+
+    def result(self, outcome: Raw | None) -> D | None:
+        return None if outcome is None else self.entry.codec.load(copy.deepcopy(outcome))
+
+
+class DeleteManyDocuments(ChunkedWork):
+    """A deletion of the documents of one chunk."""
+
+    def __init__(self, entry: Entry[Any], filter: Any) -> None:
+        self.entry = entry
+        self.filter = clean_filter(entry.codec, filter)
+        self.keys: list[Any] | None = None
+
+    @property
+    def alone(self) -> bool:
+        return not deletion_concerns(self.entry)
+
+    def direct(self, graph: Graph, server: Topology) -> Plan[int]:
+        result = yield from delete_many(self.entry.collection, self.filter)
+        return result.deleted_count
+
+    def within(self, keys: list[Any]) -> DeleteManyDocuments:
+        """The same deletion, of these documents only."""
+        chunk = copy.copy(self)
+        chunk.keys = keys
+        return chunk
+
+    def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[int]:
+        befores = yield from find(self.entry.collection, only(self.filter, self.keys))
+        yield from delete_documents(self.entry, befores, ledger)
+        return len(befores)
+
+    def result(self, outcome: int) -> int:
+        return outcome
+
+
+def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[None]:
+    """Delete documents that were just read, and what depends on them."""
+    if not befores:
+        return
+    keys = [each["_id"] for each in befores]
+    yield from ledger.note_before(entry, keys)
+    yield from delete_many(entry.collection, {"_id": {"$in": keys}})
+    for before in befores:
+        ledger.add(Change(entry.collection, before["_id"], before, None))
+    yield from follow_deletions(entry, keys, ledger)
+
+
+def follow_deletions(entry: Entry[Any], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
+    """Do as `on_delete` says to the documents that refer to deleted ones."""
+    for rule in entry.feeds_references:
+        if rule.on_delete == "keep":
+            continue
+        condition = {rule.reference_path: {"$in": list(keys)}}
+        if rule.on_delete == "restrict":
+            yield from refuse_if_referred(rule, condition)
+            continue
+        referring = yield from find(rule.target.collection, condition, limit=CASCADE_MAX + 1)
+        if len(referring) > CASCADE_MAX:
+            raise UsageError(
+                f"more than {CASCADE_MAX:,} {rule.target.model.__name__} documents refer to this "
+                f"{entry.model.__name__}; delete or change them first, with delete_many or update_many",
+                code="cascade-too-large",
+            )
+        if not referring:
+            continue
+        if rule.on_delete == "cascade" and not rule.place.in_array:
+            yield from delete_documents(rule.target, referring, ledger)
+        else:
+            yield from _detach(rule, referring, keys, ledger)
+
+
+def refuse_if_referred(rule: ReferenceRule, condition: Raw) -> Plan[None]:
+    found = yield from find_one(rule.target.collection, condition, {"_id": 1})
+    if found is not None:
+        raise DataError(
+            f"this {rule.source.model.__name__} cannot be deleted, because {rule.target.model.__name__} "
+            f"{found['_id']!r} refers to it ({rule.place.label} has on_delete='restrict'); delete that first",
+            code="reference-restricted",
+        )
+
+
+def _detach(rule: ReferenceRule, referring: Sequence[Raw], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
+    """Clear the references to deleted documents, or remove the elements that hold them."""
+    target = rule.target
+    referring_keys = [each["_id"] for each in referring]
+    yield from ledger.note_before(target, referring_keys)
+    gone = {freeze(key) for key in keys}
+    operations = []
+    pairs = []
+    for before in referring:
+        after = copy.deepcopy(before)
+        cut(rule, after, gone)
+        sets = {name: {"$literal": value} for name, value in after.items() if before.get(name) != value}
+        operations.append(UpdateOne({"_id": {"$eq": before["_id"]}}, [{"$set": {**sets, **BUMP}}]))
+        pairs.append((before, after))
+    yield from bulk_write(target.collection, operations, ordered=False)
+    found = yield from find(target.collection, {"_id": {"$in": referring_keys}})
+    afters = {freeze(each["_id"]): each for each in found}
+    if target.formulas:
+        computed = yield from compute_formulas(target, referring_keys)
+        afters = {freeze(each["_id"]): each for each in computed}
+    for before in referring:
+        ledger.add(Change(target.collection, before["_id"], before, afters[freeze(before["_id"])]))
+
+
+def cut(rule: ReferenceRule, raw: Raw, gone: set[Any]) -> None:
+    if rule.on_delete == "cascade":
+        _remove_elements(raw, list(rule.steps), rule, gone)
+        return
+    for container, reference in rule.references(raw):
+        if reference is not None and freeze(reference) in gone:
+            container[rule.name] = None
+            if not rule.holds_reference:
+                put(container, rule.by, None)
+
+
+def _remove_elements(raw: Any, steps: list[Any], rule: ReferenceRule, gone: set[Any]) -> None:
+    """Remove the elements of the innermost array that refer to what is gone."""
+    if not isinstance(raw, dict) or not steps or steps[0].stored not in raw:
+        return
+    inner = raw[steps[0].stored]
+    if not isinstance(inner, list):
+        _remove_elements(inner, steps[1:], rule, gone)
+        return
+    if any(step.array for step in steps[1:]):
+        for element in inner:
+            _remove_elements(element, steps[1:], rule, gone)
+        return
+    rest = [*(step.stored for step in steps[1:]), *rule.by]
+    raw[steps[0].stored] = [
+        element
+        for element in inner
+        if freeze(value_at(element, rest)) not in gone or value_at(element, rest) is None
+    ]

@@ -1,0 +1,79 @@
+"""What a document maintains in itself: cards from their sources, formulas from its own fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from treadle.gather import freeze
+from treadle.maintenance.guards import guard
+from treadle.maintenance.react import formula_stages
+from treadle.pattern import REVISION
+from treadle.plan import Plan, Raw, find, find_one_and_update, update_many
+
+if TYPE_CHECKING:
+    from treadle.graph import Entry
+    from treadle.patterns.extended_reference import ReferenceRule
+
+
+def fill_references(
+    entry: Entry[Any],
+    pairs: Sequence[tuple[Raw | None, Raw]],
+    *,
+    look_only: bool = False,
+    lenient: bool = False,
+) -> Plan[None]:
+    """Set every card of the new documents from its source, as of now.
+
+    Really writes each source that a synced copy is made of, so that a
+    concurrent change of it meets this transaction; not so with `look_only`.
+    A missing source is an error unless the card may be None, or `lenient`.
+    """
+    by_source: dict[Entry[Any], list[ReferenceRule]] = {}
+    for rule in entry.references:
+        by_source.setdefault(rule.source, []).append(rule)
+    for source, rules in by_source.items():
+        wanted: dict[Any, Any] = {}
+        for rule in rules:
+            for _, raw in pairs:
+                for _, reference in rule.references(raw):
+                    if reference is not None:
+                        wanted[freeze(reference)] = reference
+        sources = yield from read_sources(
+            source, list(wanted.values()), any(rule.guards_source for rule in rules)
+        )
+        for rule in rules:
+            for before, raw in pairs:
+                rule.fill(raw, sources, before, freeze, lenient=lenient or look_only)
+
+
+def read_sources(source: Entry[Any], keys: Sequence[Any], guarded: bool) -> Plan[dict[Any, Raw]]:
+    """Source documents by frozen id; written as well where they must not change meanwhile."""
+    if not keys:
+        return {}
+    bump = {"$inc": {REVISION: 1}}
+    found: list[Raw] = []
+    if guarded and len(keys) == 1:
+        one = yield from find_one_and_update(source.collection, {"_id": {"$eq": keys[0]}}, bump)
+        found = [one] if one is not None else []
+    else:
+        if guarded:
+            yield from update_many(source.collection, {"_id": {"$in": list(keys)}}, bump)
+        found = yield from find(source.collection, {"_id": {"$in": list(keys)}})
+    sources = {freeze(each["_id"]): each for each in found}
+    missing = [key for key in keys if freeze(key) not in sources]
+    if guarded and missing:
+        yield from guard(source.collection, missing)
+    return sources
+
+
+def compute_formulas(entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Raw]]:
+    """Let the server compute the formulas of these documents; the documents after."""
+    stages = formula_stages(entry)
+    if len(keys) == 1:
+        after = yield from find_one_and_update(entry.collection, {"_id": {"$eq": keys[0]}}, stages)
+        return [after] if after is not None else []
+    yield from update_many(entry.collection, {"_id": {"$in": list(keys)}}, stages)
+    found = yield from find(entry.collection, {"_id": {"$in": list(keys)}})
+    by_key = {freeze(each["_id"]): each for each in found}
+    return [by_key[freeze(key)] for key in keys]

@@ -1,0 +1,536 @@
+"""Extended Reference: copies of hot fields follow their source."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated
+
+import pytest
+from bson import ObjectId
+from pydantic import BaseModel, Field
+
+from treadle import DataError, DeclarationError, Document, ExtendedReference, Formula, Id, Store, UsageError
+from treadle.maintenance import intents, react
+
+
+class Customer(Document, collection="customers"):
+    name: str
+    email: str = ""
+    tier: str = "silver"
+    note: str | None = None
+
+
+class CustomerCard(BaseModel):
+    name: str
+    tier: str
+
+
+class Product(Document, collection="products"):
+    name: str
+    price: Decimal
+
+
+class ProductCard(BaseModel):
+    name: str
+    price: Decimal
+
+
+class Line(BaseModel):
+    product_id: Id | None
+    product: Annotated[
+        ProductCard | None, ExtendedReference("Product", by="product_id", snapshot=["price"])
+    ] = None
+    quantity: int = 1
+
+
+class Order(Document, collection="orders"):
+    customer_id: Id | None
+    customer: Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")] = None
+    lines: list[Line] = []
+    status: str = "open"
+
+
+@pytest.fixture
+def store(run):
+    return run.store([Customer, Product, Order])
+
+
+def test_a_new_document_is_filled_whatever_the_caller_gave(store):
+    ann = store.insert(Customer(name="Ann"))
+    order = store.insert(Order(customer_id=ann.id, customer=CustomerCard(name="forged", tier="gold")))
+    assert CustomerCard(name="Ann", tier="silver") == order.customer
+    assert order == store.get(Order, order.id)
+
+
+def test_a_rename_reaches_every_copy_by_id_and_nothing_else(store):
+    """Two customers with one email were mixed up by matching on values."""
+    ann, bob = store.insert_many([Customer(name="A", email="x"), Customer(name="B", email="x")])
+    orders = store.insert_many([Order(customer_id=each.id) for each in (ann, bob, ann)])
+    store.update(Customer, ann.id, {"$set": {"name": "Anna"}})
+    assert ["Anna", "B", "Anna"] == [store.get(Order, order.id).customer.name for order in orders]
+    assert [] == store.verify()
+
+
+def test_falsy_and_removed_values_propagate(run):
+    class Card(BaseModel):
+        note: str | None = None
+        tier: str = "unset"
+
+    class Ticket(Document, collection="tickets"):
+        customer_id: Id
+        customer: Annotated[Card | None, ExtendedReference(Customer, by="customer_id")] = None
+
+    store = run.store([Customer, Ticket])
+    ann = store.insert(Customer(name="Ann", note="vip"))
+    ticket = store.insert(Ticket(customer_id=ann.id))
+    store.update(Customer, ann.id, {"$set": {"tier": "", "note": None}})
+    assert Card(note=None, tier="") == store.get(Ticket, ticket.id).customer
+    store.update(Customer, ann.id, {"$unset": {"note": "", "tier": ""}})
+    assert Card(note=None, tier="unset") == store.get(Ticket, ticket.id).customer
+    assert [] == store.verify()
+
+
+def test_snapshot_fields_keep_the_values_of_their_moment(store):
+    book = store.insert(Product(name="Book", price="10"))
+    order = store.insert(Order(customer_id=None, lines=[Line(product_id=book.id)]))
+    store.update(Product, book.id, {"$set": {"name": "Tome", "price": Decimal("99")}})
+    line = store.get(Order, order.id).lines[0]
+    assert ProductCard(name="Tome", price="10") == line.product
+    replaced = store.replace(order.model_copy(update={"status": "paid"}))
+    assert ProductCard(name="Tome", price="10") == replaced.lines[0].product
+    again = store.update(Order, order.id, {"$push": {"lines": {"product_id": book.id, "quantity": 2}}})
+    assert [Decimal("10"), Decimal("99")] == [line.product.price for line in again.lines]
+    assert [] == store.verify()
+
+
+def test_a_changed_reference_is_filled_anew(store):
+    ann, bob = store.insert_many([Customer(name="Ann"), Customer(name="Bob")])
+    order = store.insert(Order(customer_id=ann.id))
+    assert "Bob" == store.update(Order, order.id, {"$set": {"customer_id": bob.id}}).customer.name
+    assert store.update(Order, order.id, {"$set": {"customer_id": None}}).customer is None
+    assert 1 == store.update_many(Order, {}, {"$set": {"customer_id": ann.id}})
+    assert "Ann" == store.get(Order, order.id).customer.name
+    pipeline = [{"$set": {"customer_id": bob.id}}]
+    assert "Bob" == store.update(Order, order.id, pipeline).customer.name
+    assert [] == store.verify()
+
+
+def test_a_source_that_comes_later_fills_its_copies(store):
+    identity = ObjectId()
+    order = store.insert(Order(customer_id=identity))
+    assert order.customer is None
+    store.insert(Customer(id=identity, name="Late"))
+    assert "Late" == store.get(Order, order.id).customer.name
+    assert [] == store.verify()
+
+
+def test_a_missing_source_is_an_error_where_the_card_is_required(run):
+    class Strict(Document, collection="strict"):
+        customer_id: Id
+        customer: Annotated[CustomerCard, ExtendedReference(Customer, by="customer_id")] = CustomerCard(
+            name="", tier=""
+        )
+
+    store = run.store([Customer, Strict])
+    with pytest.raises(DataError, match="does not exist") as caught:
+        store.insert(Strict(customer_id=ObjectId()))
+    assert "reference-missing" == caught.value.code
+    assert 0 == store.count(Strict)
+
+
+class Shipment(BaseModel):
+    parts: list[Line] = []
+
+
+class Delivery(Document, collection="deliveries"):
+    shipments: list[Shipment] = []
+
+
+def test_references_in_nested_arrays(run):
+    store = run.store([Product, Delivery])
+    book, pen = store.insert_many([Product(name="Book", price=1), Product(name="Pen", price=2)])
+    parts = [
+        Shipment(parts=[Line(product_id=book.id), Line(product_id=pen.id)]),
+        Shipment(parts=[Line(product_id=book.id)]),
+    ]
+    delivery = store.insert(Delivery(shipments=parts))
+    store.update(Product, book.id, {"$set": {"name": "Tome"}})
+    stored = store.get(Delivery, delivery.id)
+    assert [["Tome", "Pen"], ["Tome"]] == [
+        [part.product.name for part in each.parts] for each in stored.shipments
+    ]
+    assert [] == store.verify()
+
+
+class CategoryCard(BaseModel):
+    id: Id = Field(alias="_id")
+    name: str | None = None
+
+
+class Category(Document, collection="categories"):
+    name: str
+
+
+class Article(Document, collection="articles"):
+    category: Annotated[CategoryCard, ExtendedReference(Category, by="category.id")]
+    title: str = ""
+
+
+def test_a_card_that_contains_its_reference(run, database):
+    """Stored as category: {_id, name}."""
+    store = run.store([Category, Article])
+    tools = store.insert(Category(name="Tools"))
+    article = store.insert(Article(category=CategoryCard(_id=tools.id)))
+    store.update(Category, tools.id, {"$set": {"name": "Kit"}})
+    assert {"_id": tools.id, "name": "Kit"} == database["articles"].find_one()["category"]
+    other = store.insert(Category(name="Other"))
+    assert "Other" == store.update(Article, article.id, {"$set": {"category._id": other.id}}).category.name
+    with pytest.raises(UsageError, match=r"maintains Article\.category\.name"):
+        store.update(Article, article.id, {"$set": {"category.name": "x"}})
+    assert [] == store.verify()
+
+
+def test_a_flat_copy_of_one_field(run, database):
+    class Flat(Document, collection="flat"):
+        customer_id: Id
+        customer_name: Annotated[str | None, ExtendedReference(Customer, by="customer_id", field="name")] = (
+            None
+        )
+
+    store = run.store([Customer, Flat])
+    ann = store.insert(Customer(name="Ann"))
+    store.insert(Flat(customer_id=ann.id))
+    store.update(Customer, ann.id, {"$set": {"name": "Anna"}})
+    assert "Anna" == database["flat"].find_one()["customer_name"]
+    assert [] == store.verify()
+
+
+class Region(Document, collection="regions"):
+    name: str
+
+
+class Shop(Document, collection="shops"):
+    region_id: Id
+    region_name: Annotated[str | None, ExtendedReference(Region, by="region_id", field="name")] = None
+    sign: Annotated[str | None, Formula({"$concat": ["Shop in ", "$region_name"]})] = None
+
+
+class Sale(Document, collection="sales"):
+    shop_id: Id
+    sign: Annotated[str | None, ExtendedReference(Shop, by="shop_id", field="sign")] = None
+
+
+def test_a_copy_of_a_copy_follows_the_chain(run):
+    store = run.store([Sale, Shop, Region])
+    region = store.insert(Region(name="North"))
+    shop = store.insert(Shop(region_id=region.id))
+    sale = store.insert(Sale(shop_id=shop.id))
+    store.update(Region, region.id, {"$set": {"name": "South"}})
+    assert "Shop in South" == store.get(Sale, sale.id).sign
+    assert [] == store.verify()
+
+
+# -- deletion ------------------------------------------------------------------------
+
+
+def shop_with(on_delete):
+    class Item(Document, collection="items"):
+        customer_id: Id | None
+        customer: Annotated[
+            CustomerCard | None, ExtendedReference(Customer, by="customer_id", on_delete=on_delete)
+        ] = None
+
+    class Basket(Document, collection="baskets"):
+        entries: list[Entry] = []
+
+    class Entry(BaseModel):
+        customer_id: Id | None
+        name: Annotated[
+            str | None, ExtendedReference(Customer, by="customer_id", field="name", on_delete=on_delete)
+        ] = None
+
+    Basket.model_rebuild(_types_namespace={"Entry": Entry})
+    return Item, Basket, Entry
+
+
+@pytest.mark.parametrize(
+    ("on_delete", "item", "basket"),
+    [
+        ("keep", "Ann", ["Ann", "Bob"]),
+        ("clear", None, [None, "Bob"]),
+        ("cascade", "deleted", ["Bob"]),
+    ],
+)
+def test_what_happens_to_copies_when_the_source_is_deleted(run, on_delete, item, basket):
+    Item, Basket, Entry = shop_with(on_delete)
+    store = run.store([Customer, Item, Basket])
+    ann, bob = store.insert_many([Customer(name="Ann"), Customer(name="Bob")])
+    one = store.insert(Item(customer_id=ann.id))
+    two = store.insert(Basket(entries=[Entry(customer_id=ann.id), Entry(customer_id=bob.id)]))
+    assert ann == store.delete(Customer, ann.id)
+    left = store.get(Item, one.id)
+    if item == "deleted":
+        assert left is None
+    else:
+        assert item == (left.customer.name if left.customer else None)
+        assert (on_delete == "keep") == (left.customer_id is not None)
+    assert basket == [entry.name for entry in store.get(Basket, two.id).entries]
+    assert [] == store.verify()
+    store.delete_many(Customer, {})
+    assert [] == store.verify()
+
+
+def test_restrict_refuses_the_deletion(run):
+    Item, Basket, _ = shop_with("restrict")
+    store = run.store([Customer, Item, Basket])
+    ann = store.insert(Customer(name="Ann"))
+    one = store.insert(Item(customer_id=ann.id))
+    for call in (lambda: store.delete(Customer, ann.id), lambda: store.delete_many(Customer, {})):
+        with pytest.raises(DataError, match="refers to it") as caught:
+            call()
+        assert "reference-restricted" == caught.value.code
+    assert 1 == store.count(Customer)
+    store.delete(Item, one.id)
+    assert ann == store.delete(Customer, ann.id)
+
+
+# -- protection -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"$set": {"customer": {"name": "x", "tier": "y"}}},
+        {"$set": {"customer.name": "x"}},
+        {"$unset": {"customer": ""}},
+        {"$rename": {"status": "customer"}},
+        {"$set": {"lines.0.product.name": "x"}},
+        {"$set": {"lines.$[].product": None}},
+        {"$set": {"_treadle": {}}},
+        [{"$set": {"customer": None}}],
+        [{"$replaceWith": {"status": "x"}}],
+    ],
+)
+def test_an_update_that_names_a_copy_is_refused_and_says_where_to_write(store, update):
+    ann = store.insert(Customer(name="Ann"))
+    order = store.insert(Order(customer_id=ann.id))
+    for call in (lambda: store.update(Order, order.id, update), lambda: store.update_many(Order, {}, update)):
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert "field-maintained" == caught.value.code
+    assert order == store.get(Order, order.id)
+
+
+def test_a_value_that_looks_like_an_expression_is_copied_as_text(store, database):
+    """A customer named "$internal.cardToken" must not copy a secret."""
+    ann = store.insert(Customer(name="Ann"))
+    order = store.insert(Order(customer_id=ann.id))
+    database["orders"].update_one({}, {"$set": {"internal": {"cardToken": "secret"}}})
+    store.update(Customer, ann.id, {"$set": {"name": "$internal.cardToken", "tier": "$$ROOT"}})
+    assert CustomerCard(name="$internal.cardToken", tier="$$ROOT") == store.get(Order, order.id).customer
+    store.update(Order, order.id, {"$set": {"customer_id": ann.id}})
+    assert "$internal.cardToken" == store.get(Order, order.id).customer.name
+    assert [] == store.verify()
+
+
+# -- cost ------------------------------------------------------------------------------
+
+
+def test_only_embedded_fields_cost_more_than_one_command(heard):
+    database, listener = heard
+    store = Store(database, [Customer, Product, Order])
+    ann = store.insert(Customer(name="Ann"))
+    store.insert(Order(customer_id=ann.id))
+    listener.clear()
+    store.update(Customer, ann.id, {"$set": {"email": "new"}})
+    assert ["findAndModify"] == listener.names
+    listener.clear()
+    store.insert(Customer(name="Bob"))
+    assert ["insert"] == listener.names
+    listener.clear()
+    store.update(Order, {"status": "open"}, {"$set": {"status": "paid"}})
+    assert ["findAndModify"] == listener.names
+    listener.clear()
+    store.delete(Customer, ann.id)
+    assert ["findAndModify"] == listener.names
+
+
+def test_setup_makes_the_index_on_the_reference(run, database):
+    store = run.store([Customer, Product, Order])
+    store.setup()
+    keys = [list(index["key"]) for index in database["orders"].list_indexes()]
+    assert ["customer_id", "_id"] in keys
+    assert ["lines.product_id", "_id"] in keys
+    assert [] == store.setup()
+
+
+# -- fan-out ----------------------------------------------------------------------------
+
+
+def test_a_large_fan_out_is_chunked_and_leaves_no_intent(run, database, monkeypatch):
+    monkeypatch.setattr(react, "FAN_OUT_MAX", 10)
+    monkeypatch.setattr(intents, "CHUNK", 7)
+    store = run.store([Customer, Product, Order])
+    ann, bob = store.insert_many([Customer(name="Ann"), Customer(name="Bob")])
+    store.insert_many([Order(customer_id=ann.id if number % 2 else bob.id) for number in range(50)])
+    store.update(Customer, ann.id, {"$set": {"name": "Anna"}})
+    assert 25 == store.count(Order, {"customer.name": "Anna"})
+    assert 0 == database[intents.COLLECTION].count_documents({})
+    assert [] == store.verify()
+
+
+def test_a_fan_out_that_was_interrupted_is_finished_by_recovery(database, monkeypatch):
+    """The change is committed with its intent; a new Store does the rest."""
+    monkeypatch.setattr(react, "FAN_OUT_MAX", 10)
+    monkeypatch.setattr(intents, "CHUNK", 7)
+    store = Store(database, [Customer, Product, Order])
+    ann = store.insert(Customer(name="Ann"))
+    store.insert_many([Order(customer_id=ann.id) for _ in range(40)])
+    chunks = []
+    real = intents._copy_chunk
+
+    def stop_after_two(*arguments):
+        chunks.append(1)
+        if len(chunks) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(intents, "_copy_chunk", stop_after_two)
+    with pytest.raises(KeyboardInterrupt):
+        store.update(Customer, ann.id, {"$set": {"name": "Anna"}})
+    assert 14 == store.count(Order, {"customer.name": "Anna"})
+    assert 1 == database[intents.COLLECTION].count_documents({})
+    monkeypatch.setattr(intents, "_copy_chunk", real)
+    Store(database, [Customer, Product, Order])
+    assert 40 == store.count(Order, {"customer.name": "Anna"})
+    assert 0 == database[intents.COLLECTION].count_documents({})
+
+
+@pytest.mark.parametrize("copies_max", [1000, 2])
+def test_a_poison_document_is_set_aside_and_the_rest_goes_on(run, database, monkeypatch, copies_max, caplog):
+    """One order of almost 16 MB cannot take the longer name."""
+    monkeypatch.setattr(react, "FAN_OUT_MAX", copies_max)
+    store = run.store([Customer, Product, Order])
+    ann = store.insert(Customer(name="Ann"))
+    orders = store.insert_many([Order(customer_id=ann.id) for _ in range(5)])
+    database["orders"].update_one({"_id": orders[2].id}, {"$set": {"blob": "x" * (16 * 1024 * 1024 - 400)}})
+    store.update(Customer, ann.id, {"$set": {"name": "A" * 1000}})
+    assert 4 == store.count(Order, {"customer.name": "A" * 1000})
+    aside = list(database[intents.SET_ASIDE].find())
+    assert [orders[2].id] == [each["_id"]["key"] for each in aside]
+    assert [orders[2].id] == [finding.document_id for finding in store.verify()]
+    assert "set aside" in caplog.text
+    assert 0 == database[intents.COLLECTION].count_documents({})
+
+
+# -- declarations that cannot work ---------------------------------------------------------
+
+
+def declared(annotation, *, by_type=Id):
+    return type(Document)(
+        "Broken",
+        (Document,),
+        {
+            "__annotations__": {"customer_id": by_type, "customer": annotation},
+            "__module__": __name__,
+            "customer": None,
+        },
+        collection="broken",
+    )
+
+
+class TypoCard(BaseModel):
+    teir: str
+
+
+class WrongCard(BaseModel):
+    name: int
+
+
+@pytest.mark.parametrize(
+    ("annotation", "by_type", "code", "words"),
+    [
+        (Annotated[TypoCard | None, ExtendedReference(Customer, by="customer_id")], Id, "embedded-field-missing", "did you mean 'tier'"),
+        (Annotated[CustomerCard | None, ExtendedReference(Customer, by="custmer_id")], Id, "reference-field-missing", "did you mean 'customer_id'"),
+        (Annotated[CustomerCard | None, ExtendedReference("Custmer", by="customer_id")], Id, "source-unknown", "did you mean 'Customer'"),
+        (Annotated[CustomerCard | None, ExtendedReference(Product, by="customer_id")], Id, "source-unknown", "add it to models="),
+        (Annotated[WrongCard | None, ExtendedReference(Customer, by="customer_id")], Id, "maintained-type", "same type"),
+        (Annotated[str | None, ExtendedReference(Customer, by="customer_id")], Id, "maintained-type", "no card"),
+        (Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")], str, "reference-type", "ObjectId"),
+        (Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id", policy="sink")], Id, "pattern-keyword", "policy"),
+        (Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id", on_delete="clear")], Id, "maintained-type", "None"),
+    ],
+)  # fmt: skip
+def test_declarations_that_cannot_work_are_refused_when_the_store_is_made(
+    database, annotation, by_type, code, words
+):
+    with pytest.raises(DeclarationError, match=words) as caught:
+        Store(database, [Customer, declared(annotation, by_type=by_type)])
+    assert code == caught.value.code
+    assert "Broken.customer" in str(caught.value)
+
+
+def test_a_circle_is_refused(database):
+    class A(Document, collection="a"):
+        b_id: Id
+        b: Annotated[str | None, ExtendedReference("B", by="b_id", field="a")] = None
+
+    class B(Document, collection="b"):
+        a_id: Id
+        a: Annotated[str | None, ExtendedReference(A, by="a_id", field="b")] = None
+
+    with pytest.raises(DeclarationError, match=r"A\.b -> B\.a -> A\.b") as caught:
+        Store(database, [A, B])
+    assert "maintenance-cycle" == caught.value.code
+
+
+def test_a_document_may_refer_to_its_own_collection(run):
+    class Employee(Document, collection="employees"):
+        name: str
+        boss_id: Id | None = None
+        boss: Annotated[str | None, ExtendedReference("Employee", by="boss_id", field="name")] = None
+
+    store = run.store([Employee])
+    boss = store.insert(Employee(name="Bo"))
+    clerk = store.insert(Employee(name="Cy", boss_id=boss.id))
+    store.update(Employee, boss.id, {"$set": {"name": "Bea", "boss_id": boss.id}})
+    assert ["Bea", "Bea"] == [store.get(Employee, each.id).boss for each in (boss, clerk)]
+    assert [] == store.verify()
+
+
+# -- write skew ------------------------------------------------------------------------------
+
+
+def test_an_insert_and_a_rename_cannot_both_miss_each_other(database):
+    """Two sessions: the insert has read the old name when the rename commits."""
+    store = Store(database, [Customer, Product, Order])
+    ann = store.insert(Customer(name="Old"))
+    attempts = []
+
+    def insert(session):
+        attempts.append(1)
+        order = store.insert(Order(customer_id=ann.id), session=session)
+        if len(attempts) == 1:
+            # The insert holds the customer, so the rename waits for nothing and loses.
+            with (
+                pytest.raises(Exception, match=r"WriteConflict|Write conflict"),
+                store.transaction() as other,
+            ):
+                store.update(Customer, ann.id, {"$set": {"name": "New"}}, session=other)
+        return order
+
+    order = store.with_transaction(insert)
+    store.update(Customer, ann.id, {"$set": {"name": "New"}})
+    assert "New" == store.get(Order, order.id).customer.name
+
+    def rename_first(session):
+        attempts.append(2)
+        store.collection(Product).find_one({}, session=session)
+        if attempts.count(2) == 1:
+            store.update(Customer, ann.id, {"$set": {"name": "Newest"}})
+        return store.insert(Order(customer_id=ann.id), session=session)
+
+    late = store.with_transaction(rename_first)
+    assert 2 == attempts.count(2)
+    assert "Newest" == store.get(Order, late.id).customer.name
+    assert [] == store.verify()

@@ -1,0 +1,189 @@
+"""Subset: always exactly the first N."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated
+
+import pytest
+from bson import ObjectId
+from pydantic import BaseModel
+
+from treadle import DeclarationError, Document, Id, Store, Subset
+from treadle.patterns import subset
+
+
+def day(number: int) -> dt.datetime:
+    return dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(days=number)
+
+
+class Review(Document, collection="reviews"):
+    product_id: Id | None
+    rating: int = 3
+    likes: int = 0
+    text: str = ""
+    date: dt.datetime = day(0)
+    hidden: bool = False
+
+
+class ReviewCard(BaseModel):
+    rating: int
+    text: str
+    date: dt.datetime
+
+
+class LikedCard(BaseModel):
+    text: str
+
+
+class Product(Document, collection="products"):
+    name: str = ""
+    recent: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-date", size=3)] = []
+    liked: Annotated[
+        list[LikedCard],
+        Subset(Review, by="product_id", sort=["-likes", "date"], size=2, where={"hidden": False}),
+    ] = []
+
+
+@pytest.fixture
+def store(run):
+    return run.store([Review, Product])
+
+
+def texts(store, product, field="recent"):
+    return [card.text for card in getattr(store.get(Product, product.id), field)]
+
+
+def test_the_newest_are_embedded_with_their_ids(store, database):
+    product = store.insert(Product())
+    reviews = [store.insert(Review(product_id=product.id, text=str(n), date=day(n))) for n in (2, 4, 1, 3)]
+    assert ["4", "3", "2"] == texts(store, product)
+    embedded = database["products"].find_one()["recent"]
+    assert [reviews[1].id, reviews[3].id, reviews[0].id] == [item["_id"] for item in embedded]
+    assert {"_id", "rating", "text", "date"} == set(embedded[0])
+    assert [] == store.verify()
+
+
+def test_ties_break_by_id(store):
+    product = store.insert(Product())
+    reviews = store.insert_many([Review(product_id=product.id, text=str(n)) for n in range(5)])
+    expected = [review.text for review in sorted(reviews, key=lambda review: review.id)][:3]
+    assert expected == texts(store, product)
+
+
+def test_edits_deletes_and_moves_refill(store):
+    one, two = store.insert_many([Product(), Product()])
+    reviews = store.insert_many([Review(product_id=one.id, text=str(n), date=day(n)) for n in range(5)])
+    store.update(Review, reviews[4].id, {"$set": {"text": "edited"}})
+    assert ["edited", "3", "2"] == texts(store, one)
+    store.update(Review, reviews[4].id, {"$set": {"date": day(-1)}})
+    assert ["3", "2", "1"] == texts(store, one)
+    store.delete(Review, reviews[3].id)
+    assert ["2", "1", "0"] == texts(store, one)
+    store.update(Review, reviews[2].id, {"$set": {"product_id": two.id}})
+    assert (["1", "0", "edited"], ["2"]) == (texts(store, one), texts(store, two))
+    store.replace(reviews[2].model_copy(update={"text": "back", "product_id": one.id}))
+    assert (["back", "1", "0"], []) == (texts(store, one), texts(store, two))
+    assert 4 == store.delete_many(Review, {})
+    assert [] == texts(store, one)
+    assert [] == store.verify()
+
+
+def test_several_sort_keys_and_a_condition(store):
+    """The card does not hold the likes by which it is chosen."""
+    product = store.insert(Product())
+    for text, likes, date, hidden in (
+        ("a", 5, 2, False),
+        ("b", 5, 1, False),
+        ("c", 9, 0, True),
+        ("d", 1, 0, False),
+    ):
+        store.insert(Review(product_id=product.id, text=text, likes=likes, date=day(date), hidden=hidden))
+    assert ["b", "a"] == texts(store, product, "liked")
+    store.update_many(Review, {"text": "c"}, {"$set": {"hidden": False}})
+    assert ["c", "b"] == texts(store, product, "liked")
+    store.update_many(Review, {"text": "d"}, {"$inc": {"likes": 7}})
+    assert ["c", "d"] == texts(store, product, "liked")
+    assert [] == store.verify()
+
+
+def test_a_product_that_comes_after_its_reviews_is_filled(store):
+    identity = ObjectId()
+    store.insert_many([Review(product_id=identity, text=str(n), date=day(n)) for n in range(4)])
+    product = store.insert(Product(id=identity))
+    assert ["3", "2", "1"] == [card.text for card in product.recent]
+    assert [] == store.verify()
+
+
+def test_insert_ignores_and_replace_keeps_the_subset(store):
+    product = store.insert(Product(recent=[ReviewCard(rating=1, text="forged", date=day(0))]))
+    assert [] == product.recent
+    store.insert(Review(product_id=product.id, text="real"))
+    stale = product.model_copy(update={"name": "renamed"})
+    assert ["real"] == [card.text for card in store.replace(stale).recent]
+
+
+def test_older_servers_refill_instead_of_sorting_arrays(run, monkeypatch):
+    """Before 5.2 there is no $sortArray, before 5.0 no such $lookup; the result is the same."""
+    monkeypatch.setattr(subset, "SORT_ARRAY_SINCE", (99,))
+    monkeypatch.setattr(subset, "LOOKUP_SINCE", (99,))
+    store = run.store([Review, Product])
+    one, two = store.insert_many([Product(), Product()])
+    store.insert_many(
+        [Review(product_id=each.id, text=str(n), date=day(n)) for n in range(5) for each in (one, two)]
+    )
+    assert (["4", "3", "2"], ["4", "3", "2"]) == (texts(store, one), texts(store, two))
+    assert [] == store.verify()
+
+
+def test_setup_makes_the_index_that_the_refill_uses(run, database):
+    store = run.store([Review, Product])
+    store.setup()
+    assert {"product_id": 1, "date": -1, "_id": 1} in [
+        dict(index["key"]) for index in database["reviews"].list_indexes()
+    ]
+    product = store.insert(Product())
+    store.insert_many([Review(product_id=product.id, date=day(n)) for n in range(50)])
+    plan = (
+        database["reviews"]
+        .find({"product_id": product.id})
+        .sort([("date", -1), ("_id", 1)])
+        .limit(3)
+        .explain()
+    )
+    assert 3 == plan["executionStats"]["totalDocsExamined"]
+
+
+def test_new_children_cost_one_update_and_no_read(heard):
+    database, listener = heard
+    store = Store(database, [Review, type(Document)("Only", (Document,), {
+        "__module__": __name__,
+        "__annotations__": {"recent": Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-date", size=3)]},
+        "recent": [],
+    }, collection="products")])  # fmt: skip
+    model = next(model for model in store.graph.entries if model.__name__ == "Only")
+    parent = store.insert(model())
+    listener.clear()
+    store.insert(Review(product_id=parent.id))
+    assert ["insert", "update", "commitTransaction"] == listener.names
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kind", "code"),
+    [
+        (Subset(Review, by="product_id", sort="-dat", size=3), list[ReviewCard], "source-field-missing"),
+        (Subset(Review, by="product_id", sort="-date", size=0), list[ReviewCard], "pattern-keyword"),
+        (Subset(Review, by="product_id", sort="-date", size=3), ReviewCard, "maintained-type"),
+        (Subset(Review, by="nope", sort="-date", size=3), list[ReviewCard], "reference-field-missing"),
+    ],
+)
+def test_declarations_that_cannot_work(database, pattern, kind, code):
+    model = type(Document)(
+        "Broken",
+        (Document,),
+        {"__annotations__": {"cards": Annotated[kind, pattern]}, "__module__": __name__},
+        collection="broken",
+    )
+    with pytest.raises(DeclarationError, match=r"Broken\.cards") as caught:
+        Store(database, [Review, model])
+    assert code == caught.value.code
