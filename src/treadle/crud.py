@@ -17,6 +17,7 @@ from treadle.plan import (
     Plan,
     Raw,
     Read,
+    by_id,
     count_documents,
     delete_many,
     find_one,
@@ -84,22 +85,21 @@ def insert_many(entry: Entry[D], documents: Iterable[D]) -> Plan[list[D]]:
     documents = list(documents)
     if not documents:
         return []
-    changes: list[list[Any]] = [[] for _ in documents]
-    raws = [dump(entry, document, altered) for document, altered in zip(documents, changes, strict=True)]
+    altered: list[Any] = []
+    raws = [dump(entry, document, altered) for document in documents]
     check_batch(raws, entry.model.__name__)
     with translated(entry.model.__name__, raws):
         yield Call(entry.collection, "insert_many", (raws,))
-    return [
-        as_stored(entry, document, raw, altered)
-        for document, raw, altered in zip(documents, raws, changes, strict=True)
-    ]
+    if altered:
+        return [entry.codec.load(raw) for raw in raws]
+    for document in documents:
+        document.__pydantic_fields_set__.add("id")
+    return documents
 
 
 def get(entry: Entry[D], identity: Any) -> Plan[D | None]:
     """The document with this id, or None."""
-    raw = yield Call(
-        entry.collection, "find_one", ({"_id": {"$eq": entry.identity(identity)}},), {}, writes=False
-    )
+    raw = yield Call(entry.collection, "find_one", (by_id(entry.identity(identity)),), {}, writes=False)
     return None if raw is None else entry.codec.load(raw)
 
 
@@ -129,7 +129,7 @@ def which(entry: Entry[Any], id_or_filter: Any) -> dict[str, Any]:
     """A filter from what may be an id; an id never becomes an operator."""
     if isinstance(id_or_filter, Mapping):
         return clean_filter(entry.codec, id_or_filter)
-    return {"_id": {"$eq": entry.identity(id_or_filter)}}
+    return by_id(entry.identity(id_or_filter))
 
 
 def update(entry: Entry[D], id_or_filter: Any, change: Any) -> Plan[D | None]:
@@ -153,7 +153,7 @@ def replace(entry: Entry[D], document: D) -> Plan[D]:
     altered: list[Any] = []
     raw = dump(entry, document, altered)
     with translated(entry.model.__name__, [raw]):
-        result = yield from replace_one(entry.collection, {"_id": {"$eq": raw["_id"]}}, raw)
+        result = yield from replace_one(entry.collection, by_id(raw["_id"]), raw)
     if not result.matched_count:
         raise gone(entry, raw["_id"])
     return as_stored(entry, document, raw, altered)

@@ -14,15 +14,14 @@ from treadle.document import Document
 from treadle.errors import DataError, UsageError
 from treadle.gather import freeze
 from treadle.graph import Entry, Graph
-from treadle.maintenance.fill import compute_formulas
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import BUMP
 from treadle.paths import put, value_at
 from treadle.patterns.extended_reference import ReferenceRule
-from treadle.plan import Plan, Raw, bulk_write, delete_many, find, find_one, find_one_and_delete
+from treadle.plan import Plan, Raw, bulk_write, by_id, delete_many, find, find_one, find_one_and_delete
 from treadle.query import clean_filter
 from treadle.topology import Topology
-from treadle.writes import ChunkedWork, Work, only
+from treadle.writes import ChunkedWork, Work, follow_own, only
 
 D = TypeVar("D", bound=Document)
 
@@ -35,6 +34,8 @@ def deletion_concerns(entry: Entry[Any]) -> bool:
 
 
 class DeleteOneDocument(Work[D | None]):
+    shows_document = False
+
     def __init__(self, entry: Entry[D], id_or_filter: Any) -> None:
         self.entry = entry
         self.filter = crud.which(entry, id_or_filter)
@@ -53,7 +54,7 @@ class DeleteOneDocument(Work[D | None]):
             if found is None:
                 return None
             yield from ledger.note_before(entry, [found["_id"]])
-            before = yield from find_one_and_delete(entry.collection, {"_id": {"$eq": found["_id"]}})
+            before = yield from find_one_and_delete(entry.collection, by_id(found["_id"]))
         else:
             before = yield from find_one_and_delete(entry.collection, self.filter)
         if before is None:
@@ -155,16 +156,13 @@ def _detach(rule: ReferenceRule, referring: Sequence[Raw], keys: Sequence[Any], 
         after = copy.deepcopy(before)
         cut(rule, after, gone)
         sets = {name: {"$literal": value} for name, value in after.items() if before.get(name) != value}
-        operations.append(UpdateOne({"_id": {"$eq": before["_id"]}}, [{"$set": {**sets, **BUMP}}]))
+        operations.append(UpdateOne(by_id(before["_id"]), [{"$set": {**sets, **BUMP}}]))
         pairs.append((before, after))
     yield from bulk_write(target.collection, operations, ordered=False)
-    found = yield from find(target.collection, {"_id": {"$in": referring_keys}})
-    afters = {freeze(each["_id"]): each for each in found}
-    if target.formulas:
-        computed = yield from compute_formulas(target, referring_keys)
-        afters = {freeze(each["_id"]): each for each in computed}
-    for before in referring:
-        ledger.add(Change(target.collection, before["_id"], before, afters[freeze(before["_id"])]))
+    # Other cards may hang on the same reference.
+    finals = yield from follow_own(target, pairs)
+    for before, after in zip(referring, finals, strict=True):
+        ledger.add(Change(target.collection, before["_id"], before, after))
 
 
 def cut(rule: ReferenceRule, raw: Raw, gone: set[Any]) -> None:

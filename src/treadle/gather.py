@@ -167,9 +167,11 @@ def contribution_stages(rule: GatherRule, keys: Sequence[Any] | None) -> list[Ra
         return [*stages, {"$set": {KEY: f"${path}"}}]
     values: Any = f"${path}"
     for _ in range(sum(step.array for step in rule.by.steps) - 1):
-        values = {
-            "$reduce": {"input": values, "initialValue": [], "in": {"$concatArrays": ["$$value", "$$this"]}}
-        }
+        # A missing inner array must not make the whole vanish.
+        inner = {"$cond": [{"$isArray": "$$this"}, "$$this", []]}
+        flat = {"$concatArrays": ["$$value", inner]}
+        values = {"$reduce": {"input": values, "initialValue": [], "in": flat}}
+    values = {"$cond": [{"$isArray": values}, values, []]}
     # A source that names a target twice still counts once.
     distinct = (
         {"$setIntersection": [values, {"$literal": list(keys)}]}

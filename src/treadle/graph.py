@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -19,7 +20,7 @@ from treadle.codec import Codec, codec_of
 from treadle.document import Document
 from treadle.errors import DeclarationError, UsageError
 from treadle.gather import GatherRule
-from treadle.paths import ARRAYS, Path, Step, model_of, overlap
+from treadle.paths import ARRAYS, Path, Step, model_of, overlap, refuse_array_of_arrays
 from treadle.pattern import Pattern, Place, Rule
 from treadle.patterns.computed import FormulaRule
 from treadle.patterns.extended_reference import ReferenceRule
@@ -50,6 +51,10 @@ class Entry(Generic[D]):
         self.feeds_gathers: list[GatherRule] = []
         self.feeds_references: list[ReferenceRule] = []
         self.protected: dict[str, Rule] = {}
+        # Whether a write of this model concerns nothing else.
+        self.plain = True
+        # Whether a write of this model can come round to the very document that was written.
+        self.loops = False
         # The stored paths that a write must not touch without being followed; None for all.
         self.watched: set[str] | None = set()
 
@@ -61,13 +66,6 @@ class Entry(Generic[D]):
     def feeds(self) -> list[Rule]:
         return [*self.feeds_gathers, *self.feeds_references]
 
-    @property
-    def plain(self) -> bool:
-        """Whether a write of this model concerns nothing else."""
-        return not (
-            self.gathers or self.references or self.formulas or self.feeds_gathers or self.feeds_references
-        )
-
     def identity(self, value: Any) -> Any:
         """The stored form of an id that a caller gave; never an operator."""
         try:
@@ -77,6 +75,15 @@ class Entry(Generic[D]):
                 f"{value!r} is not an id of {self.model.__name__}: {error.errors()[0]['msg']}",
                 code="id-invalid",
             ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The rules of one level: gathering ones by their source, and those that copy."""
+
+    level: int
+    gathers: list[tuple[Entry[Any], list[GatherRule]]]
+    references: list[ReferenceRule]
 
 
 class Graph:
@@ -93,6 +100,9 @@ class Graph:
         self._find_levels()
         for entry in self.entries.values():
             self._find_watched(entry)
+        # Per level what reacts to a change; asked for at every write.
+        self.stages = [self._stage(level) for level in sorted({rule.level for rule in self.rules})]
+        self.derives = any(not entry.plain for entry in self.entries.values())
 
     def _add(self, model: Any) -> None:
         if not (isinstance(model, type) and issubclass(model, Document)):
@@ -130,11 +140,6 @@ class Graph:
     @property
     def rules(self) -> list[Rule]:
         return [rule for entry in self.entries.values() for rule in entry.rules]
-
-    @property
-    def derives(self) -> bool:
-        """Whether anything at all is maintained."""
-        return any(not entry.plain for entry in self.entries.values())
 
     # -- for the patterns' bind() -----------------------------------------------------
 
@@ -213,6 +218,14 @@ class Graph:
         for entry in self.entries.values():
             entry.formulas.sort(key=lambda rule: rule.level)
 
+    def _stage(self, level: int) -> Stage:
+        gathers = [
+            (entry, [rule for rule in entry.feeds_gathers if rule.level == level])
+            for entry in self.entries.values()
+        ]
+        references = [rule for rule in self.rules if isinstance(rule, ReferenceRule) and rule.level == level]
+        return Stage(level, [pair for pair in gathers if pair[1]], references)
+
     def _feeding(self, rule: Rule) -> Iterator[Rule]:
         """The rules whose maintained fields this rule reads."""
         for collection, paths in rule.watches().items():
@@ -232,6 +245,15 @@ class Graph:
             watched |= {rule.reference_path for rule in entry.references}
             watched |= {rule.path for rule in entry.references}
         entry.watched = watched
+        entry.plain = not (entry.rules or entry.feeds)
+        reached: set[str] = set()
+        pending = [rule.target for rule in entry.feeds]
+        while pending:
+            target = pending.pop()
+            if target.collection not in reached:
+                reached.add(target.collection)
+                pending.extend(rule.target for rule in target.feeds)
+        entry.loops = entry.collection in reached
 
 
 def declarations(entry: Entry[Any]) -> Iterator[tuple[Place, Pattern]]:
@@ -256,4 +278,6 @@ def _declared(
         model = model_of(field.shape)
         if model is not None and not found:
             step = Step(field.name, field.stored, field.shape.kind in ARRAYS)
-            yield from _declared(entry, codec_of(model), (*steps, step), (*inside, codec.model))
+            for place, mark in _declared(entry, codec_of(model), (*steps, step), (*inside, codec.model)):
+                refuse_array_of_arrays(field.shape, place.label)
+                yield place, mark

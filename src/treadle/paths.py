@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,7 @@ def resolve(codec: Codec[Any], path: str, where: str, code: str) -> Path:
             )
         shape = field.shape
         array = shape.kind in ARRAYS
+        refuse_array_of_arrays(shape, where)
         steps.append(Step(field.name, field.stored, array))
         inner = shape
         while inner.kind in ARRAYS and inner.items:
@@ -77,6 +78,16 @@ def resolve(codec: Codec[Any], path: str, where: str, code: str) -> Path:
         current = codec_of(inner.python) if inner.kind == "model" else None
         shape = inner if array else shape
     return Path(tuple(steps), shape)
+
+
+def refuse_array_of_arrays(shape: Shape, where: str) -> None:
+    """MongoDB's paths do not reach into an array that is an element of another."""
+    if shape.kind in ARRAYS and shape.items and shape.items[0].kind in ARRAYS:
+        raise DeclarationError(
+            f"{where} lies in a list of lists, which MongoDB's paths do not reach into; "
+            "wrap the inner list in a model",
+            code="array-of-arrays",
+        )
 
 
 def model_of(shape: Shape) -> type[BaseModel] | None:
@@ -142,6 +153,12 @@ def overlap(one: str, other: str) -> bool:
     return one == other or one.startswith(other + ".") or other.startswith(one + ".")
 
 
+def outermost(paths: Iterable[str]) -> list[str]:
+    """Paths without those that lie inside another; a projection takes no others."""
+    every = set(paths)
+    return sorted(path for path in every if not any(path.startswith(other + ".") for other in every))
+
+
 def plain(path: str) -> str:
     """A path of an update without positions: `lines.$[i].sku` and `lines.0.sku` are `lines.sku`."""
     return ".".join(part for part in path.split(".") if not (part.isdigit() or part.startswith("$")))
@@ -154,12 +171,20 @@ def field_references(expression: Any) -> set[str] | None:
         if expression.startswith("$$"):
             head, _, rest = expression[2:].partition(".")
             if head in ("ROOT", "CURRENT"):
-                return {rest} if rest else None
+                return {plain(rest)} if rest else None
             return found
         if expression.startswith("$"):
-            found.add(expression[1:])
+            found.add(plain(expression[1:]))
         return found
     items: list[Any] = []
+    if isinstance(expression, Mapping) and "$getField" in expression:
+        argument = expression["$getField"]
+        name = argument.get("field") if isinstance(argument, Mapping) else argument
+        source = argument.get("input", "$$CURRENT") if isinstance(argument, Mapping) else "$$CURRENT"
+        # From anywhere but the document itself it is the input that is read.
+        if source not in ("$$CURRENT", "$$ROOT"):
+            return field_references(source)
+        return {name} if isinstance(name, str) and not name.startswith("$") else None
     if isinstance(expression, Mapping):
         items = [item for key, item in expression.items() if key != "$literal"]
     elif isinstance(expression, (list, tuple)):
@@ -190,5 +215,5 @@ def filter_references(filter: Any) -> set[str] | None:
         elif key.startswith("$"):
             return None
         else:
-            found.add(key)
+            found.add(plain(key))
     return found

@@ -19,7 +19,10 @@ import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias, TypeVar
+from uuid import UUID
 
+from bson import ObjectId
+from bson.decimal128 import Decimal128
 from pymongo import ReturnDocument
 from pymongo.errors import PyMongoError
 from pymongo.results import BulkWriteResult, DeleteResult, InsertManyResult, InsertOneResult, UpdateResult
@@ -126,6 +129,15 @@ def unwind(plan: Plan[Any], error: Exception) -> NoReturn:
         if not isinstance(answer, Exception):
             raise
     raise error
+
+
+# Values that cannot be taken for an operator; a bare id is what the server looks up quickest.
+_PLAIN_IDS = frozenset({ObjectId, str, int, float, bytes, UUID, Decimal128})
+
+
+def by_id(identity: Any) -> dict[str, Any]:
+    """The filter for one document; an id never becomes an operator."""
+    return {"_id": identity if type(identity) in _PLAIN_IDS else {"$eq": identity}}
 
 
 # -- typed helpers -----------------------------------------------------------

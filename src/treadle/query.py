@@ -124,7 +124,9 @@ def touched_paths(update: Update) -> set[str] | None:
     return paths
 
 
-def sort_keys(sort: Sort | None, codec: Codec[Any] | None = None) -> list[tuple[str, int]] | None:
+def sort_keys(
+    sort: Sort | None, codec: Codec[Any] | None = None, *, tie_breaker: bool = True
+) -> list[tuple[str, int]] | None:
     """PyMongo's form of a sort, with ties broken by `_id`."""
     if sort is None:
         return None
@@ -145,6 +147,6 @@ def sort_keys(sort: Sort | None, codec: Codec[Any] | None = None) -> list[tuple[
             raise UsageError(f"the sort names {path!r}, which is no field", code="sort-invalid")
         if codec is not None:
             _check_name(codec, path, "sort")
-    if not any(path == "_id" for path, _ in keys):
+    if tie_breaker and not any(path == "_id" for path, _ in keys):
         keys.append(("_id", 1))
     return keys

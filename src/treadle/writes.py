@@ -34,6 +34,7 @@ from treadle.plan import (
     Raw,
     Update,
     bulk_write,
+    by_id,
     find,
     find_one,
     find_one_and_update,
@@ -57,6 +58,10 @@ CHUNK = 1000
 class Work(Generic[R]):
     """One write: what happens in the transaction, and what the caller gets."""
 
+    entry: Entry[Any]
+    # Whether the outcome is the document (or documents) as stored.
+    shows_document = True
+
     def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Any]:
         """Change documents and note the changes; may run again from the start."""
         raise NotImplementedError  # pragma: no cover
@@ -78,7 +83,7 @@ class Work(Generic[R]):
 class ChunkedWork(Work[int]):
     """A bulk write that can be confined to some documents."""
 
-    entry: Entry[Any]
+    shows_document = False
     filter: Raw
 
     def within(self, keys: list[Any]) -> ChunkedWork:
@@ -91,6 +96,8 @@ class ChunkedWork(Work[int]):
 
 class Insert(Work[list[D]]):
     """New documents of one model."""
+
+    entry: Entry[D]
 
     def __init__(self, entry: Entry[D], documents: Sequence[D]) -> None:
         self.entry = entry
@@ -248,7 +255,7 @@ class UpdateOneDocument(Work[D | None]):
         if before is None:
             return None
         yield from ledger.note_before(entry, [before["_id"]])
-        only = {"$and": [{"_id": {"$eq": before["_id"]}}, self.filter]}
+        only = {"$and": [by_id(before["_id"]), self.filter]}
         with crud.translated(entry.model.__name__, [{"update": self.update}]):
             after = yield from find_one_and_update(entry.collection, only, self.update)
         if after is None:
@@ -276,13 +283,11 @@ def follow_own(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list
         sets = {name: {"$literal": value} for name, value in after.items() if written.get(name) != value}
         if sets or stages:
             pipeline = [*([{"$set": sets}] if sets else []), *stages]
-            operations.append(UpdateOne({"_id": {"$eq": after["_id"]}}, pipeline))
+            operations.append(UpdateOne(by_id(after["_id"]), pipeline))
     if not operations:
         return filled
     if len(operations) == 1 and len(filled) == 1:
-        again = yield from find_one_and_update(
-            entry.collection, {"_id": {"$eq": filled[0]["_id"]}}, operations[0]._doc
-        )
+        again = yield from find_one_and_update(entry.collection, by_id(filled[0]["_id"]), operations[0]._doc)
         return [again] if again is not None else filled
     yield from bulk_write(entry.collection, operations, ordered=False)
     if not stages:
@@ -352,6 +357,11 @@ def next_keys(work: Any, last: Any) -> Plan[list[Any]]:
     if last is not None:
         condition = {"$and": [{"_id": {"$gt": last}}, condition]} if condition else {"_id": {"$gt": last}}
     found = yield from find(work.entry.collection, condition, {"_id": 1}, sort=[("_id", 1)], limit=CHUNK)
+    if not found and last is not None and work.entry.identity_shape.kind != "scalar":
+        # A range ends where the type of the ids changes; an expression compares across types.
+        further = {"$expr": {"$gt": ["$_id", {"$literal": last}]}}
+        condition = {"$and": [further, work.filter]}
+        found = yield from find(work.entry.collection, condition, {"_id": 1}, sort=[("_id", 1)], limit=CHUNK)
     return [each["_id"] for each in found]
 
 
@@ -361,6 +371,8 @@ def next_keys(work: Any, last: Any) -> Plan[list[Any]]:
 class Replace(Work[D]):
     """A whole document, except for what Treadle maintains in it."""
 
+    entry: Entry[D]
+
     def __init__(self, entry: Entry[D], document: D) -> None:
         self.entry = entry
         self.document = document
@@ -369,7 +381,7 @@ class Replace(Work[D]):
     def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Raw]:
         entry = self.entry
         identity = self.raw["_id"]
-        before = yield from find_one(entry.collection, {"_id": {"$eq": identity}})
+        before = yield from find_one(entry.collection, by_id(identity))
         if before is None:
             raise crud.gone(entry, identity)
         yield from ledger.note_before(entry, [identity])
@@ -383,7 +395,7 @@ class Replace(Work[D]):
             after[RESERVED] = before[RESERVED]
         yield from fill_references(entry, [(before, after)])
         with crud.translated(entry.model.__name__, [after]):
-            yield from replace_one(entry.collection, {"_id": {"$eq": identity}}, after)
+            yield from replace_one(entry.collection, by_id(identity), after)
         if entry.formulas:
             (after,) = yield from compute_formulas(entry, [identity])
         ledger.add(Change(entry.collection, identity, before, after))

@@ -12,11 +12,12 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
+from treadle.gather import freeze
 from treadle.graph import Graph
 from treadle.maintenance import intents, standalone
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import UNBOUNDED, FanOut, react
-from treadle.plan import Plan, transact
+from treadle.plan import Plan, find, transact
 from treadle.topology import Topology
 from treadle.writes import Insert, Work
 
@@ -37,7 +38,7 @@ def commit(graph: Graph, server: Topology, works: Sequence[Work[Any]], *, owner:
             outcomes.append((yield from work.body(graph, server, ledger)))
         later = yield from react(graph, server, ledger, copies_max=copies_max)
         yield from intents.record(later, owner)
-        return outcomes, later
+        return (yield from _as_they_are_now(grouped, outcomes)), later
 
     try:
         outcomes, later = yield from transact(attempt)
@@ -56,7 +57,23 @@ def inside(graph: Graph, server: Topology, work: Work[Any]) -> Plan[Any]:
     ledger = Ledger()
     outcome = yield from work.body(graph, server, ledger)
     yield from react(graph, server, ledger, copies_max=UNBOUNDED)
-    return outcome
+    return (yield from _as_they_are_now([work], [outcome]))[0]
+
+
+def _as_they_are_now(works: Sequence[Work[Any]], outcomes: Sequence[Any]) -> Plan[list[Any]]:
+    """Read documents again that a write may have reached by way of others."""
+    final = []
+    for work, outcome in zip(works, outcomes, strict=True):
+        documents = [outcome] if isinstance(outcome, dict) else outcome
+        if not work.shows_document or not isinstance(documents, list) or not work.entry.loops:
+            final.append(outcome)
+            continue
+        keys = [each["_id"] for each in documents]
+        found = yield from find(work.entry.collection, {"_id": {"$in": keys}})
+        by_key = {freeze(each["_id"]): each for each in found}
+        again = [by_key.get(freeze(key), each) for key, each in zip(keys, documents, strict=True)]
+        final.append(again[0] if isinstance(outcome, dict) else again)
+    return final
 
 
 def merge(works: Sequence[Work[Any]]) -> list[Work[Any]]:

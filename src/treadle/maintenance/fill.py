@@ -9,7 +9,7 @@ from treadle.gather import freeze
 from treadle.maintenance.guards import guard
 from treadle.maintenance.react import formula_stages
 from treadle.pattern import REVISION
-from treadle.plan import Plan, Raw, find, find_one_and_update, update_many
+from treadle.plan import Plan, Raw, by_id, find, find_one_and_update, update_many
 
 if TYPE_CHECKING:
     from treadle.graph import Entry
@@ -54,7 +54,7 @@ def read_sources(source: Entry[Any], keys: Sequence[Any], guarded: bool) -> Plan
     bump = {"$inc": {REVISION: 1}}
     found: list[Raw] = []
     if guarded and len(keys) == 1:
-        one = yield from find_one_and_update(source.collection, {"_id": {"$eq": keys[0]}}, bump)
+        one = yield from find_one_and_update(source.collection, by_id(keys[0]), bump)
         found = [one] if one is not None else []
     else:
         if guarded:
@@ -71,7 +71,7 @@ def compute_formulas(entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Raw]]:
     """Let the server compute the formulas of these documents; the documents after."""
     stages = formula_stages(entry)
     if len(keys) == 1:
-        after = yield from find_one_and_update(entry.collection, {"_id": {"$eq": keys[0]}}, stages)
+        after = yield from find_one_and_update(entry.collection, by_id(keys[0]), stages)
         return [after] if after is not None else []
     yield from update_many(entry.collection, {"_id": {"$in": list(keys)}}, stages)
     found = yield from find(entry.collection, {"_id": {"$in": list(keys)}})

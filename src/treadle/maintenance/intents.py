@@ -24,7 +24,17 @@ from pymongo.errors import OperationFailure
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import UNBOUNDED, FanOut, copy_to, feeds_beyond, react
 from treadle.pattern import REVISION
-from treadle.plan import Plan, Raw, delete_one, find, find_one, find_one_and_update, transact, update_one
+from treadle.plan import (
+    Plan,
+    Raw,
+    by_id,
+    delete_one,
+    find,
+    find_one,
+    find_one_and_update,
+    transact,
+    update_one,
+)
 from treadle.topology import Topology
 
 if TYPE_CHECKING:
@@ -88,6 +98,11 @@ def _next_chunk(rule: ReferenceRule, key: Any, last: Any) -> Plan[list[Any]]:
     if last is not None:
         condition["_id"] = {"$gt": last}
     found = yield from find(rule.target.collection, condition, {"_id": 1}, sort=[("_id", 1)], limit=CHUNK)
+    if not found and last is not None and rule.target.identity_shape.kind != "scalar":
+        # A range ends where the type of the ids changes; an expression compares across types.
+        condition["_id"] = {"$exists": True}
+        condition["$expr"] = {"$gt": ["$_id", {"$literal": last}]}
+        found = yield from find(rule.target.collection, condition, {"_id": 1}, sort=[("_id", 1)], limit=CHUNK)
     return [each["_id"] for each in found]
 
 
@@ -97,7 +112,7 @@ def _copy_chunk(graph: Graph, server: Topology, fan_out: FanOut, keys: list[Any]
 
     def attempt() -> Plan[None]:
         source = yield from find_one_and_update(
-            rule.source.collection, {"_id": {"$eq": fan_out.source_id}}, {"$inc": {REVISION: 1}}
+            rule.source.collection, by_id(fan_out.source_id), {"$inc": {REVISION: 1}}
         )
         if source is None:
             return

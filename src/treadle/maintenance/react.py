@@ -18,10 +18,11 @@ from treadle.gather import RECOMPUTE, GatherRule, freeze
 from treadle.maintenance.guards import guard
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.recompute import recompute
+from treadle.paths import outermost
 from treadle.pattern import REVISION
 from treadle.patterns.computed import ComputedRule
 from treadle.patterns.extended_reference import ReferenceRule
-from treadle.plan import Plan, Raw, bulk_write, find, update_many
+from treadle.plan import Plan, Raw, bulk_write, by_id, find, update_many, update_one
 from treadle.topology import Topology
 
 if TYPE_CHECKING:
@@ -59,23 +60,18 @@ def react(
 ) -> Plan[list[FanOut]]:
     """Bring every target up to date; the fan-outs that are too large for here."""
     later: list[FanOut] = []
-    levels = sorted({rule.level for rule in graph.rules})
-    for level in levels:
+    for stage in graph.stages:
         effects: dict[Entry[Any], dict[Any, _Effect]] = {}
-        for entry in graph.entries.values():
+        for entry, gathers in stage.gathers:
             changes = ledger.of(entry.collection)
-            if not changes:
-                continue
-            for gather in entry.feeds_gathers:
-                if gather.level == level:
+            if changes:
+                for gather in gathers:
                     yield from _collect(gather, changes, ledger, effects.setdefault(gather.target, {}))
         for target, of_target in effects.items():
-            yield from _update_targets(target, of_target, level, server, ledger)
-        for entry in graph.entries.values():
-            for reference in entry.feeds_references:
-                if reference.level == level:
-                    for change in ledger.of(entry.collection):
-                        later.extend((yield from _copy(reference, change, ledger, copies_max)))
+            yield from _update_targets(target, of_target, stage.level, server, ledger)
+        for reference in stage.references:
+            for change in ledger.of(reference.source.collection):
+                later.extend((yield from _copy(reference, change, ledger, copies_max)))
     return later
 
 
@@ -87,7 +83,7 @@ def _collect(
     for change in changes:
         old = ledger.before(rule, change)
         new = after.get(freeze(change.id), [])
-        if old == new:
+        if old == new and _types(old) == _types(new):
             continue
         for key, value in old:
             effect = effects.setdefault(freeze(key), _Effect(key))
@@ -95,6 +91,11 @@ def _collect(
         for key, value in new:
             effect = effects.setdefault(freeze(key), _Effect(key))
             effect.added.setdefault(rule, []).append(value)
+
+
+def _types(contributions: Sequence[tuple[Any, Any]]) -> list[type]:
+    # In Python True equals 1; a sum on the server does not count it.
+    return [type(value) for _, value in contributions]
 
 
 def _update_targets(
@@ -128,20 +129,30 @@ def _update_targets(
             sets[frozen][0].update({path: {"$literal": value} for path, value in values.items()})
     keys = [effects[frozen].key for frozen in sets]
     stamps = {stamp: "$$NOW" for rule in target.gathers for stamp in rule.stamps() if rule.level == level}
-    operations = [
-        UpdateOne({"_id": {"$eq": effects[frozen].key}}, update_pipeline(target, {**first, **stamps}, second))
+    updates = [
+        (effects[frozen].key, update_pipeline(target, {**first, **stamps}, second))
         for frozen, (first, second) in sets.items()
     ]
     followed = feeds_beyond(target, level)
     before = (yield from read(target, keys)) if followed else {}
     if followed:
         yield from ledger.note_before(target, keys)
-    result = yield from bulk_write(target.collection, operations, ordered=False)
-    if result.matched_count < len(operations):
+    matched = yield from update_each(target.collection, updates)
+    if matched < len(updates):
         # Some targets do not exist (yet); whoever inserts one must meet this transaction.
         yield from guard(target.collection, keys)
     if followed:
         yield from note_after(target, before, ledger)
+
+
+def update_each(collection: str, updates: Sequence[tuple[Any, list[Raw]]]) -> Plan[int]:
+    """Update documents, each in its own way, in one command; how many there were."""
+    if len(updates) == 1:
+        # The driver's bulk machinery costs as much as a whole update.
+        key, pipeline = updates[0]
+        return (yield from update_one(collection, by_id(key), pipeline)).matched_count
+    operations = [UpdateOne(by_id(key), pipeline) for key, pipeline in updates]
+    return (yield from bulk_write(collection, operations, ordered=False)).matched_count
 
 
 def _together(anew: dict[GatherRule, list[Any]]) -> list[tuple[list[GatherRule], list[Any]]]:
@@ -176,14 +187,10 @@ def feeds_beyond(target: Entry[Any], level: int) -> bool:
 def read(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
     """Documents by frozen id, with what others are fed by."""
     projection = (
-        None if entry.watched is None else dict.fromkeys([*sorted(_outermost(entry.watched)), "_id"], 1)
+        None if entry.watched is None else dict.fromkeys([*sorted(outermost(entry.watched)), "_id"], 1)
     )
     found = yield from find(entry.collection, {"_id": {"$in": list(keys)}}, projection)
     return {freeze(each["_id"]): each for each in found}
-
-
-def _outermost(paths: set[str]) -> set[str]:
-    return {path for path in paths if not any(path.startswith(other + ".") for other in paths)}
 
 
 def note_after(entry: Entry[Any], before: dict[Any, Raw], ledger: Ledger) -> Plan[None]:

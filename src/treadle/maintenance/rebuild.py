@@ -21,8 +21,8 @@ from treadle.maintenance.intents import POISON, set_aside
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import UNBOUNDED, react, stamps_of, update_pipeline
 from treadle.maintenance.verify import Finding, Progress, Report, expected, page, verify
-from treadle.paths import value_at
-from treadle.plan import Plan, Raw, bulk_write, count_documents, find, transact
+from treadle.paths import outermost, value_at
+from treadle.plan import Plan, Raw, bulk_write, by_id, count_documents, find, transact
 from treadle.topology import Topology
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _attempt(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[A
         if differs:
             changed.append(document["_id"])
             sets.update(stamps_of(entry.gathers))
-        operations.append(UpdateOne({"_id": {"$eq": document["_id"]}}, update_pipeline(entry, sets, {})))
+        operations.append(UpdateOne(by_id(document["_id"]), update_pipeline(entry, sets, {})))
     if operations:
         yield from bulk_write(entry.collection, operations, ordered=False)
     if changed and entry.feeds:
@@ -152,9 +152,9 @@ def _attempt(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[A
     return changed
 
 
-def _written_paths(entry: Entry[Any]) -> set[str]:
+def _written_paths(entry: Entry[Any]) -> list[str]:
     """What a rewrite sets: gathered values by their paths, cards with the field that holds them."""
     paths = {path for rule in entry.gathers for path in rule.empty()}
     for rule in entry.references:
         paths.add(rule.steps[0].stored if rule.steps else rule.name)
-    return paths
+    return outermost(paths)

@@ -28,7 +28,7 @@ from treadle.maintenance.react import formula_stages, stamps_of, update_copies, 
 from treadle.maintenance.recompute import recompute
 from treadle.paths import has, put, value_at
 from treadle.pattern import REVISION
-from treadle.plan import Plan, Raw, delete_one, find, find_one, update_one, wait
+from treadle.plan import Plan, Raw, by_id, delete_one, find, find_one, update_one, wait
 from treadle.topology import Topology
 from treadle.writes import Insert, Replace, UpdateManyDocuments, UpdateOneDocument, Work, only
 
@@ -73,7 +73,7 @@ def _insert(graph: Graph, server: Topology, work: Insert[Any], owner: str) -> Pl
 def _one(graph: Graph, server: Topology, work: Any, owner: str) -> Plan[Any]:
     """An update, replacement or deletion of one document."""
     entry: Entry[Any] = work.entry
-    condition = {"_id": {"$eq": work.raw["_id"]}} if isinstance(work, Replace) else work.filter
+    condition = by_id(work.raw["_id"]) if isinstance(work, Replace) else work.filter
     for attempt in range(ATTEMPTS_MAX):
         before = yield from find_one(entry.collection, condition)
         if before is None:
@@ -90,7 +90,7 @@ def _one(graph: Graph, server: Topology, work: Any, owner: str) -> Plan[Any]:
             yield from delete_one(COLLECTION, {"_id": intent["_id"]})
             if isinstance(work, DeleteOneDocument):
                 return before
-            return (yield from find_one(entry.collection, {"_id": {"$eq": before["_id"]}}))
+            return (yield from find_one(entry.collection, by_id(before["_id"])))
         yield from delete_one(COLLECTION, {"_id": intent["_id"]})
         yield from wait(_pause(attempt))
     raise _starved(entry)
@@ -136,7 +136,7 @@ def _each(graph: Graph, server: Topology, work: Any, owner: str) -> Plan[int]:
     done = 0
     for each in found:
         single: Any
-        condition = {"$and": [{"_id": {"$eq": each["_id"]}}, work.filter]}
+        condition = {"$and": [by_id(each["_id"]), work.filter]}
         if isinstance(work, UpdateManyDocuments):
             single = copy.copy(work)
             single.__class__ = UpdateOneDocument
@@ -161,7 +161,7 @@ def _keys_of(entry: Entry[Any], before: Raw) -> dict[str, list[Any]]:
 
 def _unmoved(entry: Entry[Any], before: Raw) -> Raw:
     """That the document still feeds the targets which it fed when it was read."""
-    condition: Raw = {"_id": {"$eq": before["_id"]}}
+    condition: Raw = by_id(before["_id"])
     for rule in entry.feeds_gathers:
         top = rule.by.steps[0].stored
         condition[top] = {"$eq": before[top]} if top in before else {"$exists": False}
@@ -214,7 +214,7 @@ def _redo_one(
 ) -> Plan[list[tuple[Entry[Any], Any]]]:
     """Recompute a document and its targets; the targets that changed."""
     yield from refresh(server, entry, key)
-    document = yield from find_one(entry.collection, {"_id": {"$eq": key}})
+    document = yield from find_one(entry.collection, by_id(key))
     changed: list[tuple[Entry[Any], Any]] = []
     targets: dict[tuple[str, Any], tuple[Entry[Any], Any]] = {}
     for rule in entry.feeds_gathers:
@@ -234,7 +234,7 @@ def refresh(server: Topology, entry: Entry[Any], key: Any) -> Plan[bool]:
     if not entry.rules:
         return False
     for attempt in range(ATTEMPTS_MAX):
-        document = yield from find_one(entry.collection, {"_id": {"$eq": key}})
+        document = yield from find_one(entry.collection, by_id(key))
         if document is None:
             return False
         wanted = copy.deepcopy(document)
@@ -273,13 +273,13 @@ def refresh(server: Topology, entry: Entry[Any], key: Any) -> Plan[bool]:
 def _copy_until_stable(server: Topology, rule: ReferenceRule, key: Any) -> Plan[list[tuple[Entry[Any], Any]]]:
     """Copy a source until it is no longer changed by somebody else meanwhile."""
     condition = {rule.reference_path: {"$eq": key}}
-    source = yield from find_one(rule.source.collection, {"_id": {"$eq": key}})
+    source = yield from find_one(rule.source.collection, by_id(key))
     for attempt in range(ATTEMPTS_MAX):
         if source is None:
             return (yield from _after_deletion(server, rule, key))
         if rule.synced:
             yield from update_copies(rule, key, source, {})
-        again = yield from find_one(rule.source.collection, {"_id": {"$eq": key}})
+        again = yield from find_one(rule.source.collection, by_id(key))
         if again is not None and not rule.changed(source, again):
             break
         source = again
@@ -304,13 +304,13 @@ def _after_deletion(server: Topology, rule: ReferenceRule, key: Any) -> Plan[lis
     for before in found:
         if rule.on_delete == "cascade" and not rule.place.in_array:
             feeds = _keys_of(rule.target, before)
-            yield from delete_one(rule.target.collection, {"_id": {"$eq": before["_id"]}})
+            yield from delete_one(rule.target.collection, by_id(before["_id"]))
             yield from _redo_one(server, rule.target, before["_id"], feeds)
         else:
             after = copy.deepcopy(before)
             cut(rule, after, {freeze(key)})
             sets = {name: {"$literal": value} for name, value in after.items() if before.get(name) != value}
-            yield from update_one(rule.target.collection, {"_id": {"$eq": before["_id"]}}, [{"$set": sets}])
+            yield from update_one(rule.target.collection, by_id(before["_id"]), [{"$set": sets}])
             yield from _redo_one(server, rule.target, before["_id"], _keys_of(rule.target, before))
         changed.append((rule.target, before["_id"]))
     return changed

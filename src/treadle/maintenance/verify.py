@@ -113,11 +113,9 @@ def examine(server: Topology, entry: Entry[Any], documents: Sequence[Raw]) -> Pl
         for formula in entry.formulas:
             _compare(findings, entry, formula.pattern, document, right, formula.path)
         for reference in entry.references:
-            places = list(_places(document, reference.steps, ""))
-            for (prefix, container), (_, other) in zip(
-                places, _places(right, reference.steps, ""), strict=True
-            ):
-                stored, should = container.get(reference.name), other.get(reference.name)
+            wanted_places = dict(_places(right, reference.steps, ""))
+            for prefix, container in _places(document, reference.steps, ""):
+                stored, should = container.get(reference.name), wanted_places[prefix].get(reference.name)
                 if not same(stored, should):
                     findings.append(
                         Finding(
@@ -171,7 +169,8 @@ def expected(server: Topology, entry: Entry[Any], documents: Sequence[Raw]) -> P
             entry.collection,
             [
                 {"$match": {"_id": {"$in": keys}}},
-                {"$project": {name: formula.expression for name, formula in names.items()}},
+                # Not $project, where a plain number would mean to include a field.
+                {"$replaceWith": {"_id": "$_id", **{name: each.expression for name, each in names.items()}}},
             ],
         )
         by_key = {freeze(row["_id"]): row for row in rows}

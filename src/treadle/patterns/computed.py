@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from treadle.graph import Graph
 
 INT64 = 2**63
+# Sums of numbers with at most so many digits before and after the point are never rounded.
+DIGITS_SAFE = 12
 _WIDE = decimal.Context(prec=100, traps=[decimal.InvalidOperation])
 
 
@@ -254,6 +256,7 @@ class AverageRule(FieldRule):
         _require_type(place, (float, decimal.Decimal), "an average is a float or a Decimal")
         _require_optional(place)
         _require_number(place, self.value_shape, self.source.model.__name__)
+        _require_room(place, self.value_shape)
         self.state = f"{STATE}.{self.path}"
 
     def empty(self) -> dict[str, Any]:
@@ -400,13 +403,18 @@ def _subtract(removed: Sequence[Any], added: Sequence[Any]) -> Any:
     fractions = [value for value in new if isinstance(value, float)]
     if fractions:
         terms.append(sum(fractions))
+    plus = [value.to_decimal() for value in new if isinstance(value, Decimal128)]
+    minus = [value.to_decimal() for value in old if isinstance(value, Decimal128)]
+    if any(not value.is_finite() for value in [*plus, *minus]):
+        return RECOMPUTE
+    if minus and any(_is_extreme(value) for value in [*plus, *minus]):
+        # The sum may have been rounded to 34 digits, which subtraction does not undo.
+        return RECOMPUTE
     exact = decimal.Decimal(0)
-    for value in new:
-        if isinstance(value, Decimal128):
-            exact = _WIDE.add(exact, value.to_decimal())
-    for value in old:
-        if isinstance(value, Decimal128):
-            exact = _WIDE.subtract(exact, value.to_decimal())
+    for value in plus:
+        exact = _WIDE.add(exact, value)
+    for value in minus:
+        exact = _WIDE.subtract(exact, value)
     if exact:
         try:
             terms.append(Decimal128(exact))
@@ -415,6 +423,11 @@ def _subtract(removed: Sequence[Any], added: Sequence[Any]) -> Any:
     if terms or len(old) != len(new):
         return terms
     return None
+
+
+def _is_extreme(value: decimal.Decimal) -> bool:
+    exponent = value.as_tuple().exponent
+    return value.adjusted() > DIGITS_SAFE or (isinstance(exponent, int) and exponent < -DIGITS_SAFE)
 
 
 def _quotient(total: Any, count: int) -> Any:

@@ -124,7 +124,9 @@ class ReferenceRule(Rule):
             raise DeclarationError(
                 f"{place.label} copies no field; name at least one", code="embedded-field-missing"
             )
-        if self.on_delete == "clear" and not (self.by_optional and (self.optional or self.holds_reference)):
+        # A card that holds its reference is cleared as a whole.
+        clearable = self.optional and (self.by_optional or self.holds_reference)
+        if self.on_delete == "clear" and not clearable:
             raise DeclarationError(
                 f"{place.label} has on_delete='clear', so {self.declared.by!r} and the card must be able "
                 "to be None",
@@ -167,17 +169,17 @@ class ReferenceRule(Rule):
         A required card without a source is an error, or None if `lenient`.
         """
         old = self._old_cards(before, key)
-        for container, reference in self.references(raw):
+        places = [(container, reference) for container, reference in self.references(raw)]
+        previous = self._match(places, old, key)
+        for (container, reference), (known, card) in zip(places, previous, strict=True):
             if reference is None:
                 self._set(container, None)
                 continue
             source = sources.get(key(reference))
-            kept = old.get(key(reference))
-            previous = kept.pop(0) if kept else None
             if source is None:
-                self._missing(container, reference, previous, lenient)
-                continue
-            self._set(container, self._card(source, previous))
+                self._missing(container, reference, card, lenient)
+            else:
+                self._set(container, self._card(source, known, card))
 
     def _old_cards(self, before: Raw | None, key: Any) -> dict[Any, list[Any]]:
         old: dict[Any, list[Any]] = {}
@@ -186,6 +188,32 @@ class ReferenceRule(Rule):
                 if reference is not None:
                     old.setdefault(key(reference), []).append(container.get(self.name))
         return old
+
+    def _match(
+        self, places: Sequence[tuple[dict[str, Any], Any]], old: dict[Any, list[Any]], key: Any
+    ) -> list[tuple[bool, Any]]:
+        """For each place whether its reference was there before, and the card it had.
+
+        Elements of an array have no identity. Those that still hold the card
+        they had are matched first, so that removing one does not shift the
+        snapshots of the others; the rest in order.
+        """
+        matched: list[tuple[bool, Any]] = [(False, None)] * len(places)
+        waiting = []
+        for number, (container, reference) in enumerate(places):
+            cards = old.get(key(reference), []) if reference is not None else []
+            mine = container.get(self.name)
+            found = next((index for index, card in enumerate(cards) if same(card, mine)), None)
+            if found is None:
+                waiting.append(number)
+            else:
+                matched[number] = (True, cards.pop(found))
+        for number in waiting:
+            reference = places[number][1]
+            cards = old.get(key(reference), []) if reference is not None else []
+            if cards:
+                matched[number] = (True, cards.pop(0))
+        return matched
 
     def _missing(self, container: dict[str, Any], reference: Any, previous: Any, lenient: bool) -> None:
         if previous is not None and self.on_delete == "keep":
@@ -200,20 +228,24 @@ class ReferenceRule(Rule):
                 code="reference-missing",
             )
 
-    def _card(self, source: Raw, previous: Any) -> Any:
-        """What to copy: a value for a flat copy, else the card's fields."""
+    def _card(self, source: Raw, known: bool = False, previous: Any = None) -> Any:
+        """What to copy: a value for a flat copy, else the card's fields.
+
+        A snapshot is taken when the reference is set. What it was then stays,
+        be it nothing; only a card that is not there at all is made whole.
+        """
+        if known and not self.synced:
+            return self._parts_of(previous)
         if self.copied[0].card is None:
-            each = self.copied[0]
-            if each.snapshot and previous is not None:
-                return previous
-            return value_at(source, each.source.split("."))
+            return value_at(source, self.copied[0].source.split("."))
         card: Raw = {}
         for each in self.copied:
             assert each.card is not None
-            if each.snapshot and isinstance(previous, dict) and has(previous, each.card.split(".")):
-                put(card, each.card.split("."), value_at(previous, each.card.split(".")))
-            elif has(source, each.source.split(".")):
-                put(card, each.card.split("."), value_at(source, each.source.split(".")))
+            origin, path = source, each.source.split(".")
+            if each.snapshot and known and isinstance(previous, dict):
+                origin, path = previous, each.card.split(".")
+            if has(origin, path):
+                put(card, each.card.split("."), value_at(origin, path))
         return card
 
     def _parts_of(self, previous: Any) -> Any:
@@ -255,8 +287,8 @@ class ReferenceRule(Rule):
 
     def _plain_update(self, source: Raw) -> list[Raw]:
         if not self.kept and not self.holds_reference:
-            return [{"$set": {self.path: {"$literal": self._card(source, None)}}}]
-        whole = {"$literal": self._card(source, None)}
+            return [{"$set": {self.path: {"$literal": self._card(source)}}}]
+        whole = {"$literal": self._card(source)}
         if self.holds_reference:
             sets: Raw = {}
             unsets = []
@@ -265,12 +297,7 @@ class ReferenceRule(Rule):
                     sets[f"{self.path}.{each.card}"] = {"$literal": value_at(source, each.source.split("."))}
                 else:
                     unsets.append(f"{self.path}.{each.card}")
-            for each in self.kept:
-                current = f"${self.path}.{each.card}"
-                sets[f"{self.path}.{each.card}"] = {
-                    "$ifNull": [current, {"$literal": value_at(source, each.source.split("."))}]
-                }
-            return [{"$set": sets}, *([{"$unset": unsets}] if unsets else [])]
+            return [*([{"$set": sets}] if sets else []), *([{"$unset": unsets}] if unsets else [])]
         # Under a mixed policy only an empty card takes the snapshot values of today.
         synced: Raw = {}
         for each in self.synced:
@@ -284,17 +311,23 @@ class ReferenceRule(Rule):
     def _array_update(self, identity: Any, source: Raw) -> tuple[Raw, list[Raw]]:
         last = max(number for number, step in enumerate(self.steps) if step.array)
         rest = [step.stored for step in self.steps[last + 1 :]]
-        parts = []
+        parts: list[str] = []
+        outer: list[Raw] = []
         for number, step in enumerate(self.steps[: last + 1]):
             parts.append(step.stored)
-            if step.array:
-                parts.append("$[{}]" if number == last else "$[]")
+            if step.array and number == last:
+                parts.append("$[{}]")
+            elif step.array:
+                # Only elements on the way to a reference: others may hold no array at all.
+                inside = ".".join([*(each.stored for each in self.steps[number + 1 :]), *self.by])
+                parts.append(f"$[o{number}]")
+                outer.append({f"o{number}.{inside}": {"$eq": identity}})
         place = ".".join([*parts, *rest, self.name])
         reference = ".".join([*rest, *self.by])
         card = ".".join([*rest, self.name])
         match = {"$eq": identity}
         if not self.kept and not self.holds_reference:
-            return {"$set": {place.format("e"): self._card(source, None)}}, [{f"e.{reference}": match}]
+            return {"$set": {place.format("e"): self._card(source)}}, [*outer, {f"e.{reference}": match}]
         sets: Raw = {}
         unsets: Raw = {}
         for each in self.synced:
@@ -303,9 +336,9 @@ class ReferenceRule(Rule):
                 sets[path] = value_at(source, each.source.split("."))
             else:
                 unsets[path] = ""
-        filters: list[Raw] = [{f"e.{reference}": match, f"e.{card}": {"$type": "object"}}]
+        filters: list[Raw] = [*outer, {f"e.{reference}": match, f"e.{card}": {"$type": "object"}}]
         if not self.holds_reference:
-            sets[place.format("n")] = self._card(source, None)
+            sets[place.format("n")] = self._card(source)
             filters.append({f"n.{reference}": match, f"n.{card}": {"$not": {"$type": "object"}}})
         return {"$set": sets, **({"$unset": unsets} if unsets else {})}, filters
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from treadle.codec import codec_of
 from treadle.errors import DeclarationError
 from treadle.gather import KEY, RECOMPUTE, GatherRule, freeze
-from treadle.paths import ARRAYS, model_of, resolve, value_at
+from treadle.paths import ARRAYS, model_of, outermost, resolve, value_at
 from treadle.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_choice
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.query import Sort, sort_keys
@@ -83,7 +83,7 @@ class SubsetRule(GatherRule):
 
     def _sort(self, place: Place, sort: Sort) -> list[tuple[str, int]]:
         keys = []
-        for path, direction in sort_keys(sort) or []:
+        for path, direction in sort_keys(sort, tie_breaker=False) or []:
             resolved = resolve(self.source.codec, path, place.label, "source-field-missing")
             if resolved.in_array or resolved.shape.kind in ARRAYS:
                 raise DeclarationError(
@@ -91,7 +91,7 @@ class SubsetRule(GatherRule):
                     code="source-field-in-array",
                 )
             keys.append((resolved.stored, direction))
-        return keys
+        return keys if any(path == "_id" for path, _ in keys) else [*keys, ("_id", 1)]
 
     def _embedded_sort(self) -> dict[str, int] | None:
         in_card = {source: card for card, source in self.card.items()}
@@ -107,7 +107,7 @@ class SubsetRule(GatherRule):
         return self.item(raw), [value_at(raw, path.split(".")) for path, _ in self.sort]
 
     def evaluation(self) -> dict[str, Any]:
-        return dict.fromkeys(sorted(self.value_paths()), 1)
+        return dict.fromkeys(outermost(self.value_paths()), 1)
 
     def evaluated(self, row: Raw) -> tuple[Raw, list[Any]]:
         return self.value(row)
@@ -146,6 +146,9 @@ class SubsetRule(GatherRule):
         """The exact items of each target."""
         if len(keys) > 1 and version >= LOOKUP_SINCE:
             return (yield from self._refill_many(keys))
+        return (yield from self._refill_each(keys))
+
+    def _refill_each(self, keys: Sequence[Any]) -> Plan[dict[Any, list[Raw]]]:
         found: dict[Any, list[Raw]] = {}
         for key in keys:
             children = yield from find(
@@ -153,7 +156,7 @@ class SubsetRule(GatherRule):
                 {"$and": [{self.by.stored: {"$eq": key}}, self.where]}
                 if self.where
                 else {self.by.stored: {"$eq": key}},
-                dict.fromkeys(self.card.values(), 1),
+                dict.fromkeys(outermost(self.card.values()), 1),
                 sort=self.sort,
                 limit=self.size,
             )
@@ -166,7 +169,7 @@ class SubsetRule(GatherRule):
         inner += [
             {"$sort": dict(self.sort)},
             {"$limit": self.size},
-            {"$project": dict.fromkeys(self.card.values(), 1)},
+            {"$project": dict.fromkeys(outermost(self.card.values()), 1)},
         ]
         rows = yield from aggregate(
             self.target.collection,
@@ -184,7 +187,7 @@ class SubsetRule(GatherRule):
                 },
             ],
         )
-        found: dict[Any, list[Raw]] = {freeze(key): [] for key in keys}
-        for row in rows:
-            found[freeze(row["_id"])] = [self.item(child) for child in row[KEY]]
+        found = {freeze(row["_id"]): [self.item(child) for child in row[KEY]] for row in rows}
+        # Targets that are about to be inserted are not there to look up from.
+        found.update((yield from self._refill_each([key for key in keys if freeze(key) not in found])))
         return found
