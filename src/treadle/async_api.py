@@ -208,9 +208,7 @@ class AsyncCombiner:
                     if alone:
                         future.set_result(_ALONE)
                     else:
-                        future.set_exception(
-                            error if isinstance(error, Exception) else RuntimeError("stopped")
-                        )
+                        future.set_exception(shell.outcome_unknown(error))
             if not isinstance(error, Exception):
                 raise
         else:

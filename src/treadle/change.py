@@ -12,6 +12,8 @@ from treadle.plan import Raw
 class Change:
     """Before and after of one document, as stored; None where there was or is none.
 
+    An empty `before` says that there was one, but nobody looked.
+
     `fresh` says that the document was inserted under an id that nobody else
     can know yet, so that nothing can refer to it.
     """

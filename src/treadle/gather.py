@@ -63,6 +63,8 @@ class GatherRule(Rule):
             )
         self.by: Path = resolve(self.source.codec, by, place.label, "reference-field-missing")
         graph.check_reference(self.by, self.target, place.label)
+        self.key_segments = self.by.stored.split(".")
+        self.key_depth = self.by.array_depth
         self.where: Raw = clean(dict(where or {}))
         # Values inside the array that holds the key belong to that one element.
         self.per_element = False
@@ -89,9 +91,9 @@ class GatherRule(Rule):
         """(target id, value) for each target that this source feeds."""
         if raw is None:
             return []
-        depth = self.by.array_depth
+        depth = self.key_depth
         if not depth:
-            key = value_at(raw, self.by.stored.split("."))
+            key = value_at(raw, self.key_segments)
             return [] if key is None else [(key, self.value(raw))]
         if self.per_element:
             return self._element_contributions(raw, depth)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,7 @@ from pymongo.uri_parser import parse_uri
 from pymongo.write_concern import WriteConcern
 
 from treadle.document import Document
-from treadle.errors import UsageError
+from treadle.errors import DataError, UsageError
 from treadle.graph import Graph
 from treadle.maintenance import intents, standalone
 from treadle.plan import Plan, Raw, database_command
@@ -119,9 +120,25 @@ def surely_not_committed(error: BaseException) -> bool:
     return not (isinstance(error, PyMongoError) and error.has_error_label("UnknownTransactionCommitResult"))
 
 
+def outcome_unknown(error: BaseException) -> Exception:
+    """What the others of a group are told when its transaction did not end in a known way."""
+    if isinstance(error, Exception):
+        return error
+    return DataError(
+        "this write shared a transaction with another thread's or task's, which was interrupted; "
+        "whether it was committed is not known: look before you try again",
+        code="write-outcome-unknown",
+    )
+
+
 def owner() -> str:
     """This process, in a way that tells whether it is still the same one."""
-    return f"{socket.gethostname()}:{os.getpid()}:{_started(os.getpid())}"
+    return _described(os.getpid())
+
+
+@functools.cache
+def _described(pid: int) -> str:
+    return f"{socket.gethostname()}:{pid}:{_started(pid)}"
 
 
 def _started(pid: int) -> str:

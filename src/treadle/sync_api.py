@@ -175,7 +175,12 @@ class Combiner:
             self._busy = True
         if mine is None:
             return self._lead([_Waiting(work)])
-        mine.woken.wait()
+        try:
+            mine.woken.wait()
+        except BaseException:
+            # Interrupted while waiting: nobody may count on this thread any more.
+            self._leave(mine)
+            raise
         if mine.group:
             return self._lead(mine.group)
         if mine.alone:
@@ -196,7 +201,7 @@ class Combiner:
                 # unless the group may have been committed after all.
                 again = shell.surely_not_committed(error)
                 for each in others:
-                    each.alone, each.error = again, None if again else error
+                    each.alone, each.error = again, None if again else shell.outcome_unknown(error)
                     each.woken.set()
                 if not again:
                     raise
@@ -213,9 +218,23 @@ class Combiner:
         with self._lock:
             group = [self._waiting.popleft() for _ in range(min(len(self._waiting), shell.GROUP_MAX))]
             self._busy = bool(group)
+            if group:
+                group[0].group = group
         if group:
-            group[0].group = group
             group[0].woken.set()
+
+    def _leave(self, mine: _Waiting) -> None:
+        with self._lock:
+            if mine in self._waiting:
+                self._waiting.remove(mine)
+            others = mine.group[1:]
+            led = bool(mine.group)
+            if others:
+                others[0].group = others
+        if others:
+            others[0].woken.set()
+        elif led:
+            self._hand_over()
 
 
 class _Waiting:
@@ -227,7 +246,7 @@ class _Waiting:
         self.group: list[_Waiting] = []
         self.alone = False
         self.outcome: Any = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
 
 
 class Store:

@@ -251,6 +251,8 @@ class UpdateOneDocument(Work[D | None]):
 
     def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
+        if not (entry.rules or entry.feeds_gathers):
+            return (yield from self._only_copied(ledger))
         before = yield from find_one(entry.collection, self.filter)
         if before is None:
             return None
@@ -262,6 +264,14 @@ class UpdateOneDocument(Work[D | None]):
             return None
         (after,) = yield from follow_own(entry, [(before, after)])
         ledger.add(Change(entry.collection, before["_id"], before, after))
+        return after
+
+    def _only_copied(self, ledger: Ledger) -> Plan[Raw | None]:
+        """An update of a source that has nothing but copies: what it was does not matter."""
+        with crud.translated(self.entry.model.__name__, [{"update": self.update}]):
+            after = yield from find_one_and_update(self.entry.collection, self.filter, self.update)
+        if after is not None:
+            ledger.add(Change(self.entry.collection, after["_id"], {}, after))
         return after
 
     def result(self, outcome: Raw | None) -> D | None:

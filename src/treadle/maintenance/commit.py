@@ -17,7 +17,7 @@ from treadle.graph import Graph
 from treadle.maintenance import intents, standalone
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import UNBOUNDED, FanOut, react
-from treadle.plan import Plan, find, transact
+from treadle.plan import Plan, Raw, find, transact
 from treadle.topology import Topology
 from treadle.writes import Insert, Work
 
@@ -31,24 +31,24 @@ def commit(graph: Graph, server: Topology, works: Sequence[Work[Any]], *, owner:
         return alone
     grouped = merge(works)
 
-    def attempt(copies_max: int | None = None) -> Plan[tuple[list[Any], list[FanOut]]]:
+    def attempt(copies_max: int | None = None) -> Plan[tuple[list[Any], list[tuple[FanOut, Raw]]]]:
         ledger = Ledger()
         outcomes = []
         for work in grouped:
             outcomes.append((yield from work.body(graph, server, ledger)))
         later = yield from react(graph, server, ledger, copies_max=copies_max)
-        yield from intents.record(later, owner)
-        return (yield from _as_they_are_now(grouped, outcomes)), later
+        owed = yield from intents.record(later, owner)
+        return (yield from _as_they_are_now(grouped, outcomes)), list(zip(later, owed, strict=True))
 
     try:
-        outcomes, later = yield from transact(attempt)
+        outcomes, owed = yield from transact(attempt)
     except OperationFailure as error:
         if not intents.is_poison(error):
             raise
         # One copy cannot be written. Make the copies afterwards, where it can be set aside.
-        outcomes, later = yield from transact(lambda: attempt(0))
-    for fan_out in later:
-        yield from intents.finish(graph, server, fan_out)
+        outcomes, owed = yield from transact(lambda: attempt(0))
+    for fan_out, intent in owed:
+        yield from intents.finish(graph, server, fan_out, intent)
     return split(works, grouped, outcomes)
 
 

@@ -30,7 +30,6 @@ from treadle.plan import (
     by_id,
     delete_one,
     find,
-    find_one,
     find_one_and_update,
     transact,
     update_one,
@@ -39,11 +38,10 @@ from treadle.topology import Topology
 
 if TYPE_CHECKING:
     from treadle.graph import Graph
-    from treadle.patterns.extended_reference import ReferenceRule
 
 COLLECTION = "treadle.intents"
 SET_ASIDE = "treadle.set_aside"
-CHUNK = 1000
+CHUNK = 2000
 # Errors of one document that would stop all the others: too large, or refused by the validator.
 POISON = frozenset({10334, 17419, 17420, 121})
 
@@ -62,51 +60,57 @@ def _fan_out_id(fan_out: FanOut) -> Raw:
     return {"kind": "fan-out", "rule": fan_out.rule.place.label, "key": fan_out.source_id}
 
 
-def record(later: Sequence[FanOut], owner: str) -> Plan[None]:
+def record(later: Sequence[FanOut], owner: str) -> Plan[list[Raw]]:
     """Write the intents of fan-outs, in the transaction that makes them necessary."""
+    intents = []
     for fan_out in later:
         # A second change of the same source starts the copying again.
-        yield from update_one(
+        intent = yield from find_one_and_update(
             COLLECTION,
             {"_id": _fan_out_id(fan_out)},
             {"$inc": {"n": 1}, "$set": {"after": None, "owner": owner}, "$currentDate": {"at": True}},
             upsert=True,
         )
+        assert intent is not None
+        intents.append(intent)
+    return intents
 
 
-def finish(graph: Graph, server: Topology, fan_out: FanOut) -> Plan[int]:
-    """Make the copies of one source, chunk by chunk; how many documents were visited."""
-    rule, key = fan_out.rule, fan_out.source_id
-    intent = yield from find_one(COLLECTION, {"_id": _fan_out_id(fan_out)})
-    if intent is None:
-        return 0
-    visited = 0
+def finish(graph: Graph, server: Topology, fan_out: FanOut, intent: Raw) -> Plan[None]:
+    """Make the copies of one source, chunk by chunk, and let the intent go."""
     last = intent.get("after")
     while True:
-        chunk = yield from _next_chunk(rule, key, last)
-        if not chunk:
+        upper = yield from _end_of_chunk(fan_out, last)
+        within: Raw = {}
+        if last is not None:
+            within["$gt"] = last
+        if upper is not None:
+            within["$lte"] = upper
+        yield from _copy_chunk(graph, server, fan_out, {"_id": within} if within else {}, upper, intent["n"])
+        if upper is None:
             break
-        visited += len(chunk)
-        last = chunk[-1]
-        yield from _copy_chunk(graph, server, fan_out, chunk, intent["n"])
+        last = upper
     yield from delete_one(COLLECTION, {"_id": _fan_out_id(fan_out), "n": intent["n"]})
-    return visited
 
 
-def _next_chunk(rule: ReferenceRule, key: Any, last: Any) -> Plan[list[Any]]:
-    condition: Raw = {rule.reference_path: {"$eq": key}}
+def _end_of_chunk(fan_out: FanOut, last: Any) -> Plan[Any]:
+    """The id of the last document of the next chunk; None if the rest is less than a chunk."""
+    target = fan_out.rule.target
+    condition: Raw = {fan_out.rule.reference_path: {"$eq": fan_out.source_id}}
     if last is not None:
         condition["_id"] = {"$gt": last}
-    found = yield from find(rule.target.collection, condition, {"_id": 1}, sort=[("_id", 1)], limit=CHUNK)
-    if not found and last is not None and rule.target.identity_shape.kind != "scalar":
-        # A range ends where the type of the ids changes; an expression compares across types.
-        condition["_id"] = {"$exists": True}
-        condition["$expr"] = {"$gt": ["$_id", {"$literal": last}]}
-        found = yield from find(rule.target.collection, condition, {"_id": 1}, sort=[("_id", 1)], limit=CHUNK)
-    return [each["_id"] for each in found]
+    if target.identity_shape.kind != "scalar":
+        # Ids of several types cannot be cut into ranges.
+        return None
+    found = yield from find(
+        target.collection, condition, {"_id": 1}, sort=[("_id", 1)], skip=CHUNK - 1, limit=1
+    )
+    return found[0]["_id"] if found else None
 
 
-def _copy_chunk(graph: Graph, server: Topology, fan_out: FanOut, keys: list[Any], number: int) -> Plan[None]:
+def _copy_chunk(
+    graph: Graph, server: Topology, fan_out: FanOut, within: Raw, upper: Any, number: int
+) -> Plan[None]:
     """Copy to some targets; a document that cannot take the copy is set aside."""
     rule = fan_out.rule
 
@@ -117,25 +121,37 @@ def _copy_chunk(graph: Graph, server: Topology, fan_out: FanOut, keys: list[Any]
         if source is None:
             return
         ledger = Ledger()
-        yield from copy_to(
-            rule, fan_out.source_id, source, keys, feeds_beyond(rule.target, rule.level), ledger
-        )
+        followed = feeds_beyond(rule.target, rule.level)
+        yield from copy_to(rule, fan_out.source_id, source, within, followed, ledger)
         yield from react(graph, server, ledger, copies_max=UNBOUNDED)
-        yield from update_one(
-            COLLECTION, {"_id": _fan_out_id(fan_out), "n": number}, {"$set": {"after": keys[-1]}}
-        )
+        if upper is not None:
+            yield from update_one(
+                COLLECTION, {"_id": _fan_out_id(fan_out), "n": number}, {"$set": {"after": upper}}
+            )
 
     try:
         yield from transact(attempt)
     except OperationFailure as error:
         if not is_poison(error):
             raise
-        if len(keys) == 1:
-            yield from set_aside(rule.place.label, rule.target.collection, keys[0], error)
-            return
-        middle = len(keys) // 2
-        yield from _copy_chunk(graph, server, fan_out, keys[:middle], number)
-        yield from _copy_chunk(graph, server, fan_out, keys[middle:], number)
+        yield from _copy_around_poison(graph, server, fan_out, within, number, error)
+
+
+def _copy_around_poison(
+    graph: Graph, server: Topology, fan_out: FanOut, within: Raw, number: int, error: OperationFailure
+) -> Plan[None]:
+    """Halve a chunk until the document that stops it stands alone."""
+    rule = fan_out.rule
+    condition = {**within, rule.reference_path: {"$eq": fan_out.source_id}}
+    found = yield from find(rule.target.collection, condition, {"_id": 1})
+    keys = [each["_id"] for each in found]
+    if len(keys) == 1:
+        yield from set_aside(rule.place.label, rule.target.collection, keys[0], error)
+        return
+    middle = len(keys) // 2
+    for half in (keys[:middle], keys[middle:]):
+        if half:
+            yield from _copy_chunk(graph, server, fan_out, {"_id": {"$in": half}}, None, number)
 
 
 def set_aside(label: str, collection: str, key: Any, error: OperationFailure) -> Plan[None]:
@@ -170,7 +186,7 @@ def recover(
             if rule is None:
                 # Another application's models; it will see to it.
                 continue
-            yield from finish(graph, server, FanOut(rule, intent["_id"]["key"]))
+            yield from finish(graph, server, FanOut(rule, intent["_id"]["key"]), intent)
         elif intent.get("collection") in graph.by_collection:
             yield from redo(intent)
             if is_over(intent):

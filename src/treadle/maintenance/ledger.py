@@ -54,12 +54,12 @@ class Ledger:
             return self._evaluated.get(rule, {}).get(freeze(change.id), [])
         return rule.contributions(change.before)
 
-    def after(self, rule: GatherRule, changes: Iterable[Change]) -> Plan[dict[Any, list[tuple[Any, Any]]]]:
-        """What changed sources contribute now, by source."""
-        present = [change for change in changes if change.after is not None]
-        if rule.server_side:
-            return (yield from evaluate(rule, [change.id for change in present]))
-        return {freeze(change.id): rule.contributions(change.after) for change in present}
+    def evaluate_after(
+        self, rule: GatherRule, changes: Iterable[Change]
+    ) -> Plan[dict[Any, list[tuple[Any, Any]]]]:
+        """What the server says that changed sources contribute now, by source."""
+        present = [change.id for change in changes if change.after is not None]
+        return (yield from evaluate(rule, present))
 
 
 def evaluate(rule: GatherRule, ids: Sequence[Any]) -> Plan[dict[Any, list[tuple[Any, Any]]]]:

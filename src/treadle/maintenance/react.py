@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from treadle.graph import Entry, Graph
 
 # Copies beyond this many are made after the transaction, in chunks, under an intent.
-FAN_OUT_MAX = 1000
+FAN_OUT_MAX = 2000
 # Fewer where each copy feeds others in turn.
 CHAINED_FAN_OUT_MAX = 100
 # Inside a caller's own transaction nothing can be left for later.
@@ -79,10 +79,10 @@ def _collect(
     rule: GatherRule, changes: Sequence[Change], ledger: Ledger, effects: dict[Any, _Effect]
 ) -> Plan[None]:
     """Note per target what the changes take from it and give to it."""
-    after = yield from ledger.after(rule, changes)
+    evaluated = (yield from ledger.evaluate_after(rule, changes)) if rule.server_side else {}
     for change in changes:
         old = ledger.before(rule, change)
-        new = after.get(freeze(change.id), [])
+        new = evaluated.get(freeze(change.id), []) if rule.server_side else rule.contributions(change.after)
         if old == new and _types(old) == _types(new):
             continue
         for key, value in old:
@@ -216,31 +216,31 @@ def _copy(rule: ReferenceRule, change: Change, ledger: Ledger, copies_max: int |
     most = copies_max
     if most is None:
         most = CHAINED_FAN_OUT_MAX if followed else FAN_OUT_MAX
-    found = yield from find(
-        rule.target.collection,
-        {rule.reference_path: {"$eq": change.id}},
-        {"_id": 1},
-        limit=0 if most == UNBOUNDED else most + 1,
-    )
-    if not found:
-        return []
-    if len(found) > most:
-        return [FanOut(rule, change.id)]
-    keys = [each["_id"] for each in found]
-    yield from copy_to(rule, change.id, change.after, keys, followed, ledger)
+    if most != UNBOUNDED:
+        referring = {rule.reference_path: {"$eq": change.id}}
+        beyond = yield from find(rule.target.collection, referring, {"_id": 1}, skip=most, limit=1)
+        if beyond:
+            return [FanOut(rule, change.id)]
+    yield from copy_to(rule, change.id, change.after, {}, followed, ledger)
     return []
 
 
 def copy_to(
-    rule: ReferenceRule, source_id: Any, source: Raw, keys: Sequence[Any], followed: bool, ledger: Ledger
+    rule: ReferenceRule, source_id: Any, source: Raw, within: Raw, followed: bool, ledger: Ledger
 ) -> Plan[None]:
-    """Bring the copies in these targets up to date."""
+    """Bring the copies of a source up to date, within some targets."""
+    if not followed:
+        yield from update_copies(rule, source_id, source, within)
+        return
     target = rule.target
-    before = (yield from read(target, keys)) if followed else {}
-    if followed:
+    found = yield from find(
+        target.collection, {**within, rule.reference_path: {"$eq": source_id}}, {"_id": 1}
+    )
+    keys = [each["_id"] for each in found]
+    if keys:
+        before = yield from read(target, keys)
         yield from ledger.note_before(target, keys)
-    yield from update_copies(rule, source_id, source, {"_id": {"$in": list(keys)}})
-    if followed:
+        yield from update_copies(rule, source_id, source, {"_id": {"$in": keys}})
         yield from note_after(target, before, ledger)
 
 
@@ -248,10 +248,10 @@ def update_copies(rule: ReferenceRule, source_id: Any, source: Raw, within: Raw)
     """The update of all copies of a source within some targets, formulas included."""
     target = rule.target
     condition = {**within, rule.reference_path: {"$eq": source_id}}
-    update, filters = rule.sync_update(source_id, source)
     formulas = formula_stages(target)
+    update, filters = rule.sync_update(source_id, source, formulas)
     if filters is None:
-        yield from update_many(target.collection, condition, [*update, *formulas])
+        yield from update_many(target.collection, condition, update)
         return
     yield from update_many(target.collection, condition, update, array_filters=filters)
     if formulas:

@@ -271,19 +271,25 @@ class ReferenceRule(Rule):
     # -- copying a changed source to its targets ----------------------------------------------
 
     def changed(self, before: Raw | None, after: Raw) -> bool:
-        """Whether a source's change is one that the copies must follow."""
-        if before is None:
+        """Whether a source's change is one that the copies must follow; an empty before is unknown."""
+        if not before:
             return True
         return any(
             not same(value_at(before, each.source.split(".")), value_at(after, each.source.split(".")))
             for each in self.synced
         )
 
-    def sync_update(self, identity: Any, source: Raw) -> tuple[Any, list[Raw] | None]:
-        """The update, and array filters, that bring all copies of one source up to date."""
-        if not any(step.array for step in self.steps):
-            return self._plain_update(source), None
-        return self._array_update(identity, source)
+    def sync_update(self, identity: Any, source: Raw, formulas: list[Raw]) -> tuple[Any, list[Raw] | None]:
+        """The update, and array filters, that bring all copies of one source up to date.
+
+        It is a pipeline that ends with the formulas where there are some; a
+        plain update is quicker, and array filters go with nothing else.
+        """
+        if any(step.array for step in self.steps):
+            return self._array_update(identity, source)
+        if not formulas and not self.kept and not self.holds_reference:
+            return {"$set": {self.path: self._card(source)}}, None
+        return [*self._plain_update(source), *formulas], None
 
     def _plain_update(self, source: Raw) -> list[Raw]:
         if not self.kept and not self.holds_reference:

@@ -1,0 +1,1 @@
+"""Treadle beside hand-written PyMongo and the ODMs: `python -m benchmarks`."""

@@ -1,0 +1,219 @@
+"""Interleaved timing: what a contender costs relative to another, on a machine that is never quiet.
+
+The rules:
+- All contenders of a group take turns in one process, in an order that is
+  shuffled each round with a fixed seed, so that a slow minute hits them alike.
+- Judge ratios, not times. The ratio is that of the medians; the spread is the
+  quartiles of the ratios within each round.
+- Each timed run starts after a full collection, with the collector on.
+- A contender's first result is checked, so that nobody wins by doing less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import random
+import statistics
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+
+SEED = 20_240_601
+WARM_UP_ROUNDS = 1
+ROUNDS = 21
+ROUNDS_QUICK = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The most that a contender may cost: a ratio to its baseline, or microseconds per operation."""
+
+    maximum: float
+    kind: str = "ratio"
+
+    def __str__(self) -> str:
+        if self.kind != "ratio":
+            return f"≤ {self.maximum:g} µs"
+        return f"≤ {self.maximum:.2g}" if self.maximum < 1 else f"≤ {self.maximum:.2f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One way to do the work of a group.
+
+    `prepare` is not timed and its result goes to `work`, which is timed and
+    may be a coroutine function. `baseline` names the contender of the same
+    group to compare with; the first of the group if it is None. `rounds_max`
+    is for contenders so slow that they would take most of the time.
+    """
+
+    name: str
+    prepare: Callable[[], Any]
+    work: Callable[[Any], Any]
+    operations: int = 1
+    baseline: str | None = None
+    goal: Goal | None = None
+    check: Callable[[Any], None] | None = None
+    rounds_max: int | None = None
+    # The work returns the seconds that count, such as a percentile of its own.
+    measured: bool = False
+
+
+@dataclass(slots=True)
+class Context:
+    """What contenders are built from; closes what they opened when the group is over."""
+
+    uri: str
+    quick: bool
+    runner: asyncio.Runner
+    stack: ExitStack
+
+    def wait(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        """The result of a coroutine in the one event loop of all groups."""
+        return self.runner.run(coroutine)
+
+    def scale(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Contenders that do the same work; `make` connects and builds them when the group's turn comes."""
+
+    name: str
+    work: str
+    make: Callable[[Context], Sequence[Contender]]
+    rounds: int = ROUNDS
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A median with its quartiles."""
+
+    low: float
+    median: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one contender of one group cost."""
+
+    group: str
+    work: str
+    contender: str
+    rounds: int
+    operations: int
+    microseconds: Spread
+    baseline: str | None
+    ratio: float | None
+    round_ratios: Spread | None
+    goal: Goal | None
+    seconds: list[float] = field(repr=False)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is met; None where there is none."""
+        if self.goal is None:
+            return None
+        value = self.ratio if self.goal.kind == "ratio" else self.microseconds.median
+        return value is not None and value <= self.goal.maximum
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """The median and the quartiles; of one or two values, as good as they give."""
+    if len(values) == 1:
+        return Spread(values[0], values[0], values[0])
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(low, median, high)
+
+
+def measure(group: Group, context: Context) -> list[Result]:
+    """Run a group to its end; one result per contender, in the group's order."""
+    rounds = min(group.rounds, ROUNDS_QUICK) if context.quick else group.rounds
+    with ExitStack() as stack:
+        inner = Context(context.uri, context.quick, context.runner, stack)
+        contenders = list(group.make(inner))
+        times = _interleave(contenders, rounds, inner, f"{group.name}: {group.work}")
+    per_operation = {
+        contender.name: [seconds / contender.operations for seconds in times[contender.name]]
+        for contender in contenders
+    }
+    return [_result(group, contender, contenders[0].name, per_operation) for contender in contenders]
+
+
+def _interleave(
+    contenders: Sequence[Contender], rounds: int, context: Context, title: str
+) -> dict[str, list[float]]:
+    order = random.Random(SEED)
+    times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    for number in range(-WARM_UP_ROUNDS, rounds):
+        _progress(f"{title}: round {max(number + 1, 0)} of {rounds}")
+        for contender in order.sample(contenders, len(contenders)):
+            if contender.rounds_max is not None and number >= contender.rounds_max:
+                continue
+            seconds = _time(contender, context, check=number == -WARM_UP_ROUNDS)
+            if number >= 0:
+                times[contender.name].append(seconds)
+    _progress("")
+    return times
+
+
+def _time(contender: Contender, context: Context, *, check: bool) -> float:
+    state = contender.prepare()
+    was_enabled = gc.isenabled()
+    gc.enable()
+    try:
+        gc.collect()
+        if inspect.iscoroutinefunction(contender.work):
+            seconds, result = context.wait(_time_async(contender.work, state))
+        else:
+            start = perf_counter()
+            result = contender.work(state)
+            seconds = perf_counter() - start
+    finally:
+        if not was_enabled:
+            gc.disable()
+    if check and contender.check is not None:
+        contender.check(result)
+    return float(result) if contender.measured else seconds
+
+
+async def _time_async(work: Callable[[Any], Any], state: Any) -> tuple[float, Any]:
+    # Timed inside the loop, so that entering it is nobody's cost.
+    start = perf_counter()
+    result = await work(state)
+    return perf_counter() - start, result
+
+
+def _result(group: Group, contender: Contender, first: str, times: dict[str, list[float]]) -> Result:
+    own = times[contender.name]
+    name = contender.baseline or first
+    # A contender with fewer rounds is compared with the baseline's same rounds.
+    base = times[name][: len(own)]
+    is_own = name == contender.name
+    return Result(
+        group=group.name,
+        work=group.work,
+        contender=contender.name,
+        rounds=len(own),
+        operations=contender.operations,
+        microseconds=spread([seconds * 1e6 for seconds in own]),
+        baseline=None if is_own else name,
+        ratio=None if is_own else statistics.median(own) / statistics.median(base),
+        round_ratios=None if is_own else spread([mine / other for mine, other in zip(own, base)]),
+        goal=contender.goal,
+        seconds=own,
+    )
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
