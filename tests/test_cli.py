@@ -20,7 +20,8 @@ from treadle import __version__
 from treadle.cli import app, main
 
 ENTRY = "import sys; from treadle.cli import main; sys.exit(main())"
-ANSWER_SECONDS_MAX = 5.5
+# The command itself gives up after less than 5 s; the rest is what a busy machine adds.
+ANSWER_SECONDS_MAX = 15
 RUN_SECONDS_MAX = 60
 
 
@@ -68,7 +69,10 @@ def silent_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-@pytest.mark.parametrize("arguments", [(), ("doctor",), ("demo",)])
+VERBS = {"doctor", "demo", "setup", "verify", "repair", "rebuild"}
+
+
+@pytest.mark.parametrize("arguments", [(), *((verb,) for verb in sorted(VERBS))])
 def test_every_help_shows_an_example(arguments: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, [*arguments, "--help"])
     assert 0 == result.exit_code
@@ -77,9 +81,7 @@ def test_every_help_shows_an_example(arguments: tuple[str, ...]) -> None:
 
 def test_every_verb_is_in_this_list_of_helps() -> None:
     """Whoever adds a verb finds the test above by this one."""
-    assert {"doctor", "demo"} == {
-        command.callback.__name__ for command in app.registered_commands if command.callback
-    }
+    assert VERBS == {command.callback.__name__ for command in app.registered_commands if command.callback}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["doctor", "--help"]])

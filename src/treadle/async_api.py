@@ -231,6 +231,7 @@ class AsyncStore:
         self.runner = AsyncRunner(database)
         self.database = database
         self._known: Topology | None = None
+        self._owes = False
         self._combiner = AsyncCombiner(self._commit)
         self._owned_client: AsyncMongoClient[Any] | None = None
         self._server: LocalServer | None = None
@@ -384,6 +385,8 @@ class AsyncStore:
     async def _write(self, work: Work[R], session: Session, *, combine: bool = True) -> R:
         """Perform a write with all that follows from it."""
         server = await self._topology()
+        if self._owes and session is None:
+            await self._pay()
         if work.alone:
             outcome = await self.runner.run(work.direct(self.graph, server), session)
         elif session is not None and session.in_transaction:
@@ -395,7 +398,9 @@ class AsyncStore:
         return work.result(outcome)
 
     async def _commit(self, works: Sequence[Work[Any]], session: Session = None) -> list[Any]:
-        plan = commit.commit(self.graph, await self._topology(), works, owner=shell.owner())
+        plan = commit.commit(
+            self.graph, await self._topology(), works, owner=shell.owner(), left=self._leave_for_later
+        )
         return await self.runner.run(plan, session)
 
     async def _write_chunks(self, work: ChunkedWork, session: Session) -> int:
@@ -415,6 +420,17 @@ class AsyncStore:
             # A constructor cannot wait, so what a crash left is seen to here.
             await self.recover()
         return self._known
+
+    def _leave_for_later(self) -> None:
+        self._owes = True
+
+    async def _pay(self) -> None:
+        """Finish what an earlier write could not; if it still cannot be, the next one tries."""
+        self._owes = False
+        try:
+            await self.recover()
+        except PyMongoError:
+            self._owes = True
 
     async def recover(self) -> int:
         """Finish what a crash left half done; how many such things there were."""
@@ -452,9 +468,11 @@ class AsyncStore:
             await session.start_transaction(**shell.TRANSACTION_OPTIONS)
             try:
                 yield session
-            except BaseException:
+            except BaseException as error:
                 if session.in_transaction:
                     await session.abort_transaction()
+                if isinstance(error, PyMongoError) and shell.clear(error) is not error:
+                    raise shell.clear(error) from None
                 raise
             for attempt in range(shell.COMMIT_ATTEMPTS_MAX):
                 try:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from pymongo import ReadPreference
-from pymongo.errors import ConfigurationError, InvalidURI, OperationFailure, PyMongoError
+from pymongo.errors import ConfigurationError, InvalidURI, OperationFailure, PyMongoError, WriteConcernError
 from pymongo.read_concern import ReadConcern
 from pymongo.uri_parser import parse_uri
 from pymongo.write_concern import WriteConcern
@@ -116,6 +116,9 @@ def chunks(documents: list[D], size: int) -> Iterator[list[D]]:
 def surely_not_committed(error: BaseException) -> bool:
     """Whether a failed transaction certainly left nothing behind, so that it may be run again."""
     if not isinstance(error, Exception):
+        return False
+    # A write concern that was not met says nothing against the commit itself.
+    if isinstance(error, WriteConcernError):
         return False
     return not (isinstance(error, PyMongoError) and error.has_error_label("UnknownTransactionCommitResult"))
 

@@ -258,6 +258,7 @@ class Store:
         self.runner = Runner(database)
         self.database = database
         self._known: Topology | None = None
+        self._owes = False
         self._combiner = Combiner(self._commit)
         self._owned_client: MongoClient[Any] | None = None
         self._server: LocalServer | None = None
@@ -399,6 +400,8 @@ class Store:
     def _write(self, work: Work[R], session: Session, *, combine: bool = True) -> R:
         """Perform a write with all that follows from it."""
         server = self._topology()
+        if self._owes and session is None:
+            self._pay()
         if work.alone:
             outcome = self.runner.run(work.direct(self.graph, server), session)
         elif session is not None and session.in_transaction:
@@ -410,7 +413,9 @@ class Store:
         return work.result(outcome)
 
     def _commit(self, works: Sequence[Work[Any]], session: Session = None) -> list[Any]:
-        plan = commit.commit(self.graph, self._topology(), works, owner=shell.owner())
+        plan = commit.commit(
+            self.graph, self._topology(), works, owner=shell.owner(), left=self._leave_for_later
+        )
         return self.runner.run(plan, session)
 
     def _write_chunks(self, work: ChunkedWork, session: Session) -> int:
@@ -428,6 +433,17 @@ class Store:
         if self._known is None:
             self._known = self.runner.run(read_topology())
         return self._known
+
+    def _leave_for_later(self) -> None:
+        self._owes = True
+
+    def _pay(self) -> None:
+        """Finish what an earlier write could not; if it still cannot be, the next one tries."""
+        self._owes = False
+        try:
+            self.recover()
+        except PyMongoError:
+            self._owes = True
 
     def recover(self) -> int:
         """Finish what a crash left half done; how many such things there were."""
@@ -465,9 +481,11 @@ class Store:
             session.start_transaction(**shell.TRANSACTION_OPTIONS)
             try:
                 yield session
-            except BaseException:
+            except BaseException as error:
                 if session.in_transaction:
                     session.abort_transaction()
+                if isinstance(error, PyMongoError) and shell.clear(error) is not error:
+                    raise shell.clear(error) from None
                 raise
             for attempt in range(shell.COMMIT_ATTEMPTS_MAX):
                 try:

@@ -155,16 +155,34 @@ class Insert(Work[list[D]]):
             else:
                 yield from insert_many(entry.collection, self.raws)
         raws = self.raws
+        yield from self._stamp()
         if entry.formulas:
             raws = yield from compute_formulas(entry, [raw["_id"] for raw in raws])
         for raw, fresh in zip(raws, self.fresh, strict=True):
             ledger.add(Change(entry.collection, raw["_id"], None, raw, fresh))
         return raws
 
+    def _known(self) -> list[Raw]:
+        """The documents whose ids others may know already."""
+        return [raw for raw, fresh in zip(self.raws, self.fresh, strict=True) if not fresh]
+
+    def _stamp(self) -> Plan[None]:
+        """Date the values of targets that were filled from their sources."""
+        stamps = {stamp: "$$NOW" for rule in self.entry.gathers for stamp in rule.stamps()}
+        known = {freeze(raw["_id"]): raw for raw in self._known()}
+        if not stamps or not known:
+            return
+        condition = {"_id": {"$in": [raw["_id"] for raw in known.values()]}}
+        yield from update_many(self.entry.collection, condition, [{"$set": stamps}])
+        dated = yield from find(self.entry.collection, condition, dict.fromkeys(stamps, 1))
+        for found in dated:
+            for stamp in stamps:
+                put(known[freeze(found["_id"])], stamp.split("."), value_at(found, stamp.split(".")))
+
     def _gather_existing(self, server: Topology) -> Plan[None]:
         """Fill a target that is inserted after its sources."""
         entry = self.entry
-        known = [raw for raw, fresh in zip(self.raws, self.fresh, strict=True) if not fresh]
+        known = self._known()
         if not known or not entry.gathers:
             return
         keys = [raw["_id"] for raw in known]

@@ -7,7 +7,7 @@ transaction leave an intent in it and are finished afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pymongo.errors import OperationFailure
@@ -22,8 +22,14 @@ from treadle.topology import Topology
 from treadle.writes import Insert, Work
 
 
-def commit(graph: Graph, server: Topology, works: Sequence[Work[Any]], *, owner: str) -> Plan[list[Any]]:
-    """The outcomes of the works, all committed together."""
+def commit(
+    graph: Graph, server: Topology, works: Sequence[Work[Any]], *, owner: str, left: Callable[[], None]
+) -> Plan[list[Any]]:
+    """The outcomes of the works, all committed together.
+
+    `left` is called where something could not be finished and waits for
+    `recover` to do it.
+    """
     if not server.transactions:
         alone = []
         for work in works:
@@ -48,7 +54,12 @@ def commit(graph: Graph, server: Topology, works: Sequence[Work[Any]], *, owner:
         # One copy cannot be written. Make the copies afterwards, where it can be set aside.
         outcomes, owed = yield from transact(lambda: attempt(0))
     for fan_out, intent in owed:
-        yield from intents.finish(graph, server, fan_out, intent)
+        try:
+            yield from intents.finish(graph, server, fan_out, intent)
+        except Exception as error:
+            # The writes are committed and the intent with them; they must not seem to have failed.
+            intents.log.warning("%s: copies are owed: %s", fan_out.rule.place.label, error)
+            left()
     return split(works, grouped, outcomes)
 
 

@@ -104,13 +104,15 @@ def _update_targets(
     """One update per target, all its rules in it."""
     sets: dict[Any, tuple[dict[str, Any], dict[str, Any]]] = {}
     anew: dict[GatherRule, list[Any]] = {}
+    # A target that this very transaction inserted may have counted the same sources then.
+    new = {freeze(change.id) for change in ledger.of(target.collection) if change.before is None}
     for frozen, effect in effects.items():
         first: dict[str, Any] = {}
         second: dict[str, Any] = {}
         touched = False
         for rule in {**effect.removed, **effect.added}:
             removed, added = effect.removed.get(rule, []), effect.added.get(rule, [])
-            difference = rule.difference(removed, added, server.version)
+            difference = RECOMPUTE if frozen in new else rule.difference(removed, added, server.version)
             if difference is None:
                 continue
             touched = True
@@ -233,9 +235,8 @@ def copy_to(
         yield from update_copies(rule, source_id, source, within)
         return
     target = rule.target
-    found = yield from find(
-        target.collection, {**within, rule.reference_path: {"$eq": source_id}}, {"_id": 1}
-    )
+    referring = {**within, rule.reference_path: {"$eq": source_id}}
+    found = yield from find(target.collection, referring, {"_id": 1})
     keys = [each["_id"] for each in found]
     if keys:
         before = yield from read(target, keys)

@@ -185,7 +185,8 @@ class ReferenceRule(Rule):
         old: dict[Any, list[Any]] = {}
         if before is not None:
             for container, reference in self.references(before):
-                if reference is not None:
+                # Without the key it was written before the pattern was declared: nothing to keep.
+                if reference is not None and self.name in container:
                     old.setdefault(key(reference), []).append(container.get(self.name))
         return old
 

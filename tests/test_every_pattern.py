@@ -1,0 +1,336 @@
+"""What every pattern must satisfy, whatever it does.
+
+A pattern is one file in `src/treadle/patterns/`, one test, one page of
+documentation and one exported name. Each test here names the piece that is
+missing. The behaviour that all share is tried on the models in `SAMPLES`: add
+some when you add a pattern.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from bson import ObjectId
+from bson.decimal128 import Decimal128
+from pydantic import BaseModel
+from pymongo import IndexModel
+
+import treadle
+from treadle import Document, Id
+from treadle.graph import Graph, declarations
+from treadle.pattern import Pattern, Rule
+
+# From their own files, so that a missing export is named by a test and not by a failed import.
+from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
+from treadle.patterns.extended_reference import ExtendedReference
+from treadle.patterns.subset import Subset
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "treadle"
+NAMES = sorted(path.stem for path in (SOURCE / "patterns").glob("*.py") if path.stem != "__init__")
+HEADINGS = [
+    "Problem",
+    "Declaration",
+    "What is stored",
+    "What is guaranteed",
+    "How it is maintained",
+    "Adopting it on existing data",
+    "When not to",
+    "Cost",
+]
+
+
+# -- sample models, and documents as somebody wrote them before the pattern was declared --
+
+
+class Customer(Document, collection="customers"):
+    name: str
+    tier: str = "silver"
+
+
+class CustomerCard(BaseModel):
+    name: str
+    tier: str
+
+
+class Line(BaseModel):
+    customer_id: Id
+    customer: Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")] = None
+
+
+class Order(Document, collection="orders"):
+    customer_id: Id
+    customer: Annotated[
+        CustomerCard | None, ExtendedReference(Customer, by="customer_id", snapshot=["tier"])
+    ] = None
+    lines: list[Line] = []
+
+
+class Review(Document, collection="reviews"):
+    product_id: Id
+    rating: int
+    price: Decimal
+    date: datetime
+
+
+class ReviewCard(BaseModel):
+    rating: int
+    date: datetime
+
+
+class Product(Document, collection="products"):
+    name: str
+    count: Annotated[int, Count(Review, by="product_id")] = 0
+    total: Annotated[Decimal, Sum(Review, "price", by="product_id")] = Decimal(0)
+    average: Annotated[float | None, Average(Review, "rating", by="product_id")] = None
+    worst: Annotated[int | None, Min(Review, "rating", by="product_id")] = None
+    best: Annotated[int | None, Max(Review, "rating", by="product_id")] = None
+    doubled: Annotated[int | None, Formula({"$multiply": ["$count", 2]})] = None
+
+
+class Shelf(Document, collection="shelves"):
+    name: str
+    recent: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-date", size=3)] = []
+
+
+def orders() -> dict[str, list[dict[str, Any]]]:
+    ada, ben = ObjectId(), ObjectId()
+    return {
+        "customers": [
+            {"_id": ada, "name": "Ada", "tier": "gold"},
+            {"_id": ben, "name": "Ben", "tier": "silver"},
+        ],
+        "orders": [
+            {"customer_id": each, "lines": [{"customer_id": ada}, {"customer_id": ben}]}
+            for each in (ada, ben)
+        ],
+    }
+
+
+def reviews(targets: str) -> Callable[[], dict[str, list[dict[str, Any]]]]:
+    def made() -> dict[str, list[dict[str, Any]]]:
+        keys = [ObjectId() for _ in range(3)]
+        return {
+            targets: [{"_id": key, "name": "a"} for key in keys],
+            # The last target has none.
+            "reviews": [
+                {
+                    "product_id": key,
+                    "rating": number % 5,
+                    "price": Decimal128(f"{number}.10"),
+                    "date": datetime(2026, 1, 1 + number, tzinfo=UTC),
+                }
+                for number in range(8)
+                for key in keys[:2]
+            ],
+        }
+
+    return made
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Models that use a pattern, and documents that lack what it maintains."""
+
+    models: tuple[type[Document], ...]
+    documents: Callable[[], Mapping[str, list[dict[str, Any]]]]
+
+
+SAMPLES = {
+    "computed": Sample((Review, Product), reviews("products")),
+    "extended_reference": Sample((Customer, Order), orders),
+    "subset": Sample((Review, Shelf), reviews("shelves")),
+}
+
+
+def sample(name: str) -> Sample:
+    assert name in SAMPLES, f"tests/test_every_pattern.py has no sample for {name!r}; add one to SAMPLES"
+    return SAMPLES[name]
+
+
+def module_of(name: str) -> Any:
+    return importlib.import_module(f"treadle.patterns.{name}")
+
+
+def defined(name: str, base: type) -> list[type]:
+    """The classes below a base that a pattern's own file defines."""
+    module = module_of(name)
+    return [
+        each
+        for each in vars(module).values()
+        if inspect.isclass(each) and issubclass(each, base) and each.__module__ == module.__name__
+    ]
+
+
+def patterns_of(name: str) -> list[type[Pattern]]:
+    return [each for each in defined(name, Pattern) if not each.__name__.startswith("_")]
+
+
+# -- the pieces -------------------------------------------------------------------------------
+
+
+def test_there_are_patterns():
+    assert NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_file_says_what_it_is(name):
+    assert (module_of(name).__doc__ or "").strip(), f"patterns/{name}.py has no docstring"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_file_defines_a_pattern(name):
+    found = patterns_of(name)
+    assert found, f"patterns/{name}.py defines no public subclass of treadle.pattern.Pattern"
+    for each in found:
+        assert (each.__doc__ or "").strip(), f"{each.__name__} has no docstring"
+        assert each.pattern, f"{each.__name__} does not say which pattern it is: set `pattern`"
+        assert "bind" in {key for base in each.__mro__[:-2] for key in vars(base)}, (
+            f"{each.__name__} has no bind()"
+        )
+
+
+def type_checking_imports() -> set[tuple[str, str]]:
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    return {
+        (node.module or "", alias.name)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in ast.walk(block)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_pattern_is_exported(name):
+    for each in patterns_of(name):
+        public = each.__name__
+        assert public in treadle.__all__, f"{public} is not in __all__ of src/treadle/__init__.py"
+        assert f"patterns.{name}" == treadle._HOMES.get(public), f"{public} is not in _HOMES of __init__.py"
+        assert each is getattr(treadle, public)
+        assert (each.__module__, public) in type_checking_imports(), (
+            f"__init__.py does not import {public} under TYPE_CHECKING"
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_pattern_has_a_test(name):
+    path = ROOT / "tests" / "patterns" / f"test_{name}.py"
+    assert path.exists(), f"tests/patterns/test_{name}.py is missing"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_pattern_has_a_page(name):
+    path = ROOT / "docs" / "patterns" / f"{name.replace('_', '-')}.md"
+    assert path.exists(), f"{path.relative_to(ROOT)} is missing"
+    found = re.findall(r"^## (.+?) *$", path.read_text(), re.MULTILINE)
+    missing = [heading for heading in HEADINGS if heading not in found]
+    assert [] == missing, f"{path.relative_to(ROOT)} lacks headings"
+    assert HEADINGS == [heading for heading in found if heading in HEADINGS], "the headings are out of order"
+
+
+# -- the interface ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_samples_use_every_declaration(name):
+    graph = Graph(sample(name).models)
+    used = {type(mark) for entry in graph.entries.values() for _, mark in declarations(entry)}
+    assert set() == {each.__name__ for each in patterns_of(name)} - {each.__name__ for each in used}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_rule_answers_the_interface(name):
+    graph = Graph(sample(name).models)
+    rules = [rule for rule in graph.rules if type(rule).__module__ == module_of(name).__name__]
+    assert rules, f"no rule of patterns/{name}.py is bound by its sample"
+    for rule in rules:
+        told = f"{type(rule).__name__} of {rule.place.label}"
+        watched = rule.watches()
+        assert isinstance(watched, Mapping), told
+        assert watched, f"{told} watches nothing"
+        assert set(watched) <= set(graph.by_collection), told
+        assert all(paths is None or isinstance(paths, set) for paths in watched.values()), told
+        assert rule.maintained(), f"{told} maintains nothing"
+        assert rule.maintained() <= set(rule.target.protected), f"{told} maintains what callers may write"
+        for entry, index in rule.indexes():
+            assert entry in graph.entries.values(), told
+            assert isinstance(index, IndexModel), told
+        assert rule.pattern, f"{told} does not say which pattern it is, which findings need"
+        assert rule.level > 0, told
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_rule_class_is_a_rule(name):
+    """Whatever a file calls a rule stands below Rule, where the defaults are."""
+    module = module_of(name)
+    named = [
+        each
+        for each in vars(module).values()
+        if inspect.isclass(each) and each.__module__ == module.__name__ and each.__name__.endswith("Rule")
+    ]
+    assert [] == [each.__name__ for each in named if not issubclass(each, Rule)]
+
+
+# -- the behaviour ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_second_set_up_finds_nothing_to_do(name, run):
+    store = run.store(sample(name).models)
+    assert store.setup()
+    assert [] == store.setup()
+    assert [] == store.setup(dry_run=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_old_data_is_rebuilt_and_twice_equals_once(name, run, database):
+    models = sample(name).models
+    for collection, documents in sample(name).documents().items():
+        database[collection].insert_many(documents)
+    store = run.store(models)
+    store.setup()
+    found = store.verify()
+    assert {each.pattern for each in patterns_of(name)} == {each.pattern for each in found}
+    store.rebuild()
+    once = stored(database, models)
+    assert [] == store.verify()
+    store.rebuild()
+    assert once == stored(database, models)
+    assert [] == store.verify()
+    assert 0 == store.repair()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_repair_mends_what_verify_finds(name, run, database):
+    models = sample(name).models
+    for collection, documents in sample(name).documents().items():
+        database[collection].insert_many(documents)
+    store = run.store(models)
+    store.setup()
+    wrong = {each.document_id for each in store.verify()}
+    assert wrong
+    assert len(wrong) == store.repair()
+    assert [] == store.verify()
+
+
+def stored(database: Any, models: tuple[type[Document], ...]) -> dict[str, list[dict[str, Any]]]:
+    """All documents, without the count of their rewrites."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for model in models:
+        collection = model.__treadle__.collection
+        found[collection] = list(database[collection].find().sort("_id"))
+        for document in found[collection]:
+            document.get("_treadle", {}).pop("n", None)
+    return found
