@@ -68,15 +68,19 @@ class Codec(Generic[M]):
 
     def dump(self, value: Any, altered: list[Any]) -> dict[str, Any]:
         """The document to store; notes in `altered` what it had to change."""
+        return self.dump_all([value], altered)[0]
+
+    def dump_all(self, values: Iterable[Any], altered: list[Any]) -> list[dict[str, Any]]:
+        """The documents to store; one tight loop, because bulk inserts live by it."""
+        dump = self._dump
         try:
-            document: dict[str, Any] = self._dump(value, altered)
+            return [dump(value, altered) for value in values]
         except (KeyError, AttributeError, TypeError) as error:
             raise UsageError(
                 f"this {self.model.__name__} holds something that its declaration does not allow "
                 f"({type(error).__name__}: {error}); build it through its constructor",
                 code="model-inconsistent",
             ) from error
-        return document
 
     def load(self, raw: dict[str, Any]) -> M:
         """The validated model of a stored document; takes the document over."""

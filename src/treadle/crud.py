@@ -46,18 +46,19 @@ def translated(name: str, documents: Sequence[Mapping[str, Any]] = ()) -> Genera
 
 def dump(entry: Entry[D], document: D, altered: list[Any]) -> Raw:
     """The document to store; refuses what the server would."""
-    if type(document) is not entry.model:
-        raise UsageError(
-            f"a {type(document).__name__} was given where a {entry.model.__name__} is stored",
-            code="model-unknown",
-        )
+    return dump_all(entry, [document], altered)[0]
+
+
+def dump_all(entry: Entry[D], documents: Sequence[D], altered: list[Any]) -> list[Raw]:
+    """The documents to store; refuses what the server would."""
     try:
-        raw = entry.codec.dump(document, altered)
+        raws = entry.codec.dump_all(documents, altered)
     except RecursionError:
         raise too_deep(entry.model.__name__) from None
     if not entry.codec.bounded_depth:
-        check_depth(raw, entry.model.__name__)
-    return raw
+        for raw in raws:
+            check_depth(raw, entry.model.__name__)
+    return raws
 
 
 def as_stored(entry: Entry[D], document: D, raw: Raw, altered: list[Any]) -> D:
@@ -86,7 +87,7 @@ def insert_many(entry: Entry[D], documents: Iterable[D]) -> Plan[list[D]]:
     if not documents:
         return []
     altered: list[Any] = []
-    raws = [dump(entry, document, altered) for document in documents]
+    raws = dump_all(entry, documents, altered)
     check_batch(raws, entry.model.__name__)
     with translated(entry.model.__name__, raws):
         yield Call(entry.collection, "insert_many", (raws,))

@@ -14,7 +14,7 @@ from pymongo import MongoClient
 from rich.console import Console
 
 from treadle.commands import demo
-from treadle.commands.demo import STEPS, Customer, Order, Product, Shop
+from treadle.commands.demo import MODELS, STEPS, Customer, Order, Product, Shop
 from treadle.sync_api import Store
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -22,7 +22,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 @pytest.fixture
 def shop(database: Any) -> Shop:
-    return Shop(Store(database, [Customer, Product, Order]), NOW)
+    return Shop(Store(database, MODELS), NOW)
 
 
 def test_demo_numbers_its_steps_and_removes_its_server(
@@ -56,6 +56,10 @@ def test_the_steps_write_what_they_tell(shop: Shop) -> None:
     assert {"Shuttle": 3, "Yarn": 90} == {each.name: each.stock for each in shop.store.find(Product)}
     assert 2 == len(told["refuse_bad_documents"].splitlines())
     assert "2026-01-02: paid" in told["read_back"]
+    assert "'Ada Byron'" in told["copy_and_rename"]
+    assert "5 reviews, 3.0 on average; newest: 'lovely' (5), 'too red' (4)" in told["review"]
+    assert "Product review_count: 99, expected 5" in told["verify_and_repair"]
+    assert "mended 2 documents; verify() now finds 0" in told["verify_and_repair"]
 
 
 def test_placing_an_order_is_all_or_nothing(shop: Shop) -> None:

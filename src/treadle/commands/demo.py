@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,6 +18,9 @@ from pymongo.errors import OperationFailure
 from treadle.bson_types import Id
 from treadle.document import Document
 from treadle.indexes import Indexed
+from treadle.patterns.computed import Average, Count
+from treadle.patterns.extended_reference import ExtendedReference
+from treadle.patterns.subset import Subset
 from treadle.shell import local_uri
 from treadle.sync_api import Store
 
@@ -38,10 +41,25 @@ class Customer(Document, collection="customers"):
     address: Address
 
 
+class Review(Document, collection="reviews"):
+    product_id: Id
+    rating: int
+    text: str
+    date: datetime
+
+
+class ReviewCard(BaseModel):
+    rating: int
+    text: str
+
+
 class Product(Document, collection="products"):
     name: str
     price: Decimal
     stock: int
+    review_count: Annotated[int, Count(Review, by="product_id")] = 0
+    average_rating: Annotated[float | None, Average(Review, "rating", by="product_id")] = None
+    recent_reviews: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-date", size=2)] = []  # noqa: RUF012 (Pydantic copies it)
 
 
 class Line(BaseModel):
@@ -51,12 +69,21 @@ class Line(BaseModel):
     quantity: int
 
 
+class CustomerCard(BaseModel):
+    name: str
+    email: str
+
+
 class Order(Document, collection="orders", validation="strict"):
-    customer_id: Annotated[Id, Indexed()]
+    customer_id: Id
+    customer: Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")] = None
     lines: list[Line]
     total: Decimal
     status: Literal["open", "paid"] = "open"
     placed_at: datetime
+
+
+MODELS = (Customer, Review, Product, Order)
 
 
 @dataclass(slots=True)
@@ -93,7 +120,7 @@ def demo(
     done: list[Step] = []
     with server.start() as running:
         uri = local_uri(running.uri)
-        with Store.open(uri, [Customer, Product, Order]) as store:
+        with Store.open(uri, MODELS) as store:
             version = store.database.client.server_info()["version"]
             told = f"MongoDB {version} on port {running.port}"
             _tell(console, done, Step("Started a private server", (told,)))
@@ -207,6 +234,41 @@ def read_back(shop: Shop) -> list[str]:
     return told
 
 
+def copy_and_rename(shop: Shop) -> list[str]:
+    """Extended Reference: the order carries its customer's card."""
+    assert shop.order is not None
+    shop.store.update(Customer, shop.customers["Ada"].id, {"$set": {"name": "Ada Byron"}})
+    order = shop.store.get(Order, shop.order.id)
+    assert order is not None
+    assert order.customer is not None
+    return [f"the order's own copy now says {order.customer.name!r}; no second query to show it"]
+
+
+def review(shop: Shop) -> list[str]:
+    """Computed and Subset: the product carries what its page shows."""
+    yarn = shop.products["Yarn"]
+    words = ["thin", "strong", "soft", "too red", "lovely"]
+    shop.store.insert_many(
+        [
+            Review(product_id=yarn.id, rating=1 + number, text=text, date=shop.now + timedelta(hours=number))
+            for number, text in enumerate(words)
+        ]
+    )
+    return [f"{len(words)} reviews, one update of the product", shown(shop, "Yarn")]
+
+
+def verify_and_repair(shop: Shop) -> list[str]:
+    """Somebody writes behind Treadle's back."""
+    shop.store.collection(Product).update_one({"name": "Yarn"}, {"$set": {"review_count": 99}})
+    shop.store.collection(Order).update_one({}, {"$set": {"customer.name": "Nobody"}})
+    told = ["a raw write set the count to 99 and the copied name to 'Nobody'; verify() finds:"]
+    for finding in shop.store.verify():
+        told.append(f"  {finding.model} {finding.path}: {finding.stored!r}, expected {finding.expected!r}")
+    mended = shop.store.repair()
+    told.append(f"repair() mended {mended} documents; verify() now finds {len(shop.store.verify())}")
+    return told
+
+
 STEPS: tuple[tuple[str, Callable[[Shop], list[str]]], ...] = (
     ("Set up collections, validators and indexes", set_up),
     ("Inserted customers and products", insert),
@@ -215,6 +277,9 @@ STEPS: tuple[tuple[str, Callable[[Shop], list[str]]], ...] = (
     ("Found and updated", find_and_update),
     ("Refused a product without a proper price, twice", refuse_bad_documents),
     ("Read the orders back", read_back),
+    ("Renamed a customer, and every copy followed (Extended Reference)", copy_and_rename),
+    ("Reviewed a product (Computed, Subset)", review),
+    ("Broke something on purpose, found it, mended it", verify_and_repair),
 )
 
 
@@ -242,6 +307,13 @@ def place(shop: Shop, customer: str, wanted: dict[str, int]) -> Order:
             placed_at=shop.now,
         )
         return shop.store.insert(order, session=session)
+
+
+def shown(shop: Shop, name: str) -> str:
+    product = shop.store.find_one(Product, {"name": name})
+    assert product is not None
+    newest = ", ".join(f"{card.text!r} ({card.rating})" for card in product.recent_reviews)
+    return f"{product.review_count} reviews, {product.average_rating} on average; newest: {newest}"
 
 
 def stock(shop: Shop, name: str) -> int:
