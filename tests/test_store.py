@@ -324,3 +324,16 @@ def test_both_shells_have_the_same_calls():
         }
 
     assert calls(Store) == calls(AsyncStore)
+
+
+def test_each_store_takes_its_own_kind_of_database(server, database):
+    from pymongo import AsyncMongoClient
+
+    for make in (
+        lambda: Store(AsyncMongoClient(server.uri)["x"], [Person]),
+        lambda: AsyncStore(database, [Person]),
+        lambda: Store("mongodb://localhost/x", [Person]),
+    ):
+        with pytest.raises(UsageError, match="MongoClient") as caught:
+            make()
+        assert "database-invalid" == caught.value.code

@@ -226,7 +226,7 @@ class AsyncStore:
     """Models in a MongoDB database, on asyncio."""
 
     def __init__(self, database: AsyncDatabase[Any], models: Iterable[type[Document]]) -> None:
-        shell.check_database(database)
+        shell.check_database(database, AsyncDatabase)
         self.graph = Graph(models)
         self.runner = AsyncRunner(database)
         self.database = database

@@ -35,14 +35,15 @@ GROUP_MAX = 100
 LOCAL_DATABASE = "treadle"
 
 
-def check_database(database: Any) -> None:
-    """Refuse what is no database, and a client that would not retry writes."""
-    client = getattr(database, "client", None)
-    if client is None or not hasattr(database, "with_options"):
+def check_database(database: Any, kind: type) -> None:
+    """Refuse what is no database of this kind, and a client that would not retry writes."""
+    if not isinstance(database, kind):
         raise UsageError(
-            f"Store takes a PyMongo database such as client['shop'], not {type(database).__name__}",
+            f"this takes a {kind.__name__} of PyMongo such as client['shop'], not "
+            f"{type(database).__name__}; Store goes with MongoClient, AsyncStore with AsyncMongoClient",
             code="database-invalid",
         )
+    client: Any = database.client  # type: ignore[attr-defined]
     if not client.options.retry_writes:
         raise UsageError(
             "the client was opened with retryWrites=false; Treadle needs retryable writes, so that "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -161,12 +162,19 @@ class Combiner:
 
     def __init__(self, commit: Callable[[Sequence[Work[Any]]], list[Any]]) -> None:
         self._commit = commit
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._waiting: deque[_Waiting] = deque()
         self._busy = False
 
     def perform(self, work: Work[Any]) -> Any:
         """The outcome of a work, or its own error."""
+        if self._process != os.getpid():
+            # A fork took the queue along, but not the threads that stand in it.
+            self._begin_anew()
         with self._lock:
             mine = None
             if self._busy:
@@ -253,7 +261,7 @@ class Store:
     """Models in a MongoDB database, blocking."""
 
     def __init__(self, database: Database[Any], models: Iterable[type[Document]]) -> None:
-        shell.check_database(database)
+        shell.check_database(database, Database)
         self.graph = Graph(models)
         self.runner = Runner(database)
         self.database = database
