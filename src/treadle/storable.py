@@ -12,7 +12,7 @@ from typing import Any
 
 import bson
 from bson.errors import InvalidDocument
-from pymongo.errors import DocumentTooLarge, PyMongoError, WriteError
+from pymongo.errors import DocumentTooLarge, OperationFailure, PyMongoError
 
 from treadle.bson_types import CODEC_OPTIONS
 from treadle.errors import DataError, TreadleError, UsageError
@@ -35,7 +35,8 @@ def translate(error: Exception, model: str, documents: Sequence[Mapping[str, Any
             if found is not None:
                 return found
         return UsageError(f"this cannot be stored in {model}: {error}", code="value-not-storable")
-    if isinstance(error, WriteError) and error.code == 121:
+    # findAndModify reports it as a command's failure, the other writes as their own.
+    if isinstance(error, OperationFailure) and error.code == 121:
         return refused_by_validator(error, model)
     if isinstance(error, PyMongoError) and getattr(error, "code", None) in (10334, 17419, 17420):
         return UsageError(
@@ -137,7 +138,7 @@ def check_batch(documents: Sequence[Mapping[str, Any]], model: str) -> None:
         raise translate(error, model, documents) from error
 
 
-def refused_by_validator(error: WriteError, model: str) -> DataError:
+def refused_by_validator(error: OperationFailure, model: str) -> DataError:
     """Which rule of the collection's validator refused the document."""
     details = (error.details or {}).get("errInfo", {}).get("details", {})
     paths = sorted(_failed_paths(details, "")) if isinstance(details, dict) else []

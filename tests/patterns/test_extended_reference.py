@@ -534,3 +534,30 @@ def test_an_insert_and_a_rename_cannot_both_miss_each_other(database):
     assert 2 == attempts.count(2)
     assert "Newest" == store.get(Order, late.id).customer.name
     assert [] == store.verify()
+
+
+def test_verify_only_reads(heard):
+    """A user without the right to write can verify, and no writer is disturbed."""
+    database, listener = heard
+    store = Store(database, [Customer, Product, Order])
+    ann = store.insert(Customer(name="Ann"))
+    store.insert_many([Order(customer_id=ann.id), Order(customer_id=ObjectId())])
+    database["orders"].update_many({}, {"$set": {"customer.name": "wrong"}})
+    listener.clear()
+    assert 2 == len(store.verify())
+    assert {"find", "aggregate", "commitTransaction"} >= set(listener.names)
+
+
+def test_the_validators_refusal_is_told_alike_for_every_write(run):
+    store = run.store([Customer, Product, Order])
+    store.setup()
+    ann = store.insert(Customer(name="Ann"))
+    bad = {"$set": {"tier": 5}}
+    for call in (
+        lambda: store.update(Customer, ann.id, bad),
+        lambda: store.update_many(Customer, {}, bad),
+        lambda: store.insert(Customer.model_construct(id=ObjectId(), name="x", email="", tier=5, note=None)),
+    ):
+        with pytest.raises(DataError, match="validator") as caught:
+            call()
+        assert "validator-refused" == caught.value.code

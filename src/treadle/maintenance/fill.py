@@ -39,9 +39,8 @@ def fill_references(
                 for _, reference in rule.references(raw):
                     if reference is not None:
                         wanted[freeze(reference)] = reference
-        sources = yield from read_sources(
-            source, list(wanted.values()), any(rule.guards_source for rule in rules)
-        )
+        guarded = not look_only and any(rule.guards_source for rule in rules)
+        sources = yield from read_sources(source, list(wanted.values()), guarded)
         for rule in rules:
             for before, raw in pairs:
                 rule.fill(raw, sources, before, freeze, lenient=lenient or look_only)
