@@ -542,9 +542,9 @@ def test_verify_only_reads(heard):
     store = Store(database, [Customer, Product, Order])
     ann = store.insert(Customer(name="Ann"))
     store.insert_many([Order(customer_id=ann.id), Order(customer_id=ObjectId())])
-    database["orders"].update_many({}, {"$set": {"customer.name": "wrong"}})
+    database["orders"].update_many({}, {"$set": {"customer": {"name": "wrong", "tier": "x"}}})
     listener.clear()
-    assert 2 == len(store.verify())
+    assert 1 == len(store.verify())
     assert {"find", "aggregate", "commitTransaction"} >= set(listener.names)
 
 
