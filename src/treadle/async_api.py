@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from bson import ObjectId
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
@@ -21,7 +22,7 @@ from treadle.bson_types import CODEC_OPTIONS
 from treadle.codec import Codec
 from treadle.document import Document
 from treadle.graph import Graph
-from treadle.maintenance import commit, rebuild, verify
+from treadle.maintenance import commit, rebuild, standalone, verify
 from treadle.maintenance.verify import Finding, Report
 from treadle.plan import (
     Call,
@@ -94,7 +95,9 @@ class AsyncRunner:
             return await self.transact(command.make, session)
         if type(command) is DatabaseCommand:
             database = self.database.client.admin if command.admin else self.database
-            return await database.command(dict(command.document), session=session)
+            return await database.command(
+                dict(command.document), session=session, codec_options=CODEC_OPTIONS
+            )
         if type(command) is Wait:
             return await asyncio.sleep(command.seconds)
         raise TypeError(f"{command!r} is not a command that this runner knows")
@@ -391,17 +394,25 @@ class AsyncStore:
             outcome = await self.runner.run(work.direct(self.graph, server), session)
         elif session is not None and session.in_transaction:
             outcome = await self.runner.run(commit.inside(self.graph, server, work), session)
-        elif session is None and combine and server.transactions:
+        elif session is None and combine:
             outcome = await self._combiner.perform(work)
         else:
             (outcome,) = await self._commit([work], session)
-        return work.result(outcome)
+        return work.result(shell.delivered(outcome))
 
     async def _commit(self, works: Sequence[Work[Any]], session: Session = None) -> list[Any]:
+        server = await self._topology()
+        who = f"{shell.owner()}/{ObjectId()}"
         plan = commit.commit(
-            self.graph, await self._topology(), works, owner=shell.owner(), left=self._leave_for_later
+            self.graph, server, works, owner=who, is_dead=shell.is_dead, left=self._leave_for_later
         )
-        return await self.runner.run(plan, session)
+        try:
+            return await self.runner.run(plan, session)
+        except BaseException as error:
+            if not server.transactions and not isinstance(error, Exception):
+                self._owes = True
+                await self.runner.run(standalone.give_up(who))
+            raise
 
     async def _write_chunks(self, work: ChunkedWork, session: Session) -> int:
         """Perform a bulk write, one transaction per chunk of documents."""

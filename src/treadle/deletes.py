@@ -49,10 +49,11 @@ class DeleteOneDocument(Work[D | None]):
 
     def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
-        if any(rule.server_side for rule in entry.feeds_gathers):
+        if not server.transactions or any(rule.server_side for rule in entry.feeds_gathers):
             found = yield from find_one(entry.collection, self.filter, {"_id": 1})
             if found is None:
                 return None
+            yield from check_restrictions(entry, [found["_id"]])
             yield from ledger.note_before(entry, [found["_id"]])
             before = yield from find_one_and_delete(entry.collection, by_id(found["_id"]))
         else:
@@ -103,6 +104,8 @@ def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) 
     if not befores:
         return
     keys = [each["_id"] for each in befores]
+    # Before anything is deleted: without a transaction there is no way back.
+    yield from check_restrictions(entry, keys)
     yield from ledger.note_before(entry, keys)
     yield from delete_many(entry.collection, {"_id": {"$in": keys}})
     for before in befores:
@@ -110,15 +113,16 @@ def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) 
     yield from follow_deletions(entry, keys, ledger)
 
 
-def follow_deletions(entry: Entry[Any], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
+def follow_deletions(
+    entry: Entry[Any], keys: Sequence[Any], ledger: Ledger, *, restrict: bool = True
+) -> Plan[None]:
     """Do as `on_delete` says to the documents that refer to deleted ones."""
+    if restrict:
+        yield from check_restrictions(entry, keys)
     for rule in entry.feeds_references:
-        if rule.on_delete == "keep":
+        if rule.on_delete not in ("clear", "cascade"):
             continue
         condition = {rule.reference_path: {"$in": list(keys)}}
-        if rule.on_delete == "restrict":
-            yield from refuse_if_referred(rule, condition)
-            continue
         referring = yield from find(rule.target.collection, condition, limit=CASCADE_MAX + 1)
         if len(referring) > CASCADE_MAX:
             raise UsageError(
@@ -132,6 +136,13 @@ def follow_deletions(entry: Entry[Any], keys: Sequence[Any], ledger: Ledger) -> 
             yield from delete_documents(rule.target, referring, ledger)
         else:
             yield from _detach(rule, referring, keys, ledger)
+
+
+def check_restrictions(entry: Entry[Any], keys: Sequence[Any]) -> Plan[None]:
+    """Refuse a deletion that a reference with on_delete="restrict" forbids."""
+    for rule in entry.feeds_references:
+        if rule.on_delete == "restrict":
+            yield from refuse_if_referred(rule, {rule.reference_path: {"$in": list(keys)}})
 
 
 def refuse_if_referred(rule: ReferenceRule, condition: Raw) -> Plan[None]:

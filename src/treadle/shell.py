@@ -18,7 +18,7 @@ from treadle.document import Document
 from treadle.errors import DataError, UsageError
 from treadle.graph import Graph
 from treadle.maintenance import intents, standalone
-from treadle.plan import Plan, Raw, database_command
+from treadle.plan import Plan
 from treadle.topology import Topology
 
 D = TypeVar("D", bound=Document)
@@ -156,6 +156,7 @@ def _started(pid: int) -> str:
 
 def is_dead(described: str) -> bool:
     """Whether a process that `owner` described has certainly ended."""
+    described = described.partition("/")[0]
     host, _, rest = described.rpartition(":")[0].rpartition(":")
     started = described.rpartition(":")[2]
     if host != socket.gethostname() or not rest.isdigit() or not started:
@@ -165,15 +166,13 @@ def is_dead(described: str) -> bool:
 
 def recover(graph: Graph, server: Topology) -> Plan[int]:
     """Finish what other processes, or this one before, left half done."""
-    hello = yield from database_command({"hello": 1}, writes=False, admin=True)
-    now = hello.get("localTime")
+    if server.transactions:
+        return (yield from intents.recover(graph, server))
+    return (yield from standalone.recover(graph, server, owner(), is_dead))
 
-    def is_over(intent: Raw) -> bool:
-        # A process elsewhere may still be about to write; not longer than a session lives.
-        at = intent.get("at")
-        old = bool(at and now and (now - at).total_seconds() > server.session_timeout_seconds)
-        return old or is_dead(str(intent.get("owner", "")))
 
-    return (
-        yield from intents.recover(graph, server, lambda each: standalone.redo(graph, server, each), is_over)
-    )
+def delivered(outcome: Any) -> Any:
+    """The outcome of a work, or its own error raised."""
+    if isinstance(outcome, standalone.Failed):
+        raise outcome.error
+    return outcome

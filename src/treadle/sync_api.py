@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from bson import ObjectId
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
@@ -23,7 +24,7 @@ from treadle.bson_types import CODEC_OPTIONS
 from treadle.codec import Codec
 from treadle.document import Document
 from treadle.graph import Graph
-from treadle.maintenance import commit, rebuild, verify
+from treadle.maintenance import commit, rebuild, standalone, verify
 from treadle.maintenance.verify import Finding, Report
 from treadle.plan import (
     Call,
@@ -92,7 +93,7 @@ class Runner:
             return self.transact(command.make, session)
         if type(command) is DatabaseCommand:
             database = self.database.client.admin if command.admin else self.database
-            return database.command(dict(command.document), session=session)
+            return database.command(dict(command.document), session=session, codec_options=CODEC_OPTIONS)
         if type(command) is Wait:
             return time.sleep(command.seconds)
         raise TypeError(f"{command!r} is not a command that this runner knows")
@@ -414,17 +415,25 @@ class Store:
             outcome = self.runner.run(work.direct(self.graph, server), session)
         elif session is not None and session.in_transaction:
             outcome = self.runner.run(commit.inside(self.graph, server, work), session)
-        elif session is None and combine and server.transactions:
+        elif session is None and combine:
             outcome = self._combiner.perform(work)
         else:
             (outcome,) = self._commit([work], session)
-        return work.result(outcome)
+        return work.result(shell.delivered(outcome))
 
     def _commit(self, works: Sequence[Work[Any]], session: Session = None) -> list[Any]:
+        server = self._topology()
+        who = f"{shell.owner()}/{ObjectId()}"
         plan = commit.commit(
-            self.graph, self._topology(), works, owner=shell.owner(), left=self._leave_for_later
+            self.graph, server, works, owner=who, is_dead=shell.is_dead, left=self._leave_for_later
         )
-        return self.runner.run(plan, session)
+        try:
+            return self.runner.run(plan, session)
+        except BaseException as error:
+            if not server.transactions and not isinstance(error, Exception):
+                self._owes = True
+                self.runner.run(standalone.give_up(who))
+            raise
 
     def _write_chunks(self, work: ChunkedWork, session: Session) -> int:
         """Perform a bulk write, one transaction per chunk of documents."""

@@ -147,6 +147,7 @@ class Insert(Work[list[D]]):
 
     def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[list[Raw]]:
         entry = self.entry
+        yield from ledger.note_new(entry, [raw["_id"] for raw in self.raws])
         yield from self._gather_existing(server)
         yield from fill_references(entry, [(None, raw) for raw in self.raws])
         with crud.translated(entry.model.__name__, self.raws):
@@ -269,7 +270,7 @@ class UpdateOneDocument(Work[D | None]):
 
     def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
-        if not (entry.rules or entry.feeds_gathers):
+        if server.transactions and not (entry.rules or entry.feeds_gathers):
             return (yield from self._only_copied(ledger))
         before = yield from find_one(entry.collection, self.filter)
         if before is None:

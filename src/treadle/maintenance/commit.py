@@ -23,18 +23,22 @@ from treadle.writes import Insert, Work
 
 
 def commit(
-    graph: Graph, server: Topology, works: Sequence[Work[Any]], *, owner: str, left: Callable[[], None]
+    graph: Graph,
+    server: Topology,
+    works: Sequence[Work[Any]],
+    *,
+    owner: str,
+    is_dead: Callable[[str], bool],
+    left: Callable[[], None],
 ) -> Plan[list[Any]]:
     """The outcomes of the works, all committed together.
 
     `left` is called where something could not be finished and waits for
-    `recover` to do it.
+    `recover` to do it. Without transactions each work stands for itself, and
+    an outcome may be `standalone.Failed`.
     """
     if not server.transactions:
-        alone = []
-        for work in works:
-            alone.append((yield from standalone.perform(graph, server, work, owner)))
-        return alone
+        return (yield from standalone.commit(graph, server, works, owner, is_dead, left))
     grouped = merge(works)
 
     def attempt(copies_max: int | None = None) -> Plan[tuple[list[Any], list[tuple[FanOut, Raw]]]]:

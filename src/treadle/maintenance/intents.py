@@ -8,15 +8,13 @@ crash left behind. There are two kinds:
   The intent is committed with the change; the copies follow in chunks, each a
   transaction that really writes the source, so that no older value can be
   written over a newer one.
-- a *write* on a server without transactions: the intent comes before the
-  write and names the keys that the document feeds before it, and goes when
-  everything that the document feeds has been recomputed.
+- a *write* on a server without transactions, see `standalone.py`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import OperationFailure
@@ -169,29 +167,14 @@ def set_aside(label: str, collection: str, key: Any, error: OperationFailure) ->
 # -- recovery -------------------------------------------------------------------------------
 
 
-def recover(
-    graph: Graph, server: Topology, redo: Callable[[Raw], Plan[None]], is_over: Callable[[Raw], bool]
-) -> Plan[int]:
-    """Do whatever is still owed; how many intents there were.
-
-    `redo` repeats the intent of a write; `is_over` says whether the process
-    that wrote it can no longer be about to act on it.
-    """
+def recover(graph: Graph, server: Topology) -> Plan[int]:
+    """Finish the fan-outs that are still owed; how many there were."""
     done = 0
     rules = {rule.place.label: rule for entry in graph.entries.values() for rule in entry.references}
-    for intent in (yield from find(COLLECTION, {})):
-        kind = intent["_id"].get("kind")
-        if kind == "fan-out":
-            rule = rules.get(intent["_id"]["rule"])
-            if rule is None:
-                # Another application's models; it will see to it.
-                continue
+    for intent in (yield from find(COLLECTION, {"_id.kind": "fan-out"})):
+        # A rule that is not known here is another application's, which will see to it.
+        rule = rules.get(intent["_id"]["rule"])
+        if rule is not None:
             yield from finish(graph, server, FanOut(rule, intent["_id"]["key"]), intent)
-        elif intent.get("collection") in graph.by_collection:
-            yield from redo(intent)
-            if is_over(intent):
-                yield from delete_one(COLLECTION, {"_id": intent["_id"]})
-        else:
-            continue
-        done += 1
+            done += 1
     return done

@@ -46,6 +46,11 @@ class Ledger:
             new = [identity for identity in ids if freeze(identity) not in known]
             known.update((yield from evaluate(rule, new)))
 
+    def note_new(self, entry: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
+        """Called before documents are inserted; in a transaction there is nothing to do."""
+        return
+        yield  # pragma: no cover
+
     def before(self, rule: GatherRule, change: Change) -> list[tuple[Any, Any]]:
         """What a changed source contributed before."""
         if change.before is None:

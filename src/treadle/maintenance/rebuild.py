@@ -87,13 +87,7 @@ def repair(
 def mend(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
     """Recompute what these documents maintain, and what that feeds; those that changed."""
     if not server.transactions:
-        changed = []
-        for key in keys:
-            intent = {"collection": entry.collection, "keys": [key], "feeds": {}}
-            if (yield from standalone.refresh(server, entry, key)):
-                changed.append(key)
-                yield from standalone.redo(graph, server, intent)
-        return changed
+        return (yield from _mend_without_transactions(graph, server, entry, keys))
     try:
         return (yield from transact(lambda: _attempt(graph, server, entry, keys)))
     except OperationFailure as error:
@@ -105,6 +99,20 @@ def mend(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any])
         middle = len(keys) // 2
         first = yield from mend(graph, server, entry, keys[:middle])
         return [*first, *(yield from mend(graph, server, entry, keys[middle:]))]
+
+
+def _mend_without_transactions(
+    graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]
+) -> Plan[list[Any]]:
+    changed = []
+    for key in keys:
+        if (yield from standalone.refresh(server, entry, key)):
+            changed.append(key)
+            ledger = standalone.IntentLedger("repair")
+            intent = {"collection": entry.collection, "keys": [key], "feeds": {}, "cards": []}
+            yield from standalone.redo(graph, server, intent, ledger)
+            yield from standalone.settle(graph, server, ledger)
+    return changed
 
 
 def _is_poison(error: OperationFailure) -> bool:
