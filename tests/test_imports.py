@@ -26,7 +26,15 @@ PYMONGO_NAMES_ALLOWED = {
     "ReturnDocument", "IndexModel", "InsertOne", "UpdateOne", "UpdateMany", "ReplaceOne", "DeleteOne", "DeleteMany",
     "ASCENDING", "DESCENDING",
 }  # fmt: skip
-CORE_DEPENDENCIES = {"pymongo", "bson", "pydantic", "pydantic_core", "annotated_types", "treadle"}
+CORE_DEPENDENCIES = {
+    "pymongo",
+    "bson",
+    "pydantic",
+    "pydantic_core",
+    "annotated_types",
+    "typing_extensions",
+    "treadle",
+}
 
 
 def imports(path: Path) -> set[tuple[str, str]]:

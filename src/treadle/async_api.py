@@ -127,26 +127,14 @@ class AsyncFound(Generic[D]):
 
     def __init__(self, cursor: AsyncCursor[Raw], codec: Codec[D]) -> None:
         self._cursor = cursor
-        self._codec = codec
-        self._documents = self._stream()
+        # Not a method: the cursor is to be closed as soon as nobody iterates any more.
+        self._documents = _stream(cursor, codec.load)
 
     def __aiter__(self) -> AsyncIterator[D]:
         return self._documents
 
     async def __anext__(self) -> D:
         return await anext(self._documents)
-
-    async def _stream(self) -> AsyncGenerator[D]:
-        load = self._codec.load
-        async with self._cursor as cursor:
-            while True:
-                # Whole pages, because PyMongo's own iteration costs as much
-                # per document as validating a small one.
-                raws = await cursor.to_list(shell.FIND_PAGE)
-                for raw in raws:
-                    yield load(raw)
-                if len(raws) < shell.FIND_PAGE:
-                    return
 
     async def to_list(self) -> list[D]:
         """All remaining documents, in memory."""
@@ -156,6 +144,18 @@ class AsyncFound(Generic[D]):
         """Release the cursor early."""
         await self._documents.aclose()
         await self._cursor.close()
+
+
+async def _stream(cursor: AsyncCursor[Raw], load: Callable[[Raw], D]) -> AsyncGenerator[D]:
+    async with cursor:
+        while True:
+            # Whole pages, because PyMongo's own iteration costs as much per
+            # document as validating a small one.
+            raws = await cursor.to_list(shell.FIND_PAGE)
+            for raw in raws:
+                yield load(raw)
+            if len(raws) < shell.FIND_PAGE:
+                return
 
 
 class AsyncCombiner:
@@ -235,6 +235,7 @@ class AsyncStore:
         self.database = database
         self._known: Topology | None = None
         self._owes = False
+        self._given_up: list[str] = []
         self._combiner = AsyncCombiner(self._commit)
         self._owned_client: AsyncMongoClient[Any] | None = None
         self._server: LocalServer | None = None
@@ -408,10 +409,12 @@ class AsyncStore:
         )
         try:
             return await self.runner.run(plan, session)
-        except BaseException as error:
-            if not server.transactions and not isinstance(error, Exception):
+        except BaseException:
+            if not server.transactions:
+                # The lease may be held without anybody knowing: its reply may have been lost.
                 self._owes = True
-                await self.runner.run(standalone.give_up(who))
+                self._given_up.append(who)
+                await self.runner.run(standalone.give_up(self._given_up))
             raise
 
     async def _write_chunks(self, work: ChunkedWork, session: Session) -> int:
@@ -439,6 +442,9 @@ class AsyncStore:
         """Finish what an earlier write could not; if it still cannot be, the next one tries."""
         self._owes = False
         try:
+            if self._given_up:
+                await self.runner.run(standalone.give_up(self._given_up))
+                self._given_up.clear()
             await self.recover()
         except PyMongoError:
             self._owes = True

@@ -9,6 +9,7 @@ a caller can be shown what was really stored.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import decimal
 import enum
@@ -23,7 +24,7 @@ from bson import ObjectId
 from bson.binary import UuidRepresentation
 from bson.codec_options import CodecOptions
 from bson.decimal128 import Decimal128
-from pydantic import BaseModel, GetCoreSchemaHandler, SecretBytes, SecretStr
+from pydantic import BaseModel, GetCoreSchemaHandler, SecretBytes, SecretStr, TypeAdapter
 from pydantic.networks import AnyUrl
 from pydantic_core import MultiHostUrl, Url, core_schema
 
@@ -74,7 +75,13 @@ def date_to_bson(value: dt.datetime, altered: list[Any]) -> dt.datetime:
         value = value.replace(tzinfo=UTC)
     elif offset:
         altered.append(value)
-        value = value.astimezone(UTC)
+        try:
+            value = value.astimezone(UTC)
+        except OverflowError:
+            raise UsageError(
+                f"the date {value} lies outside the years 1 to 9999 in UTC and cannot be stored",
+                code="value-not-storable",
+            ) from None
     surplus = value.microsecond % 1000
     if surplus:
         altered.append(value)
@@ -199,6 +206,9 @@ def _converter_by_base(kind: type) -> Converter:
             return _unchanged
     if issubclass(kind, Mapping):
         return _map_to_bson
+    if dataclasses.is_dataclass(kind):
+        adapter: TypeAdapter[Any] = TypeAdapter(kind)
+        return lambda value, altered: to_bson(adapter.dump_python(value), altered)
     return _unchanged
 
 

@@ -282,6 +282,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TreadleError as error:
         return _say(str(error), given, _exit_code(error))
     except Exception as error:
+        sentence = _cannot_connect(error)
+        if sentence is not None:
+            return _say(sentence, given, NO_CONNECTION)
         # The parser's errors have no common public class in all versions of typer.
         format_message = getattr(error, "format_message", None)
         if format_message is not None:
@@ -290,6 +293,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return _say(traceback.format_exc(), given, BUG)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _cannot_connect(error: Exception) -> str | None:
+    """One sentence where the application's own client reaches no server."""
+    if "pymongo" not in sys.modules:
+        return None
+    from pymongo.errors import ConnectionFailure
+
+    if not isinstance(error, ConnectionFailure):
+        return None
+    return f"No connection: {str(error).partition(', Timeout')[0]}. Check the URI that the application uses."
 
 
 def _say(message: str, given: Sequence[str], code: int) -> int:

@@ -13,13 +13,19 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import enum
+import ipaddress
+import threading
+import uuid
 import weakref
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, get_args
 
+from bson import ObjectId
 from bson.decimal128 import Decimal128
-from pydantic import AliasChoices, BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from treadle.bson_types import (
@@ -93,22 +99,31 @@ class Codec(Generic[M]):
             raise _invalid(self.model, raw, error) from None
 
 
+_COMPILING = threading.RLock()
 _CODECS: weakref.WeakKeyDictionary[type[BaseModel], Codec[Any]] = weakref.WeakKeyDictionary()
 
 
 def codec_of(model: type[M]) -> Codec[M]:
     """The codec of a model, compiled at the first call."""
     codec: Codec[M] | None = _CODECS.get(model)
-    if codec is None:
-        if not model.__pydantic_complete__:
-            model.model_rebuild()
-        codec = Codec(model)
-        _CODECS[model] = codec
-        try:
-            _compile(codec)
-        except BaseException:
-            del _CODECS[model]
-            raise
+    if codec is not None and codec.ready:
+        return codec
+    # Only the compiling thread itself may meet a codec that is not ready: in a model that contains itself.
+    with _COMPILING:
+        codec = _CODECS.get(model)
+        if codec is None:
+            if not model.__pydantic_complete__:
+                model.model_rebuild()
+            complete = getattr(model, "__treadle_complete__", None)
+            if complete is not None:
+                complete()
+            codec = Codec(model)
+            _CODECS[model] = codec
+            try:
+                _compile(codec)
+            except BaseException:
+                del _CODECS[model]
+                raise
     return codec
 
 
@@ -134,8 +149,16 @@ def _accepts(model: type[BaseModel], name: str, info: FieldInfo) -> list[str]:
     keys = [alias] if isinstance(alias, str) else []
     if isinstance(alias, AliasChoices):
         keys = [choice for choice in alias.choices if isinstance(choice, str)]
-    if by_name or not keys:
+    if config.get("validate_by_alias") is False:
+        keys = []
+    if by_name:
         keys = [*keys, name]
+    if not keys:
+        raise DeclarationError(
+            f"{model.__name__}.{name} can only be read through a path into another field, so what is "
+            "stored could not be read back; give it an alias that is a name",
+            code="alias-not-readable",
+        )
     return keys
 
 
@@ -145,8 +168,15 @@ def _not_compiled(value: Any, altered: list[Any]) -> Any:
 
 def _compile(codec: Codec[Any]) -> None:
     model = codec.model
+    # The id of a document is `_id`, whatever an alias generator makes of it.
+    own_id = "id" if hasattr(model, "__treadle__") else None
     fields = tuple(
-        StoredField(name, stored_name(name, info), field_shape(model.__name__, name, info), info)
+        StoredField(
+            name,
+            "_id" if name == own_id else stored_name(name, info),
+            field_shape(model.__name__, name, info),
+            info,
+        )
         for name, info in model.__pydantic_fields__.items()
     )
     codec.fields = fields
@@ -210,7 +240,7 @@ def _compile_dump(codec: Codec[Any], custom: set[str]) -> Dump:
     parts = []
     for number, field in enumerate(codec.fields):
         value = f"d[{field.name!r}]"
-        if field.name in custom or (field.shape.kind == "custom"):
+        if field.name in custom:
             names[f"c{number}"] = _custom_dump(codec.model, field.name)
             codec.bounded_depth = False
             expression = f"c{number}(m, altered)"
@@ -232,6 +262,7 @@ def _compile_dump(codec: Codec[Any], custom: set[str]) -> Dump:
     if codec.model.model_config.get("extra") == "allow":
         codec.bounded_depth = False
         lines += ["    e = m.__pydantic_extra__", "    if e: r.update(to_bson(e, altered))"]
+        lines += [f"    r.pop({RESERVED!r}, None)"]
     if codec.model.__pydantic_root_model__:
         lines.append("    r = r['root']")
     for field in codec.fields:
@@ -248,7 +279,7 @@ def omitted_when_none(field: StoredField) -> bool:
     return (
         field.shape.optional
         and field.info.default is None
-        and any(isinstance(mark, Indexed) and mark.unique for mark in field.info.metadata)
+        and any(isinstance(mark, Indexed) and mark.unique for mark in field.shape.metadata)
     )
 
 
@@ -256,9 +287,18 @@ def _custom_dump(model: type[BaseModel], name: str) -> Dump:
     serializer = model.__pydantic_serializer__
 
     def dump(value: Any, altered: list[Any]) -> Any:
-        return to_bson(serializer.to_python(value, include={name}, by_alias=False)[name], altered)
+        shown = serializer.to_python(value, include={name}, by_alias=False)
+        # A field that is excluded from JSON answers is stored all the same, as it is.
+        return to_bson(shown[name] if name in shown else value.__dict__[name], altered)
 
     return dump
+
+
+def _adapter_dump(shape: Shape) -> Dump:
+    """What Pydantic makes of a value whose type only Pydantic knows."""
+    annotation: Any = Annotated[shape.python, *shape.metadata] if shape.metadata else shape.python
+    adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+    return lambda value, altered: to_bson(adapter.dump_python(value), altered)
 
 
 def _model_class(shape: Shape) -> type[BaseModel]:
@@ -287,6 +327,9 @@ def _dump_converter(codec: Codec[Any], shape: Shape) -> Dump | None:
         return lambda value, altered: {key_to_bson(key): inner(item, altered) for key, item in value.items()}
     if shape.kind == "literal":
         return to_bson
+    if shape.kind == "custom":
+        codec.bounded_depth = False
+        return _adapter_dump(shape)
     if shape.kind != "enum":
         codec.bounded_depth = codec.bounded_depth and shape.kind == "union" and not _is_deep(codec, shape)
     return to_bson
@@ -338,8 +381,9 @@ def _nested_dump(codec: Codec[Any], model: type[BaseModel]) -> Dump:
 
 def _compile_adapt(codec: Codec[Any]) -> Callable[[Any], Any] | None:
     """What must happen to a raw document before Pydantic can validate it."""
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"missing": object()}
     lines: list[str] = []
+    renamed: list[tuple[str, str]] = []
     extra = codec.model.model_config.get("extra")
     if extra in ("allow", "forbid"):
         lines.append(f"    r.pop({RESERVED!r}, None)")
@@ -351,7 +395,12 @@ def _compile_adapt(codec: Codec[Any]) -> Callable[[Any], Any] | None:
             lines.append(f"    v = r.get({field.stored!r})")
             lines.append(f"    if v is not None: r[{field.stored!r}] = c{number}(v)")
         if field.stored not in keys:
-            lines.append(f"    if {field.stored!r} in r: r[{keys[0]!r}] = r.pop({field.stored!r})")
+            renamed.append((field.stored, keys[0]))
+    # All are taken out before any is put back, because names may cross over.
+    for number, (stored, _) in enumerate(renamed):
+        lines.append(f"    t{number} = r.pop({stored!r}, missing)")
+    for number, (_, key) in enumerate(renamed):
+        lines.append(f"    if t{number} is not missing: r[{key!r}] = t{number}")
     if codec.model.__pydantic_root_model__:
         return _adapt_converter(codec.fields[0].shape)
     if extra == "allow":
@@ -381,24 +430,86 @@ def _adapt_converter(shape: Shape) -> Adapt | None:
             return lambda value: value if nested._adapt is None else nested._adapt(value)
         return nested._adapt
     if shape.kind == "map":
-        inner = _adapt_converter(shape.items[1])
-        if inner is None:
-            return None
-        known = inner
-        return lambda value: (
-            {key: item if item is None else known(item) for key, item in value.items()}
-            if type(value) is dict
-            else value
-        )
+        return _map_adapter(shape)
     if shape.kind == "literal":
-        return None
-    if shape.items and shape.kind != "union":
+        members = [member for member in get_args(shape.python) if isinstance(member, enum.Enum)]
+        return _member_adapter(members) if members else None
+    if shape.kind == "union":
+        return _union_adapter(shape)
+    if shape.items:
         return _array_adapter(shape)
     return from_bson
 
 
+def _map_adapter(shape: Shape) -> Adapt | None:
+    of_key = _key_adapter(shape.items[0])
+    inner = _adapt_converter(shape.items[1])
+    if inner is None and of_key is None:
+        return None
+    key_of = of_key or _same
+    value_of = inner or _same
+    return lambda value: (
+        {key_of(key): item if item is None else value_of(item) for key, item in value.items()}
+        if type(value) is dict
+        else value
+    )
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _key_adapter(shape: Shape) -> Adapt | None:
+    """From the text that a key is stored as to what the model declares."""
+    if shape.kind == "enum":
+        return lambda key: {key_to_bson(member): member for member in shape.python}.get(key, key)
+    if shape.kind == "literal":
+        return lambda key: {key_to_bson(member): member for member in get_args(shape.python)}.get(key, key)
+    parse = _KEY_PARSERS.get(shape.python) if shape.kind == "scalar" else None
+    return None if parse is None else _attempt(parse)
+
+
+def _attempt(parse: Callable[[Any], Any]) -> Adapt:
+    def adapt(value: Any) -> Any:
+        try:
+            return parse(value) if type(value) is str else value
+        except (ValueError, TypeError, ArithmeticError):
+            # Not what was declared; Pydantic says so.
+            return value
+
+    return adapt
+
+
+def _union_adapter(shape: Shape) -> Adapt:
+    """Adapt a stored model as the member that it is, where that can be told."""
+    models = [codec_of(_model_class(item)) for item in shape.items if item.kind == "model"]
+
+    def adapt(value: Any) -> Any:
+        if type(value) is dict and models:
+            fitting = [codec for codec in models if _tags_fit(codec, value)]
+            if len(fitting) == 1:
+                own = fitting[0]._adapt
+                return value if own is None else own(value)
+        return from_bson(value)
+
+    return adapt
+
+
+def _tags_fit(codec: Codec[Any], value: dict[str, Any]) -> bool:
+    """Whether the literals of a model, its discriminator among them, are those of the document."""
+    for field in codec.fields:
+        if field.shape.kind == "literal" and field.stored in value:
+            tags = [to_bson(member, []) for member in get_args(field.shape.python)]
+            if value[field.stored] not in tags:
+                return False
+    return True
+
+
 def _array_adapter(shape: Shape) -> Adapt | None:
     make = _CONTAINERS[shape.kind]
+    if shape.items and shape.items[0].kind not in ("scalar", "enum", "literal") and shape.kind != "tuple":
+        # What is not hashable yet becomes a member only once Pydantic has made a model of it.
+        make = list
     inners = [_adapt_converter(item) for item in shape.items]
     if not any(inners):
         return None if make is list else lambda value: make(value) if type(value) is list else value
@@ -420,9 +531,19 @@ def _array_adapter(shape: Shape) -> Adapt | None:
 
 
 _CONTAINERS: dict[str, Callable[[Any], Any]] = {
-    "list": list, "deque": list, "set": set, "frozenset": frozenset, "tuple": tuple,
+    "list": list, "deque": deque, "set": set, "frozenset": frozenset, "tuple": tuple,
+}  # fmt: skip
+_KEY_PARSERS: dict[Any, Callable[[Any], Any]] = {
+    int: int, uuid.UUID: uuid.UUID, decimal.Decimal: decimal.Decimal, ObjectId: ObjectId,
+    dt.date: dt.date.fromisoformat, dt.datetime: dt.datetime.fromisoformat,
 }  # fmt: skip
 _SCALAR_ADAPTERS: dict[type, Adapt] = {
+    dt.time: _attempt(dt.time.fromisoformat),
+    ipaddress.IPv4Address: _attempt(ipaddress.IPv4Address),
+    ipaddress.IPv6Address: _attempt(ipaddress.IPv6Address),
+    dt.timedelta: lambda value: (
+        dt.timedelta(seconds=value) if type(value) in (int, float) and abs(value) < 8e13 else value
+    ),
     decimal.Decimal: lambda value: value.to_decimal() if type(value) is Decimal128 else value,
     # Only a whole day is a date; anything else is Pydantic's to refuse.
     dt.date: lambda value: (
@@ -432,21 +553,27 @@ _SCALAR_ADAPTERS: dict[type, Adapt] = {
 
 
 def _enum_adapter(kind: Any) -> Adapt:
-    by_stored: dict[Any, Any] = {}
-    for member in kind:
-        stored = to_bson(member, [])
-        try:
-            by_stored[stored] = member
-        except TypeError:
-            return from_bson
+    return _member_adapter(list(kind))
+
+
+def _member_adapter(members: Sequence[Any]) -> Adapt:
+    """From stored values to the members of an enum."""
+    by_stored = {_hashable(to_bson(member, [])): member for member in members}
 
     def adapt(value: Any) -> Any:
         try:
-            return by_stored.get(value, value)
+            return by_stored.get(_hashable(value), value)
         except TypeError:
             return value
 
     return adapt
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, Decimal128):
+        # Equal numbers with other digits are still other values of an enum.
+        return Decimal128, value.bid
+    return tuple(_hashable(item) for item in value) if isinstance(value, list) else value
 
 
 def _invalid(model: type[BaseModel], raw: Any, error: ValidationError) -> DataError:

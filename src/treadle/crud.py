@@ -5,6 +5,7 @@ Each costs one command on a model that feeds nothing and maintains nothing.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -62,15 +63,25 @@ def dump_all(entry: Entry[D], documents: Sequence[D], altered: list[Any]) -> lis
 
 
 def as_stored(entry: Entry[D], document: D, raw: Raw, altered: list[Any]) -> D:
-    """The document as a later read would show it."""
+    """The document as a later read will show it; asked for before anything is written."""
     document.__pydantic_fields_set__.add("id")
-    return entry.codec.load(raw) if altered else document
+    if not altered:
+        return document
+    try:
+        return entry.codec.load(copy.deepcopy(raw))
+    except DataError as error:
+        raise UsageError(
+            f"this {entry.model.__name__} could not be read back: with dates in UTC and cut to milliseconds "
+            f"it no longer fits its own model ({error})",
+            code="model-inconsistent",
+        ) from None
 
 
 def insert(entry: Entry[D], document: D) -> Plan[D]:
     """Store one new document."""
     altered: list[Any] = []
     raw = dump(entry, document, altered)
+    shown = as_stored(entry, document, raw, altered)
     try:
         yield Call(entry.collection, "insert_one", (raw,))
     except Exception as error:
@@ -78,7 +89,7 @@ def insert(entry: Entry[D], document: D) -> Plan[D]:
         if better is error:
             raise
         raise better from error
-    return as_stored(entry, document, raw, altered)
+    return shown
 
 
 def insert_many(entry: Entry[D], documents: Iterable[D]) -> Plan[list[D]]:
@@ -89,13 +100,14 @@ def insert_many(entry: Entry[D], documents: Iterable[D]) -> Plan[list[D]]:
     altered: list[Any] = []
     raws = dump_all(entry, documents, altered)
     check_batch(raws, entry.model.__name__)
+    shown = documents
+    if altered:
+        shown = [as_stored(entry, each, raw, altered) for each, raw in zip(documents, raws, strict=True)]
     with translated(entry.model.__name__, raws):
         yield Call(entry.collection, "insert_many", (raws,))
-    if altered:
-        return [entry.codec.load(raw) for raw in raws]
     for document in documents:
         document.__pydantic_fields_set__.add("id")
-    return documents
+    return shown
 
 
 def get(entry: Entry[D], identity: Any) -> Plan[D | None]:
@@ -143,6 +155,7 @@ def update(entry: Entry[D], id_or_filter: Any, change: Any) -> Plan[D | None]:
 
 def update_all(entry: Entry[Any], filter: Any, change: Any) -> Plan[int]:
     """Update every matching document; how many matched."""
+    require_filter(entry, filter)
     cleaned = clean_update(entry.codec, change)
     with translated(entry.model.__name__, [{"update": cleaned}]):
         result = yield from update_many(entry.collection, clean_filter(entry.codec, filter), cleaned)
@@ -153,11 +166,12 @@ def replace(entry: Entry[D], document: D) -> Plan[D]:
     """Write all that the document holds over the stored one of the same id."""
     altered: list[Any] = []
     raw = dump(entry, document, altered)
+    shown = as_stored(entry, document, raw, altered)
     with translated(entry.model.__name__, [raw]):
         result = yield from replace_one(entry.collection, by_id(raw["_id"]), raw)
     if not result.matched_count:
         raise gone(entry, raw["_id"])
-    return as_stored(entry, document, raw, altered)
+    return shown
 
 
 def gone(entry: Entry[Any], identity: Any) -> DataError:
@@ -174,7 +188,17 @@ def delete(entry: Entry[D], id_or_filter: Any) -> Plan[D | None]:
     return None if raw is None else entry.codec.load(raw)
 
 
+def require_filter(entry: Entry[Any], filter: Any) -> None:
+    """Refuse None where all documents would be written by mistake; {} says so on purpose."""
+    if filter is None:
+        raise UsageError(
+            f"which {entry.model.__name__} documents? A filter is needed here; {{}} means all of them",
+            code="filter-invalid",
+        )
+
+
 def delete_all(entry: Entry[Any], filter: Any) -> Plan[int]:
     """Delete every matching document; how many there were."""
+    require_filter(entry, filter)
     result = yield from delete_many(entry.collection, clean_filter(entry.codec, filter))
     return result.deleted_count

@@ -73,6 +73,7 @@ class DeleteManyDocuments(ChunkedWork):
 
     def __init__(self, entry: Entry[Any], filter: Any) -> None:
         self.entry = entry
+        crud.require_filter(entry, filter)
         self.filter = clean_filter(entry.codec, filter)
         self.keys: list[Any] | None = None
 

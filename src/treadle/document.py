@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bson import ObjectId
 from pydantic import BaseModel, ConfigDict, Field
@@ -60,7 +60,11 @@ class Document(BaseModel):
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
-    id: Id = Field(default_factory=ObjectId, validation_alias="_id")
+    if TYPE_CHECKING:
+        # For type checkers, so that a model may declare another type.
+        id: Any = None
+    else:
+        id: Id = Field(default_factory=ObjectId, validation_alias="_id")
 
     __treadle__: ClassVar[Settings] = Settings()
 
@@ -79,9 +83,14 @@ class Document(BaseModel):
     def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
         super().__pydantic_init_subclass__()
         cls.__treadle__ = _settings(cls, keywords)
-        if _apply_stored_names(cls):
-            cls.model_rebuild(force=True)
+        cls.__treadle_complete__(raise_errors=False)
         type.__setattr__(cls, "id", _IdAttribute())
+
+    @classmethod
+    def __treadle_complete__(cls, *, raise_errors: bool = True) -> None:
+        """Give the fields their stored names; again where forward references were resolved since."""
+        if _apply_stored_names(cls):
+            cls.model_rebuild(force=True, raise_errors=raise_errors)
 
     # These hand out the id without touching the attribute.
     def model_dump(self, **options: Any) -> dict[str, Any]:

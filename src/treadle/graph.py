@@ -42,6 +42,7 @@ class Entry(Generic[D]):
         self.settings = model.__treadle__
         self.collection: str = model.__treadle__.collection
         self.codec: Codec[D] = codec_of(model)
+        _check_identity(model)
         self.identity_shape: Shape = field_shape(model.__name__, "id", model.__pydantic_fields__["id"])
         self._identity: TypeAdapter[Any] = TypeAdapter(model.__pydantic_fields__["id"].rebuild_annotation())
         # What this model maintains in itself, and what it feeds in others.
@@ -75,6 +76,16 @@ class Entry(Generic[D]):
                 f"{value!r} is not an id of {self.model.__name__}: {error.errors()[0]['msg']}",
                 code="id-invalid",
             ) from error
+
+
+def _check_identity(model: type[Document]) -> None:
+    shape = field_shape(model.__name__, "id", model.__pydantic_fields__["id"])
+    if shape.optional or shape.kind in ARRAYS:
+        raise DeclarationError(
+            f"{model.__name__}.id may be None or a list, which MongoDB does not take as the id of a "
+            "document; leave it out, and an ObjectId is made",
+            code="id-invalid",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +278,7 @@ def _declared(
     if codec.model in inside:
         return
     for field in codec.fields:
-        found = [mark for mark in field.info.metadata if isinstance(mark, Pattern)]
+        found = [mark for mark in field.shape.metadata if isinstance(mark, Pattern)]
         if len(found) > 1:
             raise DeclarationError(
                 f"{entry.model.__name__}.{field.name} has {len(found)} patterns; a field takes one",

@@ -21,4 +21,4 @@ class Indexed:
     sparse: bool = False
     expire_after: timedelta | None = None
     name: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict, hash=False)

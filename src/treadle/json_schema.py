@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import enum
 import ipaddress
 import uuid
+from dataclasses import replace
 from typing import Any, get_args
 
 import annotated_types
 from bson import ObjectId
 from bson.decimal128 import Decimal128
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel, PlainValidator, WrapValidator
 
 from treadle.bson_types import to_bson
-from treadle.codec import RESERVED, Codec, codec_of
+from treadle.codec import RESERVED, Codec, StoredField, codec_of
 from treadle.errors import UsageError
 from treadle.shape import Shape
 
@@ -61,14 +63,20 @@ def _object(codec: Codec[Any], inside: tuple[type[BaseModel], ...]) -> Schema:
     inside = (*inside, model)
     if model.__pydantic_root_model__:
         return _of(codec.fields[0].shape, inside)
-    custom = {
-        name for each in model.__pydantic_decorators__.field_serializers.values() for name in each.info.fields
+    decorators = model.__pydantic_decorators__
+    custom = {name for each in decorators.field_serializers.values() for name in each.info.fields}
+    # A validator that comes last may return whatever it likes.
+    custom |= {
+        name
+        for each in decorators.field_validators.values()
+        if each.info.mode != "before"
+        for name in each.info.fields
     }
     properties: Schema = {}
     required = []
     for field in codec.fields:
-        open_ended = field.name in custom or "*" in custom
-        properties[field.stored] = {} if open_ended else _of(field.shape, inside)
+        open_ended = bool({field.name, "*"} & custom) or _may_become_anything(field)
+        properties[field.stored] = {} if open_ended else _fitting_default(field, inside)
         if field.info.is_required() or field.stored == "_id":
             required.append(field.stored)
     schema: Schema = {"bsonType": "object", "properties": properties}
@@ -79,15 +87,46 @@ def _object(codec: Codec[Any], inside: tuple[type[BaseModel], ...]) -> Schema:
     return schema
 
 
+def _may_become_anything(field: StoredField) -> bool:
+    """Whether a validator of the field's own comes after the type's."""
+    last = (AfterValidator, WrapValidator, PlainValidator)
+    return any(isinstance(mark, last) for mark in field.shape.metadata)
+
+
+def _fitting_default(field: StoredField, inside: tuple[type[BaseModel], ...]) -> Schema:
+    """The schema of a field; a default is not validated, so it may break the field's own rules."""
+    shape, default = field.shape, field.info.default
+    if default is None and not shape.optional:
+        shape = replace(shape, optional=True)
+    schema = _of(shape, inside)
+    if isinstance(default, (int, float, decimal.Decimal)) and not isinstance(default, bool):
+        schema = _without_broken_bounds(schema, default)
+    return schema
+
+
+def _without_broken_bounds(schema: Schema, default: Any) -> Schema:
+    low, high = (
+        each.to_decimal() if isinstance(each, Decimal128) else each
+        for each in (schema.get("minimum"), schema.get("maximum"))
+    )
+    broken: set[str] = set()
+    if low is not None and (default < low or (default == low and schema.get("exclusiveMinimum"))):
+        broken |= {"minimum", "exclusiveMinimum"}
+    if high is not None and (default > high or (default == high and schema.get("exclusiveMaximum"))):
+        broken |= {"maximum", "exclusiveMaximum"}
+    return {key: value for key, value in schema.items() if key not in broken}
+
+
 def _of(shape: Shape, inside: tuple[type[BaseModel], ...]) -> Schema:
     schema = _not_null(shape, inside)
     if not shape.optional or not schema:
         return schema
     if "enum" in schema and len(schema) == 1:
-        return {"enum": [*schema["enum"], None]}
+        return schema if None in schema["enum"] else {"enum": [*schema["enum"], None]}
     if "bsonType" in schema:
-        kinds = schema["bsonType"]
-        return {**schema, "bsonType": [*([kinds] if isinstance(kinds, str) else kinds), "null"]}
+        listed = schema["bsonType"]
+        kinds = [listed] if isinstance(listed, str) else listed
+        return schema if "null" in kinds else {**schema, "bsonType": [*kinds, "null"]}
     return {"anyOf": [{"bsonType": "null"}, schema]}
 
 
@@ -96,6 +135,8 @@ def _not_null(shape: Shape, inside: tuple[type[BaseModel], ...]) -> Schema:
         return _scalar(shape)
     if shape.kind == "model":
         return _object(codec_of(shape.python), inside)
+    if shape.kind == "enum" and issubclass(shape.python, enum.Flag):
+        return {"bsonType": ["int", "long"]}
     if shape.kind == "enum":
         return {"enum": [to_bson(member, []) for member in shape.python]}
     if shape.kind == "literal":

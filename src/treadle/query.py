@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from treadle.bson_types import key_to_bson, to_bson
+from treadle.bson_types import to_bson
 from treadle.codec import Codec
 from treadle.errors import UsageError
 from treadle.plan import Update
 
-Sort: TypeAlias = str | Sequence[str | tuple[str, int]]
+Sort: TypeAlias = str | Sequence[str | tuple[str, int]] | Mapping[str, int]
 
 FORBIDDEN = frozenset({"$where", "$function", "$accumulator"})
 UPDATE_STAGES = frozenset({"$set", "$addFields", "$unset", "$project", "$replaceWith", "$replaceRoot"})
@@ -24,8 +24,19 @@ UPDATE_STAGES = frozenset({"$set", "$addFields", "$unset", "$project", "$replace
 
 def clean(value: Any) -> Any:
     """The value as BSON, with every operator that runs code refused."""
-    if isinstance(value, Mapping):
-        cleaned = {}
+    try:
+        converted = to_bson(value, [])
+        _refuse_code(converted)
+    except RecursionError:
+        raise UsageError(
+            "this is nested too deeply to be sent; MongoDB takes at most 180 levels", code="document-too-deep"
+        ) from None
+    return converted
+
+
+def _refuse_code(value: Any) -> None:
+    # After the conversion, because only then is everything a plain dict or list.
+    if isinstance(value, dict):
         for key, item in value.items():
             if key in FORBIDDEN:
                 raise UsageError(
@@ -33,11 +44,10 @@ def clean(value: Any) -> Any:
                     "write the condition with ordinary operators",
                     code="operator-forbidden",
                 )
-            cleaned[key_to_bson(key)] = clean(item)
-        return cleaned
-    if isinstance(value, (list, tuple)):
-        return [clean(item) for item in value]
-    return to_bson(value, [])
+            _refuse_code(item)
+    elif isinstance(value, list):
+        for item in value:
+            _refuse_code(item)
 
 
 def clean_filter(codec: Codec[Any], filter: Any) -> dict[str, Any]:
@@ -131,6 +141,8 @@ def sort_keys(
     if sort is None:
         return None
     keys: list[tuple[str, int]] = []
+    if isinstance(sort, Mapping):
+        sort = list(sort.items())
     for part in [sort] if isinstance(sort, str) else sort:
         if isinstance(part, str):
             descending = part.startswith("-")

@@ -8,7 +8,7 @@ changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,21 +16,25 @@ from pymongo import IndexModel
 from pymongo.errors import CollectionInvalid, OperationFailure
 
 from treadle.bson_types import to_bson
-from treadle.codec import StoredField, omitted_when_none
+from treadle.codec import Codec, StoredField, codec_of, omitted_when_none
 from treadle.dry_run import dry
 from treadle.errors import DataError
 from treadle.graph import Entry, Graph
 from treadle.indexes import Indexed
 from treadle.json_schema import model_schema, stored_types
-from treadle.plan import Plan, Raw, Read, aggregate, create_indexes, database_command
+from treadle.paths import model_of
+from treadle.plan import Plan, Raw, aggregate, database_command
 
 DUPLICATES_SHOWN_MAX = 5
+INDEXES_MAX = 1000  # the server itself allows 64
 _LEVELS = {"strict": "strict", "moderate": "moderate", "off": "off"}
 # What an index may say without being another index.
 _COMPARED = (
-    "unique", "sparse", "partialFilterExpression", "collation", "wildcardProjection", "hidden",
-    "weights", "default_language", "language_override", "bits", "min", "max",
+    "unique", "sparse", "partialFilterExpression", "collation", "wildcardProjection", "hidden", "weights",
+    "default_language", "language_override", "bits", "min", "max",
 )  # fmt: skip
+# Options that the server does not add by itself, so that having one unasked is a difference.
+_OURS = frozenset({"unique", "sparse", "partialFilterExpression", "wildcardProjection", "hidden"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ def _setup(graph: Graph) -> Plan[list[Action]]:
     for entry in entries:
         if entry.collection in existing:
             _require_collection(entry, existing[entry.collection])
-            present = yield Read(entry.collection, "list_indexes", ())
+            present = yield from existing_indexes(entry.collection)
         else:
             present = []
         missing[entry.collection], changes[entry.collection] = compare_indexes(entry, present)
@@ -70,6 +74,15 @@ def _setup(graph: Graph) -> Plan[list[Action]]:
         yield from _set_up_collection(entry, existing.get(entry.collection), actions)
         yield from _set_up_indexes(entry, missing[entry.collection], changes[entry.collection], actions)
     return actions
+
+
+def existing_indexes(collection: str) -> Plan[list[Raw]]:
+    """A collection's indexes; by command, because the driver's own call decodes dates without their zone."""
+    reply = yield from database_command(
+        {"listIndexes": collection, "cursor": {"batchSize": INDEXES_MAX}}, writes=False
+    )
+    found: list[Raw] = reply["cursor"]["firstBatch"]
+    return found
 
 
 def existing_collections() -> Plan[dict[str, Raw]]:
@@ -138,10 +151,12 @@ def _set_up_indexes(
         document = index.document
         actions.append(Action("create index", entry.collection, describe_index(document)))
         try:
-            yield from create_indexes(entry.collection, [index])
+            yield from database_command(
+                {"createIndexes": entry.collection, "indexes": [to_bson(dict(document), [])]}
+            )
         except OperationFailure as error:
             if error.code == 11000:
-                raise (yield from _duplicates(entry, document)) from None
+                raise (yield from _duplicates(entry, document, error)) from None
             raise DataError(
                 f"the index {document['name']!r} on {entry.collection} could not be made: "
                 f"{(error.details or {}).get('errmsg', error)}",
@@ -156,17 +171,27 @@ def describe_index(document: Mapping[str, Any]) -> str:
 
 def declared_indexes(entry: Entry[Any]) -> list[IndexModel]:
     """The indexes that a model asks for, from its fields and its class keyword."""
-    indexes: list[IndexModel] = []
-    for field in entry.codec.fields:
-        for mark in field.info.metadata:
+    marked = [_field_index(prefix, field, mark) for prefix, field, mark in _marks(entry.codec, "", ())]
+    return [*marked, *entry.settings.indexes]
+
+
+def _marks(
+    codec: Codec[Any], prefix: str, inside: tuple[type, ...]
+) -> Iterator[tuple[str, StoredField, Indexed]]:
+    """Each `Indexed` on a field of the document or of a nested model."""
+    if codec.model in inside:
+        return
+    for field in codec.fields:
+        for mark in field.shape.metadata:
             if isinstance(mark, Indexed):
-                indexes.append(_field_index(field, mark))
-    indexes.extend(entry.settings.indexes)
-    return indexes
+                yield prefix, field, mark
+        model = model_of(field.shape)
+        if model is not None:
+            yield from _marks(codec_of(model), f"{prefix}{field.stored}.", (*inside, codec.model))
 
 
-def _field_index(field: StoredField, mark: Indexed) -> IndexModel:
-    path = field.stored
+def _field_index(prefix: str, field: StoredField, mark: Indexed) -> IndexModel:
+    path = prefix + field.stored
     options: Raw = dict(mark.options)
     if mark.unique:
         options["unique"] = True
@@ -231,15 +256,40 @@ def _serves_all(document: Mapping[str, Any]) -> bool:
 
 
 def _keys(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(path, kind) for path, kind in dict(document["key"]).items()]
+    keys: list[tuple[str, Any]] = []
+    for path, kind in dict(document["key"]).items():
+        # All text fields of an index are listed as this one pair.
+        shown = [("_fts", "text"), ("_ftsx", 1)] if kind == "text" and path != "_fts" else [(path, kind)]
+        keys.extend(each for each in shown if each not in keys)
+    return keys
 
 
 def _same(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    return all(
-        (present.get(option) or None) == (to_bson(wanted.get(option), []) or None)
-        for option in ("unique", "sparse", "partialFilterExpression", "collation")
-        if option != "collation" or wanted.get(option)
-    )
+    for option in _COMPARED:
+        there, asked = present.get(option) or None, to_bson(wanted.get(option), []) or None
+        if option == "collation":
+            # The server fills a collation out with defaults; "simple" is none at all.
+            there = None if there and there.get("locale") == "simple" else there
+            asked = None if asked and asked.get("locale") == "simple" else asked
+            if (there is None) != (asked is None):
+                return False
+            if asked and there and any(there.get(key) != value for key, value in asked.items()):
+                return False
+        elif option == "weights":
+            if _weights(present) != _weights(wanted):
+                return False
+        elif (asked is not None and there != asked) or (asked is None and there and option in _OURS):
+            return False
+    return True
+
+
+def _weights(document: Mapping[str, Any]) -> dict[str, int]:
+    """The fields of a text index with their weights, which the server lists apart from its keys."""
+    if "_fts" in dict(document["key"]):
+        return dict(document.get("weights") or {})
+    fields = [path for path, kind in dict(document["key"]).items() if kind == "text"]
+    given = dict(document.get("weights") or {})
+    return {path: given.get(path, 1) for path in [*fields, *(set(given) - set(fields))]}
 
 
 def _clashes(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
@@ -262,10 +312,12 @@ def _conflict(entry: Entry[Any], wanted: Mapping[str, Any], found: Mapping[str, 
     )
 
 
-def _duplicates(entry: Entry[Any], document: Mapping[str, Any]) -> Plan[DataError]:
+def _duplicates(entry: Entry[Any], document: Mapping[str, Any], error: OperationFailure) -> Plan[DataError]:
     """Which keys stand in the way of a unique index."""
     paths = list(dict(document["key"]))
-    match = document.get("partialFilterExpression", {})
+    match: Raw = to_bson(document.get("partialFilterExpression", {}), [])
+    if document.get("sparse"):
+        match = {"$or": [{path: {"$exists": True}} for path in paths]}
     groups = yield from aggregate(
         entry.collection,
         [
@@ -282,6 +334,10 @@ def _duplicates(entry: Entry[Any], document: Mapping[str, Any]) -> Plan[DataErro
         + f" ({group['n']} times)"
         for group in groups
     )
+    if not shown:
+        # Inside arrays, or equal only under the collation; the server names one of them.
+        met = (error.details or {}).get("keyValue") or {}
+        shown = ", ".join(f"{path}={value!r}" for path, value in met.items())
     return DataError(
         f"the unique index {document['name']!r} on {entry.collection} cannot be made, because keys occur "
         f"more than once: {shown}; remove or change the surplus documents and run setup() again",

@@ -21,9 +21,17 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
+import typing_extensions
 from bson import ObjectId
 from bson.decimal128 import Decimal128
-from pydantic import BaseModel, PlainSerializer, SecretBytes, SecretStr, WrapSerializer
+from pydantic import (
+    AnyUrl,
+    BaseModel,
+    PlainSerializer,
+    SecretBytes,
+    SecretStr,
+    WrapSerializer,
+)
 from pydantic.fields import FieldInfo
 
 from treadle.errors import DeclarationError
@@ -53,6 +61,7 @@ _ARRAYS: dict[Any, Kind] = {
     set: "set", collections.abc.Set: "set", collections.abc.MutableSet: "set",
     frozenset: "frozenset", deque: "deque",
 }  # fmt: skip
+_TEXTUAL = (pathlib.PurePath, AnyUrl)
 _MAPS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
@@ -85,6 +94,9 @@ def shape_of(annotation: Any, metadata: tuple[Any, ...] = (), where: str = "valu
             annotation = annotation.__value__
         else:
             break
+    # By name: for type checkers it is a mere alias.
+    if any(type(item).__name__ == "SerializeAsAny" for item in metadata):
+        return Shape("any", annotation, metadata=metadata)
     if any(_changes_serialization(item) for item in metadata):
         return Shape("custom", annotation, metadata=metadata)
     if origin is Union or origin is types.UnionType:
@@ -120,6 +132,9 @@ def _refuse_ambiguous(shapes: tuple[Shape, ...], where: str) -> None:
     for shape in shapes:
         for stored in _stored_as(shape):
             other = seen.setdefault(stored, shape)
+            if other is not shape and other.python is shape.python and shape.items:
+                # Two arrays, or two maps: it is for their items to differ.
+                _refuse_ambiguous((other.items[-1], shape.items[-1]), where)
             if other.python is not shape.python:
                 names = " and ".join(getattr(s.python, "__name__", str(s.python)) for s in (other, shape))
                 raise DeclarationError(
@@ -131,6 +146,9 @@ def _refuse_ambiguous(shapes: tuple[Shape, ...], where: str) -> None:
 
 def _stored_as(shape: Shape) -> set[str]:
     if shape.kind == "scalar":
+        if shape.python is dt.timedelta:
+            # A whole number of seconds reads as an int as well.
+            return {"double", "int"}
         stored = _STORED_AS.get(shape.python)
         return {stored} if stored else set()
     if shape.kind == "enum":
@@ -140,6 +158,10 @@ def _stored_as(shape: Shape) -> set[str]:
         return {_STORED_AS.get(type(member.value), "other") for member in shape.python}
     if shape.kind in ("list", "set", "frozenset", "tuple", "deque"):
         return {"array"}
+    if shape.kind == "map":
+        return {"map"}
+    if shape.kind == "any" and isinstance(shape.python, type) and issubclass(shape.python, _TEXTUAL):
+        return {"string"}
     return set()
 
 
@@ -210,7 +232,7 @@ def _class(annotation: type, metadata: tuple[Any, ...], where: str) -> Shape:
             return Shape("scalar", base, metadata=metadata)
     if dataclasses.is_dataclass(annotation) or hasattr(annotation, "_fields"):
         return Shape("custom", annotation, metadata=metadata)
-    if typing.is_typeddict(annotation) or hasattr(annotation, "__get_pydantic_core_schema__"):
+    if typing_extensions.is_typeddict(annotation) or hasattr(annotation, "__get_pydantic_core_schema__"):
         return Shape("any", annotation, metadata=metadata)
     if annotation.__module__.startswith(("bson", "re", "pydantic")):
         return Shape("any", annotation, metadata=metadata)

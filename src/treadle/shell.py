@@ -149,7 +149,9 @@ def _started(pid: int) -> str:
     """When a process began, in the kernel's ticks; empty where that cannot be told."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[19]
+            state, *rest = file.read().rpartition(")")[2].split()
+            # One that has ended and was not yet waited for does nothing more.
+            return "" if state in "ZX" else rest[18]
     except (OSError, IndexError):
         return ""
 

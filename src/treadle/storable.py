@@ -12,7 +12,7 @@ from typing import Any
 
 import bson
 from bson.errors import InvalidDocument
-from pymongo.errors import DocumentTooLarge, OperationFailure, PyMongoError
+from pymongo.errors import BulkWriteError, DocumentTooLarge, OperationFailure, PyMongoError
 
 from treadle.bson_types import CODEC_OPTIONS
 from treadle.errors import DataError, TreadleError, UsageError
@@ -37,7 +37,11 @@ def translate(error: Exception, model: str, documents: Sequence[Mapping[str, Any
         return UsageError(f"this cannot be stored in {model}: {error}", code="value-not-storable")
     # findAndModify reports it as a command's failure, the other writes as their own.
     if isinstance(error, OperationFailure) and error.code == 121:
-        return refused_by_validator(error, model)
+        return refused_by_validator(error.details, model)
+    if isinstance(error, BulkWriteError):
+        first = ((error.details or {}).get("writeErrors") or [{}])[0]
+        if first.get("code") == 121:
+            return refused_by_validator(first, model)
     if isinstance(error, PyMongoError) and getattr(error, "code", None) in (10334, 17419, 17420):
         return UsageError(
             f"the {model} would grow beyond the 16 MB that MongoDB stores in one document; "
@@ -107,7 +111,7 @@ def too_deep(model: str) -> UsageError:
 def check_depth(document: Any, model: str) -> None:
     """Refuse what the server would refuse, before its neighbours are written."""
     level = [document]
-    for _ in range(DEPTH_MAX + 1):
+    for _ in range(DEPTH_MAX):
         deeper: list[Any] = []
         for value in level:
             values = value.values() if isinstance(value, dict) else value
@@ -138,9 +142,9 @@ def check_batch(documents: Sequence[Mapping[str, Any]], model: str) -> None:
         raise translate(error, model, documents) from error
 
 
-def refused_by_validator(error: OperationFailure, model: str) -> DataError:
+def refused_by_validator(reply: Mapping[str, Any] | None, model: str) -> DataError:
     """Which rule of the collection's validator refused the document."""
-    details = (error.details or {}).get("errInfo", {}).get("details", {})
+    details = (reply or {}).get("errInfo", {}).get("details", {})
     paths = sorted(_failed_paths(details, "")) if isinstance(details, dict) else []
     named = f" ({', '.join(paths)})" if paths else ""
     return DataError(

@@ -123,26 +123,14 @@ class Found(Generic[D]):
 
     def __init__(self, cursor: Cursor[Raw], codec: Codec[D]) -> None:
         self._cursor = cursor
-        self._codec = codec
-        self._documents = self._stream()
+        # Not a method: the cursor is to be closed as soon as nobody iterates any more.
+        self._documents = _stream(cursor, codec.load)
 
     def __iter__(self) -> Iterator[D]:
         return self._documents
 
     def __next__(self) -> D:
         return next(self._documents)
-
-    def _stream(self) -> Generator[D]:
-        load = self._codec.load
-        with self._cursor as cursor:
-            while True:
-                # Whole pages, because PyMongo's own iteration costs as much
-                # per document as validating a small one.
-                raws = cursor.to_list(shell.FIND_PAGE)
-                for raw in raws:
-                    yield load(raw)
-                if len(raws) < shell.FIND_PAGE:
-                    return
 
     def to_list(self) -> list[D]:
         """All remaining documents, in memory."""
@@ -152,6 +140,18 @@ class Found(Generic[D]):
         """Release the cursor early."""
         self._documents.close()
         self._cursor.close()
+
+
+def _stream(cursor: Cursor[Raw], load: Callable[[Raw], D]) -> Generator[D]:
+    with cursor:
+        while True:
+            # Whole pages, because PyMongo's own iteration costs as much per
+            # document as validating a small one.
+            raws = cursor.to_list(shell.FIND_PAGE)
+            for raw in raws:
+                yield load(raw)
+            if len(raws) < shell.FIND_PAGE:
+                return
 
 
 class Combiner:
@@ -268,6 +268,7 @@ class Store:
         self.database = database
         self._known: Topology | None = None
         self._owes = False
+        self._given_up: list[str] = []
         self._combiner = Combiner(self._commit)
         self._owned_client: MongoClient[Any] | None = None
         self._server: LocalServer | None = None
@@ -429,10 +430,12 @@ class Store:
         )
         try:
             return self.runner.run(plan, session)
-        except BaseException as error:
-            if not server.transactions and not isinstance(error, Exception):
+        except BaseException:
+            if not server.transactions:
+                # The lease may be held without anybody knowing: its reply may have been lost.
                 self._owes = True
-                self.runner.run(standalone.give_up(who))
+                self._given_up.append(who)
+                self.runner.run(standalone.give_up(self._given_up))
             raise
 
     def _write_chunks(self, work: ChunkedWork, session: Session) -> int:
@@ -458,6 +461,9 @@ class Store:
         """Finish what an earlier write could not; if it still cannot be, the next one tries."""
         self._owes = False
         try:
+            if self._given_up:
+                self.runner.run(standalone.give_up(self._given_up))
+                self._given_up.clear()
             self.recover()
         except PyMongoError:
             self._owes = True

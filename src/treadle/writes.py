@@ -109,6 +109,8 @@ class Insert(Work[list[D]]):
             crud.dump(entry, document, altered)
             for document, altered in zip(self.documents, self.altered, strict=True)
         ]
+        for document, raw, altered in zip(self.documents, self.raws, self.altered, strict=True):
+            crud.as_stored(entry, document, raw, altered)
         if len(self.raws) > 1:
             check_batch(self.raws, entry.model.__name__)
         for raw in self.raws:
@@ -331,6 +333,7 @@ class UpdateManyDocuments(ChunkedWork):
 
     def __init__(self, entry: Entry[Any], filter: Any, update: Any) -> None:
         self.entry = entry
+        crud.require_filter(entry, filter)
         self.filter = clean_filter(entry.codec, filter)
         self.update = clean_update(entry.codec, update)
         self.touched = check_update(entry, self.update)

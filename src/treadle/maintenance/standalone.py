@@ -129,9 +129,10 @@ def commit(
     return outcomes
 
 
-def give_up(owner: str) -> Plan[None]:
+def give_up(owners: Sequence[str]) -> Plan[None]:
     """Let go of the lease after an interruption that did not reach its end."""
-    yield from update_one(LEASES, {"_id": LEASE, "owner": owner}, [{"$set": {"until": "$$NOW", "owner": ""}}])
+    held = {"_id": LEASE, "owner": {"$in": list(owners)}}
+    yield from update_one(LEASES, held, [{"$set": {"until": "$$NOW", "owner": ""}}])
 
 
 def settle(graph: Graph, server: Topology, ledger: IntentLedger) -> Plan[None]:
@@ -162,17 +163,25 @@ def recover(graph: Graph, server: Topology, owner: str, is_dead: Callable[[str],
     if (yield from find_one(COLLECTION, mine)) is None:
         return 0
     token = yield from acquire(LEASE, owner, LEASE_SECONDS, is_dead)
-    left = yield from find(COLLECTION, mine)
-    for intent in left:
-        ledger = IntentLedger(owner)
-        try:
-            yield from redo(graph, server, intent, ledger)
-            yield from settle(graph, server, ledger)
-            yield from delete_one(COLLECTION, {"_id": intent["_id"]})
-        except (DataError, OperationFailure) as error:
-            log.warning("the intent %s could not be done: %s", intent["_id"], error)
+    try:
+        left = yield from find(COLLECTION, mine)
+        for intent in left:
+            yield from _recover_one(graph, server, intent, owner)
+    except Exception:
+        yield from release(LEASE, token)
+        raise
     yield from release(LEASE, token)
     return len(left)
+
+
+def _recover_one(graph: Graph, server: Topology, intent: Raw, owner: str) -> Plan[None]:
+    ledger = IntentLedger(owner)
+    try:
+        yield from redo(graph, server, intent, ledger)
+        yield from settle(graph, server, ledger)
+        yield from delete_one(COLLECTION, {"_id": intent["_id"]})
+    except (DataError, OperationFailure) as error:
+        log.warning("the intent %s could not be done: %s", intent["_id"], error)
 
 
 # -- recomputation -----------------------------------------------------------------------------
@@ -182,7 +191,7 @@ def redo(graph: Graph, server: Topology, intent: Raw, ledger: IntentLedger) -> P
     """Bring right everything that the documents of an intent are and feed, along all chains."""
     entry = graph.by_collection[intent["collection"]]
     pending: list[tuple[Entry[Any], Any]] = []
-    cards = {freeze(key): fields for key, fields in intent["cards"]}
+    cards = {freeze(key): fields for key, fields in intent.get("cards") or []}
     for key in intent["keys"]:
         yield from refresh(server, entry, key, cards.get(freeze(key)))
         pending.extend((yield from _follow(server, entry, key, intent["feeds"], ledger)))
