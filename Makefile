@@ -24,7 +24,7 @@ demo: $(VENV)/installed ## start a private server and show Treadle on a small sh
 	$(RUN)/treadle demo
 
 test: lint ## check everything: lint, types, tests against a real server
-	$(RUN)/python -m pytest
+	$(RUN)/python -m pytest -n 2
 
 lint: $(VENV)/installed ## ruff and mypy
 	$(RUN)/ruff check

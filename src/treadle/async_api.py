@@ -411,11 +411,18 @@ class AsyncStore:
             return await self.runner.run(plan, session)
         except BaseException:
             if not server.transactions:
-                # The lease may be held without anybody knowing: its reply may have been lost.
-                self._owes = True
-                self._given_up.append(who)
-                await self.runner.run(standalone.give_up(self._given_up))
+                await self._abandon(who)
             raise
+
+    async def _abandon(self, who: str) -> None:
+        """Let go of a lease that may be held without anybody knowing: its reply may have been lost."""
+        self._owes = True
+        self._given_up.append(who)
+        try:
+            await self.runner.run(standalone.give_up(self._given_up))
+        except PyMongoError:
+            # The next write tries again.
+            return
 
     async def _write_chunks(self, work: ChunkedWork, session: Session) -> int:
         """Perform a bulk write, one transaction per chunk of documents."""
