@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from pymongo.errors import PyMongoError
 from treadle import crud, deletes, set_up, shell, writes
 from treadle.bson_types import CODEC_OPTIONS
 from treadle.codec import Codec
+from treadle.combine import AsyncCombiner
 from treadle.document import Document
 from treadle.graph import Graph
 from treadle.maintenance import commit, rebuild, standalone, verify
@@ -156,73 +156,6 @@ async def _stream(cursor: AsyncCursor[Raw], load: Callable[[Raw], D]) -> AsyncGe
                 yield load(raw)
             if len(raws) < shell.FIND_PAGE:
                 return
-
-
-class AsyncCombiner:
-    """Lets writes of several tasks share one transaction.
-
-    Whoever comes first goes alone, at once. Those who come meanwhile queue,
-    and when the first is done, the whole queue goes next. A group runs in a
-    task of its own, so that cancelling one caller does not take its
-    neighbours' writes along.
-    """
-
-    def __init__(self, commit: Callable[[Sequence[Work[Any]]], Awaitable[list[Any]]]) -> None:
-        self._commit = commit
-        self._waiting: deque[tuple[Work[Any], asyncio.Future[Any]]] = deque()
-        self._busy = False
-        self._groups: set[asyncio.Task[None]] = set()
-
-    async def perform(self, work: Work[Any]) -> Any:
-        """The outcome of a work, or its own error."""
-        if not self._busy:
-            self._busy = True
-            try:
-                return (await self._commit([work]))[0]
-            finally:
-                self._hand_over()
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((work, future))
-        outcome = await future
-        return (await self._commit([work]))[0] if outcome is _ALONE else outcome
-
-    def _hand_over(self) -> None:
-        group: list[tuple[Work[Any], asyncio.Future[Any]]] = []
-        while self._waiting and len(group) < shell.GROUP_MAX:
-            work, future = self._waiting.popleft()
-            # Cancelled while it waited: it was never begun.
-            if not future.done():
-                group.append((work, future))
-        self._busy = bool(group)
-        if group:
-            task = asyncio.get_running_loop().create_task(self._lead(group))
-            self._groups.add(task)
-            task.add_done_callback(self._groups.discard)
-
-    async def _lead(self, group: Sequence[tuple[Work[Any], asyncio.Future[Any]]]) -> None:
-        try:
-            outcomes: Sequence[Any] = await self._commit([work for work, _ in group])
-        except BaseException as error:
-            # One bad write must not fail its neighbours: each tries by itself,
-            # unless the group may have been committed after all.
-            alone = len(group) > 1 and shell.surely_not_committed(error)
-            for _, future in group:
-                if not future.done():
-                    if alone:
-                        future.set_result(_ALONE)
-                    else:
-                        future.set_exception(shell.outcome_unknown(error))
-            if not isinstance(error, Exception):
-                raise
-        else:
-            for (_, future), outcome in zip(group, outcomes, strict=True):
-                if not future.done():
-                    future.set_result(outcome)
-        finally:
-            self._hand_over()
-
-
-_ALONE = object()
 
 
 class AsyncStore:

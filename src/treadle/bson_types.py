@@ -31,6 +31,8 @@ from pydantic_core import MultiHostUrl, Url, core_schema
 from treadle.errors import UsageError
 
 UTC = dt.UTC
+# Treadle's own state in a document; nothing else is ever added to one.
+RESERVED = "_treadle"
 
 # Every read and write of Treadle goes through these options, so that dates are
 # aware and UUIDs are standard whatever the client was opened with.

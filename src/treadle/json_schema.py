@@ -20,8 +20,8 @@ from bson import ObjectId
 from bson.decimal128 import Decimal128
 from pydantic import AfterValidator, BaseModel, PlainValidator, WrapValidator
 
-from treadle.bson_types import to_bson
-from treadle.codec import RESERVED, Codec, StoredField, codec_of
+from treadle.bson_types import RESERVED, to_bson
+from treadle.codec import Codec, StoredField, codec_of
 from treadle.errors import UsageError
 from treadle.shape import Shape
 

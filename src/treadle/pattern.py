@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from pymongo import IndexModel
 
-from treadle.codec import RESERVED, Codec, StoredField
+from treadle.bson_types import RESERVED
+from treadle.codec import Codec, StoredField
 from treadle.document import Document
 from treadle.errors import DeclarationError
 from treadle.paths import Step

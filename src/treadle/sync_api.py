@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +19,7 @@ from pymongo.errors import PyMongoError
 from treadle import crud, deletes, set_up, shell, writes
 from treadle.bson_types import CODEC_OPTIONS
 from treadle.codec import Codec
+from treadle.combine import Combiner
 from treadle.document import Document
 from treadle.graph import Graph
 from treadle.maintenance import commit, rebuild, standalone, verify
@@ -152,110 +150,6 @@ def _stream(cursor: Cursor[Raw], load: Callable[[Raw], D]) -> Generator[D]:
                 yield load(raw)
             if len(raws) < shell.FIND_PAGE:
                 return
-
-
-class Combiner:
-    """Lets writes of several threads share one transaction.
-
-    Whoever comes first goes alone, at once. Those who come meanwhile queue,
-    and when the first is done, the next takes the whole queue along.
-    """
-
-    def __init__(self, commit: Callable[[Sequence[Work[Any]]], list[Any]]) -> None:
-        self._commit = commit
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self._process = os.getpid()
-        self._lock = threading.Lock()
-        self._waiting: deque[_Waiting] = deque()
-        self._busy = False
-
-    def perform(self, work: Work[Any]) -> Any:
-        """The outcome of a work, or its own error."""
-        if self._process != os.getpid():
-            # A fork took the queue along, but not the threads that stand in it.
-            self._begin_anew()
-        with self._lock:
-            mine = None
-            if self._busy:
-                mine = _Waiting(work)
-                self._waiting.append(mine)
-            self._busy = True
-        if mine is None:
-            return self._lead([_Waiting(work)])
-        try:
-            mine.woken.wait()
-        except BaseException:
-            # Interrupted while waiting: nobody may count on this thread any more.
-            self._leave(mine)
-            raise
-        if mine.group:
-            return self._lead(mine.group)
-        if mine.alone:
-            return self._commit([work])[0]
-        if mine.error is not None:
-            raise mine.error
-        return mine.outcome
-
-    def _lead(self, group: Sequence[_Waiting]) -> Any:
-        first, *others = group
-        try:
-            if not others:
-                return self._commit([first.work])[0]
-            try:
-                outcomes = self._commit([each.work for each in group])
-            except BaseException as error:
-                # One bad write must not fail its neighbours: each tries by itself,
-                # unless the group may have been committed after all.
-                again = shell.surely_not_committed(error)
-                for each in others:
-                    each.alone, each.error = again, None if again else shell.outcome_unknown(error)
-                    each.woken.set()
-                if not again:
-                    raise
-                others = []
-                return self._commit([first.work])[0]
-            for each, outcome in zip(others, outcomes[1:], strict=True):
-                each.outcome = outcome
-                each.woken.set()
-            return outcomes[0]
-        finally:
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        with self._lock:
-            group = [self._waiting.popleft() for _ in range(min(len(self._waiting), shell.GROUP_MAX))]
-            self._busy = bool(group)
-            if group:
-                group[0].group = group
-        if group:
-            group[0].woken.set()
-
-    def _leave(self, mine: _Waiting) -> None:
-        with self._lock:
-            if mine in self._waiting:
-                self._waiting.remove(mine)
-            others = mine.group[1:]
-            led = bool(mine.group)
-            if others:
-                others[0].group = others
-        if others:
-            others[0].woken.set()
-        elif led:
-            self._hand_over()
-
-
-class _Waiting:
-    """A write in the queue, and how it ended."""
-
-    def __init__(self, work: Work[Any]) -> None:
-        self.work = work
-        self.woken = threading.Event()
-        self.group: list[_Waiting] = []
-        self.alone = False
-        self.outcome: Any = None
-        self.error: Exception | None = None
 
 
 class Store:

@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 from pymongo import UpdateOne
 
 from treadle import crud
+from treadle.bson_types import RESERVED
 from treadle.change import Change
-from treadle.codec import RESERVED
 from treadle.document import Document
 from treadle.errors import UsageError
 from treadle.gather import freeze
