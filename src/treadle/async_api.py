@@ -338,7 +338,12 @@ class AsyncStore:
         server = await self._topology()
         who = f"{shell.owner()}/{ObjectId()}"
         plan = commit.commit(
-            self.graph, server, works, owner=who, is_dead=shell.is_dead, left=self._leave_for_later
+            self.graph,
+            server,
+            works,
+            owner=who,
+            is_dead=shell.is_dead,
+            left=lambda: self._leave_for_later(who),
         )
         try:
             return await self.runner.run(plan, session)
@@ -349,8 +354,7 @@ class AsyncStore:
 
     async def _abandon(self, who: str) -> None:
         """Let go of a lease that may be held without anybody knowing: its reply may have been lost."""
-        self._owes = True
-        self._given_up.append(who)
+        self._leave_for_later(who)
         try:
             await self.runner.run(standalone.give_up(self._given_up))
         except PyMongoError:
@@ -375,16 +379,14 @@ class AsyncStore:
             await self.recover()
         return self._known
 
-    def _leave_for_later(self) -> None:
+    def _leave_for_later(self, who: str) -> None:
         self._owes = True
+        self._given_up.append(who)
 
     async def _pay(self) -> None:
         """Finish what an earlier write could not; if it still cannot be, the next one tries."""
         self._owes = False
         try:
-            if self._given_up:
-                await self.runner.run(standalone.give_up(self._given_up))
-                self._given_up.clear()
             await self.recover()
         except PyMongoError:
             self._owes = True
@@ -393,6 +395,9 @@ class AsyncStore:
         """Finish what a crash left half done; how many such things there were."""
         if not self.graph.derives:
             return 0
+        if self._given_up:
+            await self.runner.run(standalone.give_up(self._given_up))
+            self._given_up.clear()
         return await self.runner.run(shell.recover(self.graph, await self._topology()))
 
     # -- proof and repair ---------------------------------------------------------------

@@ -320,7 +320,12 @@ class Store:
         server = self._topology()
         who = f"{shell.owner()}/{ObjectId()}"
         plan = commit.commit(
-            self.graph, server, works, owner=who, is_dead=shell.is_dead, left=self._leave_for_later
+            self.graph,
+            server,
+            works,
+            owner=who,
+            is_dead=shell.is_dead,
+            left=lambda: self._leave_for_later(who),
         )
         try:
             return self.runner.run(plan, session)
@@ -331,8 +336,7 @@ class Store:
 
     def _abandon(self, who: str) -> None:
         """Let go of a lease that may be held without anybody knowing: its reply may have been lost."""
-        self._owes = True
-        self._given_up.append(who)
+        self._leave_for_later(who)
         try:
             self.runner.run(standalone.give_up(self._given_up))
         except PyMongoError:
@@ -355,16 +359,14 @@ class Store:
             self._known = self.runner.run(read_topology())
         return self._known
 
-    def _leave_for_later(self) -> None:
+    def _leave_for_later(self, who: str) -> None:
         self._owes = True
+        self._given_up.append(who)
 
     def _pay(self) -> None:
         """Finish what an earlier write could not; if it still cannot be, the next one tries."""
         self._owes = False
         try:
-            if self._given_up:
-                self.runner.run(standalone.give_up(self._given_up))
-                self._given_up.clear()
             self.recover()
         except PyMongoError:
             self._owes = True
@@ -373,6 +375,9 @@ class Store:
         """Finish what a crash left half done; how many such things there were."""
         if not self.graph.derives:
             return 0
+        if self._given_up:
+            self.runner.run(standalone.give_up(self._given_up))
+            self._given_up.clear()
         return self.runner.run(shell.recover(self.graph, self._topology()))
 
     # -- proof and repair ---------------------------------------------------------------

@@ -124,8 +124,9 @@ def commit(
     try:
         yield from release(LEASE, token)
     except Exception as error:
-        # It runs out by itself; the writes must not seem to have failed.
+        # The writes must not seem to have failed; the next one lets go of it first.
         log.warning("the lease could not be released: %s", error)
+        left()
     return outcomes
 
 

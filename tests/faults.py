@@ -1,0 +1,251 @@
+"""Faults at the n-th command: the server's own fail point, and a proxy that loses replies.
+
+The proxy forwards MongoDB's wire protocol byte by byte and reads just enough
+of each request to know its command. A reply that is dropped has been produced
+in full by the server: the command was done, and its client never hears of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import bson
+from pymongo import MongoClient, monitoring
+
+# What a client says about itself is not part of any write.
+CHATTER = frozenset({"hello", "ismaster", "isMaster", "ping", "endSessions", "killCursors", "buildInfo"})
+COMMANDS = [
+    "insert",
+    "update",
+    "delete",
+    "findAndModify",
+    "find",
+    "aggregate",
+    "getMore",
+    "commitTransaction",
+    "abortTransaction",
+]
+HEADER = struct.Struct("<iiii")
+OP_MSG = 2013
+MESSAGE_BYTES_MAX = 48_000_000
+
+
+class Heard(monitoring.CommandListener):
+    """The names of the commands that a client sent; can do something as one of them begins."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was heard, and what was to be done."""
+        self.names: list[str] = []
+        self._passing = 0
+        self._at: Collection[str] = ()
+        self._act: Callable[[], Any] | None = None
+
+    def before(self, commands: Collection[str], skip: int, act: Callable[[], Any]) -> None:
+        """Call `act` once, just before one of these commands is sent, after `skip` of them."""
+        self._at, self._passing, self._act = commands, skip, act
+
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        name = event.command_name
+        if name in CHATTER:
+            return
+        self.names.append(name)
+        if self._act is None or name not in self._at:
+            return
+        if self._passing:
+            self._passing -= 1
+            return
+        act, self._act = self._act, None
+        act()
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None: ...
+
+    def failed(self, event: monitoring.CommandFailedEvent) -> None: ...
+
+
+@contextlib.contextmanager
+def fail_point(
+    client: MongoClient[Any],
+    heard: Heard,
+    *,
+    skip: int,
+    times: int,
+    app: str,
+    commands: Collection[str] = tuple(COMMANDS),
+    **data: Any,
+) -> Iterator[None]:
+    """After `skip` of these commands of the client named `app`, the next `times` fail as `data` says.
+
+    The fail point can skip, or fail some times, but not both; so it is set
+    when the listener hears that the command in question is about to be sent.
+    """
+    document = {"failCommands": list(commands), "appName": app, **data}
+    on = {"configureFailPoint": "failCommand", "mode": {"times": times}, "data": document}
+    heard.before(commands, skip, lambda: client.admin.command(on))
+    try:
+        yield
+    finally:
+        heard.clear()
+        client.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
+
+
+class Proxy:
+    """A TCP proxy on 127.0.0.1 in front of one mongod, with a fault for the n-th command."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._lock = threading.Lock()
+        self._plan: _Plan | None = None
+        self._open: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.uri = f"mongodb://127.0.0.1:{self.port}/?directConnection=true&serverMonitoringMode=poll"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening and close every connection."""
+        _close(self._listener)
+        with self._lock:
+            for each in list(self._open):
+                _close(each)
+
+    @contextlib.contextmanager
+    def drop_reply(self, skip: int, *, names: Collection[str] = (), times: int = 1) -> Iterator[_Plan]:
+        """Let the command after `skip` others be done, and lose its reply with the connection."""
+        yield from self._planned(_Plan(skip, times, frozenset(names), forward=True))
+
+    @contextlib.contextmanager
+    def close_before(self, skip: int, *, names: Collection[str] = (), times: int = 1) -> Iterator[_Plan]:
+        """Lose the command after `skip` others, before the server sees it."""
+        yield from self._planned(_Plan(skip, times, frozenset(names), forward=False))
+
+    def _planned(self, plan: _Plan) -> Iterator[_Plan]:
+        with self._lock:
+            self._plan = plan
+        try:
+            yield plan
+        finally:
+            with self._lock:
+                self._plan = None
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                return
+            for each in (client, server):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self._open |= {client, server}
+            lost: set[int] = set()
+            for pump in (self._requests, self._replies):
+                threading.Thread(target=self._pump, args=(pump, client, server, lost), daemon=True).start()
+
+    def _pump(self, pump: Any, client: socket.socket, server: socket.socket, lost: set[int]) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            pump(client, server, lost)
+        for each in (client, server):
+            _close(each)
+        with self._lock:
+            self._open -= {client, server}
+
+    def _requests(self, client: socket.socket, server: socket.socket, lost: set[int]) -> None:
+        while True:
+            message = _read_message(client)
+            _, number, _, _ = HEADER.unpack_from(message)
+            name = command_name(message)
+            with self._lock:
+                struck = self._plan is not None and self._plan.strikes(name)
+                forward = struck and self._plan is not None and self._plan.forward
+            if struck and not forward:
+                return
+            if struck:
+                lost.add(number)
+            server.sendall(message)
+
+    def _replies(self, client: socket.socket, server: socket.socket, lost: set[int]) -> None:
+        while True:
+            message = _read_message(server)
+            _, _, answered, _ = HEADER.unpack_from(message)
+            if answered in lost:
+                return
+            client.sendall(message)
+
+
+class _Plan:
+    """Which commands are struck; counts those that pass."""
+
+    def __init__(self, skip: int, times: int, names: frozenset[str], forward: bool) -> None:
+        self._skip = skip
+        self._times = times
+        self._names = names
+        self.forward = forward
+        self.struck = 0
+
+    def strikes(self, name: str) -> bool:
+        """Whether to strike this command; called once for each, in order."""
+        if name in CHATTER or (self._names and name not in self._names):
+            return False
+        if self._skip > 0:
+            self._skip -= 1
+            return False
+        if self.struck >= self._times:
+            return False
+        self.struck += 1
+        return True
+
+
+def command_name(message: bytes) -> str:
+    """The command of a request; 'hello' for the old kinds of message that only greet."""
+    _, _, _, kind = HEADER.unpack_from(message)
+    if kind != OP_MSG:
+        return "hello"
+    offset = HEADER.size + 4
+    while message[offset] == 1:
+        # A sequence of documents may stand before the body.
+        offset += 1 + int.from_bytes(message[offset + 1 : offset + 5], "little")
+    return next(iter(bson.decode(message[offset + 1 : _end(message, offset + 1)])))
+
+
+def _end(message: bytes, offset: int) -> int:
+    return offset + int.from_bytes(message[offset : offset + 4], "little")
+
+
+def _read_message(source: socket.socket) -> bytes:
+    head = _read(source, HEADER.size)
+    length = HEADER.unpack(head)[0]
+    if not HEADER.size <= length <= MESSAGE_BYTES_MAX:
+        raise EOFError
+    return head + _read(source, length - HEADER.size)
+
+
+def _read(source: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        part = source.recv(count - len(parts))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)
+
+
+def _close(each: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        each.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(OSError):
+        each.close()
