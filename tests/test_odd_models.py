@@ -424,3 +424,31 @@ def test_state_that_a_caller_gives_is_not_taken_for_treadles(run, database):
 
     run.store([Open]).insert(Open(_treadle={"n": 5}, other=ObjectId()))
     assert "_treadle" not in database["odd"].find_one()
+
+
+def test_what_is_stored_of_a_subclass_is_what_is_returned(run):
+    class Home(Document, collection="odd"):
+        pet: Animal
+
+    store = run.store([Home])
+    stored = store.insert(Home(pet=Pet(name="Rex", owner="Ann")))
+    assert type(stored.pet) is Animal
+    assert stored == store.get(Home, stored.id)
+
+
+def test_a_filter_that_cannot_be_sent_is_a_clear_error(run):
+    model = model_of(int)
+    store = run.store([model])
+    for call in (
+        lambda: store.count(model, {"x": 2**70}),
+        lambda: store.find_one(model, {"x": object()}),
+        lambda: store.delete_many(model, {"x": "\ud800"}),
+        lambda: store.update(model, {"x": 2**70}, {"$set": {"x": 1}}),
+    ):
+        with pytest.raises(UsageError, match="cannot be stored"):
+            call()
+
+
+def test_indexes_that_are_none_are_refused_at_declaration():
+    with pytest.raises(DeclarationError, match="IndexModel"):
+        type(Document)("Odd", (Document,), {"__module__": __name__}, collection="odd", indexes=["x"])

@@ -347,7 +347,15 @@ def _nested_dump(codec: Codec[Any], model: type[BaseModel]) -> Dump:
         codec.bounded_depth = False
         return lambda value, altered: nested._dump(value, altered)  # noqa: PLW0108 (bound later)
     codec.bounded_depth = codec.bounded_depth and nested.bounded_depth
-    return nested._dump
+    inner = nested._dump
+
+    def dump(value: Any, altered: list[Any]) -> Any:
+        if value.__class__ is not model:
+            # Of a subclass only the declared part is stored, as Pydantic serializes it; say so.
+            altered.append(value)
+        return inner(value, altered)
+
+    return dump
 
 
 def _invalid(model: type[BaseModel], raw: Any, error: ValidationError) -> DataError:

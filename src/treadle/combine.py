@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -17,12 +18,17 @@ from typing import Any
 from treadle import shell
 from treadle.writes import Work
 
+# How long a leader waits for the others of the last group to come back.
+LINGER_SECONDS = 0.0005
+
 
 class Combiner:
     """Lets writes of several threads share one transaction.
 
     Whoever comes first goes alone, at once. Those who come meanwhile queue,
-    and when the first is done, the next takes the whole queue along.
+    and when the first is done, the next takes the whole queue along. After a
+    group, the next leader waits a moment for those who are just coming back;
+    a single writer never waits.
     """
 
     def __init__(self, commit: Callable[[Sequence[Work[Any]]], list[Any]]) -> None:
@@ -34,6 +40,7 @@ class Combiner:
         self._lock = threading.Lock()
         self._waiting: deque[_Waiting] = deque()
         self._busy = False
+        self._last_size = 1
 
     def perform(self, work: Work[Any]) -> Any:
         """The outcome of a work, or its own error."""
@@ -62,7 +69,14 @@ class Combiner:
             raise mine.error
         return mine.outcome
 
-    def _lead(self, group: Sequence[_Waiting]) -> Any:
+    def _lead(self, group: list[_Waiting]) -> Any:
+        try:
+            self._linger(group)
+        except BaseException:
+            with self._lock:
+                self._waiting.extendleft(reversed(group[1:]))
+            self._hand_over()
+            raise
         first, *others = group
         try:
             if not others:
@@ -87,14 +101,25 @@ class Combiner:
         finally:
             self._hand_over()
 
+    def _linger(self, group: list[_Waiting]) -> None:
+        """Wait a moment for those who were in the last group too."""
+        if len(group) < self._last_size:
+            time.sleep(LINGER_SECONDS)
+            with self._lock:
+                group.extend(self._take(shell.GROUP_MAX - len(group)))
+        self._last_size = len(group)
+
     def _hand_over(self) -> None:
         with self._lock:
-            group = [self._waiting.popleft() for _ in range(min(len(self._waiting), shell.GROUP_MAX))]
+            group = self._take(shell.GROUP_MAX)
             self._busy = bool(group)
             if group:
                 group[0].group = group
         if group:
             group[0].woken.set()
+
+    def _take(self, most: int) -> list[_Waiting]:
+        return [self._waiting.popleft() for _ in range(min(len(self._waiting), most))]
 
     def _leave(self, mine: _Waiting) -> None:
         with self._lock:
@@ -135,6 +160,7 @@ class AsyncCombiner:
         self._commit = commit
         self._waiting: deque[tuple[Work[Any], asyncio.Future[Any]]] = deque()
         self._busy = False
+        self._last_size = 1
         self._groups: set[asyncio.Task[None]] = set()
 
     async def perform(self, work: Work[Any]) -> Any:
@@ -151,20 +177,28 @@ class AsyncCombiner:
         return (await self._commit([work]))[0] if outcome is _ALONE else outcome
 
     def _hand_over(self) -> None:
-        group: list[tuple[Work[Any], asyncio.Future[Any]]] = []
-        while self._waiting and len(group) < shell.GROUP_MAX:
-            work, future = self._waiting.popleft()
-            # Cancelled while it waited: it was never begun.
-            if not future.done():
-                group.append((work, future))
+        group = self._take(shell.GROUP_MAX)
         self._busy = bool(group)
         if group:
             task = asyncio.get_running_loop().create_task(self._lead(group))
             self._groups.add(task)
             task.add_done_callback(self._groups.discard)
 
-    async def _lead(self, group: Sequence[tuple[Work[Any], asyncio.Future[Any]]]) -> None:
+    def _take(self, most: int) -> list[tuple[Work[Any], asyncio.Future[Any]]]:
+        group: list[tuple[Work[Any], asyncio.Future[Any]]] = []
+        while self._waiting and len(group) < most:
+            work, future = self._waiting.popleft()
+            # Cancelled while it waited: it was never begun.
+            if not future.done():
+                group.append((work, future))
+        return group
+
+    async def _lead(self, group: list[tuple[Work[Any], asyncio.Future[Any]]]) -> None:
         try:
+            if len(group) < self._last_size:
+                await asyncio.sleep(LINGER_SECONDS)
+                group.extend(self._take(shell.GROUP_MAX - len(group)))
+            self._last_size = len(group)
             outcomes: Sequence[Any] = await self._commit([work for work, _ in group])
         except BaseException as error:
             # One bad write must not fail its neighbours: each tries by itself,

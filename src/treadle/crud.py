@@ -118,9 +118,9 @@ def get(entry: Entry[D], identity: Any) -> Plan[D | None]:
 
 def find_first(entry: Entry[D], filter: Any, sort: Sort | None = None) -> Plan[D | None]:
     """The first document that matches, or None."""
-    raw = yield from find_one(
-        entry.collection, clean_filter(entry.codec, filter), sort=sort_keys(sort, entry.codec)
-    )
+    cleaned = clean_filter(entry.codec, filter)
+    with translated(entry.model.__name__, [cleaned]):
+        raw = yield from find_one(entry.collection, cleaned, sort=sort_keys(sort, entry.codec))
     return None if raw is None else entry.codec.load(raw)
 
 
@@ -135,7 +135,9 @@ def find_command(entry: Entry[Any], filter: Any, sort: Sort | None, skip: int, l
 
 def count(entry: Entry[Any], filter: Any) -> Plan[int]:
     """How many documents match."""
-    return (yield from count_documents(entry.collection, clean_filter(entry.codec, filter)))
+    cleaned = clean_filter(entry.codec, filter)
+    with translated(entry.model.__name__, [cleaned]):
+        return (yield from count_documents(entry.collection, cleaned))
 
 
 def which(entry: Entry[Any], id_or_filter: Any) -> dict[str, Any]:
@@ -148,8 +150,9 @@ def which(entry: Entry[Any], id_or_filter: Any) -> dict[str, Any]:
 def update(entry: Entry[D], id_or_filter: Any, change: Any) -> Plan[D | None]:
     """Update one document; the document after it, or None if there is none."""
     cleaned = clean_update(entry.codec, change)
-    with translated(entry.model.__name__, [{"update": cleaned}]):
-        raw = yield from find_one_and_update(entry.collection, which(entry, id_or_filter), cleaned)
+    chosen = which(entry, id_or_filter)
+    with translated(entry.model.__name__, [chosen, {"update": cleaned}]):
+        raw = yield from find_one_and_update(entry.collection, chosen, cleaned)
     return None if raw is None else entry.codec.load(raw)
 
 
@@ -184,7 +187,9 @@ def gone(entry: Entry[Any], identity: Any) -> DataError:
 
 def delete(entry: Entry[D], id_or_filter: Any) -> Plan[D | None]:
     """Delete one document; the document as it was, or None."""
-    raw = yield from find_one_and_delete(entry.collection, which(entry, id_or_filter))
+    chosen = which(entry, id_or_filter)
+    with translated(entry.model.__name__, [chosen]):
+        raw = yield from find_one_and_delete(entry.collection, chosen)
     return None if raw is None else entry.codec.load(raw)
 
 
@@ -200,5 +205,7 @@ def require_filter(entry: Entry[Any], filter: Any) -> None:
 def delete_all(entry: Entry[Any], filter: Any) -> Plan[int]:
     """Delete every matching document; how many there were."""
     require_filter(entry, filter)
-    result = yield from delete_many(entry.collection, clean_filter(entry.codec, filter))
+    cleaned = clean_filter(entry.codec, filter)
+    with translated(entry.model.__name__, [cleaned]):
+        result = yield from delete_many(entry.collection, cleaned)
     return result.deleted_count

@@ -155,6 +155,13 @@ def _check_settings(cls: type[Document], settings: Settings) -> None:
             "kept for Treadle's own state: choose another",
             code="collection-name-invalid",
         )
+    for index in settings.indexes:
+        if not isinstance(index, IndexModel):
+            raise DeclarationError(
+                f"{cls.__name__} has {index!r} in indexes=; it takes PyMongo's IndexModel, such as "
+                "IndexModel([('name', 1)])",
+                code="keyword-unknown",
+            )
     choices = {"naming": ("snake", "camel"), "validation": ("strict", "moderate", "off")}
     for keyword, allowed in choices.items():
         value = getattr(settings, keyword)
