@@ -390,3 +390,22 @@ def test_two_patterns_on_one_path_are_refused(database):
         with pytest.raises(DeclarationError) as caught:
             Store(database, [Review, model])
         assert code == caught.value.code
+
+
+def test_a_formula_that_fails_on_one_document_does_not_stop_verify_and_rebuild(run, database, caplog):
+    class Ratio(Document, collection="ratios"):
+        a: int
+        b: int
+        ratio: Annotated[float | None, Formula({"$divide": ["$a", "$b"]})] = None
+
+    store = run.store([Ratio])
+    with pytest.raises(Exception, match="divide by zero"):
+        store.insert(Ratio(a=1, b=0))
+    assert 0 == store.count(Ratio)
+    database["ratios"].insert_many([{"_id": ObjectId(), "a": 4, "b": b} for b in (2, 0, 1)])
+    assert 2 == len(store.verify())
+    store.rebuild()
+    assert [] == store.verify()
+    assert {2.0, 4.0, None} == {each.get("ratio") for each in database["ratios"].find()}
+    assert 1 == database["treadle.set_aside"].count_documents({})
+    assert "cannot be computed" in caplog.text

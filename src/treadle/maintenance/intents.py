@@ -17,7 +17,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pymongo.errors import OperationFailure
+from pymongo.errors import BulkWriteError, OperationFailure
 
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import UNBOUNDED, FanOut, copy_to, feeds_beyond, react
@@ -49,6 +49,16 @@ log = logging.getLogger("treadle")
 def is_poison(error: BaseException) -> bool:
     """Whether an error is about a single document rather than about the whole."""
     return isinstance(error, OperationFailure) and error.code in POISON
+
+
+def is_about_one_document(error: OperationFailure) -> bool:
+    """Whether a document stands in the way: poison, or an expression that fails on it."""
+    if isinstance(error, BulkWriteError):
+        refusals = (error.details or {}).get("writeErrors", [])
+        return any(
+            each.get("code") in POISON or "PlanExecutor error" in str(each.get("errmsg")) for each in refusals
+        )
+    return error.code in POISON or "PlanExecutor error" in str(error)
 
 
 # -- fan-outs ---------------------------------------------------------------------------

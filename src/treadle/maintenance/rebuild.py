@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pymongo import UpdateOne
-from pymongo.errors import BulkWriteError, OperationFailure
+from pymongo.errors import OperationFailure
 
 from treadle.canonical import same
 from treadle.change import Change
 from treadle.gather import freeze
 from treadle.maintenance import standalone
 from treadle.maintenance.fill import fill_references
-from treadle.maintenance.intents import POISON, set_aside
+from treadle.maintenance.intents import is_about_one_document, set_aside
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import UNBOUNDED, react, stamps_of, update_pipeline
 from treadle.maintenance.verify import Finding, Progress, Report, expected, page, verify
@@ -91,7 +91,7 @@ def mend(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any])
     try:
         return (yield from transact(lambda: _attempt(graph, server, entry, keys)))
     except OperationFailure as error:
-        if not _is_poison(error):
+        if error.has_error_label("TransientTransactionError") or not is_about_one_document(error):
             raise
         if len(keys) == 1:
             yield from set_aside(entry.model.__name__, entry.collection, keys[0], error)
@@ -113,12 +113,6 @@ def _mend_without_transactions(
             yield from standalone.redo(graph, server, intent, ledger)
             yield from standalone.settle(graph, server, ledger)
     return changed
-
-
-def _is_poison(error: OperationFailure) -> bool:
-    if isinstance(error, BulkWriteError):
-        return any(each.get("code") in POISON for each in (error.details or {}).get("writeErrors", []))
-    return error.code in POISON
 
 
 def _attempt(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:

@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pymongo.errors import OperationFailure
+
 from treadle.canonical import same
 from treadle.gather import freeze
 from treadle.maintenance.fill import fill_references
+from treadle.maintenance.intents import is_about_one_document, log
 from treadle.maintenance.recompute import recompute
 from treadle.paths import Step, put, value_at
 from treadle.plan import Plan, Raw, aggregate, count_documents, find, transact, wait
@@ -164,18 +167,35 @@ def expected(server: Topology, entry: Entry[Any], documents: Sequence[Raw]) -> P
     pairs: list[tuple[Raw | None, Raw]] = list(zip(documents, wanted, strict=True))
     yield from fill_references(entry, pairs, look_only=True)
     if entry.formulas:
-        names = {f"f{number}": formula for number, formula in enumerate(entry.formulas)}
-        rows = yield from aggregate(
-            entry.collection,
-            [
-                {"$match": {"_id": {"$in": keys}}},
-                # Not $project, where a plain number would mean to include a field.
-                {"$replaceWith": {"_id": "$_id", **{name: each.expression for name, each in names.items()}}},
-            ],
-        )
-        by_key = {freeze(row["_id"]): row for row in rows}
-        for right in wanted:
-            row = by_key.get(freeze(right["_id"]), {})
-            for name, formula in names.items():
-                put(right, formula.path.split("."), row.get(name))
+        rows = yield from _formulas(entry, keys)
+        for document, right in zip(documents, wanted, strict=True):
+            row = rows.get(freeze(right["_id"]))
+            for number, formula in enumerate(entry.formulas):
+                segments = formula.path.split(".")
+                # What the server cannot compute is neither right nor wrong.
+                put(
+                    right,
+                    segments,
+                    row.get(f"f{number}") if row is not None else value_at(document, segments),
+                )
     return wanted
+
+
+def _formulas(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
+    """What the formulas of these documents give; nothing for one that the server cannot compute."""
+    computed = {f"f{number}": formula.expression for number, formula in enumerate(entry.formulas)}
+    # Not $project, where a plain number would mean to include a field.
+    stages = [{"$match": {"_id": {"$in": list(keys)}}}, {"$replaceWith": {"_id": "$_id", **computed}}]
+    try:
+        rows = yield from aggregate(entry.collection, stages)
+    except OperationFailure as error:
+        if not is_about_one_document(error):
+            raise
+        if len(keys) == 1:
+            log.warning("a formula of %s %r cannot be computed: %s", entry.model.__name__, keys[0], error)
+            return {}
+        found: dict[Any, Raw] = {}
+        for key in keys:
+            found.update((yield from _formulas(entry, [key])))
+        return found
+    return {freeze(row["_id"]): row for row in rows}
