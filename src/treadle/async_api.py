@@ -21,6 +21,7 @@ from treadle.bson_types import CODEC_OPTIONS
 from treadle.codec import Codec
 from treadle.combine import AsyncCombiner
 from treadle.document import Document
+from treadle.errors import UsageError
 from treadle.graph import Graph
 from treadle.maintenance import commit, rebuild, standalone, verify
 from treadle.maintenance.verify import Finding, Report
@@ -321,6 +322,18 @@ class AsyncStore:
 
     async def _write(self, work: Work[R], session: Session, *, combine: bool = True) -> R:
         """Perform a write with all that follows from it."""
+        try:
+            return await self._write_whole(work, session, combine)
+        except UsageError as error:
+            if error.code != "cascade-too-large" or session is not None:
+                raise
+        # Too many documents hang on it for one transaction: those first, in chunks.
+        deletion: Any = work
+        for smaller in await self.runner.run(deletes.ahead_of(deletion)):
+            await self._write_chunks(smaller, None)
+        return await self._write_whole(work, session, combine)
+
+    async def _write_whole(self, work: Work[R], session: Session, combine: bool) -> R:
         server = await self._topology()
         if self._owes and session is None:
             await self._pay()

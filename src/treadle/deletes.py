@@ -21,7 +21,7 @@ from treadle.patterns.extended_reference import ReferenceRule
 from treadle.plan import Plan, Raw, bulk_write, by_id, delete_many, find, find_one, find_one_and_delete
 from treadle.query import clean_filter
 from treadle.topology import Topology
-from treadle.writes import ChunkedWork, Work, follow_own, only
+from treadle.writes import ChunkedWork, UpdateManyDocuments, Work, follow_own, only
 
 D = TypeVar("D", bound=Document)
 
@@ -137,6 +137,31 @@ def follow_deletions(
             yield from delete_documents(rule.target, referring, ledger)
         else:
             yield from _detach(rule, referring, keys, ledger)
+
+
+def ahead_of(work: DeleteOneDocument[Any] | DeleteManyDocuments) -> Plan[list[ChunkedWork]]:
+    """What to do first, in chunks, where too many documents hang on those to be deleted.
+
+    Each chunk is right in itself, and what remains afterwards is small. A
+    deletion that is interrupted here goes on when it is called again.
+    """
+    entry = work.entry
+    condition = only(work.filter, work.keys) if isinstance(work, DeleteManyDocuments) else work.filter
+    limit = 1 if isinstance(work, DeleteOneDocument) else 0
+    found = yield from find(entry.collection, condition, {"_id": 1}, limit=limit)
+    keys = [each["_id"] for each in found]
+    yield from check_restrictions(entry, keys)
+    smaller: list[ChunkedWork] = []
+    for rule in entry.feeds_references:
+        referring = {rule.reference_path: {"$in": keys}}
+        if rule.place.in_array or rule.on_delete not in ("clear", "cascade"):
+            continue
+        if rule.on_delete == "cascade":
+            smaller.append(DeleteManyDocuments(rule.target, referring))
+        else:
+            emptied = rule.path if rule.holds_reference else rule.reference_path
+            smaller.append(UpdateManyDocuments(rule.target, referring, {"$set": {emptied: None}}))
+    return smaller
 
 
 def check_restrictions(entry: Entry[Any], keys: Sequence[Any]) -> Plan[None]:

@@ -21,6 +21,7 @@ from treadle.bson_types import CODEC_OPTIONS
 from treadle.codec import Codec
 from treadle.combine import Combiner
 from treadle.document import Document
+from treadle.errors import UsageError
 from treadle.graph import Graph
 from treadle.maintenance import commit, rebuild, standalone, verify
 from treadle.maintenance.verify import Finding, Report
@@ -303,6 +304,18 @@ class Store:
 
     def _write(self, work: Work[R], session: Session, *, combine: bool = True) -> R:
         """Perform a write with all that follows from it."""
+        try:
+            return self._write_whole(work, session, combine)
+        except UsageError as error:
+            if error.code != "cascade-too-large" or session is not None:
+                raise
+        # Too many documents hang on it for one transaction: those first, in chunks.
+        deletion: Any = work
+        for smaller in self.runner.run(deletes.ahead_of(deletion)):
+            self._write_chunks(smaller, None)
+        return self._write_whole(work, session, combine)
+
+    def _write_whole(self, work: Work[R], session: Session, combine: bool) -> R:
         server = self._topology()
         if self._owes and session is None:
             self._pay()

@@ -9,7 +9,18 @@ import pytest
 from bson import ObjectId
 from pydantic import BaseModel, Field
 
-from treadle import DataError, DeclarationError, Document, ExtendedReference, Formula, Id, Store, UsageError
+from treadle import (
+    DataError,
+    DeclarationError,
+    Document,
+    ExtendedReference,
+    Formula,
+    Id,
+    Store,
+    UsageError,
+    deletes,
+    writes,
+)
 from treadle.maintenance import intents, react
 
 
@@ -561,3 +572,18 @@ def test_the_validators_refusal_is_told_alike_for_every_write(run):
         with pytest.raises(DataError, match="validator") as caught:
             call()
         assert "validator-refused" == caught.value.code
+
+
+@pytest.mark.parametrize(("on_delete", "left"), [("cascade", 0), ("clear", 60)])
+def test_a_deletion_on_which_too_much_hangs_goes_in_chunks(run, monkeypatch, on_delete, left):
+    monkeypatch.setattr(deletes, "CASCADE_MAX", 20)
+    monkeypatch.setattr(writes, "CHUNK", 15)
+    Item, Basket, _ = shop_with(on_delete)
+    store = run.store([Customer, Item, Basket])
+    ann, bob = store.insert_many([Customer(name="Ann"), Customer(name="Bob")])
+    store.insert_many([Item(customer_id=ann.id) for _ in range(60)] + [Item(customer_id=bob.id)])
+    assert ann == store.delete(Customer, ann.id)
+    assert left + 1 == store.count(Item)
+    assert 0 == store.count(Item, {"customer_id": ann.id})
+    assert 1 == store.count(Item, {"customer.name": "Bob"})
+    assert [] == store.verify()
