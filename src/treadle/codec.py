@@ -209,6 +209,7 @@ def _compile_dump(codec: Codec[Any], custom: set[str]) -> Dump:
     """Generate one dict display that reads the fields out of `__dict__`."""
     names: dict[str, Any] = {"to_bson": to_bson, "utc": UTC, "date_to_bson": date_to_bson}
     parts = []
+    prelude: list[str] = []
     for number, field in enumerate(codec.fields):
         value = f"d[{field.name!r}]"
         if field.name in custom:
@@ -220,8 +221,16 @@ def _compile_dump(codec: Codec[Any], custom: set[str]) -> Dump:
             expression = f"(v if (v := {value}) is None or {kept} else date_to_bson(v, altered))"
         else:
             converter = _dump_converter(codec, field.shape)
+            nested = codec_of(field.shape.python) if field.shape.kind == "model" else None
             if converter is None:
                 expression = value
+            elif nested is not None and nested.ready:
+                # The ordinary case without a call more than needed: an instance of just that model.
+                names |= {f"c{number}": converter, f"n{number}": nested._dump, f"k{number}": nested.model}
+                held = f"v{number}"
+                prelude.append(f"    {held} = {value}")
+                exact = f"(n{number} if {held}.__class__ is k{number} else c{number})({held}, altered)"
+                expression = f"(None if {held} is None else {exact})" if field.shape.optional else exact
             else:
                 names[f"c{number}"] = converter
                 guard = f"None if (v := {value}) is None else " if field.shape.optional else ""
@@ -229,7 +238,7 @@ def _compile_dump(codec: Codec[Any], custom: set[str]) -> Dump:
                 expression = f"({guard}c{number}({argument}, altered))"
         parts.append(f"{field.stored!r}: {expression}")
     body = "{" + ", ".join(parts) + "}"
-    lines = ["def dump(m, altered):", "    d = m.__dict__", f"    r = {body}"]
+    lines = ["def dump(m, altered):", "    d = m.__dict__", *prelude, f"    r = {body}"]
     if codec.model.model_config.get("extra") == "allow":
         codec.bounded_depth = False
         lines += ["    e = m.__pydantic_extra__", "    if e: r.update(to_bson(e, altered))"]

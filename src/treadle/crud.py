@@ -105,8 +105,6 @@ def insert_many(entry: Entry[D], documents: Iterable[D]) -> Plan[list[D]]:
         shown = [as_stored(entry, each, raw, altered) for each, raw in zip(documents, raws, strict=True)]
     with translated(entry.model.__name__, raws):
         yield Call(entry.collection, "insert_many", (raws,))
-    for document in documents:
-        document.__pydantic_fields_set__.add("id")
     return shown
 
 
