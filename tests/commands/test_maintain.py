@@ -83,3 +83,14 @@ def test_bad_arguments_are_usage_errors_of_one_line(application, arguments, word
     assert 2 == done.returncode
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_application_that_reaches_no_server_is_told_in_a_sentence(application, tmp_path: Path):
+    (tmp_path / "dead.py").write_text(
+        APPLICATION.format(uri="mongodb://u:secretpw@127.0.0.1:1/?serverSelectionTimeoutMS=200", name="x")
+    )
+    done = application("verify", "--app", "dead:store")
+    assert (3, "") == (done.returncode, done.stdout)
+    assert "No connection: 127.0.0.1:1" in done.stderr
+    assert "secretpw" not in done.stderr
+    assert 1 == len(done.stderr.strip().splitlines())
