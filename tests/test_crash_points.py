@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
@@ -185,26 +184,6 @@ def bench(request: pytest.FixtureRequest) -> Generator[Bench]:
         yield made
         made.close()
     common.MIN_HEARTBEAT_INTERVAL = interval
-
-
-@pytest.fixture(scope="module")
-def numbers(request: pytest.FixtureRequest) -> Generator[list[int]]:
-    """The numbers of crash points of each test; their sum is said at the end."""
-    noted: list[int] = []
-    yield noted
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        sys.stdout.write(f"\n{sum(noted)} crash points tried on a replica set\n")
-
-
-@pytest.fixture
-def tried(numbers: list[int], record_property: Any) -> Callable[[int], None]:
-    """Notes how many crash points a test tried."""
-
-    def note(points: int) -> None:
-        numbers.append(points)
-        record_property("crash_points", points)
-
-    return note
 
 
 def names(cases: list[Any]) -> Any:

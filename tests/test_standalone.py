@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -70,26 +69,6 @@ def afters(client: MongoClient[Any]) -> Callable[[Scenario], Any]:
         return known[scenario.name]
 
     return after
-
-
-@pytest.fixture(scope="module")
-def numbers(request: pytest.FixtureRequest) -> Generator[list[int]]:
-    """The numbers of crash points of each test; their sum is said at the end."""
-    noted: list[int] = []
-    yield noted
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        sys.stdout.write(f"\n{sum(noted)} crash points tried on a standalone server\n")
-
-
-@pytest.fixture
-def tried(numbers: list[int], record_property: Any) -> Callable[[int], None]:
-    """Notes how many crash points a test tried."""
-
-    def note(points: int) -> None:
-        numbers.append(points)
-        record_property("crash_points", points)
-
-    return note
 
 
 def check(standing: Shop, store: Store, after: Any, *, done: bool) -> None:

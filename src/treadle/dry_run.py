@@ -62,6 +62,4 @@ def _nothing_matched(command: Command) -> Any:
     if command.method == "bulk_write":
         empty = {"nInserted": 0, "nMatched": 0, "nModified": 0, "nRemoved": 0, "nUpserted": 0, "upserted": []}
         return BulkWriteResult(empty, True)
-    if command.method == "create_indexes":
-        return [index.document["name"] for index in command.arguments[0]]
     return None

@@ -95,10 +95,6 @@ class Rule:
         """What set-up must create for this to be quick."""
         return []
 
-    @property
-    def refuses_arrays(self) -> bool:
-        return True
-
 
 def check_choice(place: Place, name: str, value: Any, allowed: tuple[str, ...]) -> None:
     """Refuse a keyword's value that is not one of those allowed."""

@@ -15,7 +15,6 @@ knows any pattern. Rules:
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias, TypeVar
@@ -88,11 +87,6 @@ class Wait(Command):
 
 
 Plan: TypeAlias = Generator[Command, Any, R]
-
-
-def is_fresh(plan: Plan[Any]) -> bool:
-    """Whether the plan has not been started."""
-    return inspect.getgeneratorstate(plan) == inspect.GEN_CREATED
 
 
 def require_fresh(plan: Plan[Any]) -> None:
@@ -234,16 +228,6 @@ def find_one_and_delete(collection: str, filter: Filter, **options: Any) -> Plan
 
 def bulk_write(collection: str, operations: Sequence[Any], *, ordered: bool = True) -> Plan[BulkWriteResult]:
     result: BulkWriteResult = yield Call(collection, "bulk_write", (operations,), {"ordered": ordered})
-    return result
-
-
-def create_indexes(collection: str, indexes: Sequence[Any]) -> Plan[list[str]]:
-    result: list[str] = yield Call(collection, "create_indexes", (indexes,))
-    return result
-
-
-def list_indexes(collection: str) -> Plan[list[Raw]]:
-    result: list[Raw] = yield Read(collection, "list_indexes", ())
     return result
 
 

@@ -27,7 +27,6 @@ from treadle.plan import Plan, Raw, aggregate, database_command
 
 DUPLICATES_SHOWN_MAX = 5
 INDEXES_MAX = 1000  # the server itself allows 64
-_LEVELS = {"strict": "strict", "moderate": "moderate", "off": "off"}
 # What an index may say without being another index.
 _COMPARED = (
     "unique", "sparse", "partialFilterExpression", "collation", "wildcardProjection", "hidden", "weights",
@@ -108,7 +107,7 @@ def _require_collection(entry: Entry[Any], found: Mapping[str, Any]) -> None:
 
 def _set_up_collection(entry: Entry[Any], found: Raw | None, actions: list[Action]) -> Plan[None]:
     validator: Raw = {}
-    level = _LEVELS[entry.settings.validation]
+    level = entry.settings.validation
     if level != "off":
         validator = {"$jsonSchema": model_schema(entry.codec)}
     options: Raw = {"validator": validator, "validationLevel": level, "validationAction": "error"}
