@@ -30,7 +30,8 @@ CASCADE_MAX = 10_000
 
 def deletion_concerns(entry: Entry[Any]) -> bool:
     """Whether a deletion must be followed."""
-    return bool(entry.feeds_gathers) or any(rule.on_delete != "keep" for rule in entry.feeds_references)
+    followed = any(rule.on_delete != "keep" for rule in entry.feeds_references)
+    return bool(entry.feeds_gathers or entry.restricting) or followed
 
 
 class DeleteOneDocument(Work[D | None]):
@@ -166,9 +167,8 @@ def ahead_of(work: DeleteOneDocument[Any] | DeleteManyDocuments) -> Plan[list[Ch
 
 def check_restrictions(entry: Entry[Any], keys: Sequence[Any]) -> Plan[None]:
     """Refuse a deletion that a reference with on_delete="restrict" forbids."""
-    for rule in entry.feeds_references:
-        if rule.on_delete == "restrict":
-            yield from refuse_if_referred(rule, {rule.reference_path: {"$in": list(keys)}})
+    for rule in entry.restricting:
+        yield from refuse_if_referred(rule, {rule.reference_path: {"$in": list(keys)}})
 
 
 def refuse_if_referred(rule: ReferenceRule, condition: Raw) -> Plan[None]:

@@ -45,12 +45,18 @@ class Entry(Generic[D]):
         _check_identity(model)
         self.identity_shape: Shape = field_shape(model.__name__, "id", model.__pydantic_fields__["id"])
         self._identity: TypeAdapter[Any] = TypeAdapter(model.__pydantic_fields__["id"].rebuild_annotation())
-        # What this model maintains in itself, and what it feeds in others.
+        # What this model maintains in itself.
         self.gathers: list[GatherRule] = []
         self.references: list[ReferenceRule] = []
         self.formulas: list[FormulaRule] = []
+        # Those that each write keeps right, and what a write of this model feeds in others.
+        self.inline_gathers: list[GatherRule] = []
         self.feeds_gathers: list[GatherRule] = []
         self.feeds_references: list[ReferenceRule] = []
+        # What it feeds by way of the worker or of a schedule.
+        self.feeds_later: list[Rule] = []
+        # The references that forbid a deletion, however they are maintained.
+        self.restricting: list[ReferenceRule] = []
         self.protected: dict[str, Rule] = {}
         # Whether a write of this model concerns nothing else.
         self.plain = True
@@ -199,10 +205,19 @@ class Graph:
             entry.protected[path] = rule
         if isinstance(rule, GatherRule):
             entry.gathers.append(rule)
-            rule.source.feeds_gathers.append(rule)
+            if rule.maintain == "write":
+                entry.inline_gathers.append(rule)
+                rule.source.feeds_gathers.append(rule)
+            else:
+                rule.source.feeds_later.append(rule)
         elif isinstance(rule, ReferenceRule):
             entry.references.append(rule)
-            rule.source.feeds_references.append(rule)
+            if rule.maintain == "write":
+                rule.source.feeds_references.append(rule)
+            else:
+                rule.source.feeds_later.append(rule)
+            if rule.on_delete == "restrict":
+                rule.source.restricting.append(rule)
         elif isinstance(rule, FormulaRule):
             entry.formulas.append(rule)
 
@@ -234,7 +249,12 @@ class Graph:
             (entry, [rule for rule in entry.feeds_gathers if rule.level == level])
             for entry in self.entries.values()
         ]
-        references = [rule for rule in self.rules if isinstance(rule, ReferenceRule) and rule.level == level]
+        references = [
+            rule
+            for entry in self.entries.values()
+            for rule in entry.references
+            if rule.level == level and rule.maintain == "write"
+        ]
         return Stage(level, [pair for pair in gathers if pair[1]], references)
 
     def _feeding(self, rule: Rule) -> Iterator[Rule]:
@@ -256,7 +276,7 @@ class Graph:
             watched |= {rule.reference_path for rule in entry.references}
             watched |= {rule.path for rule in entry.references}
         entry.watched = watched
-        entry.plain = not (entry.rules or entry.feeds)
+        entry.plain = not (entry.rules or entry.feeds or entry.restricting)
         reached: set[str] = set()
         pending = [rule.target for rule in entry.feeds]
         while pending:

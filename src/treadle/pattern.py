@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from pymongo import IndexModel
@@ -29,7 +30,7 @@ from treadle.paths import Step
 if TYPE_CHECKING:
     from treadle.graph import Entry, Graph
 
-Maintain: TypeAlias = Literal["write"]
+Maintain: TypeAlias = Literal["write", "stream", "schedule"]
 ModelReference: TypeAlias = type[Document] | str
 REVISION = f"{RESERVED}.n"
 STATE = f"{RESERVED}.state"
@@ -78,6 +79,9 @@ class Rule:
         self.target = place.entry
         self.path = place.stored
         self.level = 0
+        # How it is kept right: with each write, by the worker, or on a schedule.
+        self.maintain: Maintain = "write"
+        self.every: timedelta | None = None
 
     def watches(self) -> Mapping[str, set[str] | None]:
         """Per source collection the stored paths that feed this; None for all."""
@@ -102,6 +106,21 @@ def check_choice(place: Place, name: str, value: Any, allowed: tuple[str, ...]) 
         raise DeclarationError(
             f"{place.label} has {name}={value!r}; it takes {' or '.join(map(repr, allowed))}",
             code="pattern-keyword",
+        )
+
+
+def check_maintenance(place: Place, maintain: Any, every: Any) -> None:
+    """Refuse a way of maintenance that is none, and a schedule without a period."""
+    check_choice(place, "maintain", maintain, ("write", "stream", "schedule"))
+    if maintain == "schedule" and not (isinstance(every, timedelta) and every > timedelta(0)):
+        raise DeclarationError(
+            f"{place.label} has maintain='schedule' and every={every!r}; say how often, such as "
+            "every=timedelta(hours=1)",
+            code="pattern-keyword",
+        )
+    if maintain != "schedule" and every is not None:
+        raise DeclarationError(
+            f"{place.label} has every={every!r}, which goes with maintain='schedule'", code="pattern-keyword"
         )
 
 

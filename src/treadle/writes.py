@@ -132,7 +132,7 @@ class Insert(Work[list[D]]):
             entry.feeds_gathers
             or entry.formulas
             or any(rule.guards_source for rule in entry.references)
-            or (not all_fresh and (entry.gathers or entry.feeds_references))
+            or (not all_fresh and (entry.inline_gathers or entry.feeds_references))
         )
 
     def joined(self, other: Insert[D]) -> Insert[D]:
@@ -171,7 +171,7 @@ class Insert(Work[list[D]]):
 
     def _stamp(self) -> Plan[None]:
         """Date the values of targets that were filled from their sources."""
-        stamps = {stamp: "$$NOW" for rule in self.entry.gathers for stamp in rule.stamps()}
+        stamps = {stamp: "$$NOW" for rule in self.entry.inline_gathers for stamp in rule.stamps()}
         known = {freeze(raw["_id"]): raw for raw in self._known()}
         if not stamps or not known:
             return
@@ -186,11 +186,11 @@ class Insert(Work[list[D]]):
         """Fill a target that is inserted after its sources."""
         entry = self.entry
         known = self._known()
-        if not known or not entry.gathers:
+        if not known or not entry.inline_gathers:
             return
         keys = [raw["_id"] for raw in known]
         yield from guard(entry.collection, keys)
-        values = yield from recompute(entry.gathers, keys, server.version)
+        values = yield from recompute(entry.inline_gathers, keys, server.version)
         for raw in known:
             for path, value in values[freeze(raw["_id"])].items():
                 put(raw, path.split("."), value)

@@ -1,16 +1,24 @@
 """A lease: one holder at a time, by the server's clock, with a number that only grows.
 
 The number is the fencing token: whoever lost the lease without noticing has a
-smaller one. The clock is the server's (`$$NOW`), so a client whose own clock
-is wrong neither holds a lease too long nor takes one too early.
+smaller one, and each write that the lease guards checks it. The clock is the
+server's (`$$NOW`), so a client whose own clock is wrong neither holds a lease
+too long nor takes one too early.
+
+A holder that is killed inside a transaction leaves its documents locked until
+the server gives the transaction up. The lease records the holder's session,
+so that whoever follows can end it at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+from pymongo.errors import OperationFailure
 
 from treadle.errors import DataError
-from treadle.plan import Plan, Raw, find_one, find_one_and_update, update_one, wait
+from treadle.plan import Plan, Raw, database_command, find_one, find_one_and_update, update_one, wait
 
 COLLECTION = "treadle.leases"
 WAIT_MAX_SECONDS = 60.0
@@ -18,28 +26,18 @@ PAUSE_SECONDS = 0.005
 PAUSE_MAX_SECONDS = 0.1
 
 
-def acquire(name: str, owner: str, seconds: float, is_dead: Callable[[str], bool]) -> Plan[int]:
+def acquire(
+    name: str, owner: str, seconds: float, is_dead: Callable[[str], bool], session: Any = None
+) -> Plan[int]:
     """Wait for a lease and take it; its fencing token.
 
     A holder that has certainly ended is not waited for.
     """
-    taken = _taking(owner, seconds)
-    free: Raw = {"_id": name, "$expr": {"$lte": ["$until", "$$NOW"]}}
     waited, pause = 0.0, PAUSE_SECONDS
     while True:
-        lease = yield from find_one_and_update(COLLECTION, free, taken)
-        if lease is not None:
-            return int(lease["n"])
-        lease = yield from find_one(COLLECTION, {"_id": name})
-        if lease is None:
-            # An expression cannot be part of an upsert, so the row comes first.
-            row = {"$setOnInsert": {"n": 0}, "$currentDate": {"until": True}}
-            yield from update_one(COLLECTION, {"_id": name}, row, upsert=True)
-            continue
-        if is_dead(str(lease.get("owner", ""))):
-            lease = yield from find_one_and_update(COLLECTION, {"_id": name, "n": lease["n"]}, taken)
-            if lease is not None:
-                return int(lease["n"])
+        token = yield from attempt(name, owner, seconds, is_dead, session)
+        if token is not None:
+            return token
         if waited > WAIT_MAX_SECONDS:
             raise DataError(
                 f"the lease {name!r} has been held by others for {WAIT_MAX_SECONDS:.0f} s; "
@@ -51,11 +49,56 @@ def acquire(name: str, owner: str, seconds: float, is_dead: Callable[[str], bool
         pause = min(pause * 1.5, PAUSE_MAX_SECONDS)
 
 
-def _taking(owner: str, seconds: float) -> list[Raw]:
+def attempt(
+    name: str, owner: str, seconds: float, is_dead: Callable[[str], bool], session: Any = None
+) -> Plan[int | None]:
+    """Take a lease if it is free, has run out, or its holder has ended; its fencing token, or None."""
+    taken = _taking(owner, seconds, session)
+    free: Raw = {"_id": name, "$expr": {"$lte": ["$until", "$$NOW"]}}
+    before = yield from find_one_and_update(COLLECTION, free, taken, after=False)
+    if before is None:
+        before = yield from find_one(COLLECTION, {"_id": name})
+        if before is None:
+            # An expression cannot be part of an upsert, so the row comes first.
+            row = {"$setOnInsert": {"n": 0}, "$currentDate": {"until": True}}
+            yield from update_one(COLLECTION, {"_id": name}, row, upsert=True)
+            before = yield from find_one_and_update(COLLECTION, free, taken, after=False)
+        elif is_dead(str(before.get("owner", ""))):
+            unchanged = {"_id": name, "n": before["n"]}
+            before = yield from find_one_and_update(COLLECTION, unchanged, taken, after=False)
+        else:
+            return None
+    if before is None:
+        return None
+    yield from _end_session(before.get("session"))
+    return int(before["n"]) + 1
+
+
+def _taking(owner: str, seconds: float, session: Any) -> list[Raw]:
     until = {"$add": ["$$NOW", int(seconds * 1000)]}
-    return [{"$set": {"owner": {"$literal": owner}, "n": {"$add": ["$n", 1]}, "until": until}}]
+    holder = {"owner": {"$literal": owner}, "session": {"$literal": session}}
+    return [{"$set": {**holder, "n": {"$add": ["$n", 1]}, "until": until}}]
+
+
+def _end_session(session: Any) -> Plan[None]:
+    """Let go of what a holder before may have locked in a transaction that it did not end."""
+    if session is None:
+        return
+    try:
+        yield from database_command({"killSessions": [{"id": session}]}, admin=True)
+    except OperationFailure:
+        # Without the right to do so, the server's own time limit does it.
+        return
+
+
+def renew(name: str, token: int, seconds: float) -> Plan[bool]:
+    """Hold a lease for longer; whether it is still held."""
+    until = {"$add": ["$$NOW", int(seconds * 1000)]}
+    held = yield from update_one(COLLECTION, {"_id": name, "n": token}, [{"$set": {"until": until}}])
+    return bool(held.matched_count)
 
 
 def release(name: str, token: int) -> Plan[None]:
     """Let a lease go, if it is still the same one."""
-    yield from update_one(COLLECTION, {"_id": name, "n": token}, [{"$set": {"until": "$$NOW", "owner": ""}}])
+    free: Raw = {"until": "$$NOW", "owner": "", "session": None}
+    yield from update_one(COLLECTION, {"_id": name, "n": token}, [{"$set": free}])

@@ -130,7 +130,9 @@ def _update_targets(
         for frozen, values in (yield from recompute(rules, keys, server.version)).items():
             sets[frozen][0].update({path: {"$literal": value} for path, value in values.items()})
     keys = [effects[frozen].key for frozen in sets]
-    stamps = {stamp: "$$NOW" for rule in target.gathers for stamp in rule.stamps() if rule.level == level}
+    stamps = {
+        stamp: "$$NOW" for rule in target.inline_gathers for stamp in rule.stamps() if rule.level == level
+    }
     updates = [
         (effects[frozen].key, update_pipeline(target, {**first, **stamps}, second))
         for frozen, (first, second) in sets.items()

@@ -133,7 +133,7 @@ def commit(
 def give_up(owners: Sequence[str]) -> Plan[None]:
     """Let go of the lease after an interruption that did not reach its end."""
     held = {"_id": LEASE, "owner": {"$in": list(owners)}}
-    yield from update_one(LEASES, held, [{"$set": {"until": "$$NOW", "owner": ""}}])
+    yield from update_one(LEASES, held, [{"$set": {"until": "$$NOW", "owner": "", "session": None}}])
 
 
 def settle(graph: Graph, server: Topology, ledger: IntentLedger) -> Plan[None]:

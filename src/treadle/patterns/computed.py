@@ -13,6 +13,7 @@ from __future__ import annotations
 import decimal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bson.decimal128 import Decimal128
@@ -20,7 +21,7 @@ from bson.decimal128 import Decimal128
 from treadle.errors import DeclarationError
 from treadle.gather import RECOMPUTE, GatherRule
 from treadle.paths import field_references, resolve, value_at
-from treadle.pattern import STATE, Maintain, ModelReference, Pattern, Place, Rule, check_choice, sibling
+from treadle.pattern import STATE, Maintain, ModelReference, Pattern, Place, Rule, check_maintenance, sibling
 from treadle.plan import Raw
 from treadle.query import clean
 from treadle.shape import Shape
@@ -41,7 +42,7 @@ class _Aggregate(Pattern):
     pattern: ClassVar[str] = "computed"
 
     def _check(self, place: Place) -> None:
-        check_choice(place, "maintain", getattr(self, "maintain", "write"), ("write",))
+        check_maintenance(place, getattr(self, "maintain", "write"), getattr(self, "every", None))
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Count(_Aggregate):
     by: str | None = None
     where: Mapping[str, Any] | None = None
     maintain: Maintain = "write"
+    every: timedelta | None = None
     computed_at: str | None = None
 
     def bind(self, place: Place, graph: Graph) -> Rule:
@@ -66,6 +68,7 @@ class _OfField(_Aggregate):
     by: str | None = None
     where: Mapping[str, Any] | None = None
     maintain: Maintain = "write"
+    every: timedelta | None = None
     computed_at: str | None = None
 
 
@@ -124,6 +127,7 @@ class ComputedRule(GatherRule):
 
     def __init__(self, place: Place, graph: Graph, declared: Any) -> None:
         super().__init__(place, graph, declared.source, declared.by, declared.where)
+        self.maintain, self.every = declared.maintain, declared.every
         self.stamp = sibling(place, declared.computed_at, "computed_at") if declared.computed_at else None
 
     def stamps(self) -> set[str]:

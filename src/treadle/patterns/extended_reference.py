@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pymongo import ASCENDING, IndexModel
@@ -23,7 +24,7 @@ from treadle.canonical import same
 from treadle.codec import codec_of
 from treadle.errors import DataError, DeclarationError
 from treadle.paths import Path, Step, containers, has, model_of, put, resolve, value_at
-from treadle.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_choice
+from treadle.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_choice, check_maintenance
 from treadle.plan import Raw
 
 if TYPE_CHECKING:
@@ -47,9 +48,10 @@ class ExtendedReference(Pattern):
     snapshot: Sequence[str] = ()
     on_delete: OnDelete = "keep"
     maintain: Maintain = "write"
+    every: timedelta | None = None
 
     def bind(self, place: Place, graph: Graph) -> Rule:
-        check_choice(place, "maintain", self.maintain, ("write",))
+        check_maintenance(place, self.maintain, self.every)
         check_choice(place, "policy", self.policy, ("sync", "snapshot"))
         check_choice(place, "on_delete", self.on_delete, ("keep", "restrict", "clear", "cascade"))
         return ReferenceRule(place, graph, self)
@@ -70,6 +72,7 @@ class ReferenceRule(Rule):
     def __init__(self, place: Place, graph: Graph, declared: ExtendedReference) -> None:
         super().__init__(place)
         self.declared = declared
+        self.maintain, self.every = declared.maintain, declared.every
         self.on_delete = declared.on_delete
         self.source: Entry[Any] = graph.resolve(declared.source, place.label)
         relative: Path = resolve(place.owner, declared.by, place.label, "reference-field-missing")
@@ -124,6 +127,12 @@ class ReferenceRule(Rule):
             raise DeclarationError(
                 f"{place.label} copies no field; name at least one", code="embedded-field-missing"
             )
+        if self.maintain == "schedule" and self.on_delete in ("clear", "cascade"):
+            raise DeclarationError(
+                f"{place.label} has on_delete={self.on_delete!r} and maintain='schedule'; a schedule copies "
+                "and does not delete: use maintain='write' or 'stream', or on_delete='keep'",
+                code="pattern-keyword",
+            )
         # A card that holds its reference is cleared as a whole.
         clearable = self.optional and (self.by_optional or self.holds_reference)
         if self.on_delete == "clear" and not clearable:
@@ -151,6 +160,9 @@ class ReferenceRule(Rule):
     @property
     def guards_source(self) -> bool:
         """Whether a copy must not be made while its source changes."""
+        if self.maintain != "write":
+            # Whoever maintains it later looks at the source again.
+            return self.on_delete == "restrict"
         return bool(self.synced) or self.on_delete != "keep"
 
     # -- cards ---------------------------------------------------------------------------

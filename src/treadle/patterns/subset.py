@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel
@@ -19,7 +20,7 @@ from treadle.codec import codec_of
 from treadle.errors import DeclarationError
 from treadle.gather import KEY, RECOMPUTE, GatherRule, freeze
 from treadle.paths import ARRAYS, model_of, outermost, resolve, value_at
-from treadle.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_choice
+from treadle.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_maintenance
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.query import Sort, sort_keys
 
@@ -43,9 +44,10 @@ class Subset(Pattern):
     size: int
     where: Mapping[str, Any] | None = None
     maintain: Maintain = "write"
+    every: timedelta | None = None
 
     def bind(self, place: Place, graph: Graph) -> Rule:
-        check_choice(place, "maintain", self.maintain, ("write",))
+        check_maintenance(place, self.maintain, self.every)
         return SubsetRule(place, graph, self)
 
 
@@ -54,6 +56,7 @@ class SubsetRule(GatherRule):
 
     def __init__(self, place: Place, graph: Graph, declared: Subset) -> None:
         super().__init__(place, graph, declared.source, declared.by, declared.where)
+        self.maintain, self.every = declared.maintain, declared.every
         if not isinstance(declared.size, int) or not 1 <= declared.size <= SIZE_MAX:
             raise DeclarationError(
                 f"{place.label} has size={declared.size!r}; a subset embeds from 1 to {SIZE_MAX} items",
