@@ -23,7 +23,7 @@ from treadle.combine import AsyncCombiner
 from treadle.document import Document
 from treadle.errors import UsageError
 from treadle.graph import Graph
-from treadle.maintenance import commit, rebuild, standalone, verify
+from treadle.maintenance import commit, position, rebuild, standalone, verify
 from treadle.maintenance.verify import Finding, Report
 from treadle.plan import (
     Call,
@@ -39,6 +39,7 @@ from treadle.plan import (
 )
 from treadle.query import Sort
 from treadle.topology import Topology, read_topology
+from treadle.worker import AsyncWorker
 from treadle.writes import ChunkedWork, Work
 
 if TYPE_CHECKING:
@@ -429,6 +430,10 @@ class AsyncStore:
         """Recompute every maintained value, as after a pattern was added to old data."""
         entries = self.graph.chosen(models)
         return await self.runner.run(rebuild.rebuild(self.graph, await self._topology(), entries, progress))
+
+    def worker(self, name: str = position.NAME) -> AsyncWorker:
+        """The worker that keeps what is declared with `maintain="stream"` right."""
+        return AsyncWorker(self, name)
 
     # -- the driver beneath -------------------------------------------------------
 

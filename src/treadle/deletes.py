@@ -137,7 +137,7 @@ def follow_deletions(
         if rule.on_delete == "cascade" and not rule.place.in_array:
             yield from delete_documents(rule.target, referring, ledger)
         else:
-            yield from _detach(rule, referring, keys, ledger)
+            yield from detach(rule, referring, keys, ledger)
 
 
 def ahead_of(work: DeleteOneDocument[Any] | DeleteManyDocuments) -> Plan[list[ChunkedWork]]:
@@ -181,7 +181,7 @@ def refuse_if_referred(rule: ReferenceRule, condition: Raw) -> Plan[None]:
         )
 
 
-def _detach(rule: ReferenceRule, referring: Sequence[Raw], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
+def detach(rule: ReferenceRule, referring: Sequence[Raw], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
     """Clear the references to deleted documents, or remove the elements that hold them."""
     target = rule.target
     referring_keys = [each["_id"] for each in referring]

@@ -22,8 +22,10 @@ from treadle.errors import DataError
 from treadle.graph import Entry, Graph
 from treadle.indexes import Indexed
 from treadle.json_schema import model_schema, stored_types
+from treadle.maintenance.events import PRE_IMAGES_SINCE, Watch
 from treadle.paths import model_of
 from treadle.plan import Plan, Raw, aggregate, database_command
+from treadle.topology import read_topology
 
 DUPLICATES_SHOWN_MAX = 5
 INDEXES_MAX = 1000  # the server itself allows 64
@@ -72,7 +74,26 @@ def _setup(graph: Graph) -> Plan[list[Action]]:
     for entry in entries:
         yield from _set_up_collection(entry, existing.get(entry.collection), actions)
         yield from _set_up_indexes(entry, missing[entry.collection], changes[entry.collection], actions)
+    yield from _keep_former_states(graph, existing, actions)
     return actions
+
+
+def _keep_former_states(graph: Graph, existing: Mapping[str, Raw], actions: list[Action]) -> Plan[None]:
+    """Let the server keep former states of documents where the worker has to know them."""
+    wanted = Watch(graph).needs_before()
+    if not wanted:
+        return
+    server = yield from read_topology()
+    if not server.transactions or server.version < PRE_IMAGES_SINCE:
+        # The worker keeps a ledger of contributions instead.
+        return
+    for collection in wanted:
+        option = existing.get(collection, {}).get("options", {}).get("changeStreamPreAndPostImages") or {}
+        if not option.get("enabled"):
+            actions.append(Action("keep former states of", collection, "for the worker"))
+            yield from database_command(
+                {"collMod": collection, "changeStreamPreAndPostImages": {"enabled": True}}
+            )
 
 
 def existing_indexes(collection: str) -> Plan[list[Raw]]:

@@ -23,7 +23,7 @@ from treadle.combine import Combiner
 from treadle.document import Document
 from treadle.errors import UsageError
 from treadle.graph import Graph
-from treadle.maintenance import commit, rebuild, standalone, verify
+from treadle.maintenance import commit, position, rebuild, standalone, verify
 from treadle.maintenance.verify import Finding, Report
 from treadle.plan import (
     Call,
@@ -39,6 +39,7 @@ from treadle.plan import (
 )
 from treadle.query import Sort
 from treadle.topology import Topology, read_topology
+from treadle.worker import Worker
 from treadle.writes import ChunkedWork, Work
 
 if TYPE_CHECKING:
@@ -409,6 +410,10 @@ class Store:
         """Recompute every maintained value, as after a pattern was added to old data."""
         entries = self.graph.chosen(models)
         return self.runner.run(rebuild.rebuild(self.graph, self._topology(), entries, progress))
+
+    def worker(self, name: str = position.NAME) -> Worker:
+        """The worker that keeps what is declared with `maintain="stream"` right."""
+        return Worker(self, name)
 
     # -- the driver beneath -------------------------------------------------------
 

@@ -22,26 +22,28 @@ def fill_references(
     *,
     look_only: bool = False,
     lenient: bool = False,
+    rules: Sequence[ReferenceRule] | None = None,
 ) -> Plan[None]:
     """Set every card of the new documents from its source, as of now.
 
     Really writes each source that a synced copy is made of, so that a
     concurrent change of it meets this transaction; not so with `look_only`.
     A missing source is an error unless the card may be None, or `lenient`.
+    `rules` restricts it to some of the cards.
     """
     by_source: dict[Entry[Any], list[ReferenceRule]] = {}
-    for rule in entry.references:
+    for rule in entry.references if rules is None else rules:
         by_source.setdefault(rule.source, []).append(rule)
-    for source, rules in by_source.items():
+    for source, of_source in by_source.items():
         wanted: dict[Any, Any] = {}
-        for rule in rules:
+        for rule in of_source:
             for _, raw in pairs:
                 for _, reference in rule.references(raw):
                     if reference is not None:
                         wanted[freeze(reference)] = reference
-        guarded = not look_only and any(rule.guards_source for rule in rules)
+        guarded = not look_only and any(rule.guards_source for rule in of_source)
         sources = yield from read_sources(source, list(wanted.values()), guarded)
-        for rule in rules:
+        for rule in of_source:
             for before, raw in pairs:
                 rule.fill(raw, sources, before, freeze, lenient=lenient or look_only)
 

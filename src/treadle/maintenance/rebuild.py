@@ -15,7 +15,7 @@ from pymongo.errors import OperationFailure
 from treadle.canonical import same
 from treadle.change import Change
 from treadle.gather import freeze
-from treadle.maintenance import standalone
+from treadle.maintenance import position, standalone
 from treadle.maintenance.fill import fill_references
 from treadle.maintenance.intents import is_about_one_document, set_aside
 from treadle.maintenance.ledger import Ledger
@@ -44,7 +44,12 @@ def rebuild(
 ) -> Plan[int]:
     """Recompute every maintained value of these models; how many documents were visited."""
     visited = 0
-    for entry in in_order(entries):
+    chosen = in_order(entries)
+    streamed = [rule for entry in chosen for rule in entry.rules if rule.maintain == "stream"]
+    if streamed and server.transactions:
+        # What changes from here on is the worker's; what was before is seen by the scan.
+        yield from position.begin()
+    for entry in chosen:
         total = (yield from count_documents(entry.collection, {})) if report else 0
         done = 0
         last: Any = None
@@ -58,6 +63,8 @@ def rebuild(
             if report:
                 report(Progress(entry.model.__name__, done, max(total, done)))
         visited += done
+    if server.transactions:
+        yield from position.built(streamed)
     return visited
 
 

@@ -66,7 +66,7 @@ class IntentLedger(Ledger):
         self.intents: list[Raw] = []
 
     def note_before(self, entry: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
-        tops = {_top(rule) for rule in entry.references}
+        tops = {top(rule) for rule in entry.references}
         tops |= {rule.reference_path.split(".")[0] for rule in entry.references}
         feeds: dict[str, list[Any]] = {}
         cards = []
@@ -270,7 +270,7 @@ def refresh(server: Topology, entry: Entry[Any], key: Any, cards: Raw | None = N
         revision = value_at(document, REVISION.split("."))
         unchanged: Raw = {**by_id(key), REVISION: {"$eq": revision} if revision is not None else None}
         for path in sets:
-            if path in document and any(_top(rule) == path for rule in entry.references):
+            if path in document and any(top(rule) == path for rule in entry.references):
                 unchanged[path] = {"$eq": document[path]}
         changed = any(not same(value_at(document, path.split(".")), sets[path]["$literal"]) for path in sets)
         stamps = stamps_of(entry.gathers) if changed else {}
@@ -300,18 +300,18 @@ def _wanted(server: Topology, entry: Entry[Any], document: Raw, cards: Raw | Non
     before = copy.deepcopy(document)
     if cards is not None:
         for rule in entry.references:
-            _forget_stale_cards(rule, before, cards)
+            forget_stale_cards(rule, before, cards)
     yield from fill_references(entry, [(before, wanted)], look_only=True)
     paths = {path for rule in entry.gathers for path in rule.empty()}
-    paths |= {_top(rule) for rule in entry.references if _top(rule) in wanted}
+    paths |= {top(rule) for rule in entry.references if top(rule) in wanted}
     return {path: {"$literal": value_at(wanted, path.split("."))} for path in outermost(paths)}
 
 
-def _top(rule: ReferenceRule) -> str:
+def top(rule: ReferenceRule) -> str:
     return rule.steps[0].stored if rule.steps else rule.name
 
 
-def _forget_stale_cards(rule: ReferenceRule, document: Raw, cards: Raw) -> None:
+def forget_stale_cards(rule: ReferenceRule, document: Raw, cards: Raw) -> None:
     """Drop cards that were another reference's before the write, and are only left over."""
     old = [
         (freeze(reference), container.get(rule.name))

@@ -167,7 +167,7 @@ def expected(server: Topology, entry: Entry[Any], documents: Sequence[Raw]) -> P
     pairs: list[tuple[Raw | None, Raw]] = list(zip(documents, wanted, strict=True))
     yield from fill_references(entry, pairs, look_only=True)
     if entry.formulas:
-        rows = yield from _formulas(entry, keys)
+        rows = yield from formulas_now(entry, keys)
         for document, right in zip(documents, wanted, strict=True):
             row = rows.get(freeze(right["_id"]))
             for number, formula in enumerate(entry.formulas):
@@ -181,7 +181,7 @@ def expected(server: Topology, entry: Entry[Any], documents: Sequence[Raw]) -> P
     return wanted
 
 
-def _formulas(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
+def formulas_now(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
     """What the formulas of these documents give; nothing for one that the server cannot compute."""
     computed = {f"f{number}": formula.expression for number, formula in enumerate(entry.formulas)}
     # Not $project, where a plain number would mean to include a field.
@@ -196,6 +196,6 @@ def _formulas(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
             return {}
         found: dict[Any, Raw] = {}
         for key in keys:
-            found.update((yield from _formulas(entry, [key])))
+            found.update((yield from formulas_now(entry, [key])))
         return found
     return {freeze(row["_id"]): row for row in rows}

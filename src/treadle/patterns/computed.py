@@ -115,9 +115,14 @@ class Formula(Pattern):
     pattern: ClassVar[str] = "computed"
 
     expression: Any
+    maintain: Maintain = "write"
+    every: timedelta | None = None
 
     def bind(self, place: Place, graph: Graph) -> Rule:
-        return FormulaRule(place, clean(self.expression))
+        check_maintenance(place, self.maintain, self.every)
+        rule = FormulaRule(place, clean(self.expression))
+        rule.maintain, rule.every = self.maintain, self.every
+        return rule
 
 
 class ComputedRule(GatherRule):

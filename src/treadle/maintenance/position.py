@@ -1,0 +1,56 @@
+"""The worker's place in the server's history, as it is kept in the database.
+
+A row of `treadle.streams` holds the place (a resume token, or the operation
+time at which to begin), the number of the lease that may move it, the rules
+that have been built, and what still has to be gone over.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+from treadle.pattern import Rule
+from treadle.plan import Plan, Raw, database_command, update_one
+
+NAME = "worker"
+COLLECTION = "treadle.streams"
+
+
+def signature(rule: Rule) -> str:
+    """A rule by its place and declaration: another declaration is another rule."""
+    declared = getattr(rule.place.field.shape, "metadata", ())
+    return f"{rule.place.label}:{zlib.crc32(repr(declared).encode()):08x}"
+
+
+def resume(position: Raw) -> Raw:
+    """The change stream's option for where to begin."""
+    if position.get("token") is not None:
+        return {"startAfter": position["token"]}
+    return {"startAtOperationTime": position["start"]}
+
+
+def operation_time() -> Plan[Any]:
+    """The server's present place in its history."""
+    return (yield from database_command({"ping": 1}, writes=False))["operationTime"]
+
+
+def begin(name: str = NAME) -> Plan[None]:
+    """Note the place in history from which the worker is to stream, unless it has one."""
+    first = {
+        "start": (yield from operation_time()),
+        "token": None,
+        "rules": [],
+        "owed": [],
+        "ledgers": [],
+        "n": 0,
+    }
+    yield from update_one(COLLECTION, {"_id": name}, {"$setOnInsert": first}, upsert=True)
+
+
+def built(rules: Iterable[Rule], name: str = NAME) -> Plan[None]:
+    """Note that rules were rebuilt, so that the worker need not do so when it begins."""
+    signatures = [signature(rule) for rule in rules if rule.maintain == "stream"]
+    if signatures:
+        yield from update_one(COLLECTION, {"_id": name}, {"$addToSet": {"rules": {"$each": signatures}}})

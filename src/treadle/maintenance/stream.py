@@ -1,0 +1,516 @@
+"""The worker's logic: follow the change stream, recompute what events made doubtful.
+
+One worker at a time leads, under a lease. Its position in the stream is kept
+in `treadle.streams`, together with the number of its lease; the transaction
+that ends a batch checks that number and moves the position. So whatever
+happens, events are seen again rather than lost, and a leader that was
+replaced without noticing moves nothing any more.
+
+The stream is read with plain commands rather than with the driver's own
+object, so that the same plan serves both shells, and so that the position on
+quiet collections is known too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bson import ObjectId
+from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
+
+from treadle.errors import DataError, UsageError
+from treadle.gather import GatherRule, freeze
+from treadle.maintenance import contributions, lease
+from treadle.maintenance.apply import apply
+from treadle.maintenance.events import PRE_IMAGES_SINCE, UPHEAVALS, Doubt, Watch
+from treadle.maintenance.intents import is_about_one_document
+from treadle.maintenance.position import COLLECTION, operation_time, resume, signature
+from treadle.maintenance.rebuild import mend
+from treadle.maintenance.verify import examine, page
+from treadle.pattern import Rule
+from treadle.plan import (
+    Plan,
+    Raw,
+    bulk_write,
+    database_command,
+    delete_many,
+    find,
+    find_one,
+    find_one_and_update,
+    insert_one,
+    update_one,
+    wait,
+)
+from treadle.set_up import existing_collections
+from treadle.topology import Topology
+
+if TYPE_CHECKING:
+    from treadle.graph import Entry, Graph
+
+BEATS = "treadle.beats"
+LEASE_SECONDS = 6.0
+STANDBY_SECONDS = 0.5
+# Events that are taken together, and how long to wait for more where there are few.
+BATCH_MAX = 10_000
+LINGER_BELOW = 500
+LINGER_SECONDS = 0.1
+AWAIT_SECONDS = 1.0
+# The position is saved after so many quiet reads, or so many events that concerned nobody.
+HEARTBEAT_READS = 10
+UNSAVED_MAX = 5_000
+BACKOFF_SECONDS = 0.2
+BACKOFF_MAX_SECONDS = 15.0
+ATTEMPTS_MAX = 20
+RESYNC_PAGE = 200
+LAG_EVENTS_MAX = 100_000
+# The position is no longer in the server's history, or cannot be found there.
+HISTORY_LOST = frozenset({280, 286})
+TOO_LARGE = frozenset({10334, 17419, 17420})
+
+log = logging.getLogger("treadle")
+
+
+class LeaseLost(Exception):
+    """Another worker leads; whatever this one was about to do is not done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far behind the worker is."""
+
+    seconds: float
+    events: int
+
+
+class Follower:
+    """The state of one worker, and the plans that move it on."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        server: Topology,
+        *,
+        name: str,
+        owner: str,
+        session: Any,
+        is_dead: Callable[[str], bool],
+    ) -> None:
+        require_streams(server)
+        self.graph = graph
+        self.server = server
+        self.name = name
+        self.owner = owner
+        self.session = session
+        self.is_dead = is_dead
+        self.watch = Watch(graph)
+        # The number of the lease while this worker leads; `lost` when somebody saw that it is gone.
+        self.token: int | None = None
+        self.lost = False
+        self.position: Raw = {}
+        self._ahead: Raw = {}
+        self.owed: list[Raw] = []
+        # Totals since this worker began, and what of them is not yet saved.
+        self.totals: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        self._cursor: int | None = None
+        self._unsaved = 0
+        self._quiet = 0
+        self._lean = False
+        self._beats: set[Any] = set()
+        self._told: set[str] = set()
+
+    # -- leading --------------------------------------------------------------------------
+
+    def lead(self) -> Plan[bool]:
+        """Become the one worker that is active, if nobody else is."""
+        token = yield from lease.attempt(self.name, self.owner, LEASE_SECONDS, self.is_dead, self.session)
+        if token is None:
+            return False
+        self.token, self.lost = token, False
+        start = yield from operation_time()
+        first = {"start": start, "token": None, "rules": [], "owed": [], "ledgers": []}
+        try:
+            row = yield from find_one_and_update(
+                COLLECTION,
+                {"_id": self.name, "n": {"$lt": token}},
+                {"$set": {"n": token}, "$setOnInsert": first},
+                upsert=True,
+            )
+        except DuplicateKeyError:
+            # Somebody took the lease since, and was quicker.
+            raise LeaseLost from None
+        assert row is not None
+        self.position = self._ahead = {"token": row["token"], "start": row["start"]}
+        self.owed = row["owed"]
+        self._counts, self._unsaved, self._cursor, self._lean = {}, 0, None, False
+        yield from self._look_around(row)
+        return True
+
+    def _look_around(self, row: Raw) -> Plan[None]:
+        """Find out how former states are known, and which rules are new here."""
+        kept: list[str] = []
+        if self.server.version >= PRE_IMAGES_SINCE:
+            kept = yield from pre_images()
+        self.watch = Watch(self.graph, kept)
+        self._cursor = None
+        ledgers = sorted({rule.source.collection for rule in self.watch.ledgered})
+        known = set(row["rules"])
+        fresh: list[Rule] = [rule for rule in self.watch.rules if signature(rule) not in known]
+        fresh += [rule for rule in self.watch.ledgered if rule.source.collection not in row["ledgers"]]
+        yield from contributions.forget([name for name in row["ledgers"] if name not in ledgers])
+        self._owe(fresh, anew=False)
+        if fresh or ledgers != row["ledgers"]:
+            yield from self._save({"ledgers": ledgers})
+
+    def resign(self) -> Plan[None]:
+        """Save the position and let others lead."""
+        if self.token is None:
+            return
+        try:
+            if self._unsaved:
+                yield from self._save({})
+            yield from lease.release(self.name, self.token)
+        except LeaseLost:
+            pass
+        self.token = None
+
+    def _owe(self, rules: list[Rule], *, anew: bool = True) -> None:
+        """Write down what must be gone over; from the beginning if `anew`."""
+        for rule in rules:
+            needed = [(rule.target.collection, False)]
+            if isinstance(rule, GatherRule) and rule in self.watch.ledgered:
+                needed.append((rule.source.collection, True))
+            for collection, ledger in needed:
+                there = [
+                    each for each in self.owed if (each["collection"], each["ledger"]) == (collection, ledger)
+                ]
+                if there and not anew:
+                    continue
+                self.owed = [each for each in self.owed if each not in there]
+                self.owed.append({"collection": collection, "ledger": ledger, "after": None})
+        # The ledger first: it has to know a source before the source's next event comes.
+        self.owed.sort(key=lambda each: not each["ledger"])
+
+    def _save(self, changes: Raw) -> Plan[None]:
+        """Keep the position and what is owed, if this worker still leads."""
+        sets: Raw = {**changes, **self.position, "owed": self.owed}
+        update: Raw = {"$set": sets, "$currentDate": {"saved": True}}
+        if self._counts:
+            update["$inc"] = {f"counts.{name}": number for name, number in self._counts.items()}
+        held = yield from update_one(COLLECTION, {"_id": self.name, "n": self.token}, update)
+        if not held.matched_count:
+            raise LeaseLost
+
+    def _saved(self) -> None:
+        self._counts = {}
+        self._unsaved = 0
+        self._quiet = 0
+
+    def _count(self, name: str, number: int = 1) -> None:
+        self._counts[name] = self._counts.get(name, 0) + number
+        self.totals[name] = self.totals.get(name, 0) + number
+
+    def _tell(self, kind: str, message: str) -> None:
+        """Count something noteworthy, and log it the first time."""
+        self._count(kind)
+        if message not in self._told:
+            self._told.add(message)
+            log.warning("%s", message)
+
+    # -- running ------------------------------------------------------------------------------
+
+    def run(self, stopping: Callable[[], bool], aside: Callable[[], Plan[None]] | None = None) -> Plan[None]:
+        """Lead or stand by until `stopping`; `aside` is done between the batches."""
+        backoff = BACKOFF_SECONDS
+        while not stopping():
+            try:
+                if self.token is None or self.lost:
+                    self.token = None
+                    if not (yield from self.lead()):
+                        yield from wait(STANDBY_SECONDS)
+                        continue
+                    log.info("worker %s leads", self.owner)
+                yield from self.step(AWAIT_SECONDS, linger=True)
+                if aside is not None:
+                    yield from aside()
+                backoff = BACKOFF_SECONDS
+            except LeaseLost:
+                self.token = None
+                self._tell("lease_lost", "the lease went to another worker; this one stands by")
+            except (PyMongoError, DataError) as error:
+                self._cursor = None
+                self._tell("errors", f"the worker goes on after an error: {error}")
+                yield from wait(backoff)
+                backoff = min(backoff * 2, BACKOFF_MAX_SECONDS)
+        try:
+            yield from self.resign()
+        except PyMongoError as error:
+            # The lease runs out by itself.
+            log.warning("the worker could not resign: %s", error)
+
+    def run_until_idle(self) -> Plan[int]:
+        """Handle everything that was written before this call, and what follows from it."""
+        handled, attempts = 0, 0
+        # Each round carries effects one level further along a chain.
+        for _ in range(2 + len({rule.level for rule in self.watch.rules})):
+            beat = ObjectId()
+            yield from insert_one(BEATS, {"_id": beat})
+            before = handled
+            while beat not in self._beats or self.owed:
+                try:
+                    handled += yield from self.step(0.2, linger=False)
+                except PyMongoError as error:
+                    attempts += 1
+                    if attempts > ATTEMPTS_MAX:
+                        raise
+                    self._cursor = None
+                    self._tell("errors", f"the worker goes on after an error: {error}")
+                    yield from wait(BACKOFF_SECONDS)
+            self._beats.clear()
+            yield from delete_many(BEATS, {"_id": {"$lte": beat}})
+            if handled == before:
+                break
+        yield from self._save({})
+        self._saved()
+        return handled
+
+    # -- one batch --------------------------------------------------------------------------------
+
+    def step(self, await_seconds: float, *, linger: bool) -> Plan[int]:
+        """Read what is there, bring right what it concerns; how many events concerned anybody."""
+        if self.owed:
+            yield from self._resync_page()
+            await_seconds, linger = 0.001, False
+        try:
+            events = yield from self._read(await_seconds)
+            if linger and 0 < len(events) < LINGER_BELOW and self._cursor:
+                # More will have come meanwhile, and are done in one go.
+                yield from wait(LINGER_SECONDS)
+                events += yield from self._read(0.001)
+            while LINGER_BELOW <= len(events) < BATCH_MAX and self._cursor:
+                more = yield from self._read(0.001)
+                if not more:
+                    break
+                events += more
+        except OperationFailure as error:
+            yield from self._answer(error)
+            return 1
+        if events:
+            return (yield from self._handle(events))
+        self.position = self._ahead
+        self._quiet += 1
+        if self._unsaved or self._quiet >= HEARTBEAT_READS:
+            yield from self._save({})
+            self._saved()
+        return 0
+
+    def _read(self, await_seconds: float) -> Plan[list[Raw]]:
+        """The next events; opens the stream where it is not open."""
+        if self._cursor is None:
+            pipeline = self.watch.pipeline(resume(self.position), [BEATS], lean=self._lean)
+            reply = yield from database_command(
+                {"aggregate": 1, "pipeline": pipeline, "cursor": {"batchSize": 0}}, writes=False
+            )
+            self._cursor = reply["cursor"]["id"]
+        command: Raw = {
+            "getMore": self._cursor,
+            "collection": "$cmd.aggregate",
+            "batchSize": 1 if self._lean else BATCH_MAX,
+            "maxTimeMS": max(1, int(await_seconds * 1000)),
+        }
+        reply = yield from database_command(command, writes=False)
+        cursor = reply["cursor"]
+        # An invalidated stream is closed; the next read opens another after its end.
+        self._cursor = cursor["id"] or None
+        events: list[Raw] = cursor["nextBatch"]
+        token = cursor.get("postBatchResumeToken") or (events[-1]["_id"] if events else None)
+        if token is not None:
+            # Where the position goes once the events are handled.
+            self._ahead = {"token": token, "start": None}
+        return events
+
+    def _handle(self, events: list[Raw]) -> Plan[int]:
+        """Bring right what a batch concerns, and move the position past it."""
+        doubt = Doubt()
+        concerned = 0
+        for event in events:
+            if event["operationType"] in UPHEAVALS:
+                where = (event.get("ns") or {}).get("coll") or "the database"
+                if where != BEATS:
+                    self._tell(
+                        "upheavals", f"{where}: {event['operationType']}; what it fed is gone over again"
+                    )
+            elif event["ns"]["coll"] == BEATS:
+                self._beats.add(event["documentKey"]["_id"])
+                continue
+            concerned += 1
+            self.watch.note(event, doubt)
+        rows = yield from contributions.settle(doubt)
+        yield from self._look_up(doubt)
+        if doubt.blind:
+            names = ", ".join(
+                sorted(rule.source.collection for rule in doubt.blind if isinstance(rule, GatherRule))
+            )
+            self._tell(
+                "blind", f"{names}: the server kept no former state of a changed document; run setup()"
+            )
+        unsettled = [*doubt.upset, *doubt.blind]
+        self._owe(unsettled)
+        earlier, counts = self.position, dict(self._counts)
+        self.position = self._ahead
+        self._count("events", concerned)
+        self._unsaved += concerned
+        try:
+            if doubt:
+
+                def finish() -> Plan[None]:
+                    if rows:
+                        yield from bulk_write(contributions.COLLECTION, rows)
+                    yield from self._save({})
+
+                done = yield from apply(self.graph, self.server, doubt, finish)
+                self._saved()
+                self._count("recomputed", done)
+            elif self._unsaved > UNSAVED_MAX:
+                yield from self._save({})
+                self._saved()
+        except BaseException:
+            self.position, self._counts = earlier, counts
+            self._cursor = None
+            raise
+        if self._lean:
+            self._lean, self._cursor = False, None
+        if unsettled:
+            row = yield from find_one(COLLECTION, {"_id": self.name})
+            if row is not None:
+                yield from self._look_around(row)
+        return concerned
+
+    def _look_up(self, doubt: Doubt) -> Plan[None]:
+        """Mark the targets that changed sources feed now."""
+        for rule, keys in doubt.lookups.items():
+            found = yield from find(
+                rule.source.collection, {"_id": {"$in": list(keys.values())}}, {rule.by.stored: 1}
+            )
+            for document in found:
+                for target, _ in rule.contributions(document):
+                    doubt.mark(rule.target, target, sourced=True)
+
+    def _answer(self, error: OperationFailure) -> Plan[None]:
+        """What to do when the stream itself fails."""
+        self._cursor = None
+        if error.code in HISTORY_LOST:
+            self._tell(
+                "history_lost",
+                "the stream's history is gone from the server, so changes were missed; every value that is "
+                "maintained by stream is verified and repaired now (a larger oplog avoids this)",
+            )
+            self.position = {"token": None, "start": (yield from operation_time())}
+            self._owe(list(self.watch.rules))
+            yield from self._save({})
+            self._saved()
+        elif error.code in TOO_LARGE and not self._lean:
+            self._tell("oversized", "an event was too large for the stream; it is read without its documents")
+            self._lean = True
+        else:
+            raise error
+
+    # -- going over everything ------------------------------------------------------------------
+
+    def _resync_page(self) -> Plan[None]:
+        """Verify and mend a page of what is owed."""
+        owed = self.owed[0]
+        entry = self.graph.by_collection[owed["collection"]]
+        if owed["ledger"]:
+            rules = [rule for rule in self.watch.ledgered if rule.source is entry]
+            documents = yield from contributions.sources(entry.collection, owed["after"], rules)
+            yield from contributions.record(entry, rules, documents)
+        else:
+            documents = yield from page(entry, owed["after"], RESYNC_PAGE)
+            yield from self._resync(entry, documents)
+            self._count("verified", len(documents))
+        changes: Raw = {}
+        if documents:
+            self.owed[0] = {**owed, "after": documents[-1]["_id"]}
+        else:
+            self.owed = self.owed[1:]
+            left = {each["collection"] for each in self.owed}
+            changes["rules"] = sorted(
+                signature(rule) for rule in self.watch.rules if rule.target.collection not in left
+            )
+        yield from self._save(changes)
+        self._saved()
+
+    def _resync(self, entry: Entry[Any], documents: list[Raw]) -> Plan[None]:
+        if not documents:
+            return
+        keys = {freeze(each["_id"]): each["_id"] for each in documents}
+        try:
+            findings = yield from examine(self.server, entry, documents)
+            keys = {freeze(each.document_id): each.document_id for each in findings}
+        except OperationFailure as error:
+            if not is_about_one_document(error):
+                raise
+        if keys:
+            mended = yield from mend(self.graph, self.server, entry, list(keys.values()))
+            self._count("mended", len(mended))
+
+
+# -- for whoever looks at it from outside -----------------------------------------------------------
+
+
+def require_streams(server: Topology) -> None:
+    if not server.transactions:
+        raise UsageError(
+            "this server is standalone and has no change streams; start it as a replica set (a single "
+            "node will do), or declare maintain='write'",
+            code="streams-unavailable",
+        )
+
+
+def pre_images() -> Plan[list[str]]:
+    """The collections whose former states the server keeps."""
+    found = yield from existing_collections()
+    return [
+        name
+        for name, each in found.items()
+        if (each.get("options", {}).get("changeStreamPreAndPostImages") or {}).get("enabled")
+    ]
+
+
+def lag(graph: Graph, name: str) -> Plan[Lag]:
+    """How far the saved position is behind the server."""
+    row = yield from find_one(COLLECTION, {"_id": name})
+    if row is None:
+        return Lag(0.0, 0)
+    watch = Watch(graph)
+    pipeline = [*watch.pipeline(resume(row), lean=True)[:2], {"$project": {"clusterTime": 1}}]
+    reply = yield from database_command(
+        {"aggregate": 1, "pipeline": pipeline, "cursor": {"batchSize": 0}}, writes=False
+    )
+    cursor = reply["cursor"]["id"]
+    events, first = 0, None
+    while cursor:
+        command = {
+            "getMore": cursor,
+            "collection": "$cmd.aggregate",
+            "batchSize": BATCH_MAX,
+            "maxTimeMS": 200,
+        }
+        reply = yield from database_command(command, writes=False)
+        batch = reply["cursor"]["nextBatch"]
+        cursor = reply["cursor"]["id"]
+        if batch and first is None:
+            first = batch[0]["clusterTime"].time
+        events += len(batch)
+        if not batch or events >= LAG_EVENTS_MAX:
+            break
+    if cursor:
+        yield from database_command({"killCursors": "$cmd.aggregate", "cursors": [cursor]}, writes=False)
+    if first is None:
+        return Lag(0.0, 0)
+    hello = yield from database_command({"hello": 1}, writes=False, admin=True)
+    return Lag(max(0.0, hello["localTime"].timestamp() - first), events)
