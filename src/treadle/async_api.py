@@ -23,7 +23,8 @@ from treadle.combine import AsyncCombiner
 from treadle.document import Document
 from treadle.errors import UsageError
 from treadle.graph import Graph
-from treadle.maintenance import commit, position, rebuild, standalone, verify
+from treadle.maintenance import commit, position, rebuild, standalone, status
+from treadle.maintenance.status import Status
 from treadle.maintenance.verify import Finding, Report
 from treadle.plan import (
     Call,
@@ -419,7 +420,9 @@ class AsyncStore:
     async def verify(self, *models: type[Document], progress: Report | None = None) -> list[Finding]:
         """Every stored value that is not what it should be; of all models, or of these."""
         entries = self.graph.chosen(models)
-        return await self.runner.run(verify.verify(self.graph, await self._topology(), entries, progress))
+        return await self.runner.run(
+            status.verify_and_note(self.graph, await self._topology(), entries, progress)
+        )
 
     async def repair(self, *models: type[Document], progress: Report | None = None) -> int:
         """Mend what `verify` finds, while writers go on; how many documents were mended."""
@@ -434,6 +437,11 @@ class AsyncStore:
     def worker(self, name: str = position.NAME) -> AsyncWorker:
         """The worker that keeps what is declared with `maintain="stream"` right."""
         return AsyncWorker(self, name)
+
+    async def status(self) -> Status:
+        """How the maintenance stands: per rule its mode, how far behind, last run, last findings."""
+        async with self.runner.database.client.start_session() as session:
+            return await self.runner.run(status.status(self.graph, await self._topology()), session)
 
     # -- the driver beneath -------------------------------------------------------
 

@@ -195,7 +195,7 @@ def setup(
 
 @app.command()
 def verify(app_name: AppOption, models: ModelsArgument = None, as_json: JsonOption = False) -> None:
-    """Name every stored value that is not what it should be. Writes nothing.
+    """Name every stored value that is not what it should be. Changes no document.
 
     Exits with 1 when there are findings.
 
@@ -270,6 +270,47 @@ def rebuild(
     with maintain.progress_bar(Console(stderr=True)) as progress:
         visited = maintain.rebuild(app.load_store(app_name), models or [], progress)
     typer.echo(f'{{"rebuilt": {visited}}}' if as_json else f"Rebuilt {visited} documents.")
+
+
+@app.command()
+def watch(
+    app_name: AppOption,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option("--metrics-port", help="Serve Prometheus metrics on this port.", show_default=False),
+    ] = None,
+) -> None:
+    """Keep what is declared with maintain="stream" right, until SIGTERM or Ctrl-C.
+
+    One worker per database is active; others stand by and take over.
+
+    \b
+    Example:
+      treadle watch --app shop.models:store --metrics-port 9464
+    """
+    from treadle.commands import app, watch
+
+    watch.watch(app.load_store(app_name), metrics_port, lambda line: typer.echo(line, err=True))
+
+
+@app.command()
+def status(app_name: AppOption, as_json: JsonOption = False) -> None:
+    """Show per pattern how it is maintained, how far behind it is, and what verify found last.
+
+    \b
+    Example:
+      treadle status --app shop.models:store
+      treadle status --app shop.models:store --json
+    """
+    from rich.console import Console
+
+    from treadle.commands import app, watch
+
+    found = watch.status(app.load_store(app_name))
+    if as_json:
+        typer.echo(watch.as_json(found))
+    else:
+        watch.show(found, Console())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,7 +23,8 @@ from treadle.combine import Combiner
 from treadle.document import Document
 from treadle.errors import UsageError
 from treadle.graph import Graph
-from treadle.maintenance import commit, position, rebuild, standalone, verify
+from treadle.maintenance import commit, position, rebuild, standalone, status
+from treadle.maintenance.status import Status
 from treadle.maintenance.verify import Finding, Report
 from treadle.plan import (
     Call,
@@ -399,7 +400,7 @@ class Store:
     def verify(self, *models: type[Document], progress: Report | None = None) -> list[Finding]:
         """Every stored value that is not what it should be; of all models, or of these."""
         entries = self.graph.chosen(models)
-        return self.runner.run(verify.verify(self.graph, self._topology(), entries, progress))
+        return self.runner.run(status.verify_and_note(self.graph, self._topology(), entries, progress))
 
     def repair(self, *models: type[Document], progress: Report | None = None) -> int:
         """Mend what `verify` finds, while writers go on; how many documents were mended."""
@@ -414,6 +415,11 @@ class Store:
     def worker(self, name: str = position.NAME) -> Worker:
         """The worker that keeps what is declared with `maintain="stream"` right."""
         return Worker(self, name)
+
+    def status(self) -> Status:
+        """How the maintenance stands: per rule its mode, how far behind, last run, last findings."""
+        with self.runner.database.client.start_session() as session:
+            return self.runner.run(status.status(self.graph, self._topology()), session)
 
     # -- the driver beneath -------------------------------------------------------
 

@@ -20,7 +20,8 @@ from pymongo.errors import PyMongoError
 from treadle import shell
 from treadle.errors import DataError
 from treadle.maintenance import lease, stream
-from treadle.maintenance.stream import Follower, Lag, LeaseLost
+from treadle.maintenance.status import Lag, pending
+from treadle.maintenance.stream import Follower, LeaseLost
 from treadle.plan import Plan, wait
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Worker(_Worker):
         """How far behind the worker is, whichever process it runs in."""
         stream.require_streams(self._store._topology())
         with self._store.runner.database.client.start_session() as session:
-            return self._store.runner.run(stream.lag(self._store.graph, self._name), session)
+            return self._store.runner.run(pending(self._store.graph, self._name), session).lag
 
     @contextlib.contextmanager
     def _renewing(self, follower: Follower) -> Generator[None]:
@@ -183,7 +184,7 @@ class AsyncWorker(_Worker):
         """How far behind the worker is, whichever process it runs in."""
         stream.require_streams(await self._store._topology())
         async with self._store.runner.database.client.start_session() as session:
-            return await self._store.runner.run(stream.lag(self._store.graph, self._name), session)
+            return (await self._store.runner.run(pending(self._store.graph, self._name), session)).lag
 
     async def _renew(self, follower: Follower) -> None:
         while True:

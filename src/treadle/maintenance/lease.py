@@ -102,3 +102,9 @@ def release(name: str, token: int) -> Plan[None]:
     """Let a lease go, if it is still the same one."""
     free: Raw = {"until": "$$NOW", "owner": "", "session": None}
     yield from update_one(COLLECTION, {"_id": name, "n": token}, [{"$set": free}])
+
+
+def holder(name: str) -> Plan[Raw | None]:
+    """The lease as it is held just now, by the server's clock."""
+    held: Raw = {"_id": name, "owner": {"$ne": ""}, "$expr": {"$gt": ["$until", "$$NOW"]}}
+    return (yield from find_one(COLLECTION, held))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bson import ObjectId
@@ -65,7 +64,6 @@ BACKOFF_SECONDS = 0.2
 BACKOFF_MAX_SECONDS = 15.0
 ATTEMPTS_MAX = 20
 RESYNC_PAGE = 200
-LAG_EVENTS_MAX = 100_000
 # The position is no longer in the server's history, or cannot be found there.
 HISTORY_LOST = frozenset({280, 286})
 TOO_LARGE = frozenset({10334, 17419, 17420})
@@ -75,14 +73,6 @@ log = logging.getLogger("treadle")
 
 class LeaseLost(Exception):
     """Another worker leads; whatever this one was about to do is not done."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """How far behind the worker is."""
-
-    seconds: float
-    events: int
 
 
 class Follower:
@@ -479,38 +469,3 @@ def pre_images() -> Plan[list[str]]:
         for name, each in found.items()
         if (each.get("options", {}).get("changeStreamPreAndPostImages") or {}).get("enabled")
     ]
-
-
-def lag(graph: Graph, name: str) -> Plan[Lag]:
-    """How far the saved position is behind the server."""
-    row = yield from find_one(COLLECTION, {"_id": name})
-    if row is None:
-        return Lag(0.0, 0)
-    watch = Watch(graph)
-    pipeline = [*watch.pipeline(resume(row), lean=True)[:2], {"$project": {"clusterTime": 1}}]
-    reply = yield from database_command(
-        {"aggregate": 1, "pipeline": pipeline, "cursor": {"batchSize": 0}}, writes=False
-    )
-    cursor = reply["cursor"]["id"]
-    events, first = 0, None
-    while cursor:
-        command = {
-            "getMore": cursor,
-            "collection": "$cmd.aggregate",
-            "batchSize": BATCH_MAX,
-            "maxTimeMS": 200,
-        }
-        reply = yield from database_command(command, writes=False)
-        batch = reply["cursor"]["nextBatch"]
-        cursor = reply["cursor"]["id"]
-        if batch and first is None:
-            first = batch[0]["clusterTime"].time
-        events += len(batch)
-        if not batch or events >= LAG_EVENTS_MAX:
-            break
-    if cursor:
-        yield from database_command({"killCursors": "$cmd.aggregate", "cursors": [cursor]}, writes=False)
-    if first is None:
-        return Lag(0.0, 0)
-    hello = yield from database_command({"hello": 1}, writes=False, admin=True)
-    return Lag(max(0.0, hello["localTime"].timestamp() - first), events)
