@@ -279,6 +279,9 @@ def watch(
         int | None,
         typer.Option("--metrics-port", help="Serve Prometheus metrics on this port.", show_default=False),
     ] = None,
+    name: Annotated[
+        str, typer.Option("--name", help="Its name, if several applications share a database.")
+    ] = "worker",
 ) -> None:
     """Keep what is declared with maintain="stream" right, until SIGTERM or Ctrl-C.
 
@@ -290,7 +293,7 @@ def watch(
     """
     from treadle.commands import app, watch
 
-    watch.watch(app.load_store(app_name), metrics_port, lambda line: typer.echo(line, err=True))
+    watch.watch(app.load_store(app_name), name, metrics_port, lambda line: typer.echo(line, err=True))
 
 
 @app.command()

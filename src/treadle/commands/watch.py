@@ -23,17 +23,17 @@ from treadle.sync_api import Store
 STATUS_SECONDS_MAX = 30.0
 
 
-def watch(store: Store | AsyncStore, metrics_port: int | None, say: Callable[[str], None]) -> None:
+def watch(store: Store | AsyncStore, name: str, metrics_port: int | None, say: Callable[[str], None]) -> None:
     """Run the worker until SIGTERM or Ctrl-C, telling on the way what it does."""
     _log_to(say)
     if isinstance(store, Store):
-        _watch(store, metrics_port, say)
+        _watch(store, name, metrics_port, say)
     else:
-        asyncio.run(_watch_async(store, metrics_port, say))
+        asyncio.run(_watch_async(store, name, metrics_port, say))
 
 
-def _watch(store: Store, metrics_port: int | None, say: Callable[[str], None]) -> None:
-    worker = store.worker()
+def _watch(store: Store, name: str, metrics_port: int | None, say: Callable[[str], None]) -> None:
+    worker = store.worker(name)
     with ExitStack() as stack:
         if metrics_port is not None:
             from treadle import metrics
@@ -46,9 +46,11 @@ def _watch(store: Store, metrics_port: int | None, say: Callable[[str], None]) -
     say(_summary(worker.totals))
 
 
-async def _watch_async(store: AsyncStore, metrics_port: int | None, say: Callable[[str], None]) -> None:
+async def _watch_async(
+    store: AsyncStore, name: str, metrics_port: int | None, say: Callable[[str], None]
+) -> None:
     loop = asyncio.get_running_loop()
-    worker = store.worker()
+    worker = store.worker(name)
 
     def status() -> Status:
         return asyncio.run_coroutine_threadsafe(store.status(), loop).result(STATUS_SECONDS_MAX)

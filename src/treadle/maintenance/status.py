@@ -143,7 +143,13 @@ def pending(graph: Graph, name: str) -> Plan[Pending]:
     stages = Watch(graph).pipeline(position.resume(row), lean=True)[:2]
     shown = {"clusterTime": 1, "ns": 1, "documentKey": 1}
     opened = {"aggregate": 1, "pipeline": [*stages, {"$project": shown}], "cursor": {"batchSize": 0}}
-    reply = yield from database_command(opened, writes=False)
+    try:
+        reply = yield from database_command(opened, writes=False)
+    except OperationFailure as error:
+        if error.code not in position.HISTORY_LOST:
+            raise
+        # Nobody can count any more what was missed; the worker will go over everything.
+        return Pending(Lag((yield from _seconds_since(row.get("saved"))), 0))
     cursor = reply["cursor"]["id"]
     documents: dict[str, set[Any]] = {}
     events, first = 0, None
@@ -158,7 +164,7 @@ def pending(graph: Graph, name: str) -> Plan[Pending]:
         cursor, batch = reply["cursor"]["id"], reply["cursor"]["nextBatch"]
         if not batch:
             break
-        first = first or batch[0]["clusterTime"].time
+        first = first or batch[0]["clusterTime"].as_datetime()
         events += len(batch)
         for event in batch:
             if "documentKey" in event:
@@ -166,10 +172,15 @@ def pending(graph: Graph, name: str) -> Plan[Pending]:
                 documents.setdefault(event["ns"]["coll"], set()).add(key)
     if cursor:
         yield from database_command({"killCursors": "$cmd.aggregate", "cursors": [cursor]}, writes=False)
-    if first is None:
-        return Pending()
+    return Pending(Lag((yield from _seconds_since(first)), events), documents)
+
+
+def _seconds_since(moment: datetime | None) -> Plan[float]:
+    """How long ago something was, by the server's clock."""
+    if moment is None:
+        return 0.0
     hello = yield from database_command({"hello": 1}, writes=False, admin=True)
-    return Pending(Lag(max(0.0, hello["localTime"].timestamp() - first), events), documents)
+    return max(0.0, float((hello["localTime"] - moment).total_seconds()))
 
 
 # -- what verify found last ---------------------------------------------------------------------

@@ -26,7 +26,7 @@ from treadle.maintenance import contributions, lease
 from treadle.maintenance.apply import apply
 from treadle.maintenance.events import PRE_IMAGES_SINCE, UPHEAVALS, Doubt, Watch
 from treadle.maintenance.intents import is_about_one_document
-from treadle.maintenance.position import COLLECTION, operation_time, resume, signature
+from treadle.maintenance.position import COLLECTION, HISTORY_LOST, operation_time, resume, signature
 from treadle.maintenance.rebuild import mend
 from treadle.maintenance.verify import examine, page
 from treadle.pattern import Rule
@@ -64,8 +64,6 @@ BACKOFF_SECONDS = 0.2
 BACKOFF_MAX_SECONDS = 15.0
 ATTEMPTS_MAX = 20
 RESYNC_PAGE = 200
-# The position is no longer in the server's history, or cannot be found there.
-HISTORY_LOST = frozenset({280, 286})
 TOO_LARGE = frozenset({10334, 17419, 17420})
 
 log = logging.getLogger("treadle")
@@ -170,19 +168,16 @@ class Follower:
     def _owe(self, rules: list[Rule], *, anew: bool = True) -> None:
         """Write down what must be gone over; from the beginning if `anew`."""
         for rule in rules:
-            needed = [(rule.target.collection, False)]
+            debts = [{"collection": rule.target.collection, "ledger": False, "after": None}]
             if isinstance(rule, GatherRule) and rule in self.watch.ledgered:
-                needed.append((rule.source.collection, True))
-            for collection, ledger in needed:
-                there = [
-                    each for each in self.owed if (each["collection"], each["ledger"]) == (collection, ledger)
-                ]
-                if there and not anew:
-                    continue
-                self.owed = [each for each in self.owed if each not in there]
-                self.owed.append({"collection": collection, "ledger": ledger, "after": None})
-        # The ledger first: it has to know a source before the source's next event comes.
+                debts.insert(0, {"collection": rule.source.collection, "ledger": True, "after": None})
+            # A target is looked at after the ledger knows its sources, never before.
+            if anew or not all(self._is_owed(debt) for debt in debts):
+                self.owed = [*(each for each in self.owed if not _same_debt(each, debts)), *debts]
         self.owed.sort(key=lambda each: not each["ledger"])
+
+    def _is_owed(self, debt: Raw) -> bool:
+        return any(_same_debt(each, [debt]) for each in self.owed)
 
     def _save(self, changes: Raw) -> Plan[None]:
         """Keep the position and what is owed, if this worker still leads."""
@@ -447,6 +442,10 @@ class Follower:
         if keys:
             mended = yield from mend(self.graph, self.server, entry, list(keys.values()))
             self._count("mended", len(mended))
+
+
+def _same_debt(one: Raw, others: list[Raw]) -> bool:
+    return any((one["collection"], one["ledger"]) == (each["collection"], each["ledger"]) for each in others)
 
 
 # -- for whoever looks at it from outside -----------------------------------------------------------
