@@ -297,7 +297,9 @@ def scan(
         int, typer.Option("--documents", min=1, help="Larger collections are measured by a uniform sample.")
     ] = 20_000_000,
     sample: Annotated[int, typer.Option("--sample", min=100, help="How large such a sample is.")] = 10_000,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.001, help="The most for one operation.")] = 60.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.001, help="The most for one operation.")
+    ] = 60.0,
     collections: Annotated[
         int, typer.Option("--collections", min=1, help="Look into so many collections, the largest.")
     ] = 200,
@@ -343,7 +345,7 @@ def scan(
         scan.shown(report, Console(), brief)
     if not report.scan.complete:
         raise typer.Exit(NO_CONNECTION if report.scan.lost else INTERRUPTED)
-    if fail_on is not None and report.fails(fail_on):  # type: ignore[arg-type]
+    if fail_on is not None and report.fails(fail_on):
         raise typer.Exit(FINDINGS)
 
 
@@ -404,7 +406,9 @@ def decide(
 
     # Not from the environment: without a URI these are questions.
     if uri is None and uri_option is None:
-        scan.ask(lambda question: str(typer.prompt(question, default="", show_default=False, err=True)), Console())
+        scan.ask(
+            lambda question: str(typer.prompt(question, default="", show_default=False, err=True)), Console()
+        )
         return
     from treadle.advisor import Limits
 

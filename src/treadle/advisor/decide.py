@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from treadle.advisor.facts import CollectionFacts, Relation
+from treadle.advisor.facts import CollectionFacts, Relation, Scan
 from treadle.advisor.wording import size
 from treadle.errors import UsageError
 
@@ -28,7 +28,7 @@ ADVICE: dict[Choice, str] = {
     "embed": "Embed the children in the parent.",
     "reference": "Keep the children in a collection of their own, and refer to them.",
     "reference-from-child": "Keep the children in a collection of their own, each with its parent's id.",
-    "arrays-of-ids": "Keep both in collections of their own, with an array of ids on the side that has fewer.",
+    "arrays-of-ids": "Keep both in collections of their own, with an array of ids where there are fewer.",
 }
 
 
@@ -157,3 +157,19 @@ def _factors(given: Relationship, choice: Choice) -> Iterator[str]:
         yield "Read together: copy the fields that readers want (Extended Reference), or use $lookup."
     if not embedded and choice != "arrays-of-ids":
         yield "Counts and sums over the children can be kept in the parent (Computed)."
+
+
+def could_embed(scan: Scan, relation: Relation) -> bool:
+    """Few children per parent, which nobody else refers to."""
+    if relation.many or relation.child == relation.parent or relation.key != "_id":
+        return False
+    if any(each.parent == relation.child for each in scan.relations):
+        return False
+    # A join table's rows have several parents; they belong to the one with the fewest children.
+    others = [each for each in scan.relations if each.child == relation.child and not each.many]
+    smallest = min(others, key=lambda each: (each.children.maximum, each.path))
+    if smallest != relation:
+        return False
+    child = scan.collections[relation.child]
+    found = decide(Relationship.measured(relation, child))
+    return found.choice == "embed"

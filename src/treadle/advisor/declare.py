@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel
@@ -74,10 +74,11 @@ def class_name(collection: str) -> str:
 # Names that the generated source imports or builds on.
 _USED_NAMES = frozenset(
     {
-        "Document", "BaseModel", "Field", "Annotated", "Any", "Id", "Indexed", "IndexModel", "Decimal", "UUID",
-        "Count", "Sum", "Average", "Min", "Max", "Subset", "ExtendedReference", "Formula", "Bucket", "TimeSeries",
-        "Outlier", "Approximate", "Rollup", "Store", "AsyncStore", "Action", "Finding", "Progress",
-        "AncestorArray", "ParentReference", "MaterializedPath", "ChildReferences", "Day", "Hour", "None", "True",
+        "Document", "BaseModel", "Field", "Annotated", "Any", "Id", "Indexed", "IndexModel", "Decimal",
+        "UUID",        "Count", "Sum", "Average", "Min", "Max", "Subset", "ExtendedReference", "Formula", "Bucket",
+        "TimeSeries",         "Outlier", "Approximate", "Rollup", "Store", "AsyncStore", "Action", "Finding", "Progress",
+        "AncestorArray", "ParentReference", "MaterializedPath", "ChildReferences", "Day", "Hour",
+        "None", "True",
     }
 )  # fmt: skip
 
@@ -127,7 +128,7 @@ class Source:
             lines += [_import(module, sorted(self.imports[module])) for module in group]
             if group:
                 lines.append("")
-        return "\n".join(lines) + "\n" + "\n\n\n".join(self.blocks) + "\n"
+        return "\n".join([*lines, ""]) + "\n" + "\n\n\n".join(self.blocks) + "\n"
 
     # -- models ---------------------------------------------------------------------
 
@@ -140,7 +141,7 @@ class Source:
         self,
         facts: CollectionFacts,
         *,
-        keywords: str = "",
+        keywords: Sequence[str] = (),
         collection: str | None = None,
         wrapped: Mapping[str, Wrap] | None = None,
         without: frozenset[str] = frozenset(),
@@ -171,12 +172,12 @@ class Source:
             shown += 1
             lines.append(self._field(facts, each, names[each.name], made, (wrapped or {}).get(each.name)))
         lines += [f"    {line}" for line in added]
-        place = facts.name if collection is None else collection
-        head = (
-            f"class {made}({base}, collection={quoted(place)}{keywords}):"
-            if base == "Document"
-            else f"class {made}({base}{keywords}):"
-        )
+        parts = [
+            base,
+            *([f"collection={quoted(collection or facts.name)}"] if base == "Document" else []),
+            *keywords,
+        ]
+        head = _head(made, parts)
         self.blocks.append("\n".join([head, *(lines or ["    pass"]), *dict.fromkeys(comments)]))
         return made
 
@@ -250,7 +251,7 @@ class Source:
         last = [step for step in steps if step != "[]"][-1]
         made = self.name(_nested_name(owner, last, "[]" in steps[-1:]))
         taken: set[str] = set()
-        whole = facts.fields["".join(_joined(steps))] if "".join(_joined(steps)) in facts.fields else None
+        whole = facts.fields.get("".join(_joined(steps)))
         known = whole.filled.get("object", 0) if whole is not None else 0
         lines = [
             self._field(facts, field, python_name(field.name, taken), made, None, known) for field in inside
@@ -282,6 +283,16 @@ class Source:
             alias = f"alias={quoted(each.name)}"
             return f"    {name}: {annotation} = Field({alias if default is None else f'{default}, {alias}'})"
         return f"    {name}: {annotation}" + ("" if default is None else f" = {default}")
+
+
+def _head(name: str, parts: Sequence[str]) -> str:
+    """The first line of a class, or several where one would be too long."""
+    line = f"class {name}({', '.join(parts)}):"
+    if len(line) <= LINE_LENGTH and "\n" not in line and "#" not in line:
+        return line
+    inside = [each if each.startswith("#") else f"{each}," for each in parts]
+    indented = [f"    {line}" for each in inside for line in each.split("\n")]
+    return "\n".join([f"class {name}(", *indented, "):"])
 
 
 def _joined(steps: tuple[str, ...]) -> list[str]:

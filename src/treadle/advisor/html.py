@@ -37,7 +37,8 @@ h4 { font-size: .9rem; font-weight: 600; margin: 1.25rem 0 .25rem; }
 p { margin: .5rem 0; max-width: 46rem; }
 .quiet, .about, dt { color: var(--quiet); }
 .numbers { display: flex; flex-wrap: wrap; gap: 2.5rem; margin: 2rem 0 0; padding: 0; list-style: none; }
-.numbers b { display: block; font-size: 1.75rem; font-weight: 600; line-height: 1.2; font-variant-numeric: tabular-nums; }
+.numbers b { display: block; font-size: 1.75rem; font-weight: 600; line-height: 1.2;
+  font-variant-numeric: tabular-nums; }
 .numbers span { color: var(--quiet); font-size: .875rem; }
 article, .collection { background: var(--card); border: 1px solid var(--line); border-radius: 12px;
   padding: 1.25rem 1.5rem; margin: 0 0 1rem; }
@@ -48,7 +49,8 @@ article header { display: flex; flex-wrap: wrap; gap: .25rem .75rem; align-items
 .well { color: var(--well); }
 code, pre, .path { font: .84rem/1.55 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 .path { color: var(--accent); }
-pre { background: var(--code); border: 1px solid var(--line); border-radius: 8px; padding: .9rem 1rem; margin: .25rem 0 0;
+pre { background: var(--code); border: 1px solid var(--line); border-radius: 8px; padding: .9rem 1rem;
+  margin: .25rem 0 0;
   overflow-x: auto; white-space: pre; overflow-wrap: normal; }
 dl { display: grid; grid-template-columns: minmax(10rem, max-content) 1fr; gap: .15rem 1.5rem; margin: 1rem 0;
   font-size: .9rem; }
@@ -57,13 +59,16 @@ dd { margin: 0; font-variant-numeric: tabular-nums; }
 .advice b { font-weight: 600; }
 .code { position: relative; }
 button { position: absolute; top: .6rem; right: .6rem; font: inherit; font-size: .8rem; color: var(--quiet);
-  background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .1rem .6rem; cursor: pointer; }
+  background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .1rem .6rem;
+  cursor: pointer; }
 button:hover { color: var(--ink); }
-table { border-collapse: collapse; font-size: .85rem; width: 100%; font-variant-numeric: tabular-nums; margin: .5rem 0; }
+table { border-collapse: collapse; font-size: .85rem; width: 100%; font-variant-numeric: tabular-nums;
+  margin: .5rem 0; }
 th { text-align: left; font-weight: 600; color: var(--quiet); }
 th, td { padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 details { margin: .35rem 0; } summary { cursor: pointer; font-size: .85rem; color: var(--quiet); }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); gap: 0 2rem; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); gap: 0
+  2rem; }
 figure { margin: .75rem 0 0; min-width: 0; } figcaption { font-size: .85rem; color: var(--quiet); }
 svg { display: block; width: 100%; height: auto; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--quiet); }
@@ -74,9 +79,11 @@ svg .bar { fill: var(--bar); } svg .tail { fill: var(--tail); } svg .axis { stro
 .graph .node.info rect { stroke: var(--info); }
 .graph .name { font-size: 13px; font-weight: 600; fill: var(--ink); }
 .graph path { fill: none; stroke: var(--quiet); stroke-width: 1.2; opacity: .75; }
-.graph path.broken { stroke: var(--tail); stroke-dasharray: 5 3; } .graph path.tip { fill: var(--quiet); stroke: none; }
+.graph path.broken { stroke: var(--tail); stroke-dasharray: 5 3; } .graph path.tip { fill: var(--quiet);
+  stroke: none; }
 @media print { body { background: #fff; } main { padding: 0; max-width: none; } button { display: none; }
-  article, .collection, figure { break-inside: avoid; } pre { white-space: pre-wrap; overflow-wrap: anywhere; } }
+  article, .collection, figure { break-inside: avoid; } pre { white-space: pre-wrap; overflow-wrap:
+  anywhere; } }
 """
 
 SCRIPT = """
@@ -90,7 +97,8 @@ for (const button of document.querySelectorAll("button")) {
       button.textContent = "Selected"; }
   });
 }
-addEventListener("beforeprint", () => { for (const each of document.querySelectorAll("details")) each.open = true; });
+addEventListener("beforeprint", () => { for (const each of document.querySelectorAll("details"))
+  each.open = true; });
 """
 
 _EXPLAINED = {"problem": "should be mended soon", "warning": "is worth changing", "info": "is worth knowing"}
@@ -131,7 +139,9 @@ def _parts(report: Report) -> Iterator[str]:
     for each in report.findings:
         yield _finding(each)
     if report.healthy:
-        yield "<h2>What is fine</h2><p>" + ", ".join(f"<span class='path'>{text(facts.name)}</span>" for facts in report.healthy)
+        yield "<h2>What is fine</h2><p>" + ", ".join(
+            f"<span class='path'>{text(facts.name)}</span>" for facts in report.healthy
+        )
         yield " – looked into, and no rule had anything to say.</p>"
     yield "<h2>What was measured</h2>"
     charts = 0
@@ -140,7 +150,8 @@ def _parts(report: Report) -> Iterator[str]:
         made, charts = _collection(facts, charts)
         yield made
     if len(scan.names) > min(len(shown), COLLECTIONS_SHOWN_MAX):
-        yield f"<p class='quiet'>{len(scan.names) - min(len(shown), COLLECTIONS_SHOWN_MAX):,} more collections are not shown.</p>"
+        more = len(scan.names) - min(len(shown), COLLECTIONS_SHOWN_MAX)
+        yield f"<p class='quiet'>{more:,} more collections are not shown.</p>"
 
 
 def _numbers(report: Report) -> str:
@@ -168,10 +179,12 @@ def _finding(each: Finding) -> str:
     steps = "".join(f"<li>{text(step)}</li>" for step in each.steps)
     named = "" if each.rule.pattern == "anti-pattern" else f" · {text(each.rule.pattern)}"
     return (
-        f"<article><header><span class='badge {each.severity}' title='{_EXPLAINED[each.severity]}'>{each.severity}</span>"
+        f"<article><header><span class='badge {each.severity}' "
+        f"title='{_EXPLAINED[each.severity]}'>{each.severity}</span>"
         f"<h3>{text(each.rule.title)}</h3><span class='path'>{text(each.where)}</span></header>"
         f"<p>{text(each.summary)}</p><dl>{evidence}</dl>"
-        f"<div class='advice'><p><b>Do</b> {text(each.rule.remedy)}</p><p><b>Costs</b> {text(each.rule.costs)}</p>"
+        f"<div class='advice'><p><b>Do</b> {text(each.rule.remedy)}</p><p><b>Costs</b> "
+        f"{text(each.rule.costs)}</p>"
         f"<p><b>Gains</b> {text(each.rule.gains)}</p><p><b>When not</b> {text(each.rule.when_not)}</p></div>"
         f"<h4>Declaration</h4><div class='code'><button hidden type='button'>Copy</button>"
         f"<pre><code>{_code(each.declaration)}</code></pre></div>"
@@ -200,23 +213,32 @@ def _collection(facts: CollectionFacts, charts: int) -> tuple[str, int]:
     for each in facts.fields.values():
         if each.lengths is not None and each.lengths.count:
             charts += 1
-            chart = histogram(charts, f"Lengths of {each.path} in {facts.name}", each.lengths, number, "documents")
+            chart = histogram(
+                charts, f"Lengths of {each.path} in {facts.name}", each.lengths, number, "documents"
+            )
             pictures.append(f"<figure><figcaption>Items in {text(each.path)}</figcaption>{chart}</figure>")
     parts.append(f"<div class='charts'>{''.join(pictures)}</div>")
     if facts.fields:
         parts.append(_fields(facts))
     if facts.indexes:
         rows = [
-            (index.name, ", ".join(f"{path} {way}" for path, way in index.keys), "unique" if index.unique else "",
-             "not seen" if index.uses is None else f"{index.uses:,}", size(index.bytes or 0))
+            (index.name, ", ".join(f"{path} {way}" for path, way in index.keys),
+             "unique" if index.unique else "", "not seen" if index.uses is None else f"{index.uses:,}", size(index.bytes or 0))
             for index in facts.indexes
         ]  # fmt: skip
-        parts.append(table(("index", "keys", "", "uses", "size"), rows, plural(len(rows), "index", "indexes")))
+        parts.append(
+            table(("index", "keys", "", "uses", "size"), rows, plural(len(rows), "index", "indexes"))
+        )
     return "".join(parts) + "</section>", charts
 
 
 def _about(facts: CollectionFacts) -> str:
-    parts = [facts.kind, plural(facts.count, "document"), f"{size(facts.data_bytes)} of data", f"{size(facts.index_bytes)} of indexes"]
+    parts = [
+        facts.kind,
+        plural(facts.count, "document"),
+        f"{size(facts.data_bytes)} of data",
+        f"{size(facts.index_bytes)} of indexes",
+    ]
     if facts.growth is not None and (facts.growth.last - facts.growth.first).days > 1:
         parts.append(f"{number(facts.growth.per_day)} new a day since {facts.growth.first:%Y-%m-%d}")
     parts.append("with a validator" if facts.validated else "without a validator")

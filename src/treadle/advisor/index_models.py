@@ -20,10 +20,10 @@ def keeping(facts: CollectionFacts, dropped: frozenset[str]) -> str:
 def declared(facts: CollectionFacts, indexes: Iterable[str]) -> str:
     source = Source()
     lines = list(indexes)[:INDEXES_SHOWN_MAX]
-    keywords = ""
+    keywords: list[str] = []
     if lines:
         source.use("pymongo", "IndexModel")
-        keywords = ",\n    indexes=[\n" + "".join(f"        {line},\n" for line in lines) + "    ]\n"
+        keywords.append("indexes=[\n" + "".join(f"    {line},\n" for line in lines) + "]")
     source.document(facts, keywords=keywords)
     return source.text()
 

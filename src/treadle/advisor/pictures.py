@@ -6,7 +6,7 @@ a table of the same data. Every name is escaped; none becomes an id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import log10
@@ -20,7 +20,7 @@ LEFT, BOTTOM, TOP = 8, 34, 18
 NODE_WIDTH, NODE_HEIGHT = 168, 44
 COLUMN, ROW = 260, 66
 NODES_MAX = 40
-LABEL_LENGTH_MAX = 22
+LABEL_LENGTH_MAX = 19
 BAR_GAP = 3
 
 Show = Callable[[float], str]
@@ -46,7 +46,8 @@ def histogram(number_: int, title: str, found: Distribution, show: Show, what: s
     width = (WIDTH - 2 * LEFT) / len(bins)
     room = HEIGHT - BOTTOM - TOP
     parts = [
-        f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {HEIGHT}" aria-labelledby="t{number_} d{number_}">',
+        f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'aria-labelledby="t{number_} d{number_}">',
         f'<title id="t{number_}">{text(title)}</title>',
         f'<desc id="d{number_}">{text(_described(found, show))}</desc>',
     ]
@@ -61,9 +62,12 @@ def histogram(number_: int, title: str, found: Distribution, show: Show, what: s
         )
         if len(bins) <= 9 or place % (len(bins) // 6 + 1) == 0:
             parts.append(
-                f'<text class="tick" x="{left + width / 2:.1f}" y="{HEIGHT - BOTTOM + 14}">{text(show(each.low))}</text>'
+                f'<text class="tick" x="{left + width / 2:.1f}" y="{HEIGHT - BOTTOM + 14}">'
+                f"{text(show(each.low))}</text>"
             )
-    parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - LEFT}" y1="{TOP + room + 1}" y2="{TOP + room + 1}"/>')
+    parts.append(
+        f'<line class="axis" x1="{LEFT}" x2="{WIDTH - LEFT}" y1="{TOP + room + 1}" y2="{TOP + room + 1}"/>'
+    )
     parts.append(
         f'<text class="mark" x="{WIDTH - LEFT}" y="{HEIGHT - 4}">median {text(show(found.median))} · '
         f"p99 {text(show(found.p99))} · max {text(show(found.maximum))}</text></svg>"
@@ -74,8 +78,10 @@ def histogram(number_: int, title: str, found: Distribution, show: Show, what: s
 
 def _described(found: Distribution, show: Show) -> str:
     return (
-        f"{found.count:,} in all; from {show(found.minimum)} to {show(found.maximum)}, median {show(found.median)}, "
-        f"99th percentile {show(found.p99)}; {found.above(found.p99):,} beyond it. The height of bars is logarithmic."
+        f"{found.count:,} in all; from {show(found.minimum)} to {show(found.maximum)}, median "
+        f"{show(found.median)}, "
+        f"99th percentile {show(found.p99)}; {found.above(found.p99):,} beyond it. The height of bars "
+        "is logarithmic."
     )
 
 
@@ -83,7 +89,7 @@ def _range(each: Bin, show: Show) -> str:
     return show(each.low) if each.low == each.high else f"{show(each.low)} – {show(each.high)}"
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]], summary: str = "Data") -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], summary: str = "Data") -> str:
     """The same as numbers, folded away."""
     cells = "".join(f"<th>{text(each)}</th>" for each in head)
     body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
@@ -105,7 +111,9 @@ class Place:
 def graph(scan: Scan, worst: Mapping[str, str]) -> str:
     """Collections in columns, what is referred to on the left; lines are references."""
     related = {name for each in scan.relations for name in (each.child, each.parent)}
-    names = sorted(scan.collections, key=lambda name: (name not in related, -scan.collections[name].count, name))
+    names = sorted(
+        scan.collections, key=lambda name: (name not in related, -scan.collections[name].count, name)
+    )
     chosen = names[:NODES_MAX]
     if not chosen:
         return ""
@@ -114,22 +122,27 @@ def graph(scan: Scan, worst: Mapping[str, str]) -> str:
     height = max(place.y for place in places.values()) + NODE_HEIGHT + 12
     lines = [each for each in scan.relations if each.child in places and each.parent in places]
     parts = [
-        f'<svg class="graph" role="img" viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px" '
+        f'<svg class="graph" role="img" viewBox="0 0 {width:.0f} {height:.0f}" '
+        f'style="max-width:{width:.0f}px" '
         'aria-labelledby="tg dg"><title id="tg">Collections and their references</title>'
-        f'<desc id="dg">{len(chosen)} collections and {len(lines)} references; an arrow leads from the document '
-        "that holds an id to the one that it names.</desc>",
+        f'<desc id="dg">{len(chosen)} collections and {len(lines)} references; an arrow leads from '
+        "the document that holds an id to the one that it names.</desc>",
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
         'orient="auto-start-reverse"><path class="tip" d="M0 0 L8 4 L0 8 z"/></marker></defs>',
     ]
     parts += [_line(each, places) for each in lines]
     parts += [_node(scan, name, places[name], worst.get(name, "")) for name in chosen]
     rows = [
-        (each.child, each.path, f"{each.parent}.{each.key}", number(each.children.median), number(each.children.p99),
-         number(each.children.maximum), f"{each.orphans:,} of {each.checked:,}")
+        (each.child, each.path, f"{each.parent}.{each.key}", number(each.children.median),
+         number(each.children.p99),         number(each.children.maximum), f"{each.orphans:,} of {each.checked:,}")
         for each in scan.relations
     ]  # fmt: skip
     head = ("holds the id", "in", "of", "children: median", "p99", "max", "orphans")
-    note = "" if len(names) <= NODES_MAX else f"<p class='quiet'>{len(names) - NODES_MAX:,} more are not drawn.</p>"
+    note = (
+        ""
+        if len(names) <= NODES_MAX
+        else f"<p class='quiet'>{len(names) - NODES_MAX:,} more are not drawn.</p>"
+    )
     return "".join(parts) + "</svg>" + note + table(head, rows, "References as a table")
 
 
@@ -148,14 +161,17 @@ def _places(scan: Scan, chosen: list[str], related: set[str]) -> dict[str, Place
     lonely = [name for name in chosen if name not in levels]
     wide = max(3, len(columns))
     for row, name in enumerate(lonely):
-        places[name] = Place(8 + row % wide * (NODE_WIDTH + 24), 8 + (tallest + row // wide) * ROW + (14 if tallest else 0))
+        places[name] = Place(
+            8 + row % wide * (NODE_WIDTH + 24), 8 + (tallest + row // wide) * ROW + (14 if tallest else 0)
+        )
     return places
 
 
 def _levels(scan: Scan, names: list[str]) -> dict[str, int]:
     """How many references lead from a collection to one that refers to nothing; cycles are cut."""
     above = {
-        name: {each.parent for each in scan.relations if each.child == name and each.parent != name} & set(names)
+        name: {each.parent for each in scan.relations if each.child == name and each.parent != name}
+        & set(names)
         for name in names
     }
     levels: dict[str, int] = {}
@@ -185,9 +201,11 @@ def _line(each: Relation, places: Mapping[str, Place]) -> str:
         middle = (x1 + x2) / 2
         path = f"M{x1} {y1} C{middle} {y1} {middle} {y2} {x2 + 2} {y2}"
     else:
-        path = f"M{x1 + NODE_WIDTH / 2} {start.y} C{x1 + NODE_WIDTH / 2} {start.y - 30} {end.x} {end.y + 60} {end.x + NODE_WIDTH / 2} {end.y + NODE_HEIGHT}"
+        x1, x2, y2 = x1 + NODE_WIDTH / 2, end.x + NODE_WIDTH / 2, end.y + NODE_HEIGHT
+        path = f"M{x1} {start.y} C{x1} {start.y - 30} {x2} {y2 + 30} {x2} {y2 + 2}"
     kind = "broken" if each.orphans else "line"
-    told = f"{each.child}.{each.path} names {each.parent}.{each.key}; up to {number(each.children.maximum)} to one"
+    most = number(each.children.maximum)
+    told = f"{each.child}.{each.path} names {each.parent}.{each.key}; up to {most} to one"
     return f'<path class="{kind}" d="{path}" marker-end="url(#tip)"><title>{text(told)}</title></path>'
 
 

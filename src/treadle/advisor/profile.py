@@ -448,7 +448,8 @@ class Profiler:
 
     def _best(self, found: list[Candidate]) -> Candidate | None:
         """The target that holds most of the values; by name where several hold them."""
-        rows = self.reader.aggregate(found[0].child, relations.probe(found[0]))
+        rows = self.reader.aggregate(found[0].child, relations.probe(found[0], anywhere=True))
+        rows = rows or self.reader.aggregate(found[0].child, relations.probe(found[0], anywhere=False))
         values = [row["_id"] for row in rows]
         if not values:
             return None

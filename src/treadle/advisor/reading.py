@@ -8,14 +8,16 @@ the report; only a lost connection ends the scan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from bson.codec_options import CodecOptions, DatetimeConversion
 from pymongo.database import Database
 from pymongo.errors import ConnectionFailure, NotPrimaryError, OperationFailure, PyMongoError
 from pymongo.read_preferences import ReadPreference
+
+R = TypeVar("R")
 
 COMMENT = "treadle scan"
 ROWS_MAX = 200_000
@@ -142,7 +144,7 @@ class Reader:
     def _milliseconds(self) -> int:
         return max(1, int(self.operation_seconds * 1000))
 
-    def _asked(self, ask: Any) -> Any:
+    def _asked(self, ask: Callable[[], R]) -> R:
         self.operations += 1
         try:
             return ask()

@@ -22,7 +22,7 @@ TELLING_TYPES = frozenset({"objectId", "binData"})
 TARGETS_BY_TYPE_MAX = 30
 CANDIDATES_MAX = 400
 PROBED_VALUES = 64
-PROBED_DOCUMENTS = 2_000
+PROBED_DOCUMENTS = 200
 # Below this many distinct values, containment proves little.
 DISTINCT_MIN_UNNAMED = 3
 CONTAINED_NAMED_MIN = 0.5
@@ -112,10 +112,10 @@ def keys_of(parent: CollectionFacts) -> list[str]:
             found.append(index.fields[0])
     for field in parent.top():
         about = words(field.name)
-        if field.share > 0.99 and field.type in KEY_TYPES and len(about) > 1 and about[-1] == "id":
-            # Such as AlbumId in albums, beside an _id that nobody uses.
-            if stem(field.name) == subject(parent.name) and field.path not in found:
-                found.append(field.path)
+        usual = field.share > 0.99 and field.type in KEY_TYPES and len(about) > 1 and about[-1] == "id"
+        # Such as AlbumId in albums, beside an _id that nobody uses.
+        if usual and stem(field.name) == subject(parent.name) and field.path not in found:
+            found.append(field.path)
     return found
 
 
@@ -194,12 +194,17 @@ def _same_type(field: FieldFacts, key: FieldFacts | None) -> bool:
     return field.type in key.filled or (field.type in whole and bool(whole & set(key.filled)))
 
 
-def probe(candidate: Candidate) -> list[Stage]:
-    """A few values of the field; any will do, they only tell where to look closer."""
+def probe(candidate: Candidate, anywhere: bool) -> list[Stage]:
+    """A few values of the field, to tell where to look closer; they need not be a fair choice.
+
+    First from `anywhere` in the collection: the first documents may all have
+    the same parent. Where the field is too rare for that, from the first.
+    """
     path = candidate.path
+    typed: Stage = {"$match": {path: {"$type": candidate.field.type}}}
+    few: Stage = {"$sample": {"size": PROBED_DOCUMENTS}} if anywhere else {"$limit": PROBED_DOCUMENTS}
     return [
-        {"$match": {path: {"$type": candidate.field.type}}},
-        {"$limit": PROBED_DOCUMENTS},
+        *([few, typed] if anywhere else [typed, few]),
         *_unwound(candidate.field),
         {"$group": {"_id": f"${path}"}},
         {"$match": {"_id": {"$type": candidate.field.type}}},

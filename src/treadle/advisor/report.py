@@ -55,7 +55,7 @@ class Report:
     @property
     def healthy(self) -> list[CollectionFacts]:
         """The collections that were looked into and have no finding."""
-        named = {each.collection for each in self.findings}
+        named = {name for each in self.findings for name in (each.collection, *each.also)}
         return [facts for facts in self.scan.plain() if facts.name not in named]
 
     @property
@@ -113,6 +113,7 @@ def _finding(each: Finding) -> dict[str, Any]:
         "severity": each.severity,
         "confidence": each.confidence,
         "collection": each.collection,
+        "also": list(each.also),
         "path": each.path,
         "summary": each.summary,
         "evidence": dict(each.evidence),
@@ -239,7 +240,8 @@ def show(report: Report, console: Console, declarations: bool = True) -> None:
     documents = sum(facts.count for facts in scan.collections.values())
     console.print(
         Text(
-            f"{printable(scan.database)}: {plural(len(scan.names), 'collection')}, {plural(documents, 'document')}, "
+            f"{printable(scan.database)}: {plural(len(scan.names), 'collection')}, "
+            f"{plural(documents, 'document')}, "
             f"{plural(len(scan.relations), 'relation')}, workload {_workload(scan)}"
         )
     )
@@ -283,8 +285,9 @@ def _show_finding(each: Finding, console: Console, syntax: Any) -> None:
     console.print(Text(f"When not: {each.rule.when_not}"))
     for step in each.steps:
         console.print(Text(f"Then: {printable(step)}"))
+    # Unwrapped, so that what is copied from the terminal is still Python.
     console.print(
-        syntax(each.declaration, "python", theme="ansi_light", word_wrap=True, background_color="default")
+        syntax(each.declaration, "python", theme="ansi_light").highlight(each.declaration), soft_wrap=True
     )
 
 
@@ -311,7 +314,8 @@ def show_decisions(report: Report, console: Console) -> None:
     for relation, decision in report.decisions:
         console.print(
             Text(
-                f"{printable(relation.child)}.{printable(relation.path)} to {printable(relation.parent)}: {decision.advice}",
+                f"{printable(relation.child)}.{printable(relation.path)} to "
+                f"{printable(relation.parent)}: {decision.advice}",
                 style="bold",
             )
         )
@@ -321,8 +325,10 @@ def show_decisions(report: Report, console: Console) -> None:
             console.print(Text(f"  {factor}", style="dim"))
         console.print(
             Text(
-                f"  children per parent: {number(relation.children.minimum)} to {number(relation.children.maximum)}, "
-                f"median {number(relation.children.median)}; orphans {share(relation.orphans, relation.checked)}"
+                f"  children per parent: {number(relation.children.minimum)} to "
+                f"{number(relation.children.maximum)}, "
+                f"median {number(relation.children.median)}; orphans "
+                f"{share(relation.orphans, relation.checked)}"
                 f"; {share(relation.childless, relation.parents)} of the parents have none",
                 style="dim",
             )

@@ -46,6 +46,8 @@ class Finding:
     evidence: Mapping[str, str | int | float]
     declaration: str
     steps: tuple[str, ...] = field(default=())
+    # Other collections that it is about too.
+    also: tuple[str, ...] = field(default=())
 
     @property
     def code(self) -> str:

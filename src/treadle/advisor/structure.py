@@ -234,7 +234,7 @@ def is_plain_name(name: str) -> bool:
 
 
 def value_of(steps: Iterable[str]) -> Any:
-    """An expression for the value at a path through objects, whatever its names hold; needs 5.0 if they are odd."""
+    """An expression for the value at a path through objects; odd names need MongoDB 5.0."""
     steps = tuple(steps)
     if all(map(is_plain_name, steps)):
         return "$" + ".".join(steps)
@@ -245,7 +245,7 @@ def value_of(steps: Iterable[str]) -> Any:
 
 
 def sizes(share: float) -> list[Stage]:
-    """Document sizes in bins of an eighth of a doubling; grouped exactly first, which the server does fast."""
+    """Document sizes in bins of an eighth of a doubling, after exact ones, which the server groups fast."""
     number = {"$floor": {"$multiply": [BINS_PER_DOUBLING, {"$log": ["$_id", 2]}]}}
     return [
         *sampled(share),

@@ -76,7 +76,9 @@ def read_workload(path: Path) -> list[dict[str, Any]]:
             )
         content = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"--workload {path} cannot be read: {error.strerror}", code="workload-invalid") from None
+        raise UsageError(
+            f"--workload {path} cannot be read: {error.strerror}", code="workload-invalid"
+        ) from None
     try:
         if path.suffix == ".bson":
             found: Any = bson.decode_all(content)
@@ -88,7 +90,8 @@ def read_workload(path: Path) -> list[dict[str, Any]]:
         found = None
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise UsageError(
-            f"--workload {path} holds no profiler documents; it takes .bson, a JSON list, or one JSON document per "
+            f"--workload {path} holds no profiler documents; it takes .bson, a JSON list, or one JSON "
+            "document per "
             "line, as `mongoexport --collection system.profile` writes them",
             code="workload-invalid",
         )
@@ -100,7 +103,9 @@ def write_html(report: Report, path: Path) -> None:
     try:
         path.write_text(html(report), encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"--html {path} cannot be written: {error.strerror}", code="output-invalid") from None
+        raise UsageError(
+            f"--html {path} cannot be written: {error.strerror}", code="output-invalid"
+        ) from None
 
 
 def as_json(report: Report) -> str:

@@ -43,7 +43,8 @@ def _finding(facts: CollectionFacts) -> Finding:
         "high",
         facts.name,
         "",
-        f"Half of the documents have {size(sizes.median)} or more; the largest has {size(sizes.maximum)} of the 16.8 MB allowed.",
+        f"Half of the documents have {size(sizes.median)} or more; the largest has "
+        f"{size(sizes.maximum)} of the 16.8 MB allowed.",
         {
             "documents": sizes.count,
             "size, median": size(sizes.median),

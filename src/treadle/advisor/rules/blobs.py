@@ -16,7 +16,8 @@ RULE = Rule(
     "anti-pattern",
     "Large blobs in documents",
     "A field holds large binary data or text, so that every read of the document moves it.",
-    "Keep the file in a collection of its own, in GridFS or in a file store, and its address in the document.",
+    "Keep the file in a collection of its own, in GridFS or in a file store, and its address in the "
+    "document.",
     "A second request where the file itself is wanted.",
     "Small documents; a cache that holds data and not pictures.",
     "Not for small thumbnails, hashes or keys.",

@@ -14,7 +14,8 @@ RULE = Rule(
     "Bucket",
     "Millions of tiny time-stamped documents",
     "Small flat documents with a time, a key that recurs, and numbers.",
-    "Keep the readings of one key and one window of time in one document, or use a native time series collection.",
+    "Keep the readings of one key and one window of time in one document, or use a native time "
+    "series collection.",
     "A reading is no document of its own: raw readers use the view of flat readings.",
     "Fewer documents and index entries; statistics of a window without unpacking it.",
     "Not where readings are often changed one by one, nor where each is looked up by its own id.",
@@ -53,7 +54,8 @@ def _finding(scan: Scan, facts: CollectionFacts, series: Series) -> Finding:
         "high" if not series.metadata or series.gap_seconds < 3_600 else "medium",
         facts.name,
         series.time,
-        f"{facts.count:,} documents of {size(facts.mean_bytes)} are readings of {series.lengths.count:,} series.",
+        f"{facts.count:,} documents of {size(facts.mean_bytes)} are readings of "
+        f"{series.lengths.count:,} series.",
         {
             "documents": facts.count,
             "mean document size": size(facts.mean_bytes),
@@ -66,7 +68,8 @@ def _finding(scan: Scan, facts: CollectionFacts, series: Series) -> Finding:
         },
         _declaration(facts, series, span, per_bucket),
         (
-            f"The declaration names a new collection; copy the readings of {facts.name} into it with insert_many.",
+            f"The declaration names a new collection; copy the readings of {facts.name} into it with "
+            "insert_many.",
             "On MongoDB 5.0 and newer, timeseries= uses the server's native kind instead of bucket=.",
         ),
     )
@@ -93,12 +96,11 @@ def _declaration(facts: CollectionFacts, series: Series, span: int, per_bucket: 
         parts.append(f"stats=({', '.join(quoted(names[name]) for name in series.measures)},)")
     if series.metadata:
         parts.append(f"metadata=({', '.join(quoted(names[name]) for name in series.metadata)},)")
-    keywords = (
-        ",\n    bucket=Bucket(\n        "
-        + ",\n        ".join(parts)
-        + ",\n    ),\n    # Native: "
-        + (f"timeseries=TimeSeries(time={quoted(names[series.time])}, key={quoted(names[series.key])})\n")
-    )
+    native = f"time={quoted(names[series.time])}, key={quoted(names[series.key])}"
+    keywords = [
+        "bucket=Bucket(\n" + "".join(f"    {part},\n" for part in parts) + ")",
+        f"# Native: timeseries=TimeSeries({native})",
+    ]
     source.document(facts, keywords=keywords, collection=f"{facts.name}_buckets", name=class_name(facts.name))
     return source.text()
 

@@ -58,7 +58,8 @@ def _finding(
         "high",
         child.name,
         relation.path,
-        f"{child.name} was counted or summed by {relation.path} {reads:,} times, and written {writes:,} times.",
+        f"{child.name} was counted or summed by {relation.path} {reads:,} times, and written "
+        f"{writes:,} times.",
         {
             "aggregating reads": reads,
             "writes of the sources": writes,

@@ -41,7 +41,8 @@ def _finding(facts: CollectionFacts, deep: list[FieldFacts]) -> Finding:
         "high",
         facts.name,
         deepest.path,
-        f"{facts.name} nests {deepest.depth} levels deep in {share(usual.present, usual.looked_at)} of its documents.",
+        f"{facts.name} nests {deepest.depth} levels deep in {share(usual.present, usual.looked_at)} "
+        "of its documents.",
         {
             "levels": deepest.depth,
             "fields deeper than three levels": len(deep),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from treadle.advisor.decide import could_embed
 from treadle.advisor.declare import Source, class_name, python_name, quoted
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Relation, Scan
 from treadle.advisor.relations import stem, subject
@@ -29,8 +30,8 @@ CARD_TYPES = frozenset({"string", "int", "long", "double", "decimal", "bool", "d
 BARE_REFERENCES_MIN = 2
 CHILDREN_MIN = 100
 CHILDREN_PER_PARENT_MIN = 2
-_HOT = ("name", "title", "label", "first_name", "firstName", "FirstName", "Name", "Title", "last_name", "LastName",
-        "lastName", "username", "email", "status", "tier", "price", "sku", "slug")  # fmt: skip
+_HOT = ("name", "title", "label", "first_name", "firstName", "FirstName", "Name", "Title", "last_name",
+        "LastName", "lastName", "username", "email", "status", "tier", "price", "sku", "slug")  # fmt: skip
 
 
 def find(scan: Scan) -> Iterator[Finding]:
@@ -40,6 +41,9 @@ def find(scan: Scan) -> Iterator[Finding]:
         if seen and relation.read_together < READ_TOGETHER_SHARE_MIN * relation.child_reads:
             continue
         if not seen and (scan.workload is not None or not _knotted(bare, relation)):
+            continue
+        # What can be embedded whole needs no copy of its parent.
+        if not seen and could_embed(scan, relation):
             continue
         made = _finding(scan, relation, seen)
         if made is not None:
@@ -126,7 +130,7 @@ def _finding(scan: Scan, relation: Relation, seen: bool) -> Finding | None:
 
 def _hot_fields(scan: Scan, parent: CollectionFacts, relation: Relation) -> list[FieldFacts]:
     """The parent's short, usual, steady fields, the likeliest first."""
-    counted = set()
+    counted: set[str] = set()
     if scan.workload is not None:
         for query in scan.workload.queries:
             if query.collection == parent.name:

@@ -93,6 +93,7 @@ def _declaration(facts: CollectionFacts, array: FieldFacts) -> str:
     made = source.name(f"{parent}{''.join(part.capitalize() for part in subject(array.name)) or 'Item'}")
     collection = quoted(f"{'_'.join(subject(facts.name)) or 'parent'}_{array.name}")
     source.blocks.append(
-        f"class {made}(Document, collection={collection}):\n    {by}: Annotated[{kind}, Indexed()]\n    {place}: {item}"
+        f"class {made}(Document, collection={collection}):\n    {by}: Annotated[{kind}, Indexed()]\n  "
+        f"  {place}: {item}"
     )
     return source.text()

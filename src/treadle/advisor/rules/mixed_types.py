@@ -60,7 +60,8 @@ def _finding(facts: CollectionFacts, each: FieldFacts, found: dict[str, int]) ->
         "high",
         facts.name,
         each.path,
-        f"{each.path} is {ordered[0][0]} in most documents and {', '.join(kind for kind, _ in ordered[1:])} in {minority:,}.",
+        f"{each.path} is {ordered[0][0]} in most documents and "
+        f"{', '.join(kind for kind, _ in ordered[1:])} in {minority:,}.",
         evidence,
         source.text(),
         ("Convert the minority with an update pipeline ($convert), then run setup().",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor.decide import Relationship, decide
+from treadle.advisor.decide import could_embed
 from treadle.advisor.declare import Source, class_name, python_name
 from treadle.advisor.facts import CollectionFacts, Relation, Scan
 from treadle.advisor.rule import Finding, Rule
@@ -14,7 +14,8 @@ RULE = Rule(
     "normalised-everything",
     "anti-pattern",
     "Everything normalised",
-    "Most collections are flat and refer to each other, and children that belong to one parent lie apart from it.",
+    "Most collections are flat and refer to each other, and children that belong to one parent lie "
+    "apart from it.",
     "Embed the few children that belong to one parent; keep references where there are many.",
     "Embedded children have no life of their own: what others refer to must stay apart.",
     "One read for what is read together, and one atomic write.",
@@ -37,7 +38,7 @@ def find(scan: Scan) -> Iterator[Finding]:
         return
     if len(flat) < FLAT_SHARE_MIN * len(large):
         return
-    small = [relation for relation in scan.relations if _could_embed(scan, relation)]
+    small = [relation for relation in scan.relations if could_embed(scan, relation)]
     if not small:
         return
     yield _finding(scan, large, flat, small)
@@ -45,22 +46,6 @@ def find(scan: Scan) -> Iterator[Finding]:
 
 def _is_flat(facts: CollectionFacts) -> bool:
     return not any({"array", "object"} & set(each.types) for each in facts.top())
-
-
-def _could_embed(scan: Scan, relation: Relation) -> bool:
-    """Few children per parent, which nobody else refers to."""
-    if relation.many or relation.child == relation.parent or relation.key != "_id":
-        return False
-    if any(each.parent == relation.child for each in scan.relations):
-        return False
-    # A join table's rows have several parents; they belong to the one with the fewest children.
-    others = [each for each in scan.relations if each.child == relation.child and not each.many]
-    smallest = min(others, key=lambda each: (each.children.maximum, each.path))
-    if smallest != relation:
-        return False
-    child = scan.collections[relation.child]
-    found = decide(Relationship.measured(relation, child))
-    return found.choice == "embed"
 
 
 def _finding(

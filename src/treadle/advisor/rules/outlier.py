@@ -41,7 +41,8 @@ def _finding(scan: Scan, facts: CollectionFacts, array: FieldFacts) -> Finding:
         "high" if lengths.sampled_of is None else "medium",
         facts.name,
         array.path,
-        f"Half of the documents have {lengths.median:,.0f} items or fewer; the longest has {lengths.maximum:,.0f}.",
+        f"Half of the documents have {lengths.median:,.0f} items or fewer; the longest has "
+        f"{lengths.maximum:,.0f}.",
         {
             "documents": lengths.count,
             "items, median": lengths.median,
@@ -65,7 +66,8 @@ def _declaration(facts: CollectionFacts, array: FieldFacts, limit: int) -> str:
     page = max(1_000, limit)
 
     def wrap(annotation: str) -> str:
-        return f"Annotated[\n        {annotation}, Outlier(limit={limit}, overflow={overflow}, page_size={page})\n    ]"
+        pattern = f"Outlier(limit={limit}, overflow={overflow}, page_size={page})"
+        return f"Annotated[\n        {annotation}, {pattern}\n    ]"
 
     names = source.names(facts)
     added = [

@@ -18,7 +18,8 @@ RULE = Rule(
     "Polymorphic",
     "Several kinds in one collection",
     "Which fields a document has depends on the value of another field, and nothing says so.",
-    "Declare the field as discriminator, with one class per kind: each with its own fields, checks and indexes.",
+    "Declare the field as discriminator, with one class per kind: each with its own fields, checks "
+    "and indexes.",
     "A class per kind; an unknown kind is refused.",
     "Each document is read as its own class; indexes and validators per kind.",
     "Not where kinds share no fields and are never queried together: give them collections of their own.",
@@ -73,7 +74,7 @@ def _declaration(facts: CollectionFacts, kinds: Kinds, own: dict[str, list[str]]
     every = frozenset(each.name for each in facts.top() if each.share > 0.98)
     base = source.document(
         facts,
-        keywords=f", discriminator={quoted(kinds.field)}",
+        keywords=[f"discriminator={quoted(kinds.field)}"],
         without=frozenset({kinds.field, *(optional - every)}),
     )
     for number, kind in enumerate(kinds.kinds, 1):
@@ -83,7 +84,7 @@ def _declaration(facts: CollectionFacts, kinds: Kinds, own: dict[str, list[str]]
         of_kind = frozenset(own[kind.label]) - every
         source.document(
             _of_kind(facts, kind, of_kind),
-            keywords=f", kind={quoted(kind.label)}",
+            keywords=[f"kind={quoted(kind.label)}"],
             name=name.replace("-", ""),
             base=base,
             only=of_kind,

@@ -29,9 +29,9 @@ def find(scan: Scan) -> Iterator[Finding]:
         return
     shapes: dict[tuple[str, tuple[str, ...], tuple[tuple[str, int], ...]], list[Query]] = {}
     for query in scan.workload.queries:
-        if query.collection_scan and query.filtered and query.examined / query.count >= EXAMINED_MIN:
-            if query.grouped or query.examined >= EXAMINED_PER_RETURNED_MIN * max(1, query.returned):
-                shapes.setdefault((query.collection, query.filtered, query.sorted_by), []).append(query)
+        few = query.grouped or query.examined >= EXAMINED_PER_RETURNED_MIN * max(1, query.returned)
+        if query.collection_scan and query.filtered and few and query.examined >= EXAMINED_MIN * query.count:
+            shapes.setdefault((query.collection, query.filtered, query.sorted_by), []).append(query)
     for (collection, filtered, order), queries in sorted(shapes.items()):
         facts = scan.collections.get(collection)
         if facts is not None and facts.plain and not _is_served(facts, filtered):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treadle.advisor.declare import Source, python_name, quoted
 from treadle.advisor.facts import CollectionFacts, Scan, Shape
@@ -15,8 +15,10 @@ RULE = Rule(
     "schema-versioning",
     "Schema Versioning",
     "The schema changed and old documents remain",
-    "Older documents have fields that newer ones lack and the other way round, or carry an older version number.",
-    "Number the versions, declare how one becomes the next, and let documents move when read or in the background.",
+    "Older documents have fields that newer ones lack and the other way round, or carry an older "
+    "version number.",
+    "Number the versions, declare how one becomes the next, and let documents move when read or in "
+    "the background.",
     "A migration to write and to test; readers pass through it until all have moved.",
     "One shape for the program; no downtime; a count of what is still old.",
     "Not where a field is simply optional: then both shapes are the same version.",
@@ -60,7 +62,7 @@ def changed(facts: CollectionFacts) -> Change | None:
     ]
     if len(shapes) < 2 or not facts.shapes_complete:
         return None
-    shapes.sort(key=lambda shape: (shape.last or shape.first, shape.first))  # type: ignore[arg-type, return-value]
+    shapes.sort(key=lambda shape: (shape.last or shape.first, shape.first))
     best: Change | None = None
     for number in range(1, len(shapes)):
         old, new = shapes[:number], shapes[number:]
@@ -129,7 +131,8 @@ def _unnumbered(facts: CollectionFacts, change: Change) -> Finding:
         "high" if whole >= 1_000 else "medium",
         facts.name,
         "",
-        f"{share(change.old, whole)} of the documents are older and have {names(list(change.ended), FIELDS_SHOWN_MAX)} "
+        f"{share(change.old, whole)} of the documents are older and have "
+        f"{names(list(change.ended), FIELDS_SHOWN_MAX)} "
         f"instead of {names(list(change.began), FIELDS_SHOWN_MAX)}.",
         {
             "documents looked at": whole,
@@ -149,18 +152,16 @@ def _declaration(
     source = Source()
     source.use("typing", "Any")
     source.use("treadle", "migration")
-    keywords = f", version={version}"
+    keywords = [f"version={version}"]
     if field is not None and field != "schema_version":
-        keywords += f", version_field={quoted(field)}"
+        keywords.append(f"version_field={quoted(field)}")
     without = frozenset(ended) | ({field} if field else frozenset())
-    whole = {name: each for name, each in facts.fields.items()}
+    fields = dict(facts.fields)
     for name in began:
-        each = whole[name]
         # Every document of the new version has it.
-        whole[name] = type(each)(
-            each.path, each.filled, (each.filled and sum(each.filled.values())) or 0, each.steps, each.lengths
-        )
-    made = source.document(_with_fields(facts, whole), keywords=keywords, without=without)
+        filled = fields[name].filled
+        fields[name] = replace(fields[name], types=filled, looked_at=sum(filled.values()))
+    made = source.document(replace(facts, fields=fields), keywords=keywords, without=without)
     for number in range(1, version):
         name = python_name(f"from_{number}_to_{number + 1}", set())
         lines = [
@@ -175,9 +176,3 @@ def _declaration(
         lines.append("    return document")
         source.blocks.append("\n".join(lines))
     return source.text()
-
-
-def _with_fields(facts: CollectionFacts, fields: dict[str, object]) -> CollectionFacts:
-    from dataclasses import replace
-
-    return replace(facts, fields=fields)  # type: ignore[arg-type]

@@ -16,7 +16,8 @@ RULE = Rule(
     "subset",
     "Subset",
     "An array grows without bound in a hot document",
-    "Documents embed long arrays of sub-documents, or each read of a parent asks for its newest few children.",
+    "Documents embed long arrays of sub-documents, or each read of a parent asks for its newest few "
+    "children.",
     "Keep all of them in a collection of their own, and the first few embedded in the parent.",
     "Each new child also updates its parent; the children need a collection and an index.",
     "Small documents that stay in memory; one read for the usual page.",
@@ -121,8 +122,7 @@ def _is_item(each: FieldFacts, array: FieldFacts) -> bool:
 
 
 def _lifted(each: FieldFacts, array: FieldFacts) -> FieldFacts:
-    types = {kind: number for kind, number in each.types.items()}
-    return FieldFacts(each.name, types, each.looked_at, (each.name,))
+    return FieldFacts(each.name, dict(each.types), each.looked_at, (each.name,))
 
 
 # -- children of which each page shows the first few --------------------------------------
@@ -162,7 +162,8 @@ def _read(scan: Scan, relation: Relation, queries: list[Query]) -> Finding:
         "high",
         child.name,
         relation.path,
-        f"{share(reads, all_reads)} of the reads of {child.name} ask for the first {usual.limit} of one parent.",
+        f"{share(reads, all_reads)} of the reads of {child.name} ask for the first {usual.limit} of "
+        "one parent.",
         {
             "such reads": reads,
             "reads of the collection": all_reads,

@@ -63,7 +63,8 @@ def _finding(scan: Scan, pattern: str, found: list[str]) -> Finding:
         },
         _declaration(pattern, known),
         (
-            "Copy the documents with what their collection's name told in a field of its own, then drop the old ones.",
+            "Copy the documents with what their collection's name told in a field of its own, then "
+            "drop the old ones.",
         ),
     )
 

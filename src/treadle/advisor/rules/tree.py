@@ -82,7 +82,8 @@ def _finding(scan: Scan, facts: CollectionFacts, relation: Relation) -> Finding:
         (
             *(
                 (
-                    f"Mend first what is broken ({share(relation.orphans, relation.checked)} of the parents are missing).",
+                    f"Mend first what is broken ({share(relation.orphans, relation.checked)} of the "
+                    "parents are missing).",
                 )
                 if broken
                 else ()
@@ -101,7 +102,7 @@ def _declaration(facts: CollectionFacts, relation: Relation) -> str:
     kind = source.scalar(identity.type)
     source.document(
         facts,
-        keywords=f",\n    tree=AncestorArray(parent={quoted(names[relation.path])}, ancestors={quoted(place)})\n",
+        keywords=[f"tree=AncestorArray(parent={quoted(names[relation.path])}, ancestors={quoted(place)})"],
         added=(f"{place}: list[{kind}] = []",),
     )
     return source.text()

@@ -34,7 +34,8 @@ def find(scan: Scan) -> Iterator[Finding]:
             "high" if counted > 30 * 86_400 else "medium",
             facts.name,
             "",
-            f"{len(unused)} of {len(facts.indexes)} indexes of {facts.name} were not used in {duration(counted)}.",
+            f"{len(unused)} of {len(facts.indexes)} indexes of {facts.name} were not used in "
+            f"{duration(counted)}.",
             {
                 "unused indexes": names([index.name for index in unused]),
                 "counted for": duration(counted),
