@@ -358,7 +358,7 @@ def _database_target(uri: str | None, uri_option: str | None) -> Target:
     target = choose_target(uri, uri_option, os.environ)
     if target is None:
         raise UsageError(
-            "name a database, as in mongodb://localhost:27017/shop, or set MONGODB_URI", code="uri-missing"
+            "Name a database, as in mongodb://localhost:27017/shop, or set MONGODB_URI.", code="uri-missing"
         )
     return target
 

@@ -33,7 +33,9 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def case(code: str, where: str, evidence: dict[str, Any], near_miss: Fill, severity: str = "warning") -> Callable[[Fill], Fill]:
+def case(
+    code: str, where: str, evidence: dict[str, Any], near_miss: Fill, severity: str = "warning"
+) -> Callable[[Fill], Fill]:
     def note(symptom: Fill) -> Fill:
         CASES[code] = Case(code, symptom, near_miss, where, evidence, severity)
         return symptom
@@ -89,7 +91,14 @@ def joined(database: Database[Any], lookup: bool) -> None:
             stages: list[dict[str, Any]] = [{"$match": {"product_id": each}}, {"$limit": 3}]
             if lookup:
                 stages.append(
-                    {"$lookup": {"from": "products", "localField": "product_id", "foreignField": "_id", "as": "p"}}
+                    {
+                        "$lookup": {
+                            "from": "products",
+                            "localField": "product_id",
+                            "foreignField": "_id",
+                            "as": "p",
+                        }
+                    }
                 )
             list(database["reviews"].aggregate(stages))
 
@@ -144,7 +153,9 @@ def embedded(database: Database[Any], least: int, most: int) -> None:
                 "title": f"t{number}",
                 "comments": [
                     {"by": "x", "text": "y", "at": at(place)}
-                    for place in range(least if number == 0 else most if number == 1 else chance.randint(least, most))
+                    for place in range(
+                        least if number == 0 else most if number == 1 else chance.randint(least, most)
+                    )
                 ],
             }
             for number in range(100)
@@ -152,7 +163,12 @@ def embedded(database: Database[Any], least: int, most: int) -> None:
     )
 
 
-@case("subset", "posts.comments", {"documents": 100, "items, max": 140}, lambda database: embedded(database, 0, 40))
+@case(
+    "subset",
+    "posts.comments",
+    {"documents": 100, "items, max": 140},
+    lambda database: embedded(database, 0, 40),
+)
 def subset(database: Database[Any]) -> None:
     embedded(database, 60, 140)
 
@@ -185,14 +201,23 @@ def bucket(database: Database[Any]) -> None:
 
 def followed(database: Database[Any], most: int) -> None:
     database["people"].insert_many(
-        [{"name": f"n{number}", "followers": list(range(most if number == 77 else number % 9))} for number in range(400)]
+        [
+            {"name": f"n{number}", "followers": list(range(most if number == 77 else number % 9))}
+            for number in range(400)
+        ]
     )
 
 
 @case(
     "outlier",
     "people.followers",
-    {"documents": 400, "items, median": 4, "items, p99": 8, "items, max": 5_000, "documents beyond 50": "1 (0.2 %)"},
+    {
+        "documents": 400,
+        "items, median": 4,
+        "items, p99": 8,
+        "items, max": 5_000,
+        "documents beyond 50": "1 (0.2 %)",
+    },
     lambda database: followed(database, 300),
 )
 def outlier(database: Database[Any]) -> None:
@@ -217,7 +242,12 @@ def items(database: Database[Any], by_kind: bool) -> None:
 @case(
     "polymorphic",
     "items.type",
-    {"documents looked at": 300, "discriminating field": "type", "kinds": 3, "kind-1": "33 % of the documents, 2 fields of its own"},
+    {
+        "documents looked at": 300,
+        "discriminating field": "type",
+        "kinds": 3,
+        "kind-1": "33 % of the documents, 2 fields of its own",
+    },
     lambda database: items(database, False),
     "info",
 )
@@ -233,7 +263,11 @@ def versions(database: Database[Any], changed: bool) -> None:
                 "_id": identity(number, number),
                 "name": "n",
                 "city": "c",
-                **({"phone": "1"} if (number < 120 if changed else chance.random() < 0.6) else {"contact": {"phone": "1"}}),
+                **(
+                    {"phone": "1"}
+                    if (number < 120 if changed else chance.random() < 0.6)
+                    else {"contact": {"phone": "1"}}
+                ),
             }
             for number in range(200)
         ]
@@ -243,7 +277,12 @@ def versions(database: Database[Any], changed: bool) -> None:
 @case(
     "schema-versioning",
     "users",
-    {"of the older shape": 120, "of the newer shape": 80, "only in older ones": "phone", "only in newer ones": "contact"},
+    {
+        "of the older shape": 120,
+        "of the newer shape": 80,
+        "only in older ones": "phone",
+        "only in newer ones": "contact",
+    },
     lambda database: versions(database, False),
 )
 def schema_versioning(database: Database[Any]) -> None:
@@ -268,7 +307,13 @@ def nodes(database: Database[Any], ancestors: bool) -> None:
 @case(
     "tree",
     "categories.parent_id",
-    {"nodes": 127, "roots": 1, "depth, max": 6, "children per parent, max": 2, "parents that do not exist": "0 of 126 checked"},
+    {
+        "nodes": 127,
+        "roots": 1,
+        "depth, max": 6,
+        "children per parent, max": 2,
+        "parents that do not exist": "0 of 126 checked",
+    },
     lambda database: nodes(database, True),
     "info",
 )
@@ -277,7 +322,9 @@ def tree(database: Database[Any]) -> None:
 
 
 def viewed(database: Database[Any], only: bool) -> None:
-    database["pages"].insert_many([{"_id": number, "title": f"t{number}", "views": 0} for number in range(50)])
+    database["pages"].insert_many(
+        [{"_id": number, "title": f"t{number}", "views": 0} for number in range(50)]
+    )
     with profiled(database):
         for number in range(200):
             update: dict[str, Any] = {"$inc": {"views": 1}}
@@ -297,7 +344,9 @@ def approximation(database: Database[Any]) -> None:
 
 
 def long_lists(database: Database[Any], length: int) -> None:
-    database["logs"].insert_many([{"name": f"n{number}", "lines": list(range(length))} for number in range(5)])
+    database["logs"].insert_many(
+        [{"name": f"n{number}", "lines": list(range(length))} for number in range(5)]
+    )
 
 
 @case(
@@ -312,7 +361,10 @@ def huge_array(database: Database[Any]) -> None:
 
 def bloated(database: Database[Any], size: int) -> None:
     database["pages"].insert_many(
-        [{"title": f"t{number}", "parts": {f"p{place}": "x" * size for place in range(20)}} for number in range(30)]
+        [
+            {"title": f"t{number}", "parts": {f"p{place}": "x" * size for place in range(20)}}
+            for number in range(30)
+        ]
     )
 
 
@@ -322,7 +374,9 @@ def bloated_document(database: Database[Any]) -> None:
 
 
 def nested(database: Database[Any], deep: bool) -> None:
-    database["pages"].insert_many([{"a": {"b": {"c": {"d": 1} if deep else 1}}, "n": number} for number in range(50)])
+    database["pages"].insert_many(
+        [{"a": {"b": {"c": {"d": 1} if deep else 1}}, "n": number} for number in range(50)]
+    )
 
 
 @case(
@@ -348,7 +402,12 @@ def tables(database: Database[Any], lines: bool) -> None:
     if lines:
         database["order_lines"].insert_many(
             [
-                {"_id": f"{number}-{place}", "order_id": number, "product_id": (number + place) % 60, "quantity": 1}
+                {
+                    "_id": f"{number}-{place}",
+                    "order_id": number,
+                    "product_id": (number + place) % 60,
+                    "quantity": 1,
+                }
                 for number in range(200)
                 for place in range(1 + number % 4)
             ]
@@ -373,7 +432,9 @@ def normalised_everything(database: Database[Any]) -> None:
 
 
 def pictures(database: Database[Any], size: int) -> None:
-    database["photos"].insert_many([{"title": f"t{number}", "content": Binary(bytes(size))} for number in range(20)])
+    database["photos"].insert_many(
+        [{"title": f"t{number}", "content": Binary(bytes(size))} for number in range(20)]
+    )
 
 
 @case(
@@ -406,7 +467,10 @@ def no_validation(database: Database[Any]) -> None:
 def mixed(database: Database[Any], text: bool) -> None:
     odd: list[Any] = ["12"] if text else [1.5, None]
     database["stock"].insert_many(
-        [{"name": "n", "amount": odd[number % len(odd)] if number % 10 == 0 else number} for number in range(200)]
+        [
+            {"name": "n", "amount": odd[number % len(odd)] if number % 10 == 0 else number}
+            for number in range(200)
+        ]
     )
 
 
@@ -523,7 +587,12 @@ def too_many_collections(database: Database[Any]) -> None:
 
 
 # What the declaration of a finding is made of, beyond the names of `treadle.__all__`.
-KEYWORDS = {"bucket": "bucket", "polymorphic": "discriminator", "schema-versioning": "version", "tree": "tree"}
+KEYWORDS = {
+    "bucket": "bucket",
+    "polymorphic": "discriminator",
+    "schema-versioning": "version",
+    "tree": "tree",
+}
 
 
 def finding_of(findings: tuple[Finding, ...], code: str) -> list[Finding]:

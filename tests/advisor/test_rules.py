@@ -107,7 +107,9 @@ def check_declarations(report: Report, database: Any, aloud: Callable[[str], Non
     for each in report.findings:
         missing = missing_names(each.declaration, each.code)
         if missing:
-            aloud(f"NOT RUN: the declaration of {each.code} needs {', '.join(missing)}, which treadle has not got yet")
+            aloud(
+                f"NOT RUN: the declaration of {each.code} needs {', '.join(missing)}, which treadle has not got yet"
+            )
             continue
         documents = compiled(each.declaration)
         assert documents, each.declaration
@@ -131,7 +133,9 @@ def test_the_declaration_compiles_and_a_dry_setup_accepts_it(
     assert before == sorted(database.list_collection_names())
 
 
-def test_a_failing_rule_is_said_and_takes_nothing_with_it(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_rule_is_said_and_takes_nothing_with_it(
+    database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     CASES["mixed-types"].symptom(database)
     rules = load()
     rule, _ = rules["outlier"]

@@ -73,14 +73,52 @@ def class_name(collection: str) -> str:
 
 # Names that the generated source imports or builds on.
 _USED_NAMES = frozenset(
-    {
-        "Document", "BaseModel", "Field", "Annotated", "Any", "Id", "Indexed", "IndexModel", "Decimal",
-        "UUID",        "Count", "Sum", "Average", "Min", "Max", "Subset", "ExtendedReference", "Formula", "Bucket",
-        "TimeSeries",         "Outlier", "Approximate", "Rollup", "Store", "AsyncStore", "Action", "Finding", "Progress",
-        "AncestorArray", "ParentReference", "MaterializedPath", "ChildReferences", "Day", "Hour",
-        "None", "True",
-    }
-)  # fmt: skip
+    [
+        "Action",
+        "AncestorArray",
+        "Annotated",
+        "Any",
+        "Approximate",
+        "AsyncStore",
+        "Average",
+        "BaseModel",
+        "Bucket",
+        "ChildReferences",
+        "Count",
+        "DataError",
+        "Day",
+        "Decimal",
+        "DeclarationError",
+        "Document",
+        "ExtendedReference",
+        "Field",
+        "Finding",
+        "Formula",
+        "Hour",
+        "Id",
+        "IndexModel",
+        "Indexed",
+        "MaterializedPath",
+        "Max",
+        "Min",
+        "Month",
+        "None",
+        "Outlier",
+        "ParentReference",
+        "Progress",
+        "Rollup",
+        "Store",
+        "Subset",
+        "Sum",
+        "TimeSeries",
+        "TreadleError",
+        "True",
+        "False",
+        "UUID",
+        "UsageError",
+        "Week",
+    ]
+)
 
 
 def python_name(stored: str, taken: set[str]) -> str:

@@ -223,7 +223,8 @@ def _collection(facts: CollectionFacts, charts: int) -> tuple[str, int]:
     if facts.indexes:
         rows = [
             (index.name, ", ".join(f"{path} {way}" for path, way in index.keys),
-             "unique" if index.unique else "", "not seen" if index.uses is None else f"{index.uses:,}", size(index.bytes or 0))
+             "unique" if index.unique else "", "not seen" if index.uses is None else f"{index.uses:,}",
+             size(index.bytes or 0))
             for index in facts.indexes
         ]  # fmt: skip
         parts.append(

@@ -196,8 +196,9 @@ def series_pipeline(key: str, time: str, others: list[str], share: float) -> lis
                 "_id": {"n": "$n", "gap": binned},
                 "series": {"$sum": 1},
                 "gap": {"$avg": gap},
-                "first": {"$min": "$first"},
-                "last": {"$max": "$last"},
+                # As numbers: dates may lie beyond those of Python.
+                "first": {"$min": {"$toLong": "$first"}},
+                "last": {"$max": {"$toLong": "$last"}},
                 **varies,
             }
         },
@@ -232,7 +233,7 @@ def read_series(
         tuple(name for name in others if name not in varying),
         tuple(name for name in others if name in varying),
         lengths,
-        (last - first).total_seconds(),
+        (last - first) / 1000,
         middle * share / 1000,
     )
 

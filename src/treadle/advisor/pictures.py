@@ -134,7 +134,8 @@ def graph(scan: Scan, worst: Mapping[str, str]) -> str:
     parts += [_node(scan, name, places[name], worst.get(name, "")) for name in chosen]
     rows = [
         (each.child, each.path, f"{each.parent}.{each.key}", number(each.children.median),
-         number(each.children.p99),         number(each.children.maximum), f"{each.orphans:,} of {each.checked:,}")
+         number(each.children.p99), number(each.children.maximum),
+         f"{each.orphans:,} of {each.checked:,}")
         for each in scan.relations
     ]  # fmt: skip
     head = ("holds the id", "in", "of", "children: median", "p99", "max", "orphans")

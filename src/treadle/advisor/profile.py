@@ -17,12 +17,11 @@ from typing import Any
 
 from pymongo.database import Database
 
-from treadle.advisor import inner, relations, structure, workload
+from treadle.advisor import inner, relations, statistics, structure, workload
 from treadle.advisor.facts import (
     CollectionFacts,
     Distribution,
     Growth,
-    IndexFacts,
     Limits,
     Relation,
     Scan,
@@ -152,7 +151,7 @@ class Profiler:
         if kind == "view":
             return replace(facts, skipped=f"a view on {options.get('viewOn', 'another collection')}")
         try:
-            facts = self._counted(facts)
+            facts = statistics.counted(facts, [row["storageStats"] for row in self._statistics(name)])
         except Refused as refused:
             if kind == "collection":
                 return replace(facts, skipped=refused.reason)
@@ -166,30 +165,11 @@ class Profiler:
             return self._measured(facts)
         except Refused as refused:
             return replace(facts, skipped=refused.reason)
-
-    def _counted(self, facts: CollectionFacts) -> CollectionFacts:
-        rows = [row["storageStats"] for row in self._statistics(facts.name)]
-        notes = list(facts.notes)
-        sharded = len(rows) > 1
-        if sharded:
-            notes.append(f"sharded; it lies on {len(rows)} shards")
-        capped = any(row.get("capped") for row in rows)
-        if capped:
-            notes.append("capped: the oldest documents make room for the newest")
-        return replace(
-            facts,
-            count=sum(int(row.get("count", 0)) for row in rows),
-            data_bytes=sum(int(row.get("size", 0)) for row in rows),
-            storage_bytes=sum(int(row.get("storageSize", 0)) for row in rows),
-            index_bytes=sum(int(row.get("totalIndexSize", 0)) for row in rows),
-            indexes=tuple(
-                IndexFacts(name, (), bytes=sum(int(row["indexSizes"].get(name, 0)) for row in rows))
-                for name in (rows[0].get("indexSizes", {}) if rows else {})
-            ),
-            capped=capped,
-            sharded=sharded,
-            notes=tuple(notes),
-        )
+        except Lost:
+            raise
+        except Exception as error:
+            # Data that this module does not understand is said, and the others go on.
+            return replace(facts, skipped=f"it was not understood ({type(error).__name__})")
 
     def _measured(self, facts: CollectionFacts) -> CollectionFacts:
         facts = self._indexed(facts)
@@ -232,7 +212,7 @@ class Profiler:
         return replace(
             facts,
             indexes=tuple(
-                _index(each, sizes.get(each["name"]), used.get(each["name"]), now)
+                statistics.index(each, sizes.get(each["name"]), used.get(each["name"]), now)
                 for each in reply["cursor"]["firstBatch"]
             ),
         )
@@ -609,22 +589,3 @@ def profile(
 
 def _noted(facts: CollectionFacts, note: str) -> CollectionFacts:
     return facts if note in facts.notes else replace(facts, notes=(*facts.notes, note))
-
-
-def _index(
-    told: Mapping[str, Any], size: int | None, used: tuple[int, datetime] | None, now: datetime
-) -> IndexFacts:
-    keys = tuple(dict(told["key"]).items())
-    directions = {1, -1, -1.0}
-    return IndexFacts(
-        name=told["name"],
-        keys=tuple((path, int(way) if way in directions else str(way)) for path, way in keys),
-        unique=bool(told.get("unique")) or told["name"] == "_id_",
-        special=any(way not in directions for _, way in keys) or "wildcardProjection" in told,
-        partial="partialFilterExpression" in told or bool(told.get("sparse")),
-        collation_strength=told.get("collation", {}).get("strength"),
-        expires="expireAfterSeconds" in told,
-        bytes=size,
-        uses=None if used is None else used[0],
-        counted_seconds=None if used is None else (now - used[1]).total_seconds(),
-    )

@@ -25,8 +25,7 @@ PROBED_VALUES = 64
 PROBED_DOCUMENTS = 200
 # Below this many distinct values, containment proves little.
 DISTINCT_MIN_UNNAMED = 3
-CONTAINED_NAMED_MIN = 0.5
-CONTAINED_UNNAMED_MIN = 0.9
+CONTAINED_MIN = 0.5
 SELF_NAMES = frozenset({"parent", "reports_to", "manager", "reply_to", "in_reply_to", "boss", "supervisor"})
 
 
@@ -241,9 +240,8 @@ def _unwound(field: FieldFacts) -> list[Stage]:
 
 def contained_enough(candidate: Candidate, share: float, distinct: int) -> bool:
     """Whether so many of the values were found that this is a reference."""
-    if candidate.named:
-        return share >= CONTAINED_NAMED_MIN
-    return distinct >= DISTINCT_MIN_UNNAMED and share >= CONTAINED_UNNAMED_MIN
+    # Only telling types come here without a name, and half of them would not be found by chance.
+    return share >= CONTAINED_MIN and (candidate.named or distinct >= DISTINCT_MIN_UNNAMED)
 
 
 def hashable(value: Any) -> Any:
