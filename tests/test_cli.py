@@ -70,6 +70,7 @@ def silent_port() -> Iterator[int]:
 
 
 VERBS = {"doctor", "demo", "setup", "verify", "repair", "rebuild", "watch", "status"}
+VERBS |= {"scan", "explain", "decide"}
 
 
 @pytest.mark.parametrize("arguments", [(), *((verb,) for verb in sorted(VERBS))])

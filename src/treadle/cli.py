@@ -316,6 +316,151 @@ def status(app_name: AppOption, as_json: JsonOption = False) -> None:
         watch.show(found, Console())
 
 
+@app.command()
+def scan(
+    uri: UriArgument = None,
+    uri_option: UriOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    html: Annotated[
+        str | None, typer.Option("--html", metavar="FILE", help="Also write the report as one HTML file.")
+    ] = None,
+    brief: Annotated[bool, typer.Option("--brief", help="Only the table, without declarations.")] = False,
+    workload: Annotated[
+        str | None,
+        typer.Option("--workload", metavar="FILE", help="Profiler documents, instead of system.profile."),
+    ] = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option("--fail-on", metavar="SEVERITY", help="Exit with 1 from info, warning or problem on."),
+    ] = None,
+    show_values: Annotated[
+        bool, typer.Option("--show-values", help="Show the values that tell kinds and versions apart.")
+    ] = False,
+    secondary: Annotated[bool, typer.Option("--secondary", help="Prefer a secondary member.")] = False,
+    documents: Annotated[
+        int, typer.Option("--documents", min=1, help="Larger collections are measured by a uniform sample.")
+    ] = 20_000_000,
+    sample: Annotated[int, typer.Option("--sample", min=100, help="How large such a sample is.")] = 10_000,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.001, help="The most for one operation.")
+    ] = 60.0,
+    collections: Annotated[
+        int, typer.Option("--collections", min=1, help="Look into so many collections, the largest.")
+    ] = 200,
+) -> None:
+    """Say which patterns a database asks for, with the evidence. Writes nothing.
+
+    Exits with 0 unless --fail-on asks otherwise, with 3 when nothing answers.
+    Ctrl-C prints what is known by then.
+
+    \b
+    Example:
+      treadle scan mongodb://localhost:27017/shop --html report.html
+      treadle scan mongodb://localhost:27017/shop --json --fail-on warning
+    """
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from treadle.advisor import Limits
+    from treadle.advisor.rule import SEVERITIES
+    from treadle.commands import scan
+
+    if fail_on is not None and fail_on not in SEVERITIES:
+        raise UsageError(f"--fail-on takes {', '.join(SEVERITIES)}, not {fail_on!r}", code="severity-unknown")
+    limits = Limits(
+        full_pass_documents=documents,
+        structure_documents=min(documents, Limits().structure_documents),
+        sample_documents=sample,
+        operation_seconds=seconds,
+        collections=collections,
+    )
+    target = _database_target(uri, uri_option)
+    with scan.progress_bar(Console(stderr=True)) as progress:
+        report = scan.scan_target(
+            target, limits, Path(workload) if workload else None, secondary, show_values, progress
+        )
+    if html is not None:
+        scan.write_html(report, Path(html))
+        typer.echo(f"Wrote {html}.", err=True)
+    if as_json:
+        typer.echo(scan.as_json(report))
+    else:
+        scan.shown(report, Console(), brief)
+    if not report.scan.complete:
+        raise typer.Exit(NO_CONNECTION if report.scan.lost else INTERRUPTED)
+    if fail_on is not None and report.fails(fail_on):
+        raise typer.Exit(FINDINGS)
+
+
+def _database_target(uri: str | None, uri_option: str | None) -> Target:
+    """The database to look at; a private server of one's own would hold nothing."""
+    import os
+
+    from treadle.commands.connection import choose_target
+
+    target = choose_target(uri, uri_option, os.environ)
+    if target is None:
+        raise UsageError(
+            "Name a database, as in mongodb://localhost:27017/shop, or set MONGODB_URI.", code="uri-missing"
+        )
+    return target
+
+
+@app.command()
+def explain(
+    code: Annotated[str | None, typer.Argument(metavar="[CODE]", show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a finding of scan means, what it costs and when it does not matter.
+
+    \b
+    Example:
+      treadle explain outlier
+      treadle explain
+    """
+    from rich.console import Console
+
+    from treadle.commands import scan
+
+    if as_json:
+        typer.echo(scan.explained_as_json(code))
+    elif code is None:
+        scan.list_codes(Console())
+    else:
+        scan.explain(code, Console())
+
+
+@app.command()
+def decide(
+    uri: UriArgument = None,
+    uri_option: UriOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Embed or reference? By questions, or from the relations of a live database.
+
+    \b
+    Example:
+      treadle decide
+      treadle decide mongodb://localhost:27017/shop
+    """
+    from rich.console import Console
+
+    from treadle.commands import scan
+
+    # Not from the environment: without a URI these are questions.
+    if uri is None and uri_option is None:
+        scan.ask(
+            lambda question: str(typer.prompt(question, default="", show_default=False, err=True)), Console()
+        )
+        return
+    from treadle.advisor import Limits
+
+    with scan.progress_bar(Console(stderr=True)) as progress:
+        report = scan.scan_target(_database_target(uri, uri_option), Limits(), None, False, False, progress)
+    scan.show_decided(report, Console(), as_json)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code. Whatever goes wrong is told without passwords."""
     given = list(sys.argv[1:] if arguments is None else arguments)
