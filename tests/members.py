@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from treadle import Document, Outlier
@@ -92,12 +91,3 @@ def wrong(database: Any, model: Any, key: Any) -> list[str]:
     if (owner.get("_treadle") or {}).get("outlier", {}).get("members", {}).get("open"):
         found.append("an operation is open")
     return found
-
-
-def all_wrong(database: Any, keys: Sequence[Any] = (1,)) -> list[str]:
-    return [
-        f"{model.__name__} {key}: {each}"
-        for model in MODELS
-        for key in keys
-        for each in wrong(database, model, key)
-    ]

@@ -16,7 +16,6 @@ from pymongo.errors import OperationFailure
 from tests.members import (
     LIMIT,
     MODELS,
-    PAGE,
     Plain,
     Rows,
     Unique,
@@ -616,7 +615,7 @@ def test_writers_go_on_while_old_data_is_adopted(database, model):
         for key in range(30):
             store.array(model, "members", key).append(100 + number)
 
-    race(lambda: store.rebuild(), *[lambda number=number: append(number) for number in range(4)])
+    race(store.rebuild, *[lambda number=number: append(number) for number in range(4)])
     for key in range(30):
         found = items(database, model, key)
         assert list(range(9)) == found[:9]

@@ -126,15 +126,16 @@ def forget(operation: Any) -> Plan[None]:
 
 def recover(graph: Graph, holder: str, is_dead: Callable[[str], bool]) -> Plan[int]:
     """Finish the operations that count, and forget those that do not; how many there were."""
-    from treadle.maintenance.standalone import LEASE, LEASE_SECONDS
+    from treadle.maintenance.standalone import LEASE, LEASE_SECONDS, give_up
 
     rules = {rule.place.label: rule for entry in graph.entries.values() for rule in entry.outliers}
     mine = {"_id.kind": KIND, "rule": {"$in": list(rules)}}
     if not rules or (yield from find_one(COLLECTION, mine, {"_id": 1})) is None:
         return 0
     # Without the lease, what a living writer has just written down would be forgotten.
-    token = yield from acquire(LEASE, holder, LEASE_SECONDS, is_dead)
+    who = f"{holder}/{ObjectId()}"
     try:
+        token = yield from acquire(LEASE, who, LEASE_SECONDS, is_dead)
         left = yield from find(COLLECTION, mine, {"rule": 1, "key": 1})
         operations = {each["_id"]["operation"]: each for each in left}
         for operation, intent in operations.items():
@@ -144,8 +145,9 @@ def recover(graph: Graph, holder: str, is_dead: Callable[[str], bool]) -> Plan[i
                 yield from finish(rule, owner)
             else:
                 yield from forget(operation)
-    except Exception:
         yield from release(LEASE, token)
+    except Exception:
+        # By name: the reply that would have brought the token may be what was lost.
+        yield from give_up([who])
         raise
-    yield from release(LEASE, token)
     return len(operations)

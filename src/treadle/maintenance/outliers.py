@@ -175,15 +175,17 @@ def _tidy(graph: Graph, server: Topology, work: Tidy) -> Plan[bool]:
 
 def _tidy_under_lease(server: Topology, work: Tidy) -> Plan[bool]:
     """Without transactions one writer at a time touches overflow."""
-    from treadle.maintenance.standalone import LEASE, LEASE_SECONDS
+    from treadle.maintenance.standalone import LEASE, LEASE_SECONDS, give_up
 
-    token = yield from acquire(LEASE, f"repair/{ObjectId()}", LEASE_SECONDS, lambda _: False)
+    holder = f"repair/{ObjectId()}"
     try:
+        token = yield from acquire(LEASE, holder, LEASE_SECONDS, lambda _: False)
         done = yield from work.change(server)
-    except Exception:
         yield from release(LEASE, token)
+    except Exception:
+        # By name: the reply that would have brought the token may be what was lost.
+        yield from give_up([holder])
         raise
-    yield from release(LEASE, token)
     return bool(done)
 
 
