@@ -33,6 +33,7 @@ from treadle.pattern import Pattern, Rule
 # From their own files, so that a missing export is named by a test and not by a failed import.
 from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
 from treadle.patterns.extended_reference import ExtendedReference
+from treadle.patterns.outlier import Outlier
 from treadle.patterns.subset import Subset
 
 ROOT = Path(__file__).parent.parent
@@ -103,6 +104,16 @@ class Shelf(Document, collection="shelves"):
     recent: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-date", size=3)] = []
 
 
+class Fan(Document, collection="fans"):
+    idols: Annotated[list[str], Outlier(limit=3, overflow="idol_overflow", page_size=2)] = []
+    idol_count: int = 0
+    has_overflow: bool = False
+
+
+def fans() -> dict[str, list[dict[str, Any]]]:
+    return {"fans": [{"idols": [f"idol {each}" for each in range(number)]} for number in (0, 2, 3, 9)]}
+
+
 def orders() -> dict[str, list[dict[str, Any]]]:
     ada, ben = ObjectId(), ObjectId()
     return {
@@ -149,6 +160,7 @@ class Sample:
 SAMPLES = {
     "computed": Sample((Review, Product), reviews("products")),
     "extended_reference": Sample((Customer, Order), orders),
+    "outlier": Sample((Fan,), fans),
     "subset": Sample((Review, Shelf), reviews("shelves")),
 }
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from treadle.maintenance.verify import Finding, Progress
     from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
     from treadle.patterns.extended_reference import ExtendedReference
+    from treadle.patterns.outlier import Outlier
     from treadle.patterns.subset import Subset
     from treadle.set_up import Action
     from treadle.sync_api import Store
@@ -33,6 +34,7 @@ __all__ = [
     "Indexed",
     "Max",
     "Min",
+    "Outlier",
     "Progress",
     "Store",
     "Subset",
@@ -58,6 +60,7 @@ _HOMES = {
     "Indexed": "indexes",
     "Max": "patterns.computed",
     "Min": "patterns.computed",
+    "Outlier": "patterns.outlier",
     "Progress": "maintenance.verify",
     "Store": "sync_api",
     "Subset": "patterns.subset",

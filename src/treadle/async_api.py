@@ -17,6 +17,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import PyMongoError
 
 from treadle import crud, deletes, set_up, shell, writes
+from treadle.array_api import AsyncArray
 from treadle.bson_types import CODEC_OPTIONS
 from treadle.codec import Codec
 from treadle.combine import AsyncCombiner
@@ -414,6 +415,12 @@ class AsyncStore:
             await self.runner.run(standalone.give_up(self._given_up))
             self._given_up.clear()
         return await self.runner.run(shell.recover(self.graph, await self._topology()))
+
+    # -- fields that are stored otherwise ---------------------------------------------------
+
+    def array(self, model: type[Document], field: str, id: Any) -> AsyncArray:
+        """The outlier array of one document, by the Python name of its field."""
+        return AsyncArray(self, self.graph.entry(model), field, id)
 
     # -- proof and repair ---------------------------------------------------------------
 

@@ -31,7 +31,7 @@ CASCADE_MAX = 10_000
 def deletion_concerns(entry: Entry[Any]) -> bool:
     """Whether a deletion must be followed."""
     followed = any(rule.on_delete != "keep" for rule in entry.feeds_references)
-    return bool(entry.feeds_gathers or entry.restricting) or followed
+    return bool(entry.feeds_gathers or entry.restricting or entry.outliers) or followed
 
 
 class DeleteOneDocument(Work[D | None]):
@@ -121,6 +121,8 @@ def follow_deletions(
     """Do as `on_delete` says to the documents that refer to deleted ones."""
     if restrict:
         yield from check_restrictions(entry, keys)
+    for outlier in entry.outliers:
+        yield from delete_many(outlier.collection, {outlier.owner: {"$in": list(keys)}})
     for rule in entry.feeds_references:
         if rule.on_delete not in ("clear", "cascade"):
             continue

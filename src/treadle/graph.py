@@ -24,6 +24,7 @@ from treadle.paths import ARRAYS, Path, Step, model_of, overlap, refuse_array_of
 from treadle.pattern import Pattern, Place, Rule
 from treadle.patterns.computed import FormulaRule
 from treadle.patterns.extended_reference import ReferenceRule
+from treadle.patterns.outlier import OutlierRule
 from treadle.shape import Shape, field_shape
 
 D = TypeVar("D", bound=Document)
@@ -49,6 +50,7 @@ class Entry(Generic[D]):
         self.gathers: list[GatherRule] = []
         self.references: list[ReferenceRule] = []
         self.formulas: list[FormulaRule] = []
+        self.outliers: list[OutlierRule] = []
         # Those that each write keeps right, and what a write of this model feeds in others.
         self.inline_gathers: list[GatherRule] = []
         self.feeds_gathers: list[GatherRule] = []
@@ -67,7 +69,12 @@ class Entry(Generic[D]):
 
     @property
     def rules(self) -> list[Rule]:
-        return [*self.gathers, *self.references, *self.formulas]
+        return [*self.gathers, *self.references, *self.formulas, *self.outliers]
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What a replace leaves as it is stored, since others than callers write it all the time."""
+        return {path: value for rule in self.outliers for path, value in rule.kept().items()}
 
     @property
     def feeds(self) -> list[Rule]:
@@ -109,6 +116,8 @@ class Graph:
     def __init__(self, models: Iterable[type[Document]]) -> None:
         self.entries: dict[type[Document], Entry[Any]] = {}
         self.by_collection: dict[str, Entry[Any]] = {}
+        # Collections that patterns need beside the models' own, for set-up.
+        self.sides: dict[str, Entry[Any]] = {}
         for model in models:
             self._add(model)
         for entry in list(self.entries.values()):
@@ -180,6 +189,18 @@ class Graph:
             )
         return self.entries[source]
 
+    def add_side(self, model: type[Document], where: str) -> Entry[Any]:
+        """The entry of a collection that a pattern keeps beside those of the models."""
+        entry: Entry[Any] = Entry(model)
+        if entry.collection in self.by_collection or entry.collection in self.sides:
+            raise DeclarationError(
+                f"{where} names the collection {entry.collection!r}, which is used for something else; "
+                "give it one of its own",
+                code="collection-shared",
+            )
+        self.sides[entry.collection] = entry
+        return entry
+
     def check_reference(self, reference: Path, referenced: Entry[Any], where: str) -> None:
         """Refuse a reference whose type cannot hold the id that it is to hold."""
         held, wanted = reference.shape, referenced.identity_shape
@@ -220,6 +241,8 @@ class Graph:
                 rule.source.restricting.append(rule)
         elif isinstance(rule, FormulaRule):
             entry.formulas.append(rule)
+        elif isinstance(rule, OutlierRule):
+            entry.outliers.append(rule)
 
     def _find_levels(self) -> None:
         levels: dict[Rule, int] = {}

@@ -59,7 +59,7 @@ def setup(graph: Graph, dry_run: bool = False) -> Plan[list[Action]]:
 
 def _setup(graph: Graph) -> Plan[list[Action]]:
     existing = yield from existing_collections()
-    entries = list(graph.entries.values())
+    entries = [*graph.entries.values(), *graph.sides.values()]
     missing: dict[str, list[IndexModel]] = {}
     changes: dict[str, list[Raw]] = {}
     for entry in entries:

@@ -17,7 +17,7 @@ from pymongo.write_concern import WriteConcern
 from treadle.document import Document
 from treadle.errors import DataError, UsageError
 from treadle.graph import Graph
-from treadle.maintenance import intents, standalone
+from treadle.maintenance import array_intents, intents, standalone
 from treadle.plan import Plan
 from treadle.topology import Topology
 
@@ -170,7 +170,8 @@ def recover(graph: Graph, server: Topology) -> Plan[int]:
     """Finish what other processes, or this one before, left half done."""
     if server.transactions:
         return (yield from intents.recover(graph, server))
-    return (yield from standalone.recover(graph, server, owner(), is_dead))
+    done = yield from array_intents.recover(graph, owner(), is_dead)
+    return done + (yield from standalone.recover(graph, server, owner(), is_dead))
 
 
 def delivered(outcome: Any) -> Any:

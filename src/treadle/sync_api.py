@@ -17,6 +17,7 @@ from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
 from treadle import crud, deletes, set_up, shell, writes
+from treadle.array_api import Array
 from treadle.bson_types import CODEC_OPTIONS
 from treadle.codec import Codec
 from treadle.combine import Combiner
@@ -394,6 +395,12 @@ class Store:
             self.runner.run(standalone.give_up(self._given_up))
             self._given_up.clear()
         return self.runner.run(shell.recover(self.graph, self._topology()))
+
+    # -- fields that are stored otherwise ---------------------------------------------------
+
+    def array(self, model: type[Document], field: str, id: Any) -> Array:
+        """The outlier array of one document, by the Python name of its field."""
+        return Array(self, self.graph.entry(model), field, id)
 
     # -- proof and repair ---------------------------------------------------------------
 

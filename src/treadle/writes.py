@@ -24,6 +24,7 @@ from treadle.gather import freeze
 from treadle.graph import Entry, Graph
 from treadle.maintenance.fill import compute_formulas, fill_references
 from treadle.maintenance.guards import guard
+from treadle.maintenance.layouts import insert_overflow, replace_keeping, split_arrays
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import formula_stages
 from treadle.maintenance.recompute import recompute
@@ -79,6 +80,10 @@ class Work(Generic[R]):
         """What the caller gets, from what the body returned."""
         raise NotImplementedError  # pragma: no cover
 
+    def joins(self, other: Work[Any]) -> bool:
+        """Whether `joined` can make one work of this one and another; then `size` is its share."""
+        return False
+
 
 class ChunkedWork(Work[int]):
     """A bulk write that can be confined to some documents."""
@@ -122,6 +127,7 @@ class Insert(Work[list[D]]):
                     put(raw, stamp.split("."), None)
             for formula in entry.formulas:
                 put(raw, formula.path.split("."), None)
+        self.overflow = split_arrays(entry, self.raws)
 
     @property
     def alone(self) -> bool:
@@ -131,9 +137,17 @@ class Insert(Work[list[D]]):
         return not (
             entry.feeds_gathers
             or entry.formulas
+            or self.overflow
             or any(rule.guards_source for rule in entry.references)
             or (not all_fresh and (entry.inline_gathers or entry.feeds_references))
         )
+
+    @property
+    def size(self) -> int:
+        return len(self.raws)
+
+    def joins(self, other: Work[Any]) -> bool:
+        return isinstance(other, Insert) and other.entry is self.entry
 
     def joined(self, other: Insert[D]) -> Insert[D]:
         """This insert and another of the same model, as one."""
@@ -142,6 +156,7 @@ class Insert(Work[list[D]]):
         both.fresh = [*self.fresh, *other.fresh]
         both.altered = [*self.altered, *other.altered]
         both.raws = [*self.raws, *other.raws]
+        both.overflow = [*self.overflow, *other.overflow]
         return both
 
     def direct(self, graph: Graph, server: Topology) -> Plan[list[Raw]]:
@@ -152,11 +167,13 @@ class Insert(Work[list[D]]):
         yield from ledger.note_new(entry, [raw["_id"] for raw in self.raws])
         yield from self._gather_existing(server)
         yield from fill_references(entry, [(None, raw) for raw in self.raws])
+        after_it = yield from insert_overflow(server, self.overflow)
         with crud.translated(entry.model.__name__, self.raws):
             if len(self.raws) == 1:
                 yield from insert_one(entry.collection, self.raws[0])
             else:
                 yield from insert_many(entry.collection, self.raws)
+        yield from after_it()
         raws = self.raws
         yield from self._stamp()
         if entry.formulas:
@@ -236,6 +253,8 @@ def check_update(entry: Entry[Any], update: Update) -> set[str] | None:
 def _refusal(entry: Entry[Any], path: str, maintained: str, rule: Any) -> str:
     name = f"{entry.model.__name__}.{maintained}"
     begin = f"{path!r} cannot be updated, because Treadle maintains {name}"
+    if hasattr(rule, "instead"):
+        return f"{begin}; {rule.instead}"
     if isinstance(rule, ReferenceRule):
         return f"{begin}; write {rule.reference_path!r}, or the {rule.source.model.__name__} that it names"
     source = getattr(rule, "source", None)
@@ -427,7 +446,10 @@ class Replace(Work[D]):
             after[RESERVED] = before[RESERVED]
         yield from fill_references(entry, [(before, after)])
         with crud.translated(entry.model.__name__, [after]):
-            yield from replace_one(entry.collection, by_id(identity), after)
+            if entry.kept:
+                after = yield from replace_keeping(entry, after)
+            else:
+                yield from replace_one(entry.collection, by_id(identity), after)
         if entry.formulas:
             (after,) = yield from compute_formulas(entry, [identity])
         ledger.add(Change(entry.collection, identity, before, after))

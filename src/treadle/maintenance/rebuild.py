@@ -15,7 +15,7 @@ from pymongo.errors import OperationFailure
 from treadle.canonical import same
 from treadle.change import Change
 from treadle.gather import freeze
-from treadle.maintenance import position, standalone
+from treadle.maintenance import outliers, position, standalone
 from treadle.maintenance.fill import fill_references
 from treadle.maintenance.intents import is_about_one_document, set_aside
 from treadle.maintenance.ledger import Ledger
@@ -62,6 +62,7 @@ def rebuild(
             done += len(documents)
             if report:
                 report(Progress(entry.model.__name__, done, max(total, done)))
+        yield from outliers.remove_orphans(entry)
         visited += done
     if server.transactions:
         yield from position.built(streamed)
@@ -93,6 +94,16 @@ def repair(
 
 def mend(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
     """Recompute what these documents maintain, and what that feeds; those that changed."""
+    if entry.outliers:
+        moved = yield from outliers.mend(graph, server, entry, keys)
+        if len(entry.rules) == len(entry.outliers):
+            return moved
+        others = yield from _mend_derived(graph, server, entry, keys)
+        return list({freeze(key): key for key in [*moved, *others]}.values())
+    return (yield from _mend_derived(graph, server, entry, keys))
+
+
+def _mend_derived(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
     if not server.transactions:
         return (yield from _mend_without_transactions(graph, server, entry, keys))
     try:
@@ -104,8 +115,8 @@ def mend(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any])
             yield from set_aside(entry.model.__name__, entry.collection, keys[0], error)
             return []
         middle = len(keys) // 2
-        first = yield from mend(graph, server, entry, keys[:middle])
-        return [*first, *(yield from mend(graph, server, entry, keys[middle:]))]
+        first = yield from _mend_derived(graph, server, entry, keys[:middle])
+        return [*first, *(yield from _mend_derived(graph, server, entry, keys[middle:]))]
 
 
 def _mend_without_transactions(

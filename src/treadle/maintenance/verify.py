@@ -17,6 +17,7 @@ from pymongo.errors import OperationFailure
 
 from treadle.canonical import same
 from treadle.gather import freeze
+from treadle.maintenance import outliers
 from treadle.maintenance.fill import fill_references
 from treadle.maintenance.intents import is_about_one_document, log
 from treadle.maintenance.lease import holder
@@ -84,16 +85,18 @@ def verify(
             done += len(documents)
             if report:
                 report(Progress(entry.model.__name__, done, max(total, done)))
+        findings.extend(Finding(*each) for each in (yield from outliers.orphans(entry)))
     return findings
 
 
 def page(entry: Entry[Any], last: Any, limit: int) -> Plan[list[Raw]]:
     """The next documents in the order of `_id`, whatever types the ids have."""
+    shown = {rule.path: {"$slice": rule.limit + 1} for rule in entry.outliers} or None
     if last is None:
-        return (yield from find(entry.collection, {}, sort=[("_id", 1)], limit=limit))
+        return (yield from find(entry.collection, {}, shown, sort=[("_id", 1)], limit=limit))
     # A range query would end where the type of the ids changes; index bounds do not.
     found = yield from find(
-        entry.collection, {}, sort=[("_id", 1)], limit=limit + 1, min={"_id": last}, hint=[("_id", 1)]
+        entry.collection, {}, shown, sort=[("_id", 1)], limit=limit + 1, min={"_id": last}, hint=[("_id", 1)]
     )
     return [each for each in found if freeze(each["_id"]) != freeze(last)][:limit]
 
@@ -103,7 +106,8 @@ def _look_again(server: Topology, entry: Entry[Any], suspects: Sequence[Finding]
     keys = list({freeze(each.document_id): each.document_id for each in suspects}.values())
 
     def look() -> Plan[list[Finding]]:
-        documents = yield from find(entry.collection, {"_id": {"$in": keys}})
+        shown = {rule.path: {"$slice": rule.limit + 1} for rule in entry.outliers} or None
+        documents = yield from find(entry.collection, {"_id": {"$in": keys}}, shown)
         return (yield from examine(server, entry, documents))
 
     if server.transactions:
@@ -144,8 +148,9 @@ def _same_finding(one: Finding, other: Finding) -> bool:
 
 def examine(server: Topology, entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Finding]]:
     """The findings in these documents."""
+    own = yield from outliers.examine(entry, documents)
     wanted = yield from expected(server, entry, documents)
-    findings: list[Finding] = []
+    findings: list[Finding] = [Finding(*each) for each in own]
     for document, right in zip(documents, wanted, strict=True):
         for rule in entry.gathers:
             for path in rule.empty():
