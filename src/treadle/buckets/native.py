@@ -335,7 +335,7 @@ class NativeLayout(Layout[D]):
         while documents := (yield from scan.next()):
             findings += [
                 Finding(
-                    self.pattern, self.name, each["_id"], "", 
+                    self.pattern, self.name, each["_id"], "",
                     f"a document of its own in {self.declared.adopt}", "a reading in the time series",
                 )
                 for each in documents

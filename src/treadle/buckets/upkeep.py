@@ -39,6 +39,7 @@ from treadle.topology import Topology
 
 if TYPE_CHECKING:
     from treadle.buckets.layout import BucketLayout
+    from treadle.graph import Entry
 
 PAGE = 50
 ADOPTED_PAGE = 1000
@@ -405,3 +406,17 @@ def server_time() -> Plan[dt.datetime]:
     reply = yield from database_command({"hello": 1}, writes=False, admin=True)
     now: dt.datetime = reply["localTime"]
     return now if now.tzinfo else now.replace(tzinfo=dt.UTC)
+
+
+def compact_due(entry: Entry[Any], server: Topology, now: dt.datetime | None = None) -> Plan[int]:
+    """Pack the closed buckets of a model with `layout="packed"`; how many there were.
+
+    By the server's clock, unless another moment is given. Twice equals once,
+    and two who do it at the same time do not disturb each other.
+    """
+    from treadle.buckets.layout import BucketLayout
+
+    if not isinstance(entry.layout, BucketLayout) or entry.layout.spec.layout != "packed":
+        return 0
+    moment_now = (yield from server_time()) if now is None else now
+    return (yield from Upkeep(entry.layout).compact(moment_now))
