@@ -532,7 +532,7 @@ def test_filters_mean_what_the_server_means(layout, filled, database):
         {"$or": [{"sensor_id": "a", "temp": 10}, {"sensor_id": "b", "label": "$ts"}]},
         {"$nor": [{"temp": {"$gte": 30}}, {"temp": None}]},
         {"$and": [{"sensor_id": {"$in": ["a", "c"]}}, {"temp": {"$gt": 20}}, {"ts": {"$lt": at(90)}}]},
-        {"$expr": {"$gt": ["$temp", {"$size": "$$KEEP"} if False else 30]}},
+        {"$expr": {"$gt": ["$temp", 30]}},
         {"sensor_id": {"$regex": "b"}, "temp": {"$type": "double"}},
         {"$comment": "nothing", "temp": 10},
         {"ts": {"$type": "date"}, "temp": {"$lt": 20}},
@@ -776,7 +776,7 @@ def test_updates_mean_what_the_server_means(run, database):
     updates: list[Any] = [
         {"$inc": {"n": 2}},
         {"$mul": {"n": 3}},
-        {"$mul": {"n": 2.5}},
+        {"$mul": {"n": -2}},
         {"$inc": {"price": Decimal("0.01")}},
         {"$inc": {"price": 1}},
         {"$inc": {"fresh": 2}},
@@ -810,7 +810,7 @@ def test_updates_mean_what_the_server_means(run, database):
         assert expected == bucket["readings"][number], update
     store.update(Rich, {"ts": at(0)}, {"$currentDate": {"when": True}})
     assert abs(store.find_one(Rich, {"ts": at(0)}).when - datetime.now(UTC)) < timedelta(minutes=5)
-    assert [] == [each for each in store.verify() if "n" != each.path.split(".")[-2]]
+    assert [] == store.verify()
 
 
 def test_a_move_meets_no_reading_twice(run):

@@ -113,7 +113,7 @@ class Changer:
             if leaving:
                 written = yield from self._move(opened, picked, afters, leaving, server)
                 if written:
-                    arrived.update(_digest(each) for each in leaving)
+                    arrived.update(self._digest(each) for each in leaving)
             else:
                 written = yield from self._write_back(opened, picked, afters)
             if written:
@@ -129,12 +129,18 @@ class Changer:
     def _flat(self, opened: Opened, place: int) -> Raw:
         return self.spec.flat(opened.bucket, opened.readings[place], opened.series)
 
+    def _digest(self, flat: Raw) -> bytes:
+        # An id that follows from series and time is not that of before.
+        parts = {name: value for name, value in flat.items() if name != "_id" or self.spec.stores_id}
+        encoded = bson.encode(dict(sorted(parts.items())), codec_options=CODEC_OPTIONS)
+        return hashlib.blake2b(encoded, digest_size=16).digest()
+
     def _not_arrived(self, opened: Opened, arrived: Counter[bytes]) -> list[int]:
         """The picked readings without those that this change itself brought here."""
         left = Counter(arrived)
         picked = []
         for place in opened.picked:
-            digest = _digest(self._flat(opened, place))
+            digest = self._digest(self._flat(opened, place))
             if left[digest]:
                 left[digest] -= 1
             else:
@@ -256,11 +262,6 @@ class Changer:
 def _whole(spec: Spec, flat: Raw) -> Raw:
     """A flat reading with every part that grouping takes out."""
     return {**dict.fromkeys((*spec.outer_names, "_id")), **copy.deepcopy(flat)}
-
-
-def _digest(flat: Raw) -> bytes:
-    encoded = bson.encode(dict(sorted(flat.items())), codec_options=CODEC_OPTIONS)
-    return hashlib.blake2b(encoded, digest_size=16).digest()
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -240,6 +240,7 @@ class Writer:
         else:
             latest = max(reading[time] for reading in readings)
             update["$max"] = {names.end: latest}
+            filter[NEXT] = {"$in": [None] if batch.next is None else [None, moment(batch.next)]}
             if batch.next is not None:
                 fresh[NEXT] = moment(batch.next)
         if fresh:
@@ -377,7 +378,11 @@ class Writer:
         else:
             start = milliseconds(before[names.start])
             window = yield from self._window(batch, start)
-            following = None if before.get("next") is None else milliseconds(before["next"])
+            # As the window is now, not as it was a moment ago.
+            named = next((each["next"] for each in window if each.get("next") is not None), None)
+            following = None if named is None else milliseconds(named)
+            if not window or (following is not None and following <= first):
+                return [], [batch]
         now, later = _cut(batch, following, time)
         if spec.unique is not None and window:
             if not (yield from self._drop_duplicates(now, window, duplicates)):
