@@ -240,7 +240,8 @@ class Writer:
         else:
             latest = max(reading[time] for reading in readings)
             update["$max"] = {names.end: latest}
-            filter[NEXT] = {"$in": [None] if batch.next is None else [None, moment(batch.next)]}
+            # Two values, or an upsert would store the one.
+            filter[NEXT] = {"$exists": False} if batch.next is None else {"$in": [None, moment(batch.next)]}
             if batch.next is not None:
                 fresh[NEXT] = moment(batch.next)
         if fresh:
