@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from treadle.async_api import AsyncStore
     from treadle.bson_types import Id
+    from treadle.buckets.reading import FieldSummary, Summary
     from treadle.document import Document
     from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
     from treadle.indexes import Indexed
     from treadle.maintenance.verify import Finding, Progress
+    from treadle.patterns.bucket import Bucket
     from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
     from treadle.patterns.extended_reference import ExtendedReference
     from treadle.patterns.outlier import Outlier
     from treadle.patterns.subset import Subset
+    from treadle.patterns.time_series import TimeSeries
     from treadle.set_up import Action
     from treadle.sync_api import Store
 
@@ -23,11 +26,13 @@ __all__ = [
     "Action",
     "AsyncStore",
     "Average",
+    "Bucket",
     "Count",
     "DataError",
     "DeclarationError",
     "Document",
     "ExtendedReference",
+    "FieldSummary",
     "Finding",
     "Formula",
     "Id",
@@ -39,6 +44,8 @@ __all__ = [
     "Store",
     "Subset",
     "Sum",
+    "Summary",
+    "TimeSeries",
     "TreadleError",
     "UsageError",
 ]
@@ -49,11 +56,13 @@ _HOMES = {
     "Action": "set_up",
     "AsyncStore": "async_api",
     "Average": "patterns.computed",
+    "Bucket": "patterns.bucket",
     "Count": "patterns.computed",
     "DataError": "errors",
     "DeclarationError": "errors",
     "Document": "document",
     "ExtendedReference": "patterns.extended_reference",
+    "FieldSummary": "buckets.reading",
     "Finding": "maintenance.verify",
     "Formula": "patterns.computed",
     "Id": "bson_types",
@@ -65,6 +74,8 @@ _HOMES = {
     "Store": "sync_api",
     "Subset": "patterns.subset",
     "Sum": "patterns.computed",
+    "Summary": "buckets.reading",
+    "TimeSeries": "patterns.time_series",
     "TreadleError": "errors",
     "UsageError": "errors",
 }

@@ -19,11 +19,13 @@ from pymongo.errors import PyMongoError
 from treadle import crud, deletes, set_up, shell, writes
 from treadle.array_api import AsyncArray
 from treadle.bson_types import CODEC_OPTIONS
+from treadle.buckets.reading import Summary
 from treadle.codec import Codec
 from treadle.combine import AsyncCombiner
 from treadle.document import Document
 from treadle.errors import UsageError
 from treadle.graph import Graph
+from treadle.layout import PageReader
 from treadle.maintenance import commit, position, rebuild, standalone, status
 from treadle.maintenance.status import Status
 from treadle.maintenance.verify import Finding, Report
@@ -129,10 +131,12 @@ class AsyncRunner:
 class AsyncFound(Generic[D]):
     """The documents that a `find` streams; iterate it, once."""
 
-    def __init__(self, cursor: AsyncCursor[Raw], codec: Codec[D]) -> None:
+    def __init__(
+        self, cursor: AsyncCursor[Raw], codec: Codec[D], documents: AsyncGenerator[D] | None = None
+    ) -> None:
         self._cursor = cursor
         # Not a method: the cursor is to be closed as soon as nobody iterates any more.
-        self._documents = _stream(cursor, codec.load)
+        self._documents = _stream(cursor, codec.load) if documents is None else documents
 
     def __aiter__(self) -> AsyncIterator[D]:
         return self._documents
@@ -160,6 +164,16 @@ async def _stream(cursor: AsyncCursor[Raw], load: Callable[[Raw], D]) -> AsyncGe
                 yield load(raw)
             if len(raws) < shell.FIND_PAGE:
                 return
+
+
+async def _unpack(
+    cursor: AsyncCursor[Raw], reader: PageReader[D], runner: AsyncRunner, session: Session
+) -> AsyncGenerator[D]:
+    async with cursor:
+        while not reader.done:
+            raws = await cursor.to_list(reader.page)
+            for document in await runner.run(reader.take(raws, len(raws) < reader.page), session):
+                yield document
 
 
 class AsyncStore:
@@ -238,6 +252,8 @@ class AsyncStore:
     async def insert(self, document: D, session: Session = None) -> D:
         """Store a new document; what is returned is what is stored, maintained fields included."""
         entry = self.graph.entry(type(document))
+        if entry.layout is not None:
+            return await self.runner.run(entry.layout.insert(document, shell.inside(session)), session)
         if entry.plain:
             return await self.runner.run(crud.insert(entry, document), session)
         (stored,) = await self._write(writes.Insert(entry, [document]), session)
@@ -249,6 +265,8 @@ class AsyncStore:
         if model is None:
             return []
         entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return await self.runner.run(entry.layout.insert_many(listed, shell.inside(session)), session)
         if entry.plain:
             return await self.runner.run(crud.insert_many(entry, listed), session)
         works = [writes.Insert(entry, chunk) for chunk in shell.chunks(listed, writes.INSERT_MAX)]
@@ -256,13 +274,20 @@ class AsyncStore:
 
     async def get(self, model: type[D], id: Any, session: Session = None) -> D | None:
         """The document with this id, or None."""
-        return await self.runner.run(crud.get(self.graph.entry(model), id), session)
+        entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return await self.find_one(model, entry.layout.id_filter(id), session=session)
+        return await self.runner.run(crud.get(entry, id), session)
 
     async def find_one(
         self, model: type[D], filter: Any = None, sort: Sort | None = None, session: Session = None
     ) -> D | None:
         """The first matching document, or None."""
-        return await self.runner.run(crud.find_first(self.graph.entry(model), filter, sort), session)
+        entry = self.graph.entry(model)
+        if entry.layout is not None:
+            found = await self.find(model, filter, sort, limit=1, session=session).to_list()
+            return found[0] if found else None
+        return await self.runner.run(crud.find_first(entry, filter, sort), session)
 
     def find(
         self,
@@ -276,17 +301,28 @@ class AsyncStore:
         """The matching documents, streamed; never all in memory at once."""
         entry = self.graph.entry(model)
         command = crud.find_command(entry, filter, sort, skip, limit)
+        if entry.layout is not None:
+            reader = entry.layout.reader(filter, sort, skip, limit)
+            cursor = self.runner.open(reader.command, session)
+            return AsyncFound(cursor, entry.codec, _unpack(cursor, reader, self.runner, session))
         return AsyncFound(self.runner.open(command, session), entry.codec)
 
     async def count(self, model: type[Document], filter: Any = None, session: Session = None) -> int:
         """How many documents match."""
-        return await self.runner.run(crud.count(self.graph.entry(model), filter), session)
+        entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return await self.runner.run(entry.layout.count(filter), session)
+        return await self.runner.run(crud.count(entry, filter), session)
 
     async def update(
         self, model: type[D], id_or_filter: Any, update: Any, session: Session = None
     ) -> D | None:
         """Update one document with MongoDB's operators; the document after, or None."""
         entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return await self.runner.run(
+                entry.layout.update(id_or_filter, update, await self._topology()), session
+            )
         if entry.plain:
             return await self.runner.run(crud.update(entry, id_or_filter, update), session)
         return await self._write(writes.UpdateOneDocument(entry, id_or_filter, update), session)
@@ -296,6 +332,10 @@ class AsyncStore:
     ) -> int:
         """Update all matching documents; how many matched."""
         entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return await self.runner.run(
+                entry.layout.update_all(filter, update, await self._topology()), session
+            )
         if entry.plain:
             return await self.runner.run(crud.update_all(entry, filter, update), session)
         return await self._write_chunks(writes.UpdateManyDocuments(entry, filter, update), session)
@@ -303,6 +343,8 @@ class AsyncStore:
     async def replace(self, document: D, session: Session = None) -> D:
         """Write a whole document over the stored one; raises if that is gone."""
         entry = self.graph.entry(type(document))
+        if entry.layout is not None:
+            return await self.runner.run(entry.layout.replace(document, await self._topology()), session)
         if entry.plain:
             return await self.runner.run(crud.replace(entry, document), session)
         return await self._write(writes.Replace(entry, document), session)
@@ -310,6 +352,8 @@ class AsyncStore:
     async def delete(self, model: type[D], id_or_filter: Any, session: Session = None) -> D | None:
         """Delete one document; the deleted document, or None."""
         entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return await self.runner.run(entry.layout.delete(id_or_filter, await self._topology()), session)
         if entry.plain:
             return await self.runner.run(crud.delete(entry, id_or_filter), session)
         return await self._write(deletes.DeleteOneDocument(entry, id_or_filter), session)
@@ -317,9 +361,33 @@ class AsyncStore:
     async def delete_many(self, model: type[Document], filter: Any, session: Session = None) -> int:
         """Delete all matching documents; how many there were."""
         entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return await self.runner.run(entry.layout.delete_all(filter, await self._topology()), session)
         if entry.plain:
             return await self.runner.run(crud.delete_all(entry, filter), session)
         return await self._write_chunks(deletes.DeleteManyDocuments(entry, filter), session)
+
+    # -- readings ---------------------------------------------------------------------
+
+    async def summary(
+        self, model: type[Document], key: Any, start: Any = None, end: Any = None, session: Session = None
+    ) -> list[Summary]:
+        """Statistics of a series from `start` to before `end`: one entry per bucket, readings unread."""
+        layout = shell.layout_of(self.graph, model)
+        return await self.runner.run(layout.summary(key, start, end), session)
+
+    async def readings(
+        self,
+        model: type[Document],
+        key: Any,
+        start: Any = None,
+        end: Any = None,
+        fields: Sequence[str] | None = None,
+        session: Session = None,
+    ) -> list[tuple[Any, ...]]:
+        """A series from `start` to before `end` as tuples, time first; much quicker than models."""
+        layout = shell.layout_of(self.graph, model)
+        return await self.runner.run(layout.tuples(key, start, end, fields), session)
 
     # -- writes that others follow ----------------------------------------------------
 

@@ -21,6 +21,10 @@ from pymongo import IndexModel
 from treadle.bson_types import Id
 from treadle.errors import DeclarationError
 
+if TYPE_CHECKING:
+    from treadle.patterns.bucket import Bucket
+    from treadle.patterns.time_series import TimeSeries
+
 Naming = Literal["snake", "camel"]
 Validation = Literal["strict", "moderate", "off"]
 
@@ -33,6 +37,8 @@ class Settings:
     naming: Naming = "snake"
     validation: Validation = "moderate"
     indexes: tuple[IndexModel, ...] = ()
+    bucket: Bucket | None = None
+    timeseries: TimeSeries | None = None
 
 
 class _IdAttribute:
@@ -75,6 +81,8 @@ class Document(BaseModel):
         naming: Naming | None = None,
         validation: Validation | None = None,
         indexes: Sequence[IndexModel] | None = None,
+        bucket: Bucket | None = None,
+        timeseries: TimeSeries | None = None,
         **keywords: Any,
     ) -> None:
         super().__init_subclass__()

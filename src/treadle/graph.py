@@ -20,6 +20,8 @@ from treadle.codec import Codec, codec_of
 from treadle.document import Document
 from treadle.errors import DeclarationError, UsageError
 from treadle.gather import GatherRule
+from treadle.layout import Layout
+from treadle.layouts import layout_of, refuse_derived
 from treadle.paths import ARRAYS, Path, Step, model_of, overlap, refuse_array_of_arrays
 from treadle.pattern import Pattern, Place, Rule
 from treadle.patterns.computed import FormulaRule
@@ -46,6 +48,8 @@ class Entry(Generic[D]):
         _check_identity(model)
         self.identity_shape: Shape = field_shape(model.__name__, "id", model.__pydantic_fields__["id"])
         self._identity: TypeAdapter[Any] = TypeAdapter(model.__pydantic_fields__["id"].rebuild_annotation())
+        # How its documents are stored, where that is not one by one.
+        self.layout: Layout[D] | None = layout_of(self)
         # What this model maintains in itself.
         self.gathers: list[GatherRule] = []
         self.references: list[ReferenceRule] = []
@@ -123,6 +127,7 @@ class Graph:
         for entry in list(self.entries.values()):
             for place, pattern in declarations(entry):
                 self._place(entry, pattern.bind(place, self))
+        refuse_derived(self)
         self._find_levels()
         for entry in self.entries.values():
             self._find_watched(entry)

@@ -63,8 +63,10 @@ def _setup(graph: Graph) -> Plan[list[Action]]:
     missing: dict[str, list[IndexModel]] = {}
     changes: dict[str, list[Raw]] = {}
     for entry in entries:
+        if entry.layout is not None:
+            continue
         if entry.collection in existing:
-            _require_collection(entry, existing[entry.collection])
+            require_collection(entry, existing[entry.collection])
             present = yield from existing_indexes(entry.collection)
         else:
             present = []
@@ -72,8 +74,11 @@ def _setup(graph: Graph) -> Plan[list[Action]]:
         missing[entry.collection] += maintenance_indexes(graph, entry, present)
     actions: list[Action] = []
     for entry in entries:
+        if entry.layout is not None:
+            yield from entry.layout.setup(existing, actions)
+            continue
         yield from _set_up_collection(entry, existing.get(entry.collection), actions)
-        yield from _set_up_indexes(entry, missing[entry.collection], changes[entry.collection], actions)
+        yield from set_up_indexes(entry, missing[entry.collection], changes[entry.collection], actions)
     yield from _keep_former_states(graph, existing, actions)
     return actions
 
@@ -117,7 +122,7 @@ def existing_collections() -> Plan[dict[str, Raw]]:
     return found
 
 
-def _require_collection(entry: Entry[Any], found: Mapping[str, Any]) -> None:
+def require_collection(entry: Entry[Any], found: Mapping[str, Any]) -> None:
     if found["type"] != "collection":
         raise DataError(
             f"{entry.model.__name__} is to be stored in {entry.collection!r}, but that is a "
@@ -155,7 +160,7 @@ def _set_up_collection(entry: Entry[Any], found: Raw | None, actions: list[Actio
         yield from database_command({"collMod": entry.collection, **options})
 
 
-def _set_up_indexes(
+def set_up_indexes(
     entry: Entry[Any], missing: list[IndexModel], changed: list[Raw], actions: list[Action]
 ) -> Plan[None]:
     for change in changed:
@@ -229,12 +234,14 @@ def _field_index(prefix: str, field: StoredField, mark: Indexed) -> IndexModel:
     return IndexModel([(path, -1 if mark.descending else 1)], **options)
 
 
-def compare_indexes(entry: Entry[Any], present: list[Raw]) -> tuple[list[IndexModel], list[Raw]]:
+def compare_indexes(
+    entry: Entry[Any], present: list[Raw], wanted: list[IndexModel] | None = None
+) -> tuple[list[IndexModel], list[Raw]]:
     """The indexes to make, and the ones whose expiry is to change."""
     missing: list[IndexModel] = []
     changed: list[Raw] = []
     by_name = {index["name"]: index for index in present}
-    for index in declared_indexes(entry):
+    for index in declared_indexes(entry) if wanted is None else wanted:
         document = index.document
         same_keys = [each for each in present if _keys(each) == _keys(document) and _same(each, document)]
         if same_keys:

@@ -17,6 +17,7 @@ from pymongo.write_concern import WriteConcern
 from treadle.document import Document
 from treadle.errors import DataError, UsageError
 from treadle.graph import Graph
+from treadle.layout import Layout
 from treadle.maintenance import array_intents, intents, standalone
 from treadle.plan import Plan
 from treadle.topology import Topology
@@ -90,6 +91,22 @@ def one_model(documents: Iterable[D]) -> tuple[type[D] | None, list[D]]:
                 code="model-unknown",
             )
     return model, listed
+
+
+def inside(session: Any) -> bool:
+    """Whether a call runs inside a transaction of its caller."""
+    return session is not None and bool(session.in_transaction)
+
+
+def layout_of(graph: Graph, model: type[Document]) -> Layout[Any]:
+    """The layout of a model whose readings are not documents."""
+    layout = graph.entry(model).layout
+    if layout is None:
+        raise UsageError(
+            f"{model.__name__} is stored one by one; only models with bucket= or timeseries= have this",
+            code="layout-missing",
+        )
+    return layout
 
 
 def clear(error: PyMongoError) -> Exception:

@@ -19,11 +19,13 @@ from pymongo.errors import PyMongoError
 from treadle import crud, deletes, set_up, shell, writes
 from treadle.array_api import Array
 from treadle.bson_types import CODEC_OPTIONS
+from treadle.buckets.reading import Summary
 from treadle.codec import Codec
 from treadle.combine import Combiner
 from treadle.document import Document
 from treadle.errors import UsageError
 from treadle.graph import Graph
+from treadle.layout import PageReader
 from treadle.maintenance import commit, position, rebuild, standalone, status
 from treadle.maintenance.status import Status
 from treadle.maintenance.verify import Finding, Report
@@ -123,10 +125,10 @@ class Runner:
 class Found(Generic[D]):
     """The documents that a `find` streams; iterate it, once."""
 
-    def __init__(self, cursor: Cursor[Raw], codec: Codec[D]) -> None:
+    def __init__(self, cursor: Cursor[Raw], codec: Codec[D], documents: Generator[D] | None = None) -> None:
         self._cursor = cursor
         # Not a method: the cursor is to be closed as soon as nobody iterates any more.
-        self._documents = _stream(cursor, codec.load)
+        self._documents = _stream(cursor, codec.load) if documents is None else documents
 
     def __iter__(self) -> Iterator[D]:
         return self._documents
@@ -154,6 +156,13 @@ def _stream(cursor: Cursor[Raw], load: Callable[[Raw], D]) -> Generator[D]:
                 yield load(raw)
             if len(raws) < shell.FIND_PAGE:
                 return
+
+
+def _unpack(cursor: Cursor[Raw], reader: PageReader[D], runner: Runner, session: Session) -> Generator[D]:
+    with cursor:
+        while not reader.done:
+            raws = cursor.to_list(reader.page)
+            yield from runner.run(reader.take(raws, len(raws) < reader.page), session)
 
 
 class Store:
@@ -225,6 +234,8 @@ class Store:
     def insert(self, document: D, session: Session = None) -> D:
         """Store a new document; what is returned is what is stored, maintained fields included."""
         entry = self.graph.entry(type(document))
+        if entry.layout is not None:
+            return self.runner.run(entry.layout.insert(document, shell.inside(session)), session)
         if entry.plain:
             return self.runner.run(crud.insert(entry, document), session)
         return self._write(writes.Insert(entry, [document]), session)[0]
@@ -235,6 +246,8 @@ class Store:
         if model is None:
             return []
         entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return self.runner.run(entry.layout.insert_many(listed, shell.inside(session)), session)
         if entry.plain:
             return self.runner.run(crud.insert_many(entry, listed), session)
         works = [writes.Insert(entry, chunk) for chunk in shell.chunks(listed, writes.INSERT_MAX)]
@@ -242,13 +255,20 @@ class Store:
 
     def get(self, model: type[D], id: Any, session: Session = None) -> D | None:
         """The document with this id, or None."""
-        return self.runner.run(crud.get(self.graph.entry(model), id), session)
+        entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return self.find_one(model, entry.layout.id_filter(id), session=session)
+        return self.runner.run(crud.get(entry, id), session)
 
     def find_one(
         self, model: type[D], filter: Any = None, sort: Sort | None = None, session: Session = None
     ) -> D | None:
         """The first matching document, or None."""
-        return self.runner.run(crud.find_first(self.graph.entry(model), filter, sort), session)
+        entry = self.graph.entry(model)
+        if entry.layout is not None:
+            found = self.find(model, filter, sort, limit=1, session=session).to_list()
+            return found[0] if found else None
+        return self.runner.run(crud.find_first(entry, filter, sort), session)
 
     def find(
         self,
@@ -262,15 +282,24 @@ class Store:
         """The matching documents, streamed; never all in memory at once."""
         entry = self.graph.entry(model)
         command = crud.find_command(entry, filter, sort, skip, limit)
+        if entry.layout is not None:
+            reader = entry.layout.reader(filter, sort, skip, limit)
+            cursor = self.runner.open(reader.command, session)
+            return Found(cursor, entry.codec, _unpack(cursor, reader, self.runner, session))
         return Found(self.runner.open(command, session), entry.codec)
 
     def count(self, model: type[Document], filter: Any = None, session: Session = None) -> int:
         """How many documents match."""
-        return self.runner.run(crud.count(self.graph.entry(model), filter), session)
+        entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return self.runner.run(entry.layout.count(filter), session)
+        return self.runner.run(crud.count(entry, filter), session)
 
     def update(self, model: type[D], id_or_filter: Any, update: Any, session: Session = None) -> D | None:
         """Update one document with MongoDB's operators; the document after, or None."""
         entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return self.runner.run(entry.layout.update(id_or_filter, update, self._topology()), session)
         if entry.plain:
             return self.runner.run(crud.update(entry, id_or_filter, update), session)
         return self._write(writes.UpdateOneDocument(entry, id_or_filter, update), session)
@@ -278,6 +307,8 @@ class Store:
     def update_many(self, model: type[Document], filter: Any, update: Any, session: Session = None) -> int:
         """Update all matching documents; how many matched."""
         entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return self.runner.run(entry.layout.update_all(filter, update, self._topology()), session)
         if entry.plain:
             return self.runner.run(crud.update_all(entry, filter, update), session)
         return self._write_chunks(writes.UpdateManyDocuments(entry, filter, update), session)
@@ -285,6 +316,8 @@ class Store:
     def replace(self, document: D, session: Session = None) -> D:
         """Write a whole document over the stored one; raises if that is gone."""
         entry = self.graph.entry(type(document))
+        if entry.layout is not None:
+            return self.runner.run(entry.layout.replace(document, self._topology()), session)
         if entry.plain:
             return self.runner.run(crud.replace(entry, document), session)
         return self._write(writes.Replace(entry, document), session)
@@ -292,6 +325,8 @@ class Store:
     def delete(self, model: type[D], id_or_filter: Any, session: Session = None) -> D | None:
         """Delete one document; the deleted document, or None."""
         entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return self.runner.run(entry.layout.delete(id_or_filter, self._topology()), session)
         if entry.plain:
             return self.runner.run(crud.delete(entry, id_or_filter), session)
         return self._write(deletes.DeleteOneDocument(entry, id_or_filter), session)
@@ -299,9 +334,33 @@ class Store:
     def delete_many(self, model: type[Document], filter: Any, session: Session = None) -> int:
         """Delete all matching documents; how many there were."""
         entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return self.runner.run(entry.layout.delete_all(filter, self._topology()), session)
         if entry.plain:
             return self.runner.run(crud.delete_all(entry, filter), session)
         return self._write_chunks(deletes.DeleteManyDocuments(entry, filter), session)
+
+    # -- readings ---------------------------------------------------------------------
+
+    def summary(
+        self, model: type[Document], key: Any, start: Any = None, end: Any = None, session: Session = None
+    ) -> list[Summary]:
+        """Statistics of a series from `start` to before `end`: one entry per bucket, readings unread."""
+        layout = shell.layout_of(self.graph, model)
+        return self.runner.run(layout.summary(key, start, end), session)
+
+    def readings(
+        self,
+        model: type[Document],
+        key: Any,
+        start: Any = None,
+        end: Any = None,
+        fields: Sequence[str] | None = None,
+        session: Session = None,
+    ) -> list[tuple[Any, ...]]:
+        """A series from `start` to before `end` as tuples, time first; much quicker than models."""
+        layout = shell.layout_of(self.graph, model)
+        return self.runner.run(layout.tuples(key, start, end, fields), session)
 
     # -- writes that others follow ----------------------------------------------------
 

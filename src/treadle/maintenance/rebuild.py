@@ -44,7 +44,11 @@ def rebuild(
 ) -> Plan[int]:
     """Recompute every maintained value of these models; how many documents were visited."""
     visited = 0
-    chosen = in_order(entries)
+    listed = list(entries)
+    for entry in listed:
+        if entry.layout is not None:
+            visited += yield from entry.layout.rebuild(server, report)
+    chosen = in_order(listed)
     streamed = [rule for entry in chosen for rule in entry.rules if rule.maintain == "stream"]
     if streamed and server.transactions:
         # What changes from here on is the worker's; what was before is seen by the scan.
@@ -73,8 +77,13 @@ def repair(
     graph: Graph, server: Topology, entries: Iterable[Entry[Any]], report: Report | None = None
 ) -> Plan[int]:
     """Mend what `verify` finds, until it finds nothing more; how many documents were mended."""
-    chosen = in_order(entries)
+    listed = list(entries)
+    chosen = in_order(listed)
     mended: set[Any] = set()
+    laid_out = 0
+    for entry in listed:
+        if entry.layout is not None:
+            laid_out += yield from entry.layout.repair(server, report)
     for _ in range(ROUNDS_MAX):
         findings: list[Finding] = yield from verify(graph, server, chosen, report)
         by_entry: dict[str, dict[Any, Any]] = {}
@@ -89,7 +98,7 @@ def repair(
                 mended.update((entry.collection, freeze(key)) for key in done)
         if not progress:
             break
-    return len(mended)
+    return len(mended) + laid_out
 
 
 def mend(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:

@@ -68,6 +68,9 @@ def verify(
     """All findings in the targets of these models."""
     findings: list[Finding] = []
     for entry in entries:
+        if entry.layout is not None:
+            findings += yield from entry.layout.verify(server, report)
+            continue
         if not entry.rules:
             continue
         total = (yield from count_documents(entry.collection, {})) if report else 0
