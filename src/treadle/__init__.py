@@ -10,8 +10,12 @@ if TYPE_CHECKING:
     from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
     from treadle.indexes import Indexed
     from treadle.maintenance.verify import Finding, Progress
+    from treadle.patterns.ancestor_array import AncestorArray
+    from treadle.patterns.child_references import ChildReferences
     from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
     from treadle.patterns.extended_reference import ExtendedReference
+    from treadle.patterns.materialized_path import MaterializedPath
+    from treadle.patterns.parent_reference import ParentReference
     from treadle.patterns.subset import Subset
     from treadle.set_up import Action
     from treadle.sync_api import Store
@@ -20,8 +24,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Action",
+    "AncestorArray",
     "AsyncStore",
     "Average",
+    "ChildReferences",
     "Count",
     "DataError",
     "DeclarationError",
@@ -31,8 +37,10 @@ __all__ = [
     "Formula",
     "Id",
     "Indexed",
+    "MaterializedPath",
     "Max",
     "Min",
+    "ParentReference",
     "Progress",
     "Store",
     "Subset",
@@ -45,8 +53,10 @@ __all__ = [
 # driver and for Pydantic, which take longer to import than all the rest.
 _HOMES = {
     "Action": "set_up",
+    "AncestorArray": "patterns.ancestor_array",
     "AsyncStore": "async_api",
     "Average": "patterns.computed",
+    "ChildReferences": "patterns.child_references",
     "Count": "patterns.computed",
     "DataError": "errors",
     "DeclarationError": "errors",
@@ -56,8 +66,10 @@ _HOMES = {
     "Formula": "patterns.computed",
     "Id": "bson_types",
     "Indexed": "indexes",
+    "MaterializedPath": "patterns.materialized_path",
     "Max": "patterns.computed",
     "Min": "patterns.computed",
+    "ParentReference": "patterns.parent_reference",
     "Progress": "maintenance.verify",
     "Store": "sync_api",
     "Subset": "patterns.subset",

@@ -39,6 +39,8 @@ from treadle.plan import (
 )
 from treadle.query import Sort
 from treadle.topology import Topology, read_topology
+from treadle.trees import bulk
+from treadle.trees.handle import AsyncTreeHandle
 from treadle.writes import ChunkedWork, Work
 
 if TYPE_CHECKING:
@@ -248,8 +250,9 @@ class AsyncStore:
         entry = self.graph.entry(model)
         if entry.plain:
             return await self.runner.run(crud.insert_many(entry, listed), session)
-        works = [writes.Insert(entry, chunk) for chunk in shell.chunks(listed, writes.INSERT_MAX)]
-        return [document for work in works for document in await self._write(work, session, combine=False)]
+        works = await self.runner.run(bulk.inserts(entry, listed), session)
+        stored = [each for work in works for each in await self._write(work, session, combine=False)]
+        return bulk.as_given(listed, works, stored)
 
     async def get(self, model: type[D], id: Any, session: Session = None) -> D | None:
         """The document with this id, or None."""
@@ -376,7 +379,7 @@ class AsyncStore:
 
     async def _write_chunks(self, work: ChunkedWork, session: Session) -> int:
         """Perform a bulk write, one transaction per chunk of documents."""
-        if work.alone or (session is not None and session.in_transaction):
+        if work.alone or work.together or (session is not None and session.in_transaction):
             return await self._write(work, session)
         done = 0
         last: Any = None
@@ -429,6 +432,10 @@ class AsyncStore:
         """Recompute every maintained value, as after a pattern was added to old data."""
         entries = self.graph.chosen(models)
         return await self.runner.run(rebuild.rebuild(self.graph, await self._topology(), entries, progress))
+
+    def tree(self, model: type[D]) -> AsyncTreeHandle[D]:
+        """The tree of a model that declares one."""
+        return AsyncTreeHandle(self, model)
 
     # -- the driver beneath -------------------------------------------------------
 

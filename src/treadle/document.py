@@ -33,6 +33,8 @@ class Settings:
     naming: Naming = "snake"
     validation: Validation = "moderate"
     indexes: tuple[IndexModel, ...] = ()
+    # One tree pattern, or several of which the first is the present one.
+    tree: Any = None
 
 
 class _IdAttribute:
@@ -75,6 +77,7 @@ class Document(BaseModel):
         naming: Naming | None = None,
         validation: Validation | None = None,
         indexes: Sequence[IndexModel] | None = None,
+        tree: Any = None,
         **keywords: Any,
     ) -> None:
         super().__init_subclass__()

@@ -20,6 +20,7 @@ from treadle.graph import Graph
 from treadle.maintenance import intents, standalone
 from treadle.plan import Plan
 from treadle.topology import Topology
+from treadle.trees import recovery
 
 D = TypeVar("D", bound=Document)
 
@@ -168,9 +169,10 @@ def is_dead(described: str) -> bool:
 
 def recover(graph: Graph, server: Topology) -> Plan[int]:
     """Finish what other processes, or this one before, left half done."""
+    done = yield from recovery.recover(graph, server, owner(), is_dead)
     if server.transactions:
-        return (yield from intents.recover(graph, server))
-    return (yield from standalone.recover(graph, server, owner(), is_dead))
+        return done + (yield from intents.recover(graph, server))
+    return done + (yield from standalone.recover(graph, server, owner(), is_dead))
 
 
 def delivered(outcome: Any) -> Any:

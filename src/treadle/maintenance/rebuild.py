@@ -24,6 +24,7 @@ from treadle.maintenance.verify import Finding, Progress, Report, expected, page
 from treadle.paths import outermost, value_at
 from treadle.plan import Plan, Raw, bulk_write, by_id, count_documents, find, transact
 from treadle.topology import Topology
+from treadle.trees.inspection import mend_tree, rebuild_tree
 
 if TYPE_CHECKING:
     from treadle.graph import Entry, Graph
@@ -45,6 +46,11 @@ def rebuild(
     """Recompute every maintained value of these models; how many documents were visited."""
     visited = 0
     for entry in in_order(entries):
+        if entry.tree is not None:
+            nodes = yield from rebuild_tree(graph, server, entry.tree, report)
+            visited += 0 if entry.derived else nodes
+        if not entry.derived:
+            continue
         total = (yield from count_documents(entry.collection, {})) if report else 0
         done = 0
         last: Any = None
@@ -76,7 +82,10 @@ def repair(
         for entry in chosen:
             keys = list(by_entry.get(entry.model.__name__, {}).values())
             for start in range(0, len(keys), PAGE):
-                done = yield from mend(graph, server, entry, keys[start : start + PAGE])
+                some = keys[start : start + PAGE]
+                done = (yield from mend_tree(graph, server, entry.tree, some)) if entry.tree else []
+                if entry.derived:
+                    done = [*done, *(yield from mend(graph, server, entry, some))]
                 progress = progress or bool(done)
                 mended.update((entry.collection, freeze(key)) for key in done)
         if not progress:

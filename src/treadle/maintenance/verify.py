@@ -61,7 +61,11 @@ def verify(
     """All findings in the targets of these models."""
     findings: list[Finding] = []
     for entry in entries:
-        if not entry.rules:
+        if entry.tree is not None:
+            from treadle.trees.inspection import verify_tree
+
+            findings.extend((yield from verify_tree(server, entry.tree, report)))
+        if not entry.derived:
             continue
         total = (yield from count_documents(entry.collection, {})) if report else 0
         done = 0
