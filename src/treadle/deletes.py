@@ -33,7 +33,11 @@ TOGETHER_MAX = 10_000
 
 def deletion_concerns(entry: Entry[Any]) -> bool:
     """Whether a deletion must be followed."""
-    return entry.tree is not None or bool(entry.feeds_gathers) or any(rule.on_delete != "keep" for rule in entry.feeds_references)
+    return (
+        entry.tree is not None
+        or bool(entry.feeds_gathers)
+        or any(rule.on_delete != "keep" for rule in entry.feeds_references)
+    )
 
 
 class DeleteOneDocument(Work[D | None]):

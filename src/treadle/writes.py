@@ -158,7 +158,9 @@ class Insert(Work[list[D]]):
         entry = self.entry
         yield from ledger.note_new(entry, [raw["_id"] for raw in self.raws])
         yield from self._gather_existing(server)
-        placed = (yield from placing.place(entry.tree, self.raws, self.parents, ledger)) if entry.tree else None
+        placed = (
+            (yield from placing.place(entry.tree, self.raws, self.parents, ledger)) if entry.tree else None
+        )
         yield from fill_references(entry, [(None, raw) for raw in self.raws])
         in_order = placed.order if placed is not None else self.raws
         with placing.segment_errors(entry.tree), crud.translated(entry.model.__name__, self.raws):

@@ -64,9 +64,7 @@ def _parents(tree: Tree, raws: Sequence[Raw]) -> dict[Any, Any]:
 def _check_outside(tree: Tree, raws: Sequence[Raw], parents: dict[Any, Any]) -> Plan[None]:
     """Refuse a parent that is nowhere, before the first chunk is written."""
     inside = {freeze(raw["_id"]) for raw in raws}
-    outside = {
-        freeze(key): key for key in parents.values() if key is not None and freeze(key) not in inside
-    }
+    outside = {freeze(key): key for key in parents.values() if key is not None and freeze(key) not in inside}
     keys = list(outside.values())
     for start in range(0, len(keys), CHECK_MAX):
         chunk = keys[start : start + CHECK_MAX]

@@ -85,9 +85,7 @@ class TreeRule(Rule):
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
         # With the id, so that pages of descendants and siblings come in order from the index.
         listed = [self.roles[role] for role in ("parent", "ancestors", "children") if role in self.roles]
-        return [
-            (self.target, IndexModel([(path.stored, ASCENDING), ("_id", ASCENDING)])) for path in listed
-        ]
+        return [(self.target, IndexModel([(path.stored, ASCENDING), ("_id", ASCENDING)])) for path in listed]
 
 
 def _bound(place: Place, graph: Graph, role: Role, name: Any) -> Path:
@@ -222,7 +220,7 @@ class Tree:
         """The role from which everything else follows."""
         for role in ("parent", "path"):
             if role in self.lead:
-                return role  # type: ignore[return-value]
+                return role
         return "children"
 
     @property

@@ -129,9 +129,7 @@ class TreeHandle(Generic[D]):
     ) -> Nodes[D]:
         """All nodes below one, streamed; `max_depth=1` means children."""
         reads.check_depth(max_depth)
-        return self._nodes(
-            reads.descendants(self._tree, self._entry.identity(id), max_depth, sort), session
-        )
+        return self._nodes(reads.descendants(self._tree, self._entry.identity(id), max_depth, sort), session)
 
     def ancestors(self, id: Any, session: Session = None) -> list[D]:
         """The nodes above one, root first."""
@@ -161,23 +159,26 @@ class TreeHandle(Generic[D]):
         """Store a new node below a parent; without one, where its own fields say."""
         self._store.graph.entry(type(node))
         stated = UNSTATED if parent is None else self._entry.identity(parent)
-        return self._perform(lambda: Insert(self._entry, [node], [stated]), session)[0]
+        return self._perform(Insert(self._entry, [node], [stated]), session)[0]
 
     def move(self, id: Any, parent: Any, session: Session = None) -> D:
         """Put a node, and all below it, under another parent; None makes it a root."""
         whole = _inside(session)
-        return self._perform(lambda: Move(self._entry, id, parent, whole=whole), session)
+        return self._perform(Move(self._entry, id, parent, whole=whole), session)
 
     def rename(self, id: Any, segment: str, session: Session = None) -> D:
         """Give a node another segment, and all below it the paths that follow."""
         whole = _inside(session)
-        return self._perform(lambda: Move(self._entry, id, segment=segment, whole=whole), session)
+        return self._perform(Move(self._entry, id, segment=segment, whole=whole), session)
 
     def remove(self, id: Any, children: Children = "refuse", session: Session = None) -> int:
         """Take a node out; how many nodes went. `children`: refuse, subtree or lift."""
-        whole = _inside(session)
+        work = Remove(self._entry, id, children, whole=_inside(session))
         try:
-            return self._perform(lambda: Remove(self._entry, id, children, whole=whole), session)
+            done = self._perform(work, session)
+            # A large subtree went in chunks, which others may have helped with.
+            owed = state.outcome(self._tree, work.token) if work.token is not None else None
+            return done if owed is None else self._store.runner.run(owed)
         except TooLarge:
             # More than fits a transaction: one child after another, each move whole in itself.
             above = self.parent(id, session)
@@ -194,10 +195,9 @@ class TreeHandle(Generic[D]):
     def _models(self, plan: Plan[list[Raw]], session: Session) -> list[D]:
         return [self._entry.codec.load(raw) for raw in self._store.runner.run(plan, session)]
 
-    def _perform(self, make: Callable[[], Work[R]], session: Session) -> R:
+    def _perform(self, work: Work[R], session: Session) -> R:
         """A write that gives way to large moves of others, and ends what it owes itself."""
         for attempt in range(ATTEMPTS_MAX):
-            work = make()
             try:
                 result = self._store._write(work, session)
             except DataError as error:
@@ -213,9 +213,6 @@ class TreeHandle(Generic[D]):
             return result
         try:
             self._finish()
-            token = getattr(work, "token", None)
-            if token is not None:
-                return self._store.runner.run(state.outcome(self._tree, token))  # type: ignore[return-value]
         except PyMongoError as error:
             # It is committed, and what is owed with it; it must not seem to have failed.
             log.warning("%s: a large move is owed: %s", self._entry.model.__name__, error)
@@ -312,9 +309,7 @@ class AsyncTreeHandle(Generic[D]):
     ) -> AsyncNodes[D]:
         """All nodes below one, streamed; `max_depth=1` means children."""
         reads.check_depth(max_depth)
-        return self._nodes(
-            reads.descendants(self._tree, self._entry.identity(id), max_depth, sort), session
-        )
+        return self._nodes(reads.descendants(self._tree, self._entry.identity(id), max_depth, sort), session)
 
     async def ancestors(self, id: Any, session: AsyncSession = None) -> list[D]:
         """The nodes above one, root first."""
@@ -344,23 +339,26 @@ class AsyncTreeHandle(Generic[D]):
         """Store a new node below a parent; without one, where its own fields say."""
         self._store.graph.entry(type(node))
         stated = UNSTATED if parent is None else self._entry.identity(parent)
-        return (await self._perform(lambda: Insert(self._entry, [node], [stated]), session))[0]
+        return (await self._perform(Insert(self._entry, [node], [stated]), session))[0]
 
     async def move(self, id: Any, parent: Any, session: AsyncSession = None) -> D:
         """Put a node, and all below it, under another parent; None makes it a root."""
         whole = _inside(session)
-        return await self._perform(lambda: Move(self._entry, id, parent, whole=whole), session)
+        return await self._perform(Move(self._entry, id, parent, whole=whole), session)
 
     async def rename(self, id: Any, segment: str, session: AsyncSession = None) -> D:
         """Give a node another segment, and all below it the paths that follow."""
         whole = _inside(session)
-        return await self._perform(lambda: Move(self._entry, id, segment=segment, whole=whole), session)
+        return await self._perform(Move(self._entry, id, segment=segment, whole=whole), session)
 
     async def remove(self, id: Any, children: Children = "refuse", session: AsyncSession = None) -> int:
         """Take a node out; how many nodes went. `children`: refuse, subtree or lift."""
-        whole = _inside(session)
+        work = Remove(self._entry, id, children, whole=_inside(session))
         try:
-            return await self._perform(lambda: Remove(self._entry, id, children, whole=whole), session)
+            done = await self._perform(work, session)
+            # A large subtree went in chunks, which others may have helped with.
+            owed = state.outcome(self._tree, work.token) if work.token is not None else None
+            return done if owed is None else await self._store.runner.run(owed)
         except TooLarge:
             # More than fits a transaction: one child after another, each move whole in itself.
             above = await self.parent(id, session)
@@ -378,10 +376,9 @@ class AsyncTreeHandle(Generic[D]):
     async def _models(self, plan: Plan[list[Raw]], session: AsyncSession) -> list[D]:
         return [self._entry.codec.load(raw) for raw in await self._store.runner.run(plan, session)]
 
-    async def _perform(self, make: Callable[[], Work[R]], session: AsyncSession) -> R:
+    async def _perform(self, work: Work[R], session: AsyncSession) -> R:
         """A write that gives way to large moves of others, and ends what it owes itself."""
         for attempt in range(ATTEMPTS_MAX):
-            work = make()
             try:
                 result = await self._store._write(work, session)
             except DataError as error:
@@ -397,9 +394,6 @@ class AsyncTreeHandle(Generic[D]):
             return result
         try:
             await self._finish()
-            token = getattr(work, "token", None)
-            if token is not None:
-                return await self._store.runner.run(state.outcome(self._tree, token))  # type: ignore[return-value]
         except PyMongoError as error:
             # It is committed, and what is owed with it; it must not seem to have failed.
             log.warning("%s: a large move is owed: %s", self._entry.model.__name__, error)

@@ -234,12 +234,8 @@ def _expected_lists(known: Climb, documents: Sequence[Raw]) -> Plan[dict[Any, li
         order = [*(tree.get(document, "children") or [])]
         if tree.truth != "children":
             order += [each["_id"] for each in found]
-        seen: set[Any] = set()
-        lists[own] = [
-            child
-            for child in order
-            if rightful.get(freeze(child)) == own and not (freeze(child) in seen or seen.add(freeze(child)))
-        ]
+        each_once = {freeze(child): child for child in reversed(order)}
+        lists[own] = [child for key, child in reversed(each_once.items()) if rightful.get(key) == own]
     return lists
 
 
@@ -331,9 +327,7 @@ def mend_tree(graph: Graph, server: Topology, tree: Tree, keys: Sequence[Any]) -
     return [*first, *(yield from mend_tree(graph, server, tree, keys[middle:]))]
 
 
-def _mend(
-    graph: Graph, server: Topology, tree: Tree, keys: Sequence[Any], ledger: Ledger
-) -> Plan[list[Any]]:
+def _mend(graph: Graph, server: Topology, tree: Tree, keys: Sequence[Any], ledger: Ledger) -> Plan[list[Any]]:
     if ledger.transactional:
         # A move meanwhile would make stale what is derived here.
         yield from state.take(tree)
@@ -373,9 +367,7 @@ def rebuild_tree(graph: Graph, server: Topology, tree: Tree, report: Report | No
     last: Any = None
     while documents := (yield from page(tree.entry, last, PAGE)):
         last = documents[-1]["_id"]
-        wrong = {
-            freeze(each.document_id): each.document_id for each in (yield from examine(tree, documents))
-        }
+        wrong = {freeze(each.document_id): each.document_id for each in (yield from examine(tree, documents))}
         if wrong:
             yield from mend_tree(graph, server, tree, list(wrong.values()))
         done += len(documents)

@@ -28,7 +28,17 @@ from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import BUMP, UNBOUNDED, formula_stages, react
 from treadle.paths import put
 from treadle.pattern import REVISION
-from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, transact, update_many, update_one
+from treadle.plan import (
+    Plan,
+    Raw,
+    by_id,
+    find,
+    find_one,
+    find_one_and_update,
+    transact,
+    update_many,
+    update_one,
+)
 from treadle.topology import Topology
 from treadle.trees import state
 from treadle.trees.fields import MOVING, Tree, node_missing, parent_missing
@@ -79,7 +89,13 @@ class Move(Work[D]):
     """A node, and all below it, under another parent or with another segment."""
 
     def __init__(
-        self, entry: Entry[D], key: Any, parent: Any = UNSTATED, segment: Any = UNSTATED, *, whole: bool = False
+        self,
+        entry: Entry[D],
+        key: Any,
+        parent: Any = UNSTATED,
+        segment: Any = UNSTATED,
+        *,
+        whole: bool = False,
     ) -> None:
         self.entry = entry
         self.tree = tree_of(entry)
@@ -152,7 +168,8 @@ class Move(Work[D]):
         return work
 
     def result(self, outcome: Raw) -> D:
-        return self.entry.codec.load(copy.deepcopy(outcome))
+        moved: D = self.entry.codec.load(copy.deepcopy(outcome))
+        return moved
 
 
 def lineage_of_parent(tree: Tree, key: Any) -> Plan[set[Any]]:
@@ -265,7 +282,7 @@ def _descend(tree: Tree, work: Raw, node: Raw, keys: list[Any] | None, ledger: L
         listed = {"$and": [{"$isArray": stored}, {"$gte": [{"$ifNull": [place, -1]}, 0]}]}
         sets[tree.ancestors] = {"$cond": [listed, new, stored]}
     old = work.get("path_from")
-    if tree.path is not None and split(old) is not None:
+    if tree.path is not None and old is not None and split(old) is not None:
         stored = f"${tree.path}"
         rest = {"$substrBytes": [stored, len(old.encode()), -1]}
         new = {"$concat": [{"$literal": tree.get(node, "path")}, rest]}

@@ -57,7 +57,7 @@ def stands_alone(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> bool
                 return False
         elif tree.get(raw, "parent") is not None or tree.get(raw, "children"):
             return False
-        elif tree.parent is None and path_above(tree.get(raw, "path") or "") is not None:
+        if tree.parent is None and path_above(tree.get(raw, "path") or "") is not None:
             return False
     return True
 
@@ -71,9 +71,7 @@ def place(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any], ledger: Ledger
     parents = yield from _parents(tree, raws, stated)
     order = parents_first(tree, raws, parents)
     inside = {freeze(raw["_id"]): raw for raw in raws}
-    outside = {
-        freeze(key): key for key in parents.values() if key is not None and freeze(key) not in inside
-    }
+    outside = {freeze(key): key for key in parents.values() if key is not None and freeze(key) not in inside}
     held = yield from hold_parents(tree, list(outside.values()))
     above: dict[Any, Raw] = {}
     placed = Placed(order)
@@ -145,10 +143,11 @@ def _stated_path(tree: Tree, raw: Raw) -> str:
         return join(None, segment)
     segments = split(given)
     if segments is None or segments[-1] != segment:
+        name = tree.entry.model.__name__
         raise UsageError(
-            f"{tree.entry.model.__name__}.{tree.path} is {given!r}; leave it empty for a root, give the whole "
-            f"path with the node's own segment last, such as {join(',company,', segment)!r}, or insert it "
-            f"with store.tree({tree.entry.model.__name__}).insert(node, parent=id)",
+            f"{name}.{tree.path} is {given!r}; leave it empty for a root, give the whole path with the "
+            f"node's own segment last, such as {join(',company,', segment)!r}, or insert it with "
+            f"store.tree({name}).insert(node, parent=id)",
             code="tree-path-invalid",
         )
     return str(given)
@@ -182,8 +181,8 @@ def listed_parents(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> di
         for child in (tree.get(raw, "children") or []) if explicit is UNSTATED else ():
             if freeze(child) not in among:
                 raise UsageError(
-                    f"{tree.entry.model.__name__}.{tree.children} names {child!r}, which is not inserted with "
-                    f"it; move it there with store.tree({tree.entry.model.__name__}).move(id, parent)",
+                    f"{tree.entry.model.__name__}.{tree.children} names {child!r}, which is not inserted "
+                    f"with it; move it there with store.tree({tree.entry.model.__name__}).move(id, parent)",
                     code="tree-child-unknown",
                 )
             if parents.setdefault(freeze(child), raw["_id"]) != raw["_id"]:
@@ -433,9 +432,10 @@ def _about_path(tree: Tree, error: OperationFailure) -> bool:
 
 
 def too_many(entry: Entry[Any], most: int) -> UsageError:
+    name = entry.model.__name__
     return UsageError(
-        f"more than {most:,} {entry.model.__name__} documents match, and nodes of a tree are deleted together; "
-        f"use store.tree({entry.model.__name__}).remove(id, children='subtree'), which goes in chunks",
+        f"more than {most:,} {name} documents match, and nodes of a tree are deleted together; use "
+        f"store.tree({name}).remove(id, children='subtree'), which goes in chunks",
         code="tree-too-many",
     )
 
@@ -446,5 +446,3 @@ def segment_taken(tree: Tree) -> DataError:
         f"{tree.segment!r}",
         code="tree-segment-taken",
     )
-
-

@@ -151,7 +151,11 @@ def _graph_below(tree: Tree, key: Any, max_depth: int | None = None) -> list[Raw
         graph |= {"startWith": f"${stored}", "connectFromField": stored, "connectToField": "_id"}
     if max_depth is not None:
         graph["maxDepth"] = max_depth - 1
-    return [{"$match": by_id(key)}, {"$project": dict.fromkeys(_graph_fields(tree), 1)}, {"$graphLookup": graph}]
+    return [
+        {"$match": by_id(key)},
+        {"$project": dict.fromkeys(_graph_fields(tree), 1)},
+        {"$graphLookup": graph},
+    ]
 
 
 def _graph_fields(tree: Tree) -> list[str]:

@@ -41,7 +41,9 @@ class Remove(Work[int]):
 
     shows_document = False
 
-    def __init__(self, entry: Entry[Any], key: Any, mode: Children = "refuse", *, whole: bool = False) -> None:
+    def __init__(
+        self, entry: Entry[Any], key: Any, mode: Children = "refuse", *, whole: bool = False
+    ) -> None:
         self.entry = entry
         self.tree = tree_of(entry)
         self.key = entry.identity(key)
@@ -102,9 +104,7 @@ class Remove(Work[int]):
             return
         if tree.path is not None:
             # A child may take over the very path of the node.
-            yield from update_many(
-                tree.entry.collection, by_id(self.key), {"$unset": {tree.path: 1}}
-            )
+            yield from update_many(tree.entry.collection, by_id(self.key), {"$unset": {tree.path: 1}})
         if follows(tree):
             with segment_errors(tree):
                 yield from rewrite(tree, [(key, sets) for key in keys], ledger)
