@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
+from treadle.change import Change
 from treadle.errors import DataError, UsageError
 from treadle.gather import freeze
-from treadle.maintenance.react import BUMP, formula_stages, note_after, read, update_each
+from treadle.maintenance.react import BUMP, formula_stages, update_each
 from treadle.paths import overlap, put, value_at
 from treadle.pattern import REVISION
 from treadle.plan import Plan, Raw, by_id, find, find_one_and_update, update_many
@@ -295,7 +296,11 @@ def _refuse_reserved(
 
 
 def follows(tree: Tree) -> bool:
-    """Whether others are fed by the tree's fields."""
+    """Whether others, or the node's own cards, are fed by the tree's fields."""
+    return _feeds(tree) or _has_cards(tree)
+
+
+def _feeds(tree: Tree) -> bool:
     entry = tree.entry
     if not entry.feeds:
         return False
@@ -303,22 +308,35 @@ def follows(tree: Tree) -> bool:
     return watched is None or any(overlap(one, other) for one in watched for other in tree.roles.values())
 
 
+def _has_cards(tree: Tree) -> bool:
+    stored = tree.roles.values()
+    return any(overlap(rule.reference_path, path) for rule in tree.entry.references for path in stored)
+
+
 def rewrite(tree: Tree, updates: Sequence[tuple[Any, Raw]], ledger: Ledger) -> Plan[None]:
     """Set fields of nodes to expressions, with all that others take from it."""
     if not updates:
         return
     entry = tree.entry
-    keys = [key for key, _ in updates]
+    chosen = {"_id": {"$in": [key for key, _ in updates]}}
     followed = follows(tree)
-    before = (yield from read(entry, keys)) if followed else {}
+    befores = (yield from find(entry.collection, chosen)) if followed else []
     if followed:
-        yield from ledger.note_before(entry, keys)
+        yield from ledger.note_before(entry, [each["_id"] for each in befores])
     stages = formula_stages(entry)
     yield from update_each(
         entry.collection, [(key, [{"$set": {**sets, **BUMP}}, *stages]) for key, sets in updates]
     )
-    if followed:
-        yield from note_after(entry, before, ledger)
+    if not befores:
+        return
+    from treadle.writes import follow_own
+
+    found = yield from find(entry.collection, chosen)
+    afters = {freeze(each["_id"]): each for each in found}
+    pairs = [(each, afters[freeze(each["_id"])]) for each in befores if freeze(each["_id"]) in afters]
+    finals = (yield from follow_own(entry, pairs)) if _has_cards(tree) else [after for _, after in pairs]
+    for (before, _), after in zip(pairs, finals, strict=True):
+        ledger.add(Change(entry.collection, before["_id"], before, after))
 
 
 def listing(tree: Tree, keys: Sequence[Any]) -> Raw:
@@ -367,6 +385,8 @@ def list_children(tree: Tree, placed: Placed, ledger: Ledger) -> Plan[None]:
 
 def before_deletion(tree: Tree, nodes: Sequence[Raw], ledger: Ledger) -> Plan[Any]:
     """Refuse to delete nodes whose children would be left behind; a token for `unlist`."""
+    if any(value_at(node, MOVING.split(".")) is not None for node in nodes):
+        raise state.busy(tree)
     child = yield from outside_child(tree, nodes)
     name = tree.entry.model.__name__
     if child is not None:
@@ -375,8 +395,6 @@ def before_deletion(tree: Tree, nodes: Sequence[Raw], ledger: Ledger) -> Plan[An
             f"store.tree({name}).remove(id, children='subtree'), or children='lift' to keep them",
             code="tree-has-children",
         )
-    if any(value_at(node, MOVING.split(".")) is not None for node in nodes):
-        raise state.busy(tree)
     if ledger.transactional or tree.children is None:
         return None
     if (yield from state.owed_by(tree)) is not None:

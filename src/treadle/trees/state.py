@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from treadle.trees.fields import Tree
 
 COLLECTION = "treadle.trees"
+# Of how many works it is remembered how much they did, for their callers.
+ENDED_MAX = 50
 
 
 def busy(tree: Tree) -> DataError:
@@ -74,16 +76,21 @@ def progress(tree: Tree, token: Any, after: Any, done: int) -> Plan[None]:
 
 
 def settle(tree: Tree, token: Any) -> Plan[None]:
-    """Let work go that was done."""
+    """Let work go that was done, and keep for a while how much it was."""
+    ended = {"token": "$owed.token", "done": "$owed.done"}
+    ended_before = {"$ifNull": ["$ended", []]}
     yield from update_one(
         COLLECTION,
         {"_id": tree.entry.collection, "owed.token": token},
-        [{"$set": {"last": {"token": "$owed.token", "done": "$owed.done"}}}, {"$unset": "owed"}],
+        [
+            {"$set": {"ended": {"$slice": [{"$concatArrays": [[ended], ended_before]}, ENDED_MAX]}}},
+            {"$unset": "owed"},
+        ],
     )
 
 
 def outcome(tree: Tree, token: Any) -> Plan[int]:
-    """How many documents a finished work has touched; 0 where another one ended since."""
+    """How many documents a finished work has touched; 0 where many others ended since."""
     state = yield from find_one(COLLECTION, {"_id": tree.entry.collection})
-    last = (state or {}).get("last") or {}
-    return int(last.get("done", 0)) if last.get("token") == token else 0
+    ended = (state or {}).get("ended") or []
+    return next((int(each["done"]) for each in ended if each["token"] == token), 0)
