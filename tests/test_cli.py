@@ -69,7 +69,7 @@ def silent_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-VERBS = {"doctor", "demo", "setup", "verify", "repair", "rebuild"}
+VERBS = {"doctor", "demo", "setup", "verify", "repair", "rebuild", "tree"}
 
 
 @pytest.mark.parametrize("arguments", [(), *((verb,) for verb in sorted(VERBS))])

@@ -88,9 +88,7 @@ class Turning(
     ancestors: list[Id] = []
 
 
-class Counted(
-    Document, collection="counted", tree=AncestorArray(parent="parent_id", ancestors="ancestors")
-):
+class Counted(Document, collection="counted", tree=AncestorArray(parent="parent_id", ancestors="ancestors")):
     """A tree whose own fields feed other patterns."""
 
     name: str

@@ -105,7 +105,11 @@ class Side:
 
 
 def permute(
-    client: Any, database: Any, model: type[Document], pair: Callable[[Any, Any], list[Work[Any]]], stride: int = 1
+    client: Any,
+    database: Any,
+    model: type[Document],
+    pair: Callable[[Any, Any], list[Work[Any]]],
+    stride: int = 1,
 ) -> list[tuple[Any, list[str | None]]]:
     """Run a pair of writes in many orders; the trees that came of it, with who was refused."""
     store = Store(database, [model])
@@ -196,7 +200,9 @@ def test_two_writes_in_any_order_leave_a_tree(client, database, model, pair):
         assert {1} == {sum(code == "tree-cycle" for code in refused) for _, refused in outcomes}
 
 
-@pytest.mark.parametrize("pair", [insert_below_what_moves, moves_into_each_other], ids=lambda pair: pair.__name__)
+@pytest.mark.parametrize(
+    "pair", [insert_below_what_moves, moves_into_each_other], ids=lambda pair: pair.__name__
+)
 @pytest.mark.parametrize("model", [PathedUp, Turning, Counted], ids=lambda model: model.__name__)
 def test_two_writes_with_several_representations_or_patterns(client, database, model, pair):
     outcomes = permute(client, database, model, pair, stride=7)
@@ -241,7 +247,7 @@ NAMES = [f"n{number}" for number in range(8)]
 def history(chance: random.Random, ids: list[Any], model: Any) -> list[tuple[str, tuple[Any, ...]]]:
     """Some writes that go criss-cross through a tree."""
     chosen: list[tuple[str, tuple[Any, ...]]] = []
-    for number in range(ROUNDS):
+    for _ in range(ROUNDS):
         kind = chance.choice(["move", "move", "move", "insert", "remove", "lift"])
         node, other = chance.sample(ids, 2)
         if kind == "move":

@@ -114,7 +114,7 @@ def test_nobody_takes_the_old_path_while_descendants_still_have_it(database, mod
     store = Store(database, [model])
     store.setup()
     ids = plant(store, model, SHAPE if not root else {**SHAPE["r"]["old"], "new": {}, "old": {}})
-    tree, inner = store.tree(model), store.graph.entry(model).tree
+    tree = store.tree(model)
     begun(store, model, ids["x"], ids["new"])
     place = None if root else ids["old"]
     stranger = model(name="x")

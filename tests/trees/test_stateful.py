@@ -270,7 +270,9 @@ class TreeMachine(RuleBasedStateMachine):
         if self.model in (Listed, Turning):
             assert oracle.order[own] == [each.id for each in tree.children(own)]
         below = {
-            each for each in oracle.below(own) if depth is None or len(oracle.above(each)) - len(above) <= depth
+            each
+            for each in oracle.below(own)
+            if depth is None or len(oracle.above(each)) - len(above) <= depth
         }
         found = [each.id for each in tree.descendants(own, max_depth=depth)]
         assert sorted(below) == sorted(found)
@@ -285,7 +287,9 @@ class TreeMachine(RuleBasedStateMachine):
 def test_any_history_leaves_the_tree_of_the_oracle(model, run, database):
     store = run.store([model])
     store.setup()
-    bound = type(f"{model.__name__}Machine", (TreeMachine,), {"model": model, "world": World(store, database)})
+    bound = type(
+        f"{model.__name__}Machine", (TreeMachine,), {"model": model, "world": World(store, database)}
+    )
     # The asyncio shell differs in its thin part only.
     examples = 5 if isinstance(store, Store) else 2
     run_state_machine_as_test(
