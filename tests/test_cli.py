@@ -70,7 +70,7 @@ def silent_port() -> Iterator[int]:
 
 
 VERBS = {"doctor", "demo", "setup", "verify", "repair", "rebuild", "watch", "status"}
-VERBS |= {"scan", "explain", "decide"}
+VERBS |= {"scan", "explain", "decide", "tree"}
 
 
 @pytest.mark.parametrize("arguments", [(), *((verb,) for verb in sorted(VERBS))])

@@ -11,10 +11,14 @@ if TYPE_CHECKING:
     from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
     from treadle.indexes import Indexed
     from treadle.maintenance.verify import Finding, Progress
+    from treadle.patterns.ancestor_array import AncestorArray
     from treadle.patterns.bucket import Bucket
+    from treadle.patterns.child_references import ChildReferences
     from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
     from treadle.patterns.extended_reference import ExtendedReference
+    from treadle.patterns.materialized_path import MaterializedPath
     from treadle.patterns.outlier import Outlier
+    from treadle.patterns.parent_reference import ParentReference
     from treadle.patterns.subset import Subset
     from treadle.patterns.time_series import TimeSeries
     from treadle.set_up import Action
@@ -24,9 +28,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Action",
+    "AncestorArray",
     "AsyncStore",
     "Average",
     "Bucket",
+    "ChildReferences",
     "Count",
     "DataError",
     "DeclarationError",
@@ -37,9 +43,11 @@ __all__ = [
     "Formula",
     "Id",
     "Indexed",
+    "MaterializedPath",
     "Max",
     "Min",
     "Outlier",
+    "ParentReference",
     "Progress",
     "Store",
     "Subset",
@@ -54,9 +62,11 @@ __all__ = [
 # driver and for Pydantic, which take longer to import than all the rest.
 _HOMES = {
     "Action": "set_up",
+    "AncestorArray": "patterns.ancestor_array",
     "AsyncStore": "async_api",
     "Average": "patterns.computed",
     "Bucket": "patterns.bucket",
+    "ChildReferences": "patterns.child_references",
     "Count": "patterns.computed",
     "DataError": "errors",
     "DeclarationError": "errors",
@@ -67,9 +77,11 @@ _HOMES = {
     "Formula": "patterns.computed",
     "Id": "bson_types",
     "Indexed": "indexes",
+    "MaterializedPath": "patterns.materialized_path",
     "Max": "patterns.computed",
     "Min": "patterns.computed",
     "Outlier": "patterns.outlier",
+    "ParentReference": "patterns.parent_reference",
     "Progress": "maintenance.verify",
     "Store": "sync_api",
     "Subset": "patterns.subset",

@@ -43,6 +43,8 @@ from treadle.plan import (
 )
 from treadle.query import Sort
 from treadle.topology import Topology, read_topology
+from treadle.trees import bulk
+from treadle.trees.handle import AsyncTreeHandle
 from treadle.worker import AsyncWorker
 from treadle.writes import ChunkedWork, Work
 
@@ -269,8 +271,9 @@ class AsyncStore:
             return await self.runner.run(entry.layout.insert_many(listed, shell.inside(session)), session)
         if entry.plain:
             return await self.runner.run(crud.insert_many(entry, listed), session)
-        works = [writes.Insert(entry, chunk) for chunk in shell.chunks(listed, writes.INSERT_MAX)]
-        return [document for work in works for document in await self._write(work, session, combine=False)]
+        works = await self.runner.run(bulk.inserts(entry, listed), session)
+        stored = [each for work in works for each in await self._write(work, session, combine=False)]
+        return bulk.as_given(listed, works, stored)
 
     async def get(self, model: type[D], id: Any, session: Session = None) -> D | None:
         """The document with this id, or None."""
@@ -447,7 +450,7 @@ class AsyncStore:
 
     async def _write_chunks(self, work: ChunkedWork, session: Session) -> int:
         """Perform a bulk write, one transaction per chunk of documents."""
-        if work.alone or (session is not None and session.in_transaction):
+        if work.alone or work.together or (session is not None and session.in_transaction):
             return await self._write(work, session)
         done = 0
         last: Any = None
@@ -517,6 +520,10 @@ class AsyncStore:
         """How the maintenance stands: per rule its mode, how far behind, last run, last findings."""
         async with self.runner.database.client.start_session() as session:
             return await self.runner.run(status.status(self.graph, await self._topology()), session)
+
+    def tree(self, model: type[D]) -> AsyncTreeHandle[D]:
+        """The tree of a model that declares one."""
+        return AsyncTreeHandle(self, model)
 
     # -- the driver beneath -------------------------------------------------------
 

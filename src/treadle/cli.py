@@ -249,6 +249,10 @@ def repair(
 def rebuild(
     app_name: AppOption,
     models: ModelsArgument = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="PATTERN", help="Fill this tree pattern from the one declared first."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would change.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -259,7 +263,12 @@ def rebuild(
     \b
     Example:
       treadle rebuild --app shop.models:store Product
+      treadle rebuild --app shop.models:store Category --to ancestor-array
     """
+    if to is not None:
+        from treadle.commands import app, maintain
+
+        models = maintain.models_with_tree(app.load_store(app_name), models or [], to)
     if dry_run:
         verify(app_name, models, as_json)
         return
@@ -459,6 +468,39 @@ def decide(
     with scan.progress_bar(Console(stderr=True)) as progress:
         report = scan.scan_target(_database_target(uri, uri_option), Limits(), None, False, False, progress)
     scan.show_decided(report, Console(), as_json)
+
+
+@app.command()
+def tree(
+    app_name: AppOption,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model whose tree to draw.")],
+    depth: Annotated[int, typer.Option("--depth", help="How many levels below a root.")] = 3,
+    width: Annotated[int, typer.Option("--width", help="How many children of a node.")] = 10,
+    root: Annotated[
+        str | None, typer.Option("--root", metavar="ID", help="Only below this node.", show_default=False)
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option("--label", metavar="FIELD", help="What to call a node.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw a tree, with counts of all nodes below each; the rest is folded. Writes nothing.
+
+    \b
+    Example:
+      treadle tree --app shop.models:store Category --depth 2
+    """
+    from treadle.commands import app
+    from treadle.commands import tree as drawing
+
+    branches = drawing.tree(app.load_store(app_name), model, depth, width, label, root)
+    if as_json:
+        typer.echo(drawing.as_json(branches))
+        return
+    from rich.console import Console
+
+    drawing.show(branches, model, Console())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

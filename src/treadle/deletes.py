@@ -21,17 +21,21 @@ from treadle.patterns.extended_reference import ReferenceRule
 from treadle.plan import Plan, Raw, bulk_write, by_id, delete_many, find, find_one, find_one_and_delete
 from treadle.query import clean_filter
 from treadle.topology import Topology
+from treadle.trees import placing
 from treadle.writes import ChunkedWork, UpdateManyDocuments, Work, follow_own, only
 
 D = TypeVar("D", bound=Document)
 
 CASCADE_MAX = 10_000
+# Nodes of a tree are deleted in one transaction.
+TOGETHER_MAX = 10_000
 
 
 def deletion_concerns(entry: Entry[Any]) -> bool:
     """Whether a deletion must be followed."""
     followed = any(rule.on_delete != "keep" for rule in entry.feeds_references)
-    return bool(entry.feeds_gathers or entry.restricting or entry.outliers) or followed
+    involved = entry.feeds_gathers or entry.restricting or entry.outliers or entry.tree
+    return bool(involved) or followed
 
 
 class DeleteOneDocument(Work[D | None]):
@@ -50,6 +54,10 @@ class DeleteOneDocument(Work[D | None]):
 
     def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
+        if entry.tree is not None:
+            found = yield from find_one(entry.collection, self.filter)
+            yield from delete_documents(entry, [] if found is None else [found], ledger)
+            return found
         if not server.transactions or any(rule.server_side for rule in entry.feeds_gathers):
             found = yield from find_one(entry.collection, self.filter, {"_id": 1})
             if found is None:
@@ -74,6 +82,8 @@ class DeleteManyDocuments(ChunkedWork):
 
     def __init__(self, entry: Entry[Any], filter: Any) -> None:
         self.entry = entry
+        # A node goes only with or after its children.
+        self.together = entry.tree is not None
         crud.require_filter(entry, filter)
         self.filter = clean_filter(entry.codec, filter)
         self.keys: list[Any] | None = None
@@ -93,7 +103,10 @@ class DeleteManyDocuments(ChunkedWork):
         return chunk
 
     def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[int]:
-        befores = yield from find(self.entry.collection, only(self.filter, self.keys))
+        most = TOGETHER_MAX + 1 if self.together else 0
+        befores = yield from find(self.entry.collection, only(self.filter, self.keys), limit=most)
+        if self.together and len(befores) > TOGETHER_MAX:
+            raise placing.too_many(self.entry, TOGETHER_MAX)
         yield from delete_documents(self.entry, befores, ledger)
         return len(befores)
 
@@ -108,10 +121,13 @@ def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) 
     keys = [each["_id"] for each in befores]
     # Before anything is deleted: without a transaction there is no way back.
     yield from check_restrictions(entry, keys)
+    token = (yield from placing.before_deletion(entry.tree, befores, ledger)) if entry.tree else None
     yield from ledger.note_before(entry, keys)
     yield from delete_many(entry.collection, {"_id": {"$in": keys}})
     for before in befores:
         ledger.add(Change(entry.collection, before["_id"], before, None))
+    if entry.tree is not None:
+        yield from placing.unlist(entry.tree, keys, ledger, token)
     yield from follow_deletions(entry, keys, ledger)
 
 

@@ -39,6 +39,8 @@ class Settings:
     indexes: tuple[IndexModel, ...] = ()
     bucket: Bucket | None = None
     timeseries: TimeSeries | None = None
+    # One tree pattern, or several of which the first is the present one.
+    tree: Any = None
 
 
 class _IdAttribute:
@@ -83,6 +85,7 @@ class Document(BaseModel):
         indexes: Sequence[IndexModel] | None = None,
         bucket: Bucket | None = None,
         timeseries: TimeSeries | None = None,
+        tree: Any = None,
         **keywords: Any,
     ) -> None:
         super().__init_subclass__()

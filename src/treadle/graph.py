@@ -28,6 +28,7 @@ from treadle.patterns.computed import FormulaRule
 from treadle.patterns.extended_reference import ReferenceRule
 from treadle.patterns.outlier import OutlierRule
 from treadle.shape import Shape, field_shape
+from treadle.trees.fields import Tree, TreeRule, place_tree, tree_declarations
 
 D = TypeVar("D", bound=Document)
 
@@ -64,6 +65,7 @@ class Entry(Generic[D]):
         # The references that forbid a deletion, however they are maintained.
         self.restricting: list[ReferenceRule] = []
         self.protected: dict[str, Rule] = {}
+        self.tree: Tree | None = None
         # Whether a write of this model concerns nothing else.
         self.plain = True
         # Whether a write of this model can come round to the very document that was written.
@@ -72,13 +74,18 @@ class Entry(Generic[D]):
         self.watched: set[str] | None = set()
 
     @property
-    def rules(self) -> list[Rule]:
+    def derived(self) -> list[Rule]:
+        """What follows from other documents or other fields, value by value, and outlier arrays."""
         return [*self.gathers, *self.references, *self.formulas, *self.outliers]
 
     @property
     def kept(self) -> dict[str, Any]:
         """What a replace leaves as it is stored, since others than callers write it all the time."""
         return {path: value for rule in self.outliers for path, value in rule.kept().items()}
+
+    @property
+    def rules(self) -> list[Rule]:
+        return [*self.derived, *(self.tree.rules if self.tree is not None else ())]
 
     @property
     def feeds(self) -> list[Rule]:
@@ -220,6 +227,9 @@ class Graph:
     # -- binding ------------------------------------------------------------------------
 
     def _place(self, entry: Entry[Any], rule: Rule) -> None:
+        if isinstance(rule, TreeRule):
+            place_tree(entry, rule)
+            return
         for path in [*rule.maintained(), *rule.stamps()]:
             for taken, other in entry.protected.items():
                 shared_stamp = path in rule.stamps() and taken in other.stamps()
@@ -316,7 +326,8 @@ class Graph:
 
 
 def declarations(entry: Entry[Any]) -> Iterator[tuple[Place, Pattern]]:
-    """Each pattern that stands on a field of a document or of a nested model."""
+    """Each pattern that stands on a model, on one of its fields or on a field of a nested model."""
+    yield from tree_declarations(entry)
     yield from _declared(entry, entry.codec, (), ())
 
 

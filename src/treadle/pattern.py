@@ -95,6 +95,10 @@ class Rule:
         """Stored paths that are written along, such as a date of computation."""
         return set()
 
+    def instead(self, maintained: str) -> str | None:
+        """What a caller who wants to write a maintained path should do; None for the usual advice."""
+        return None
+
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
         """What set-up must create for this to be quick."""
         return []

@@ -197,7 +197,8 @@ def describe_index(document: Mapping[str, Any]) -> str:
 def declared_indexes(entry: Entry[Any]) -> list[IndexModel]:
     """The indexes that a model asks for, from its fields and its class keyword."""
     marked = [_field_index(prefix, field, mark) for prefix, field, mark in _marks(entry.codec, "", ())]
-    return [*marked, *entry.settings.indexes]
+    unique = entry.tree.unique_indexes() if entry.tree is not None else []
+    return [*marked, *entry.settings.indexes, *unique]
 
 
 def _marks(

@@ -21,6 +21,7 @@ from treadle.layout import Layout
 from treadle.maintenance import array_intents, intents, standalone
 from treadle.plan import Plan
 from treadle.topology import Topology
+from treadle.trees import recovery
 
 D = TypeVar("D", bound=Document)
 
@@ -185,9 +186,10 @@ def is_dead(described: str) -> bool:
 
 def recover(graph: Graph, server: Topology) -> Plan[int]:
     """Finish what other processes, or this one before, left half done."""
+    done = yield from recovery.recover(graph, server, owner(), is_dead)
     if server.transactions:
-        return (yield from intents.recover(graph, server))
-    done = yield from array_intents.recover(graph, owner(), is_dead)
+        return done + (yield from intents.recover(graph, server))
+    done += yield from array_intents.recover(graph, owner(), is_dead)
     return done + (yield from standalone.recover(graph, server, owner(), is_dead))
 
 

@@ -43,6 +43,8 @@ from treadle.plan import (
 )
 from treadle.query import Sort
 from treadle.topology import Topology, read_topology
+from treadle.trees import bulk
+from treadle.trees.handle import TreeHandle
 from treadle.worker import Worker
 from treadle.writes import ChunkedWork, Work
 
@@ -250,8 +252,9 @@ class Store:
             return self.runner.run(entry.layout.insert_many(listed, shell.inside(session)), session)
         if entry.plain:
             return self.runner.run(crud.insert_many(entry, listed), session)
-        works = [writes.Insert(entry, chunk) for chunk in shell.chunks(listed, writes.INSERT_MAX)]
-        return [document for work in works for document in self._write(work, session, combine=False)]
+        works = self.runner.run(bulk.inserts(entry, listed), session)
+        stored = [each for work in works for each in self._write(work, session, combine=False)]
+        return bulk.as_given(listed, works, stored)
 
     def get(self, model: type[D], id: Any, session: Session = None) -> D | None:
         """The document with this id, or None."""
@@ -420,7 +423,7 @@ class Store:
 
     def _write_chunks(self, work: ChunkedWork, session: Session) -> int:
         """Perform a bulk write, one transaction per chunk of documents."""
-        if work.alone or (session is not None and session.in_transaction):
+        if work.alone or work.together or (session is not None and session.in_transaction):
             return self._write(work, session)
         done = 0
         last: Any = None
@@ -486,6 +489,10 @@ class Store:
         """How the maintenance stands: per rule its mode, how far behind, last run, last findings."""
         with self.runner.database.client.start_session() as session:
             return self.runner.run(status.status(self.graph, self._topology()), session)
+
+    def tree(self, model: type[D]) -> TreeHandle[D]:
+        """The tree of a model that declares one."""
+        return TreeHandle(self, model)
 
     # -- the driver beneath -------------------------------------------------------
 

@@ -47,6 +47,7 @@ from treadle.plan import (
 from treadle.query import clean_filter, clean_update, touched_paths
 from treadle.storable import check_batch
 from treadle.topology import Topology
+from treadle.trees import placing
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -90,6 +91,8 @@ class ChunkedWork(Work[int]):
 
     shows_document = False
     filter: Raw
+    # Whether it makes sense only for all documents together.
+    together = False
 
     def within(self, keys: list[Any]) -> ChunkedWork:
         """The same write, of these documents only."""
@@ -104,9 +107,11 @@ class Insert(Work[list[D]]):
 
     entry: Entry[D]
 
-    def __init__(self, entry: Entry[D], documents: Sequence[D]) -> None:
+    def __init__(self, entry: Entry[D], documents: Sequence[D], parents: Sequence[Any] | None = None) -> None:
         self.entry = entry
         self.documents = list(documents)
+        # Of a tree: where each goes, if that is not for its own fields to say.
+        self.parents = list(parents) if parents is not None else [placing.UNSTATED] * len(self.documents)
         # An id that nobody has looked at is known to nobody.
         self.fresh = ["id" not in document.__pydantic_fields_set__ for document in self.documents]
         self.altered: list[list[Any]] = [[] for _ in self.documents]
@@ -140,6 +145,7 @@ class Insert(Work[list[D]]):
             or self.overflow
             or any(rule.guards_source for rule in entry.references)
             or (not all_fresh and (entry.inline_gathers or entry.feeds_references))
+            or (entry.tree and not placing.stands_alone(entry.tree, self.raws, self.parents))
         )
 
     @property
@@ -157,6 +163,7 @@ class Insert(Work[list[D]]):
         both.altered = [*self.altered, *other.altered]
         both.raws = [*self.raws, *other.raws]
         both.overflow = [*self.overflow, *other.overflow]
+        both.parents = [*self.parents, *other.parents]
         return both
 
     def direct(self, graph: Graph, server: Topology) -> Plan[list[Raw]]:
@@ -166,14 +173,20 @@ class Insert(Work[list[D]]):
         entry = self.entry
         yield from ledger.note_new(entry, [raw["_id"] for raw in self.raws])
         yield from self._gather_existing(server)
+        placed = (
+            (yield from placing.place(entry.tree, self.raws, self.parents, ledger)) if entry.tree else None
+        )
         yield from fill_references(entry, [(None, raw) for raw in self.raws])
         after_it = yield from insert_overflow(server, self.overflow)
-        with crud.translated(entry.model.__name__, self.raws):
+        in_order = placed.order if placed is not None else self.raws
+        with placing.segment_errors(entry.tree), crud.translated(entry.model.__name__, self.raws):
             if len(self.raws) == 1:
                 yield from insert_one(entry.collection, self.raws[0])
             else:
-                yield from insert_many(entry.collection, self.raws)
+                yield from insert_many(entry.collection, in_order)
         yield from after_it()
+        if entry.tree is not None and placed is not None:
+            yield from placing.list_children(entry.tree, placed, ledger)
         raws = self.raws
         yield from self._stamp()
         if entry.formulas:
@@ -253,8 +266,8 @@ def check_update(entry: Entry[Any], update: Update) -> set[str] | None:
 def _refusal(entry: Entry[Any], path: str, maintained: str, rule: Any) -> str:
     name = f"{entry.model.__name__}.{maintained}"
     begin = f"{path!r} cannot be updated, because Treadle maintains {name}"
-    if hasattr(rule, "instead"):
-        return f"{begin}; {rule.instead}"
+    if (advice := rule.instead(maintained)) is not None:
+        return f"{begin}; {advice}"
     if isinstance(rule, ReferenceRule):
         return f"{begin}; write {rule.reference_path!r}, or the {rule.source.model.__name__} that it names"
     source = getattr(rule, "source", None)
@@ -436,6 +449,8 @@ class Replace(Work[D]):
         if before is None:
             raise crud.gone(entry, identity)
         yield from ledger.note_before(entry, [identity])
+        if entry.tree is not None:
+            placing.check_replacement(entry.tree, before, self.raw)
         after = copy.deepcopy(self.raw)
         for path, rule in entry.protected.items():
             if not isinstance(rule, ReferenceRule):

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 class Ledger:
     """The net changes of a transaction, and what their befores contributed."""
 
+    # Whether all that is done under it happens together or not at all.
+    transactional = True
+
     def __init__(self) -> None:
         self._changes: dict[str, dict[Any, Change]] = {}
         self._evaluated: dict[GatherRule, dict[Any, list[tuple[Any, Any]]]] = {}

@@ -24,6 +24,7 @@ from treadle.maintenance.verify import Finding, Progress, Report, expected, page
 from treadle.paths import outermost, value_at
 from treadle.plan import Plan, Raw, bulk_write, by_id, count_documents, find, transact
 from treadle.topology import Topology
+from treadle.trees.inspection import mend_tree, rebuild_tree
 
 if TYPE_CHECKING:
     from treadle.graph import Entry, Graph
@@ -54,6 +55,11 @@ def rebuild(
         # What changes from here on is the worker's; what was before is seen by the scan.
         yield from position.begin()
     for entry in chosen:
+        if entry.tree is not None:
+            nodes = yield from rebuild_tree(graph, server, entry.tree, report)
+            visited += 0 if entry.derived else nodes
+        if not entry.derived:
+            continue
         total = (yield from count_documents(entry.collection, {})) if report else 0
         done = 0
         last: Any = None
@@ -93,7 +99,10 @@ def repair(
         for entry in chosen:
             keys = list(by_entry.get(entry.model.__name__, {}).values())
             for start in range(0, len(keys), PAGE):
-                done = yield from mend(graph, server, entry, keys[start : start + PAGE])
+                some = keys[start : start + PAGE]
+                done = (yield from mend_tree(graph, server, entry.tree, some)) if entry.tree else []
+                if entry.derived:
+                    done = [*done, *(yield from mend(graph, server, entry, some))]
                 progress = progress or bool(done)
                 mended.update((entry.collection, freeze(key)) for key in done)
         if not progress:
@@ -105,7 +114,7 @@ def mend(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any])
     """Recompute what these documents maintain, and what that feeds; those that changed."""
     if entry.outliers:
         moved = yield from outliers.mend(graph, server, entry, keys)
-        if len(entry.rules) == len(entry.outliers):
+        if len(entry.derived) == len(entry.outliers):
             return moved
         others = yield from _mend_derived(graph, server, entry, keys)
         return list({freeze(key): key for key in [*moved, *others]}.values())

@@ -60,6 +60,8 @@ class Failed:
 class IntentLedger(Ledger):
     """A ledger that writes down what is about to be changed, before it is."""
 
+    transactional = False
+
     def __init__(self, owner: str) -> None:
         super().__init__()
         self.owner = owner
@@ -260,7 +262,7 @@ def refresh(server: Topology, entry: Entry[Any], key: Any, cards: Raw | None = N
     `cards` are the fields with references and cards as they were before the
     write, so that a snapshot is not taken for that of another reference.
     """
-    if not entry.rules:
+    if not entry.derived:
         return False
     for _ in range(ATTEMPTS_MAX):
         document = yield from find_one(entry.collection, by_id(key))

@@ -71,7 +71,11 @@ def verify(
         if entry.layout is not None:
             findings += yield from entry.layout.verify(server, report)
             continue
-        if not entry.rules:
+        if entry.tree is not None:
+            from treadle.trees.inspection import verify_tree
+
+            findings.extend((yield from verify_tree(server, entry.tree, report)))
+        if not entry.derived:
             continue
         total = (yield from count_documents(entry.collection, {})) if report else 0
         done = 0

@@ -201,8 +201,7 @@ class OutlierRule(Rule):
         named = {self.count_path} if self.names_count else set()
         return {self.path, *named, *([self.flag_path] if self.flag_path else [])}
 
-    @property
-    def instead(self) -> str:
+    def instead(self, maintained: str) -> str:
         """What to do in place of a plain update, for its refusal."""
         return f"call store.array({self.target.model.__name__}, {self.python_path!r}, id) instead"
 
