@@ -25,6 +25,7 @@ from treadle.errors import UsageError
 from treadle.graph import Graph
 from treadle.maintenance import commit, rebuild, standalone, verify
 from treadle.maintenance.verify import Finding, Report
+from treadle.patterns import polymorphic
 from treadle.plan import (
     Call,
     Command,
@@ -227,14 +228,15 @@ class Store:
         return self._write(writes.Insert(entry, [document]), session)[0]
 
     def insert_many(self, documents: Iterable[D], session: Session = None) -> list[D]:
-        """Store new documents of one model."""
+        """Store new documents of one model, or of several kinds of one collection."""
         model, listed = shell.one_model(documents)
         if model is None:
             return []
         entry = self.graph.entry(model)
         if entry.plain:
             return self.runner.run(crud.insert_many(entry, listed), session)
-        works = [writes.Insert(entry, chunk) for chunk in shell.chunks(listed, writes.INSERT_MAX)]
+        pieces = shell.chunks(listed, writes.INSERT_MAX)
+        works = [writes.Insert(self.graph.entry(type(piece[0])), piece) for piece in pieces]
         return [document for work in works for document in self._write(work, session, combine=False)]
 
     def get(self, model: type[D], id: Any, session: Session = None) -> D | None:
@@ -261,6 +263,19 @@ class Store:
         command = crud.find_command(entry, filter, sort, skip, limit)
         return Found(self.runner.open(command, session), entry.codec)
 
+    def search(
+        self,
+        model: type[D],
+        text: str,
+        filter: Any = None,
+        limit: int | None = None,
+        session: Session = None,
+    ) -> Found[D]:
+        """The documents that hold these words, the best match first; words only, no operators."""
+        entry = self.graph.entry(model)
+        command = polymorphic.search_command(entry, text, filter, limit)
+        return Found(self.runner.open(command, session), entry.codec)
+
     def count(self, model: type[Document], filter: Any = None, session: Session = None) -> int:
         """How many documents match."""
         return self.runner.run(crud.count(self.graph.entry(model), filter), session)
@@ -285,6 +300,14 @@ class Store:
         if entry.plain:
             return self.runner.run(crud.replace(entry, document), session)
         return self._write(writes.Replace(entry, document), session)
+
+    def change_kind(self, document: D, was: type[Document], session: Session = None) -> D:
+        """Write a document over one that is stored as another kind, if it is of the kind `was`."""
+        before = polymorphic.former(self.graph, document, was)
+        entry = self.graph.entry(type(document))
+        if entry.plain and before.plain:
+            return self.runner.run(polymorphic.change_kind(entry, before, document), session)
+        return self._write(polymorphic.ChangeKind(entry, before, document), session)
 
     def delete(self, model: type[D], id_or_filter: Any, session: Session = None) -> D | None:
         """Delete one document; the deleted document, or None."""

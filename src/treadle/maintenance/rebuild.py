@@ -45,7 +45,7 @@ def rebuild(
     """Recompute every maintained value of these models; how many documents were visited."""
     visited = 0
     for entry in in_order(entries):
-        total = (yield from count_documents(entry.collection, {})) if report else 0
+        total = (yield from count_documents(entry.collection, entry.exactly)) if report else 0
         done = 0
         last: Any = None
         while True:
@@ -117,7 +117,7 @@ def _mend_without_transactions(
 
 def _attempt(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
     ledger = Ledger()
-    documents = yield from find(entry.collection, {"_id": {"$in": list(keys)}})
+    documents = yield from find(entry.collection, {"_id": {"$in": list(keys)}, **entry.exactly})
     present = [each["_id"] for each in documents]
     yield from ledger.note_before(entry, present)
     wanted = yield from expected(server, entry, documents)

@@ -63,7 +63,7 @@ def verify(
     for entry in entries:
         if not entry.rules:
             continue
-        total = (yield from count_documents(entry.collection, {})) if report else 0
+        total = (yield from count_documents(entry.collection, entry.exactly)) if report else 0
         done = 0
         last: Any = None
         while True:
@@ -83,10 +83,15 @@ def verify(
 def page(entry: Entry[Any], last: Any, limit: int) -> Plan[list[Raw]]:
     """The next documents in the order of `_id`, whatever types the ids have."""
     if last is None:
-        return (yield from find(entry.collection, {}, sort=[("_id", 1)], limit=limit))
+        return (yield from find(entry.collection, entry.exactly, sort=[("_id", 1)], limit=limit))
     # A range query would end where the type of the ids changes; index bounds do not.
     found = yield from find(
-        entry.collection, {}, sort=[("_id", 1)], limit=limit + 1, min={"_id": last}, hint=[("_id", 1)]
+        entry.collection,
+        entry.exactly,
+        sort=[("_id", 1)],
+        limit=limit + 1,
+        min={"_id": last},
+        hint=[("_id", 1)],
     )
     return [each for each in found if freeze(each["_id"]) != freeze(last)][:limit]
 
@@ -96,7 +101,7 @@ def _look_again(server: Topology, entry: Entry[Any], suspects: Sequence[Finding]
     keys = list({freeze(each.document_id): each.document_id for each in suspects}.values())
 
     def look() -> Plan[list[Finding]]:
-        documents = yield from find(entry.collection, {"_id": {"$in": keys}})
+        documents = yield from find(entry.collection, {"_id": {"$in": keys}, **entry.exactly})
         return (yield from examine(server, entry, documents))
 
     if server.transactions:
