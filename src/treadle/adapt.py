@@ -24,6 +24,7 @@ from pydantic.fields import FieldInfo
 
 import treadle.codec as codecs
 from treadle.bson_types import RESERVED, UTC, from_bson, key_to_bson, to_bson
+from treadle.declared_shape import stamped_names
 from treadle.errors import DeclarationError
 from treadle.shape import Shape
 
@@ -63,7 +64,8 @@ def compile_adapt(codec: Codec[Any]) -> Callable[[Any], Any] | None:
     renamed: list[tuple[str, str]] = []
     extra = codec.model.model_config.get("extra")
     if extra in ("allow", "forbid"):
-        lines.append(f"    r.pop({RESERVED!r}, None)")
+        own = [name for name in stamped_names(codec.model) if name not in codec.by_stored]
+        lines += [f"    r.pop({name!r}, None)" for name in (RESERVED, *own)]
     for number, field in enumerate(codec.fields):
         converter = _adapt_converter(field.shape)
         keys = _accepts(codec.model, field.name, field.info)

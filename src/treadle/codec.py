@@ -15,8 +15,9 @@ import datetime as dt
 import decimal
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import AliasChoices, BaseModel, TypeAdapter, ValidationError
@@ -32,6 +33,7 @@ from treadle.bson_types import (
     set_to_bson,
     to_bson,
 )
+from treadle.declared_shape import stamps_of
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.indexes import Indexed
 from treadle.shape import Shape, field_shape
@@ -54,6 +56,11 @@ class StoredField:
 
 class Codec(Generic[M]):
     """How one model is written to and read from BSON documents."""
+
+    # What confines the model within its collection, and the fields that only Treadle writes;
+    # both belong to the codec that a Store makes for a model with kinds or versions.
+    scope: Mapping[str, Any] = MappingProxyType({})
+    owned: frozenset[str] = frozenset()
 
     def __init__(self, model: type[M]) -> None:
         self.model = model
@@ -199,8 +206,11 @@ def _serialized_fields(decorators: Iterable[Any]) -> set[str]:
 def _whole_model_serializer(model: type[BaseModel]) -> Dump:
     serializer = model.__pydantic_serializer__
 
+    stamps = stamps_of(model)
+
     def dump(value: Any, altered: list[Any]) -> Any:
-        return to_bson(serializer.to_python(value, by_alias=True), altered)
+        shown = to_bson(serializer.to_python(value, by_alias=True), altered)
+        return {**shown, **stamps} if stamps else shown
 
     return dump
 
@@ -210,9 +220,14 @@ def _compile_dump(codec: Codec[Any], custom: set[str]) -> Dump:
     names: dict[str, Any] = {"to_bson": to_bson, "utc": UTC, "date_to_bson": date_to_bson}
     parts = []
     prelude: list[str] = []
+    stamps = stamps_of(codec.model)
     for number, field in enumerate(codec.fields):
         value = f"d[{field.name!r}]"
-        if field.name in custom:
+        if field.stored in stamps:
+            # The kind or the version; a model may show it, but not choose it.
+            names[f"s{number}"] = stamps[field.stored]
+            expression = f"(s{number} if {value} == s{number} else (altered.append({value}), s{number})[1])"
+        elif field.name in custom:
             names[f"c{number}"] = _custom_dump(codec.model, field.name)
             codec.bounded_depth = False
             expression = f"c{number}(m, altered)"
@@ -237,12 +252,15 @@ def _compile_dump(codec: Codec[Any], custom: set[str]) -> Dump:
                 argument = "v" if field.shape.optional else value
                 expression = f"({guard}c{number}({argument}, altered))"
         parts.append(f"{field.stored!r}: {expression}")
+    undeclared = {name: value for name, value in stamps.items() if name not in codec.by_stored}
+    parts[1:1] = [f"{name!r}: {value!r}" for name, value in undeclared.items()]
     body = "{" + ", ".join(parts) + "}"
     lines = ["def dump(m, altered):", "    d = m.__dict__", *prelude, f"    r = {body}"]
     if codec.model.model_config.get("extra") == "allow":
         codec.bounded_depth = False
         lines += ["    e = m.__pydantic_extra__", "    if e: r.update(to_bson(e, altered))"]
         lines += [f"    r.pop({RESERVED!r}, None)"]
+        lines += [f"    r[{name!r}] = {value!r}" for name, value in undeclared.items()]
     if codec.model.__pydantic_root_model__:
         lines.append("    r = r['root']")
     for field in codec.fields:

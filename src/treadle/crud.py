@@ -110,7 +110,10 @@ def insert_many(entry: Entry[D], documents: Iterable[D]) -> Plan[list[D]]:
 
 def get(entry: Entry[D], identity: Any) -> Plan[D | None]:
     """The document with this id, or None."""
-    raw = yield Call(entry.collection, "find_one", (by_id(entry.identity(identity)),), {}, writes=False)
+    chosen = by_id(entry.identity(identity))
+    if entry.scope:
+        chosen |= entry.scope
+    raw = yield Call(entry.collection, "find_one", (chosen,), {}, writes=False)
     return None if raw is None else entry.codec.load(raw)
 
 
@@ -142,7 +145,7 @@ def which(entry: Entry[Any], id_or_filter: Any) -> dict[str, Any]:
     """A filter from what may be an id; an id never becomes an operator."""
     if isinstance(id_or_filter, Mapping):
         return clean_filter(entry.codec, id_or_filter)
-    return by_id(entry.identity(id_or_filter))
+    return entry.one(entry.identity(id_or_filter)) if entry.scope else by_id(entry.identity(id_or_filter))
 
 
 def update(entry: Entry[D], id_or_filter: Any, change: Any) -> Plan[D | None]:
@@ -169,7 +172,7 @@ def replace(entry: Entry[D], document: D) -> Plan[D]:
     raw = dump(entry, document, altered)
     shown = as_stored(entry, document, raw, altered)
     with translated(entry.model.__name__, [raw]):
-        result = yield from replace_one(entry.collection, by_id(raw["_id"]), raw)
+        result = yield from replace_one(entry.collection, {**by_id(raw["_id"]), **entry.exactly}, raw)
     if not result.matched_count:
         raise gone(entry, raw["_id"])
     return shown
@@ -178,7 +181,11 @@ def replace(entry: Entry[D], document: D) -> Plan[D]:
 def gone(entry: Entry[Any], identity: Any) -> DataError:
     return DataError(
         f"{entry.model.__name__} {identity!r} is not stored (any more), so it cannot be replaced; "
-        "insert it if it should exist",
+        + (
+            "insert it if it should exist"
+            if entry.family is None
+            else "insert it if it should exist; if it is stored as another kind, use change_kind()"
+        ),
         code="document-gone",
     )
 

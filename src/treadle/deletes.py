@@ -59,9 +59,10 @@ class DeleteOneDocument(Work[D | None]):
             yield from delete_documents(entry, [] if found is None else [found], ledger)
             return found
         if not server.transactions or any(rule.server_side for rule in entry.feeds_gathers):
-            found = yield from find_one(entry.collection, self.filter, {"_id": 1})
+            found = yield from find_one(entry.collection, self.filter, entry.identifying)
             if found is None:
                 return None
+            entry = entry.of(found)
             yield from check_restrictions(entry, [found["_id"]])
             yield from ledger.note_before(entry, [found["_id"]])
             before = yield from find_one_and_delete(entry.collection, by_id(found["_id"]))
@@ -69,6 +70,7 @@ class DeleteOneDocument(Work[D | None]):
             before = yield from find_one_and_delete(entry.collection, self.filter)
         if before is None:
             return None
+        entry = entry.of(before)
         ledger.add(Change(entry.collection, before["_id"], before, None))
         yield from follow_deletions(entry, [before["_id"]], ledger)
         return before
@@ -119,8 +121,10 @@ def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) 
     if not befores:
         return
     keys = [each["_id"] for each in befores]
+    by_class = [(exact, [each["_id"] for each in group]) for exact, group in entry.by_class(befores)]
     # Before anything is deleted: without a transaction there is no way back.
-    yield from check_restrictions(entry, keys)
+    for exact, own in by_class:
+        yield from check_restrictions(exact, own)
     token = (yield from placing.before_deletion(entry.tree, befores, ledger)) if entry.tree else None
     yield from ledger.note_before(entry, keys)
     yield from delete_many(entry.collection, {"_id": {"$in": keys}})
@@ -128,7 +132,8 @@ def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) 
         ledger.add(Change(entry.collection, before["_id"], before, None))
     if entry.tree is not None:
         yield from placing.unlist(entry.tree, keys, ledger, token)
-    yield from follow_deletions(entry, keys, ledger)
+    for exact, own in by_class:
+        yield from follow_deletions(exact, own, ledger)
 
 
 def follow_deletions(
@@ -142,7 +147,7 @@ def follow_deletions(
     for rule in entry.feeds_references:
         if rule.on_delete not in ("clear", "cascade"):
             continue
-        condition = {rule.reference_path: {"$in": list(keys)}}
+        condition = {rule.reference_path: {"$in": list(keys)}, **rule.target.scope}
         referring = yield from find(rule.target.collection, condition, limit=CASCADE_MAX + 1)
         if len(referring) > CASCADE_MAX:
             raise UsageError(
@@ -186,7 +191,7 @@ def ahead_of(work: DeleteOneDocument[Any] | DeleteManyDocuments) -> Plan[list[Ch
 def check_restrictions(entry: Entry[Any], keys: Sequence[Any]) -> Plan[None]:
     """Refuse a deletion that a reference with on_delete="restrict" forbids."""
     for rule in entry.restricting:
-        yield from refuse_if_referred(rule, {rule.reference_path: {"$in": list(keys)}})
+        yield from refuse_if_referred(rule, {rule.reference_path: {"$in": list(keys)}, **rule.target.scope})
 
 
 def refuse_if_referred(rule: ReferenceRule, condition: Raw) -> Plan[None]:

@@ -19,6 +19,7 @@ from pydantic.alias_generators import to_camel
 from pymongo import IndexModel
 
 from treadle.bson_types import Id
+from treadle.declared_shape import check_shape
 from treadle.errors import DeclarationError
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 Naming = Literal["snake", "camel"]
 Validation = Literal["strict", "moderate", "off"]
+ValidationAction = Literal["error", "warn"]
+MigrateOnRead = Literal["memory", "store"]
+UnknownKinds = Literal["refuse", "base"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,15 @@ class Settings:
     timeseries: TimeSeries | None = None
     # One tree pattern, or several of which the first is the present one.
     tree: Any = None
+    validation_action: ValidationAction = "error"
+    # Polymorphic: the stored field that names the kind, and the kind of this very class.
+    discriminator: str | None = None
+    kind: Any = None
+    unknown_kinds: UnknownKinds = "refuse"
+    # Schema versioning: the version that this class describes.
+    version: int | None = None
+    version_field: str = "schema_version"
+    migrate_on_read: MigrateOnRead = "memory"
 
 
 class _IdAttribute:
@@ -147,7 +160,8 @@ def _settings(cls: type[Document], keywords: Mapping[str, Any]) -> Settings:
     given = {key: value for key, value in keywords.items() if value is not None}
     if "indexes" in given:
         given["indexes"] = (*inherited.indexes, *given["indexes"])
-    settings = replace(inherited, **given)
+    # A kind is one class's own; whoever inherits from it is another kind, or none.
+    settings = check_shape(cls, replace(inherited, **{"kind": None, **given}))
     _check_settings(cls, settings)
     return settings
 
@@ -173,7 +187,13 @@ def _check_settings(cls: type[Document], settings: Settings) -> None:
                 "IndexModel([('name', 1)])",
                 code="keyword-unknown",
             )
-    choices = {"naming": ("snake", "camel"), "validation": ("strict", "moderate", "off")}
+    choices = {
+        "naming": ("snake", "camel"),
+        "validation": ("strict", "moderate", "off"),
+        "validation_action": ("error", "warn"),
+        "migrate_on_read": ("memory", "store"),
+        "unknown_kinds": ("refuse", "base"),
+    }
     for keyword, allowed in choices.items():
         value = getattr(settings, keyword)
         if value not in allowed:

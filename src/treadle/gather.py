@@ -66,6 +66,10 @@ class GatherRule(Rule):
         self.key_segments = self.by.stored.split(".")
         self.key_depth = self.by.array_depth
         self.where: Raw = clean(dict(where or {}))
+        self.conditional = bool(self.where)
+        if self.source.scope:
+            # Only documents of the source's own kinds; that much is known without asking the server.
+            self.where = {"$and": [self.source.scope, self.where]} if self.where else dict(self.source.scope)
         # Values inside the array that holds the key belong to that one element.
         self.per_element = False
         self.segments = self.path.split(".")
@@ -83,13 +87,13 @@ class GatherRule(Rule):
     @property
     def server_side(self) -> bool:
         """Whether only the server can tell what a source contributes."""
-        return bool(self.where)
+        return self.conditional
 
     # -- contributions ----------------------------------------------------------
 
     def contributions(self, raw: Raw | None) -> list[tuple[Any, Any]]:
         """(target id, value) for each target that this source feeds."""
-        if raw is None:
+        if raw is None or not self.source.holds(raw):
             return []
         depth = self.key_depth
         if not depth:

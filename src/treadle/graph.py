@@ -9,12 +9,13 @@ refused.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from treadle import kinds, versions
 from treadle.bson_types import to_bson
 from treadle.codec import Codec, codec_of
 from treadle.document import Document
@@ -22,15 +23,17 @@ from treadle.errors import DeclarationError, UsageError
 from treadle.gather import GatherRule
 from treadle.layout import Layout
 from treadle.layouts import layout_of, refuse_derived
-from treadle.paths import ARRAYS, Path, Step, model_of, overlap, refuse_array_of_arrays
+from treadle.paths import ARRAYS, Path, Step, model_of, models_of, overlap, refuse_array_of_arrays
 from treadle.pattern import Pattern, Place, Rule
 from treadle.patterns.computed import FormulaRule
 from treadle.patterns.extended_reference import ReferenceRule
 from treadle.patterns.outlier import OutlierRule
+from treadle.plan import Raw, by_id
 from treadle.shape import Shape, field_shape
 from treadle.trees.fields import Tree, TreeRule, place_tree, tree_declarations
 
 D = TypeVar("D", bound=Document)
+R = TypeVar("R")
 
 
 class Entry(Generic[D]):
@@ -66,6 +69,18 @@ class Entry(Generic[D]):
         self.restricting: list[ReferenceRule] = []
         self.protected: dict[str, Rule] = {}
         self.tree: Tree | None = None
+        # The other models of its collection, and which documents are its own (`kinds.py`).
+        self.family: kinds.Family | None = None
+        self.above: list[Entry[Any]] = []
+        self.below: list[Entry[Any]] = []
+        self.kinds: frozenset[Any] = frozenset()
+        self.scope: Raw = {}
+        self.exactly: Raw = {}
+        self.declared: dict[str, Pattern] = {}
+        # The versions of its documents (`versions.py`); None where it has none.
+        self.lineage: versions.Lineage | None = None
+        # What is maintained in any document that a filter on this model may find.
+        self.shielded = self.protected
         # Whether a write of this model concerns nothing else.
         self.plain = True
         # Whether a write of this model can come round to the very document that was written.
@@ -90,6 +105,42 @@ class Entry(Generic[D]):
     @property
     def feeds(self) -> list[Rule]:
         return [*self.feeds_gathers, *self.feeds_references]
+
+    @property
+    def root(self) -> Entry[Any]:
+        """The entry that stands for the whole collection."""
+        return self if self.family is None else self.family.root
+
+    @property
+    def related(self) -> list[Entry[Any]]:
+        """The entries that some document may share with this one; itself among them."""
+        return [*self.above, self, *self.below]
+
+    def of(self, raw: Any) -> Entry[Any]:
+        """The entry of a stored document's very class."""
+        return self if self.family is None else self.family.of(raw)
+
+    def holds(self, raw: Any) -> bool:
+        """Whether a stored document is one of this model, or of a kind below it."""
+        return not self.scope or self.of(raw).settings.kind in self.kinds
+
+    @property
+    def identifying(self) -> Raw:
+        """The projection that tells a document's id and its class."""
+        return {"_id": 1} if self.family is None else {"_id": 1, self.family.discriminator: 1}
+
+    def one(self, key: Any) -> Raw:
+        """The filter for one document of this model."""
+        return {**by_id(key), **self.scope}
+
+    def by_class(self, raws: Iterable[R]) -> Iterable[tuple[Entry[Any], list[R]]]:
+        """Documents, or pairs that begin with one, by their very class."""
+        if self.family is None:
+            return [(self, list(raws))]
+        groups: dict[Entry[Any], list[R]] = {}
+        for each in raws:
+            groups.setdefault(self.of(each[0] if isinstance(each, tuple) else each), []).append(each)
+        return list(groups.items())
 
     def identity(self, value: Any) -> Any:
         """The stored form of an id that a caller gave; never an operator."""
@@ -124,16 +175,23 @@ class Stage:
 class Graph:
     """All models of a Store, by class and by name."""
 
-    def __init__(self, models: Iterable[type[Document]]) -> None:
+    def __init__(
+        self, models: Iterable[type[Document]], write_versions: Mapping[type[Document], int] | None = None
+    ) -> None:
         self.entries: dict[type[Document], Entry[Any]] = {}
         self.by_collection: dict[str, Entry[Any]] = {}
         # Collections that patterns need beside the models' own, for set-up.
         self.sides: dict[str, Entry[Any]] = {}
         for model in models:
             self._add(model)
-        for entry in list(self.entries.values()):
+        kinds.join(self)
+        versions.trace(self, write_versions)
+        # Those above first: what a kind inherits is bound where it is declared.
+        for entry in sorted(self.entries.values(), key=lambda entry: len(entry.above)):
             for place, pattern in declarations(entry):
-                self._place(entry, pattern.bind(place, self))
+                if not kinds.is_inherited(entry, place, pattern):
+                    self._place(entry, pattern.bind(place, self))
+        kinds.spread(self)
         refuse_derived(self)
         self._find_levels()
         for entry in self.entries.values():
@@ -150,8 +208,11 @@ class Graph:
         if model in self.entries:
             return
         entry: Entry[Any] = Entry(model)
+        root = kinds.root_of(model)
+        if root is not None and root is not model:
+            self._add(root)
         other = self.by_collection.setdefault(entry.collection, entry)
-        if other is not entry:
+        if other is not entry and other.model is not root:
             raise DeclarationError(
                 f"{model.__name__} and {other.model.__name__} both name the collection "
                 f"{entry.collection!r}; give each its own",
@@ -173,11 +234,12 @@ class Graph:
 
     def chosen(self, models: Iterable[type[Document]]) -> list[Entry[Any]]:
         """The entries of these models; of all, if none is named."""
-        return [self.entry(model) for model in models] or list(self.entries.values())
+        chosen = [each for model in models for each in [self.entry(model), *self.entry(model).below]]
+        return list(dict.fromkeys(chosen)) or list(self.entries.values())
 
     @property
     def rules(self) -> list[Rule]:
-        return [rule for entry in self.entries.values() for rule in entry.rules]
+        return list(dict.fromkeys(rule for entry in self.entries.values() for rule in entry.rules))
 
     # -- for the patterns' bind() -----------------------------------------------------
 
@@ -284,22 +346,25 @@ class Graph:
 
     def _stage(self, level: int) -> Stage:
         gathers = [
-            (entry, [rule for rule in entry.feeds_gathers if rule.level == level])
+            (entry, [rule for rule in entry.feeds_gathers if rule.level == level and rule.source is entry])
             for entry in self.entries.values()
         ]
         references = [
             rule
             for entry in self.entries.values()
             for rule in entry.references
-            if rule.level == level and rule.maintain == "write"
+            if rule.level == level and rule.maintain == "write" and rule.target is entry
         ]
         return Stage(level, [pair for pair in gathers if pair[1]], references)
 
     def _feeding(self, rule: Rule) -> Iterator[Rule]:
         """The rules whose maintained fields this rule reads."""
         for collection, paths in rule.watches().items():
-            source = self.by_collection[collection]
-            for maintained, other in source.protected.items():
+            source: Entry[Any] = getattr(rule, "source", rule.target)
+            if source.collection != collection:
+                source = self.by_collection[collection]
+            protected = [pair for each in source.related for pair in each.protected.items()]
+            for maintained, other in protected:
                 if other is rule and paths is None:
                     continue
                 if paths is None or any(overlap(path, maintained) for path in paths):
@@ -307,14 +372,18 @@ class Graph:
 
     def _find_watched(self, entry: Entry[Any]) -> None:
         watched: set[str] | None = set()
-        for rule in [*entry.feeds, *entry.formulas]:
+        formulas = [rule for each in entry.related for rule in each.formulas]
+        references = [rule for each in entry.related for rule in each.references]
+        for rule in [*entry.feeds, *formulas]:
             paths = rule.watches().get(entry.collection, set())
             watched = None if watched is None or paths is None else watched | paths
         if watched is not None:
-            watched |= {rule.reference_path for rule in entry.references}
-            watched |= {rule.path for rule in entry.references}
+            watched |= {rule.reference_path for rule in references}
+            watched |= {rule.path for rule in references}
+            if entry.family is not None:
+                watched.add(entry.family.discriminator)
         entry.watched = watched
-        entry.plain = not (entry.rules or entry.feeds or entry.restricting)
+        entry.plain = not (any(each.rules for each in entry.related) or entry.feeds or entry.restricting)
         reached: set[str] = set()
         pending = [rule.target for rule in entry.feeds]
         while pending:
@@ -346,8 +415,21 @@ def _declared(
         for mark in found:
             yield Place(entry, codec, steps, field), mark
         model = model_of(field.shape)
+        if model is None:
+            _refuse_in_union(entry, field, (*inside, codec.model))
         if model is not None and not found:
             step = Step(field.name, field.stored, field.shape.kind in ARRAYS)
             for place, mark in _declared(entry, codec_of(model), (*steps, step), (*inside, codec.model)):
                 refuse_array_of_arrays(field.shape, place.label)
                 yield place, mark
+
+
+def _refuse_in_union(entry: Entry[Any], field: Any, inside: tuple[type[BaseModel], ...]) -> None:
+    """Refuse a pattern in a model that a field may or may not hold: it would never be maintained."""
+    for model in models_of(field.shape):
+        for place, _ in _declared(entry, codec_of(model), (), inside):
+            raise DeclarationError(
+                f"{model.__name__}.{place.field.name} has a pattern, but stands in {entry.model.__name__}."
+                f"{field.name}, which may hold another model instead; declare it outside of the union",
+                code="pattern-in-union",
+            )

@@ -13,7 +13,10 @@ class Indexed:
 
     A unique index on a field that may be None is partial: documents without a
     value do not collide. `descending`, `sparse`, `expire_after` (TTL, on a
-    date) and `name` are as the server has them.
+    date) and `name` are as the server has them. On a field of one kind, the
+    index is partial: it holds only documents of that kind. `text=True` puts
+    the field into the collection's one text index, which `search` uses; a
+    number is its weight there.
     """
 
     unique: bool = False
@@ -21,4 +24,5 @@ class Indexed:
     sparse: bool = False
     expire_after: timedelta | None = None
     name: str | None = None
+    text: bool | int = False
     options: dict[str, Any] = field(default_factory=dict, hash=False)

@@ -97,6 +97,14 @@ def model_of(shape: Shape) -> type[BaseModel] | None:
     return shape.python if shape.kind == "model" else None
 
 
+def models_of(shape: Shape) -> list[type[BaseModel]]:
+    """The models that a field may hold, those of a union included."""
+    while shape.kind in ARRAYS and shape.items:
+        shape = shape.items[0]
+    members = shape.items if shape.kind == "union" else (shape,)
+    return [member.python for member in members if member.kind == "model"]
+
+
 def value_at(raw: Any, stored: Sequence[str]) -> Any:
     """The value at a path without arrays; None where any step is missing."""
     for name in stored:

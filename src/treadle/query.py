@@ -53,7 +53,7 @@ def _refuse_code(value: Any) -> None:
 def clean_filter(codec: Codec[Any], filter: Any) -> dict[str, Any]:
     """A filter that the driver can send."""
     if filter is None:
-        return {}
+        return dict(codec.scope)
     if not isinstance(filter, Mapping):
         raise UsageError(
             f"a filter for {codec.model.__name__} is a mapping such as {{'status': 'open'}}, "
@@ -62,8 +62,34 @@ def clean_filter(codec: Codec[Any], filter: Any) -> dict[str, Any]:
         )
     for key in filter:
         _check_name(codec, key, "filter")
-    cleaned: dict[str, Any] = clean(filter)
-    return cleaned
+    return confine(codec, clean(filter))
+
+
+def confine(codec: Codec[Any], cleaned: dict[str, Any]) -> dict[str, Any]:
+    """A filter that finds only documents of the model's own kinds."""
+    scope = codec.scope
+    if not scope:
+        return cleaned
+    # Beside the caller's own conditions, so that the server sees that a partial index will do.
+    return {**scope, **cleaned} if not scope.keys() & cleaned.keys() else {"$and": [dict(scope), cleaned]}
+
+
+def _refuse_owned(codec: Codec[Any], update: Update) -> None:
+    """Refuse an update of what says how a document is to be read: its kind or its version."""
+    touched = touched_paths(update) if codec.owned else set()
+    if touched is None:
+        raise UsageError(
+            f"this pipeline rewrites the whole {codec.model.__name__}, kind and version included; "
+            "set the fields that change with $set",
+            code="field-maintained",
+        )
+    for path in touched:
+        if path.split(".", 1)[0] in codec.owned:
+            raise UsageError(
+                f"{path!r} says of which kind or version a {codec.model.__name__} is, and an update cannot "
+                "change that; use change_kind() for the kind, migrate() for the version",
+                code="field-maintained",
+            )
 
 
 def _check_name(codec: Codec[Any], path: Any, place: str) -> None:
@@ -96,6 +122,7 @@ def clean_update(codec: Codec[Any], update: Any) -> Update:
                 raise UsageError(f"{operator} in an update takes a mapping of fields", code="update-invalid")
             for path in changes:
                 _check_name(codec, path, "update")
+        _refuse_owned(codec, update)
         cleaned: dict[str, Any] = clean(update)
         return cleaned
     if isinstance(update, Sequence) and not isinstance(update, (str, bytes)):
@@ -105,6 +132,7 @@ def clean_update(codec: Codec[Any], update: Any) -> Update:
                     f"an update pipeline is a list of stages, each one of {', '.join(sorted(UPDATE_STAGES))}",
                     code="update-invalid",
                 )
+        _refuse_owned(codec, update)
         stages: list[dict[str, Any]] = clean(update)
         return stages
     raise UsageError(

@@ -17,13 +17,14 @@ from pymongo.errors import CollectionInvalid, OperationFailure
 
 from treadle.bson_types import to_bson
 from treadle.codec import Codec, StoredField, codec_of, omitted_when_none
+from treadle.collection_schema import collection_schema
 from treadle.dry_run import dry
 from treadle.errors import DataError
 from treadle.graph import Entry, Graph
 from treadle.indexes import Indexed
-from treadle.json_schema import model_schema, stored_types
+from treadle.json_schema import stored_types
 from treadle.maintenance.events import PRE_IMAGES_SINCE, Watch
-from treadle.paths import model_of
+from treadle.paths import models_of
 from treadle.plan import Plan, Raw, aggregate, database_command
 from treadle.topology import read_topology
 
@@ -59,7 +60,8 @@ def setup(graph: Graph, dry_run: bool = False) -> Plan[list[Action]]:
 
 def _setup(graph: Graph) -> Plan[list[Action]]:
     existing = yield from existing_collections()
-    entries = [*graph.entries.values(), *graph.sides.values()]
+    # One per collection; a family's root speaks for all its kinds.
+    entries = [*graph.by_collection.values(), *graph.sides.values()]
     missing: dict[str, list[IndexModel]] = {}
     changes: dict[str, list[Raw]] = {}
     for entry in entries:
@@ -135,7 +137,7 @@ def _set_up_collection(entry: Entry[Any], found: Raw | None, actions: list[Actio
     validator: Raw = {}
     level = entry.settings.validation
     if level != "off":
-        validator = {"$jsonSchema": model_schema(entry.codec)}
+        validator = {"$jsonSchema": collection_schema(entry)}
     options: Raw = {"validator": validator, "validationLevel": level, "validationAction": "error"}
     if found is None:
         actions.append(Action("create collection", entry.collection))
@@ -196,9 +198,41 @@ def describe_index(document: Mapping[str, Any]) -> str:
 
 def declared_indexes(entry: Entry[Any]) -> list[IndexModel]:
     """The indexes that a model asks for, from its fields and its class keyword."""
-    marked = [_field_index(prefix, field, mark) for prefix, field, mark in _marks(entry.codec, "", ())]
-    unique = entry.tree.unique_indexes() if entry.tree is not None else []
-    return [*marked, *entry.settings.indexes, *unique]
+    indexes: list[IndexModel] = []
+    texts: dict[str, int] = {}
+    for each in [entry, *entry.below]:
+        inherited = {
+            prefix + field.stored: mark for above in each.above for prefix, field, mark in _marked(above)
+        }
+        for prefix, field, mark in _marked(each):
+            if inherited.get(prefix + field.stored) == mark:
+                continue
+            if mark.text:
+                texts[prefix + field.stored] = int(mark.text)
+            if (
+                not mark.text
+                or mark.unique
+                or mark.descending
+                or mark.sparse
+                or mark.expire_after is not None
+            ):
+                indexes.append(_field_index(each, prefix, field, mark))
+        known = {id(index) for above in each.above for index in above.settings.indexes}
+        indexes += [index for index in each.settings.indexes if id(index) not in known]
+    if texts:
+        indexes.append(_text_index(texts))
+    return [*indexes, *(entry.tree.unique_indexes() if entry.tree is not None else [])]
+
+
+def _text_index(weights: dict[str, int]) -> IndexModel:
+    """The one text index that a collection may have, over the fields of all its kinds."""
+    chosen = {path: weight for path, weight in weights.items() if weight > 1}
+    keys: list[tuple[str, Any]] = [(path, "text") for path in weights]
+    return IndexModel(keys, name="text", **({"weights": chosen} if chosen else {}))
+
+
+def _marked(entry: Entry[Any]) -> list[tuple[str, StoredField, Indexed]]:
+    return list(_marks(entry.codec, "", ()))
 
 
 def _marks(
@@ -211,12 +245,11 @@ def _marks(
         for mark in field.shape.metadata:
             if isinstance(mark, Indexed):
                 yield prefix, field, mark
-        model = model_of(field.shape)
-        if model is not None:
+        for model in models_of(field.shape):
             yield from _marks(codec_of(model), f"{prefix}{field.stored}.", (*inside, codec.model))
 
 
-def _field_index(prefix: str, field: StoredField, mark: Indexed) -> IndexModel:
+def _field_index(entry: Entry[Any], prefix: str, field: StoredField, mark: Indexed) -> IndexModel:
     path = prefix + field.stored
     options: Raw = dict(mark.options)
     if mark.unique:
@@ -226,6 +259,12 @@ def _field_index(prefix: str, field: StoredField, mark: Indexed) -> IndexModel:
         elif field.shape.optional:
             # None is stored as null here, which an index on existing fields would hold.
             options["partialFilterExpression"] = {path: {"$type": stored_types(field.shape)}}
+    if entry.scope and not mark.sparse:
+        own = options.get("partialFilterExpression") or {}
+        options["partialFilterExpression"] = _partial(entry, path, mark.unique, own)
+        options["name"] = (
+            f"{path}_{-1 if mark.descending else 1}_{entry.settings.kind or entry.model.__name__}"
+        )
     if mark.sparse:
         options["sparse"] = True
     if mark.expire_after is not None:
@@ -233,6 +272,30 @@ def _field_index(prefix: str, field: StoredField, mark: Indexed) -> IndexModel:
     if mark.name is not None:
         options["name"] = mark.name
     return IndexModel([(path, -1 if mark.descending else 1)], **options)
+
+
+def _partial(entry: Entry[Any], path: str, unique: bool, own: Raw) -> Raw:
+    """Which documents an index on a kind's field holds; a query on the kind must be seen to lie within.
+
+    Of one kind: those of that kind, and if it is unique only those that have
+    a value. Of several: those that have the field, since servers before 6.0
+    cannot name several kinds there; unless unrelated kinds have it too.
+    """
+    present = own or {path: {"$exists": True}}
+    if len(entry.kinds) == 1:
+        return {**entry.scope, **(present if unique else own)}
+    assert entry.family is not None
+    strangers = [each for each in entry.family.members if each not in entry.related]
+    if any(path == prefix_path for each in strangers for prefix_path in _stored_paths(each.codec)):
+        return {**entry.scope, **(present if unique else own)}
+    return present
+
+
+def _stored_paths(codec: Codec[Any]) -> Iterator[str]:
+    for field in codec.fields:
+        yield field.stored
+        for model in models_of(field.shape):
+            yield from (f"{field.stored}.{each.stored}" for each in codec_of(model).fields)
 
 
 def compare_indexes(
@@ -265,7 +328,12 @@ def maintenance_indexes(graph: Graph, entry: Entry[Any], present: list[Raw]) -> 
     """The indexes that the patterns need on a collection, as far as no other serves."""
     declared = [index.document for index in declared_indexes(entry)]
     serving = [_keys(each) for each in [*present, *declared] if _serves_all(each)]
-    wanted = [index for rule in graph.rules for source, index in rule.indexes() if source is entry]
+    wanted = [
+        index
+        for rule in graph.rules
+        for source, index in rule.indexes()
+        if source.collection == entry.collection
+    ]
     # The longest first: an index also serves whatever its beginning serves.
     wanted.sort(key=lambda index: -len(_keys(index.document)))
     missing = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import socket
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,7 @@ from pymongo.write_concern import WriteConcern
 from treadle.document import Document
 from treadle.errors import DataError, UsageError
 from treadle.graph import Graph
+from treadle.kinds import root_of
 from treadle.layout import Layout
 from treadle.maintenance import array_intents, intents, standalone
 from treadle.plan import Plan
@@ -84,8 +86,12 @@ def one_model(documents: Iterable[D]) -> tuple[type[D] | None, list[D]]:
     if not listed:
         return None, listed
     model = type(listed[0])
+    root = root_of(model) if isinstance(listed[0], Document) else None
     for document in listed:
-        if type(document) is not model:
+        if root is not None and type(document) is not model and isinstance(document, root):
+            # Several kinds of one collection.
+            model = root  # type: ignore[assignment]
+        elif type(document) is not model and not (model is root and isinstance(document, root)):
             raise UsageError(
                 f"insert_many takes documents of one model; it got {model.__name__} and "
                 f"{type(document).__name__}",
@@ -127,9 +133,11 @@ def may_commit_again(error: PyMongoError, attempt: int) -> bool:
 
 
 def chunks(documents: list[D], size: int) -> Iterator[list[D]]:
-    """The documents in pieces of at most `size`."""
-    for start in range(0, len(documents), size):
-        yield documents[start : start + size]
+    """The documents in pieces of at most `size`, each of one class."""
+    for _, run in itertools.groupby(documents, type):
+        same = list(run)
+        for start in range(0, len(same), size):
+            yield same[start : start + size]
 
 
 def surely_not_committed(error: BaseException) -> bool:

@@ -29,6 +29,7 @@ from treadle.layout import PageReader
 from treadle.maintenance import commit, position, rebuild, standalone, status
 from treadle.maintenance.status import Status
 from treadle.maintenance.verify import Finding, Report
+from treadle.patterns import polymorphic
 from treadle.plan import (
     Call,
     Command,
@@ -243,7 +244,7 @@ class Store:
         return self._write(writes.Insert(entry, [document]), session)[0]
 
     def insert_many(self, documents: Iterable[D], session: Session = None) -> list[D]:
-        """Store new documents of one model."""
+        """Store new documents of one model, or of several kinds of one collection."""
         model, listed = shell.one_model(documents)
         if model is None:
             return []
@@ -252,7 +253,11 @@ class Store:
             return self.runner.run(entry.layout.insert_many(listed, shell.inside(session)), session)
         if entry.plain:
             return self.runner.run(crud.insert_many(entry, listed), session)
-        works = self.runner.run(bulk.inserts(entry, listed), session)
+        if entry.tree is None:
+            pieces = shell.chunks(listed, writes.INSERT_MAX)
+            works = [writes.Insert(self.graph.entry(type(piece[0])), piece) for piece in pieces]
+        else:
+            works = self.runner.run(bulk.inserts(entry, listed), session)
         stored = [each for work in works for each in self._write(work, session, combine=False)]
         return bulk.as_given(listed, works, stored)
 
@@ -291,6 +296,19 @@ class Store:
             return Found(cursor, entry.codec, _unpack(cursor, reader, self.runner, session))
         return Found(self.runner.open(command, session), entry.codec)
 
+    def search(
+        self,
+        model: type[D],
+        text: str,
+        filter: Any = None,
+        limit: int | None = None,
+        session: Session = None,
+    ) -> Found[D]:
+        """The documents that hold these words, the best match first; words only, no operators."""
+        entry = self.graph.entry(model)
+        command = polymorphic.search_command(entry, text, filter, limit)
+        return Found(self.runner.open(command, session), entry.codec)
+
     def count(self, model: type[Document], filter: Any = None, session: Session = None) -> int:
         """How many documents match."""
         entry = self.graph.entry(model)
@@ -324,6 +342,14 @@ class Store:
         if entry.plain:
             return self.runner.run(crud.replace(entry, document), session)
         return self._write(writes.Replace(entry, document), session)
+
+    def change_kind(self, document: D, was: type[Document], session: Session = None) -> D:
+        """Write a document over one that is stored as another kind, if it is of the kind `was`."""
+        before = polymorphic.former(self.graph, document, was)
+        entry = self.graph.entry(type(document))
+        if entry.plain and before.plain:
+            return self.runner.run(polymorphic.change_kind(entry, before, document), session)
+        return self._write(polymorphic.ChangeKind(entry, before, document), session)
 
     def delete(self, model: type[D], id_or_filter: Any, session: Session = None) -> D | None:
         """Delete one document; the deleted document, or None."""

@@ -245,7 +245,7 @@ def check_update(entry: Entry[Any], update: Update) -> set[str] | None:
     """Refuse an update of maintained fields; the plain paths that it touches, None for any."""
     touched = touched_paths(update)
     if touched is None:
-        if entry.protected:
+        if entry.shielded:
             raise UsageError(
                 f"this pipeline rewrites the whole {entry.model.__name__}, maintained fields included; "
                 "set the fields that change with $set",
@@ -256,7 +256,7 @@ def check_update(entry: Entry[Any], update: Update) -> set[str] | None:
     for path in paths:
         if path == RESERVED or path.startswith(RESERVED + "."):
             raise UsageError(f"{RESERVED} is Treadle's own and cannot be updated", code="field-maintained")
-        for maintained, rule in entry.protected.items():
+        for maintained, rule in entry.shielded.items():
             inside_array = isinstance(rule, ReferenceRule) and maintained.startswith(path + ".")
             if overlap(path, maintained) and not inside_array:
                 raise UsageError(_refusal(entry, path, maintained, rule), code="field-maintained")
@@ -304,7 +304,8 @@ class UpdateOneDocument(Work[D | None]):
 
     def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
-        if server.transactions and not (entry.rules or entry.feeds_gathers):
+        maintains = any(each.rules for each in entry.related)
+        if server.transactions and not (maintains or entry.feeds_gathers):
             return (yield from self._only_copied(ledger))
         before = yield from find_one(entry.collection, self.filter)
         if before is None:
@@ -333,6 +334,21 @@ class UpdateOneDocument(Work[D | None]):
 
 def follow_own(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
     """Refill changed references and recompute formulas of documents just written."""
+    if entry.family is not None:
+        return (yield from _follow_kinds(entry, pairs))
+    return (yield from _follow_class(entry, pairs))
+
+
+def _follow_kinds(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
+    """The same for documents of several kinds, each by the rules of its own."""
+    followed: dict[Any, Raw] = {}
+    for exact, group in entry.by_class(pairs):
+        for after in (yield from _follow_class(exact, group)):
+            followed[freeze(after["_id"])] = after
+    return [followed[freeze(after["_id"])] for _, after in pairs]
+
+
+def _follow_class(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
     filled = (
         [copy.deepcopy(after) for _, after in pairs] if entry.references else [after for _, after in pairs]
     )
@@ -441,11 +457,13 @@ class Replace(Work[D]):
         self.entry = entry
         self.document = document
         self.raw = crud.dump(entry, document, [])
+        # The class that the stored document must have.
+        self.replaces: Entry[Any] = entry
 
     def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Raw]:
         entry = self.entry
         identity = self.raw["_id"]
-        before = yield from find_one(entry.collection, by_id(identity))
+        before = yield from find_one(entry.collection, {**by_id(identity), **self.replaces.exactly})
         if before is None:
             raise crud.gone(entry, identity)
         yield from ledger.note_before(entry, [identity])

@@ -54,13 +54,14 @@ def read_sources(source: Entry[Any], keys: Sequence[Any], guarded: bool) -> Plan
         return {}
     bump = {"$inc": {REVISION: 1}}
     found: list[Raw] = []
+    condition = {"_id": {"$in": list(keys)}, **source.scope}
     if guarded and len(keys) == 1:
-        one = yield from find_one_and_update(source.collection, by_id(keys[0]), bump)
+        one = yield from find_one_and_update(source.collection, source.one(keys[0]), bump)
         found = [one] if one is not None else []
     else:
         if guarded:
-            yield from update_many(source.collection, {"_id": {"$in": list(keys)}}, bump)
-        found = yield from find(source.collection, {"_id": {"$in": list(keys)}})
+            yield from update_many(source.collection, condition, bump)
+        found = yield from find(source.collection, condition)
     sources = {freeze(each["_id"]): each for each in found}
     missing = [key for key in keys if freeze(key) not in sources]
     if guarded and missing:

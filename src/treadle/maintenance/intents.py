@@ -25,7 +25,6 @@ from treadle.pattern import REVISION
 from treadle.plan import (
     Plan,
     Raw,
-    by_id,
     delete_one,
     find,
     find_one_and_update,
@@ -104,7 +103,7 @@ def finish(graph: Graph, server: Topology, fan_out: FanOut, intent: Raw) -> Plan
 def _end_of_chunk(fan_out: FanOut, last: Any) -> Plan[Any]:
     """The id of the last document of the next chunk; None if the rest is less than a chunk."""
     target = fan_out.rule.target
-    condition: Raw = {fan_out.rule.reference_path: {"$eq": fan_out.source_id}}
+    condition: Raw = {fan_out.rule.reference_path: {"$eq": fan_out.source_id}, **target.scope}
     if last is not None:
         condition["_id"] = {"$gt": last}
     if target.identity_shape.kind != "scalar":
@@ -124,7 +123,7 @@ def _copy_chunk(
 
     def attempt() -> Plan[None]:
         source = yield from find_one_and_update(
-            rule.source.collection, by_id(fan_out.source_id), {"$inc": {REVISION: 1}}
+            rule.source.collection, rule.source.one(fan_out.source_id), {"$inc": {REVISION: 1}}
         )
         if source is None:
             return
@@ -150,7 +149,7 @@ def _copy_around_poison(
 ) -> Plan[None]:
     """Halve a chunk until the document that stops it stands alone."""
     rule = fan_out.rule
-    condition = {**within, rule.reference_path: {"$eq": fan_out.source_id}}
+    condition = {**within, rule.reference_path: {"$eq": fan_out.source_id}, **rule.target.scope}
     found = yield from find(rule.target.collection, condition, {"_id": 1})
     keys = [each["_id"] for each in found]
     if len(keys) == 1:

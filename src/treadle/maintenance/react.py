@@ -15,6 +15,7 @@ from pymongo import UpdateOne
 
 from treadle.change import Change
 from treadle.gather import RECOMPUTE, GatherRule, freeze
+from treadle.kinds import scoped_formula
 from treadle.maintenance.guards import guard
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.recompute import recompute
@@ -22,7 +23,7 @@ from treadle.paths import outermost
 from treadle.pattern import REVISION
 from treadle.patterns.computed import ComputedRule
 from treadle.patterns.extended_reference import ReferenceRule
-from treadle.plan import Plan, Raw, bulk_write, by_id, find, update_many, update_one
+from treadle.plan import Plan, Raw, bulk_write, find, update_many, update_one
 from treadle.topology import Topology
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _update_targets(
     before = (yield from read(target, keys)) if followed else {}
     if followed:
         yield from ledger.note_before(target, keys)
-    matched = yield from update_each(target.collection, updates)
+    matched = yield from update_each(target, updates)
     if matched < len(updates):
         # Some targets do not exist (yet); whoever inserts one must meet this transaction.
         yield from guard(target.collection, keys)
@@ -149,14 +150,14 @@ def _update_targets(
         yield from note_after(target, before, ledger)
 
 
-def update_each(collection: str, updates: Sequence[tuple[Any, list[Raw]]]) -> Plan[int]:
+def update_each(target: Entry[Any], updates: Sequence[tuple[Any, list[Raw]]]) -> Plan[int]:
     """Update documents, each in its own way, in one command; how many there were."""
     if len(updates) == 1:
         # The driver's bulk machinery costs as much as a whole update.
         key, pipeline = updates[0]
-        return (yield from update_one(collection, by_id(key), pipeline)).matched_count
-    operations = [UpdateOne(by_id(key), pipeline) for key, pipeline in updates]
-    return (yield from bulk_write(collection, operations, ordered=False)).matched_count
+        return (yield from update_one(target.collection, target.one(key), pipeline)).matched_count
+    operations = [UpdateOne(target.one(key), pipeline) for key, pipeline in updates]
+    return (yield from bulk_write(target.collection, operations, ordered=False)).matched_count
 
 
 def _together(anew: dict[GatherRule, list[Any]]) -> list[tuple[list[GatherRule], list[Any]]]:
@@ -177,6 +178,11 @@ def update_pipeline(target: Entry[Any], first: dict[str, Any], second: dict[str,
 
 def formula_stages(target: Entry[Any]) -> list[Raw]:
     """The target's formulas, those that read others after these."""
+    if target.family is not None:
+        # Each for itself: formulas of several kinds may set the same field.
+        formulas = dict.fromkeys(rule for each in target.related for rule in each.formulas)
+        ordered = sorted(formulas, key=lambda rule: rule.level)
+        return [{"$set": scoped_formula(rule, rule.expression)} for rule in ordered]
     by_level: dict[int, Raw] = {}
     for formula in target.formulas:
         by_level.setdefault(formula.level, {})[formula.path] = formula.expression
@@ -207,21 +213,24 @@ def note_after(entry: Entry[Any], before: dict[Any, Raw], ledger: Ledger) -> Pla
 
 def _copy(rule: ReferenceRule, change: Change, ledger: Ledger, copies_max: int | None) -> Plan[list[FanOut]]:
     """Copy one changed source to the targets that refer to it."""
+    # A document that was of another kind is a new one to those who refer to this kind.
+    before = None if change.before and not rule.source.holds(change.before) else change.before
     if (
         change.after is None
+        or not rule.source.holds(change.after)
         or change.fresh
         or not rule.synced
-        or not rule.changed(change.before, change.after)
+        or not rule.changed(before, change.after)
     ):
         return []
-    if change.before is None:
+    if before is None:
         yield from guard(rule.source.collection, [change.id])
     followed = feeds_beyond(rule.target, rule.level)
     most = copies_max
     if most is None:
         most = CHAINED_FAN_OUT_MAX if followed else FAN_OUT_MAX
     if most != UNBOUNDED:
-        referring = {rule.reference_path: {"$eq": change.id}}
+        referring = {rule.reference_path: {"$eq": change.id}, **rule.target.scope}
         beyond = yield from find(rule.target.collection, referring, {"_id": 1}, skip=most, limit=1)
         if beyond:
             return [FanOut(rule, change.id)]
@@ -237,7 +246,7 @@ def copy_to(
         yield from update_copies(rule, source_id, source, within)
         return
     target = rule.target
-    referring = {**within, rule.reference_path: {"$eq": source_id}}
+    referring = {**within, rule.reference_path: {"$eq": source_id}, **target.scope}
     found = yield from find(target.collection, referring, {"_id": 1})
     keys = [each["_id"] for each in found]
     if keys:
@@ -250,7 +259,7 @@ def copy_to(
 def update_copies(rule: ReferenceRule, source_id: Any, source: Raw, within: Raw) -> Plan[None]:
     """The update of all copies of a source within some targets, formulas included."""
     target = rule.target
-    condition = {**within, rule.reference_path: {"$eq": source_id}}
+    condition = {**within, rule.reference_path: {"$eq": source_id}, **target.scope}
     formulas = formula_stages(target)
     update, filters = rule.sync_update(source_id, source, formulas)
     if filters is None:

@@ -60,7 +60,7 @@ def rebuild(
             visited += 0 if entry.derived else nodes
         if not entry.derived:
             continue
-        total = (yield from count_documents(entry.collection, {})) if report else 0
+        total = (yield from count_documents(entry.collection, entry.exactly)) if report else 0
         done = 0
         last: Any = None
         while True:
@@ -153,7 +153,7 @@ def _mend_without_transactions(
 
 def _attempt(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
     ledger = Ledger()
-    documents = yield from find(entry.collection, {"_id": {"$in": list(keys)}})
+    documents = yield from find(entry.collection, {"_id": {"$in": list(keys)}, **entry.exactly})
     present = [each["_id"] for each in documents]
     yield from ledger.note_before(entry, present)
     wanted = yield from expected(server, entry, documents)

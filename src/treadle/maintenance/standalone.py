@@ -68,8 +68,9 @@ class IntentLedger(Ledger):
         self.intents: list[Raw] = []
 
     def note_before(self, entry: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
-        tops = {top(rule) for rule in entry.references}
-        tops |= {rule.reference_path.split(".")[0] for rule in entry.references}
+        references = [rule for each in entry.related for rule in each.references]
+        tops = {top(rule) for rule in references}
+        tops |= {rule.reference_path.split(".")[0] for rule in references}
         feeds: dict[str, list[Any]] = {}
         cards = []
         found = yield from find(entry.collection, {"_id": {"$in": list(ids)}})
@@ -221,7 +222,8 @@ def _follow(
     for rule in entry.feeds_gathers:
         current = [target for target, _ in rule.contributions(document)]
         for target_key in [*feeds.get(rule.place.label, []), *current]:
-            targets[(rule.target.collection, freeze(target_key))] = (rule.target, target_key)
+            # The rules of several kinds may lead to one document; what it is, is seen when it is read.
+            targets[(rule.target.collection, freeze(target_key))] = (rule.target.root, target_key)
     for target, target_key in targets.values():
         yield from refresh(server, target, target_key)
     reached = list(targets.values())
@@ -230,10 +232,12 @@ def _follow(
         yield from follow_deletions(entry, [key], ledger, restrict=False)
         return reached
     for reference in entry.feeds_references:
-        if reference.synced:
+        if reference.synced and reference.source.holds(document):
             yield from _copy(reference, key, document)
             found = yield from find(
-                reference.target.collection, {reference.reference_path: {"$eq": key}}, {"_id": 1}
+                reference.target.collection,
+                {reference.reference_path: {"$eq": key}, **reference.target.scope},
+                {"_id": 1},
             )
             reached.extend((reference.target, each["_id"]) for each in found)
     return reached
@@ -246,7 +250,8 @@ def _copy(rule: ReferenceRule, key: Any, source: Raw) -> Plan[None]:
     except OperationFailure as error:
         if not is_poison(error):
             raise
-        found = yield from find(rule.target.collection, {rule.reference_path: {"$eq": key}}, {"_id": 1})
+        referring = {rule.reference_path: {"$eq": key}, **rule.target.scope}
+        found = yield from find(rule.target.collection, referring, {"_id": 1})
         for each in found:
             try:
                 yield from update_copies(rule, key, source, by_id(each["_id"]))
@@ -262,12 +267,13 @@ def refresh(server: Topology, entry: Entry[Any], key: Any, cards: Raw | None = N
     `cards` are the fields with references and cards as they were before the
     write, so that a snapshot is not taken for that of another reference.
     """
-    if not entry.derived:
+    if not any(each.derived for each in entry.related):
         return False
     for _ in range(ATTEMPTS_MAX):
-        document = yield from find_one(entry.collection, by_id(key))
+        document = yield from find_one(entry.collection, entry.one(key))
         if document is None:
             return False
+        entry = entry.of(document)
         sets = yield from _wanted(server, entry, document, cards)
         revision = value_at(document, REVISION.split("."))
         unchanged: Raw = {**by_id(key), REVISION: {"$eq": revision} if revision is not None else None}

@@ -77,7 +77,7 @@ def verify(
             findings.extend((yield from verify_tree(server, entry.tree, report)))
         if not entry.derived:
             continue
-        total = (yield from count_documents(entry.collection, {})) if report else 0
+        total = (yield from count_documents(entry.collection, entry.exactly)) if report else 0
         done = 0
         last: Any = None
         while True:
@@ -100,10 +100,16 @@ def page(entry: Entry[Any], last: Any, limit: int) -> Plan[list[Raw]]:
     """The next documents in the order of `_id`, whatever types the ids have."""
     shown = {rule.path: {"$slice": rule.limit + 1} for rule in entry.outliers} or None
     if last is None:
-        return (yield from find(entry.collection, {}, shown, sort=[("_id", 1)], limit=limit))
+        return (yield from find(entry.collection, entry.exactly, shown, sort=[("_id", 1)], limit=limit))
     # A range query would end where the type of the ids changes; index bounds do not.
     found = yield from find(
-        entry.collection, {}, shown, sort=[("_id", 1)], limit=limit + 1, min={"_id": last}, hint=[("_id", 1)]
+        entry.collection,
+        entry.exactly,
+        shown,
+        sort=[("_id", 1)],
+        limit=limit + 1,
+        min={"_id": last},
+        hint=[("_id", 1)],
     )
     return [each for each in found if freeze(each["_id"]) != freeze(last)][:limit]
 
@@ -114,7 +120,7 @@ def _look_again(server: Topology, entry: Entry[Any], suspects: Sequence[Finding]
 
     def look() -> Plan[list[Finding]]:
         shown = {rule.path: {"$slice": rule.limit + 1} for rule in entry.outliers} or None
-        documents = yield from find(entry.collection, {"_id": {"$in": keys}}, shown)
+        documents = yield from find(entry.collection, {"_id": {"$in": keys}, **entry.exactly}, shown)
         return (yield from examine(server, entry, documents))
 
     if server.transactions:

@@ -215,7 +215,7 @@ class FieldRule(ComputedRule):
 
     @property
     def server_side(self) -> bool:
-        return bool(self.where) or self.expression is not None
+        return self.conditional or self.expression is not None
 
     def value(self, raw: Raw) -> Any:
         return value_at(raw, self.segments_of_value)

@@ -324,9 +324,7 @@ def rewrite(tree: Tree, updates: Sequence[tuple[Any, Raw]], ledger: Ledger) -> P
     if followed:
         yield from ledger.note_before(entry, [each["_id"] for each in befores])
     stages = formula_stages(entry)
-    yield from update_each(
-        entry.collection, [(key, [{"$set": {**sets, **BUMP}}, *stages]) for key, sets in updates]
-    )
+    yield from update_each(entry, [(key, [{"$set": {**sets, **BUMP}}, *stages]) for key, sets in updates])
     if not befores:
         return
     from treadle.writes import follow_own

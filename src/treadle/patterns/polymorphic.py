@@ -1,0 +1,178 @@
+"""Polymorphic: documents of several kinds in one collection, each read as its own class.
+
+`discriminator=` on a base names the stored field that says of which kind a
+document is, `kind=` on the classes below gives each its value. A query on the
+base finds all kinds, a query on a kind adds the discriminator, which is also
+what lets the server use that kind's partial indexes. An update on a kind
+never reaches another. A document changes its kind by `change_kind` only, and
+only if it still is of the kind that the caller believes it to be.
+
+How documents are told apart is in `kinds.py` and `kind_codec.py`; here are
+the calls that exist for their sake.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any, TypeVar
+
+from treadle import crud
+from treadle.bson_types import RESERVED
+from treadle.change import Change
+from treadle.deletes import check_restrictions, follow_deletions
+from treadle.document import Document
+from treadle.errors import DataError, UsageError
+from treadle.graph import Entry, Graph
+from treadle.maintenance.fill import compute_formulas, fill_references
+from treadle.maintenance.guards import guard
+from treadle.maintenance.ledger import Ledger
+from treadle.maintenance.recompute import recompute
+from treadle.paths import has, put, value_at
+from treadle.patterns.extended_reference import ReferenceRule
+from treadle.plan import Plan, Raw, Read, by_id, find_one, replace_one
+from treadle.query import clean_filter
+from treadle.topology import Topology
+from treadle.writes import Replace
+
+D = TypeVar("D", bound=Document)
+
+# What MongoDB's text search reads as operators: phrases in quotes, and words to leave out.
+_OPERATORS = re.compile(r'["\\]|(?<!\w)-+')
+
+
+# -- text search ------------------------------------------------------------------------------
+
+
+def search_command(entry: Entry[Any], text: Any, filter: Any, limit: int | None) -> Read:
+    """The command whose cursor streams what holds the words, the best match first."""
+    if not isinstance(text, str) or not text.strip():
+        raise UsageError(
+            f"a search of {entry.model.__name__} takes the words to look for, not {text!r}",
+            code="search-invalid",
+        )
+    if not _has_text_index(entry):
+        raise UsageError(
+            f"no field of {entry.model.__name__} is marked Indexed(text=True), so its collection has no "
+            "text index to search; mark the fields and run setup()",
+            code="search-invalid",
+        )
+    command = crud.find_command(entry, None, None, 0, limit)
+    words = _OPERATORS.sub(" ", text)
+    # In front of the caller's filter, which must not replace it.
+    sought = {"$and": [{"$text": {"$search": words}}, clean_filter(entry.codec, filter)]}
+    ranked = [("score", {"$meta": "textScore"}), ("_id", 1)]
+    return Read(entry.collection, "find", (sought,), {**command.options, "sort": ranked})
+
+
+def _has_text_index(entry: Entry[Any]) -> bool:
+    from treadle.set_up import declared_indexes
+
+    return any("text" in dict(index.document["key"]).values() for index in declared_indexes(entry.root))
+
+
+# -- change of kind -----------------------------------------------------------------------------
+
+
+def former(graph: Graph, document: Document, was: Any) -> Entry[Any]:
+    """The entry of the kind that a document is said to have had."""
+    entry = graph.entry(type(document))
+    before = graph.entry(was)
+    if entry.family is None or before.family is not entry.family:
+        raise UsageError(
+            f"{before.model.__name__} and {entry.model.__name__} are not kinds of one collection, so a "
+            "document cannot change from one to the other",
+            code="kind-change",
+        )
+    if before.settings.kind is None:
+        raise UsageError(
+            f"was={before.model.__name__} is abstract; name the kind that the document has now",
+            code="kind-change",
+        )
+    return before
+
+
+def change_kind(entry: Entry[D], before: Entry[Any], document: D) -> Plan[D]:
+    """Write a document over the stored one of the same id, if that is of the kind it was said to be."""
+    altered: list[Any] = []
+    raw = crud.dump(entry, document, altered)
+    shown = crud.as_stored(entry, document, raw, altered)
+    with crud.translated(entry.model.__name__, [raw]):
+        result = yield from replace_one(entry.collection, {**by_id(raw["_id"]), **_only(before)}, raw)
+    if not result.matched_count:
+        raise (yield from _differs(entry, before, raw["_id"]))
+    return shown
+
+
+def _only(entry: Entry[Any]) -> Raw:
+    assert entry.family is not None
+    return {entry.family.discriminator: {"$eq": entry.settings.kind}}
+
+
+def _differs(entry: Entry[Any], before: Entry[Any], identity: Any) -> Plan[DataError]:
+    assert entry.family is not None
+    stored = yield from find_one(entry.collection, by_id(identity), {entry.family.discriminator: 1})
+    if stored is None:
+        return crud.gone(entry, identity)
+    kind = stored.get(entry.family.discriminator)
+    return DataError(
+        f"the document with _id {identity!r} is stored as kind {kind!r}, not as {before.settings.kind!r} "
+        f"({before.model.__name__}), so it was left alone; read it again and decide anew",
+        code="kind-differs",
+    )
+
+
+class ChangeKind(Replace[D]):
+    """The same where rules follow: the old kind's are left, the new kind's are entered."""
+
+    def __init__(self, entry: Entry[D], before: Entry[Any], document: D) -> None:
+        super().__init__(entry, document)
+        self.replaces = before
+
+    def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Raw]:
+        entry, was = self.entry, self.replaces
+        identity = self.raw["_id"]
+        before = yield from find_one(entry.collection, {**by_id(identity), **_only(was)})
+        if before is None:
+            raise (yield from _differs(entry, was, identity))
+        left = _without(was, self.raw)
+        yield from check_restrictions(left, [identity])
+        assert entry.family is not None
+        yield from ledger.note_before(entry.family.root, [identity])
+        after = yield from self._after(server, before)
+        yield from fill_references(entry, [(before, after)])
+        with crud.translated(entry.model.__name__, [after]):
+            yield from replace_one(entry.collection, by_id(identity), after)
+        if entry.formulas:
+            (after,) = yield from compute_formulas(entry, [identity])
+        ledger.add(Change(entry.collection, identity, before, after))
+        # For those who refer to the old kind only, the document is gone.
+        yield from follow_deletions(left, [identity], ledger, restrict=False)
+        return after
+
+    def _after(self, server: Topology, before: Raw) -> Plan[Raw]:
+        """The document of the new kind, with what both kinds maintain kept and the rest gathered."""
+        entry, was = self.entry, self.replaces
+        after = copy.deepcopy(self.raw)
+        for path, rule in entry.protected.items():
+            kept = was.protected.get(path) is rule and not isinstance(rule, ReferenceRule)
+            if kept and has(before, path.split(".")):
+                put(after, path.split("."), value_at(before, path.split(".")))
+        if RESERVED in before:
+            after[RESERVED] = copy.deepcopy(before[RESERVED])
+        new = [rule for rule in entry.gathers if rule not in was.gathers]
+        if new:
+            identity = after["_id"]
+            yield from guard(entry.collection, [identity])
+            for values in (yield from recompute(new, [identity], server.version)).values():
+                for path, value in values.items():
+                    put(after, path.split("."), value)
+        return after
+
+
+def _without(was: Entry[Any], after: Raw) -> Entry[Any]:
+    """The old kind's entry with only those references that do not lead to the new kind."""
+    left = copy.copy(was)
+    left.feeds_references = [rule for rule in was.feeds_references if not rule.source.holds(after)]
+    left.restricting = [rule for rule in was.restricting if not rule.source.holds(after)]
+    return left

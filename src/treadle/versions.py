@@ -1,0 +1,323 @@
+"""Versions of a document's shape, and the migrations that lead from one to the next.
+
+`@migration(User, from_version=1)` declares the step from 1 to 2, as a Python
+function or as a pipeline, with a way down where there is one. A `Lineage` is
+the chain of these steps as one Store sees it for one class. What is here
+needs no server: a step that is a pipeline is done by `maintenance/lazy.py` or
+`maintenance/migrate.py`, on the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
+from treadle.query import UPDATE_STAGES, clean
+from treadle.watched import Watched, copied
+
+if TYPE_CHECKING:
+    from treadle.document import Document
+    from treadle.graph import Entry, Graph
+
+Raw: TypeAlias = dict[str, Any]
+Function: TypeAlias = Callable[[Raw], Raw]
+Pipeline: TypeAlias = list[Raw]
+Way: TypeAlias = Function | Pipeline
+
+_ATTRIBUTE = "__treadle_migrations__"
+
+
+class Migration:
+    """One step between two versions of a model; `down` declares the way back."""
+
+    def __init__(self, model: type[Document], from_version: int, up: Way, down: Way | None) -> None:
+        self.model = model
+        self.from_version = from_version
+        self.up = up
+        self.back = down
+
+    def __call__(self, document: Raw) -> Raw:
+        if not callable(self.up):
+            raise UsageError(f"{self.label} is a pipeline, which the server runs", code="migration-pipeline")
+        return self.up(document)
+
+    def down(self, function: Function) -> Function:
+        """Declare the way back: `@split_phone.down`."""
+        if self.back is not None:
+            raise DeclarationError(f"{self.label} has two ways down; keep one", code="migration-twice")
+        self.back = _way(self.label, function)
+        return function
+
+    @property
+    def label(self) -> str:
+        return f"the migration of {self.model.__name__} from version {self.from_version}"
+
+
+class _Declaring:
+    """What `@migration(User, from_version=1)` returns: it waits for the function."""
+
+    def __init__(self, model: type[Document], from_version: int, down: Way | None) -> None:
+        self.model, self.from_version, self.back = model, from_version, down
+
+    def __call__(self, function: Function) -> Migration:
+        return _register(self.model, self.from_version, function, self.back)
+
+
+def migration(model: type[Document], from_version: int, *, up: Any = None, down: Any = None) -> Any:
+    """Declare how documents get from one version to the next; a decorator unless `up` is given.
+
+    A function takes a stored document and returns it changed. A pipeline is a
+    list of MongoDB's update stages. The version itself is set by Treadle.
+    """
+    if up is None:
+        return _Declaring(model, from_version, down)
+    return _register(model, from_version, up, down)
+
+
+def _register(model: Any, from_version: Any, up: Any, down: Any) -> Migration:
+    name = getattr(model, "__name__", repr(model))
+    settings = getattr(model, "__treadle__", None)
+    if (
+        settings is None
+        or isinstance(from_version, bool)
+        or not isinstance(from_version, int)
+        or from_version < 1
+    ):
+        raise DeclarationError(
+            f"a migration of {name} from version {from_version!r} cannot be; it takes a Document and a whole "
+            "number from 1",
+            code="version-invalid",
+        )
+    step = Migration(model, from_version, [], None)
+    step.up = _way(step.label, up)
+    step.back = None if down is None else _way(step.label, down)
+    own: dict[int, Migration] = model.__dict__.get(_ATTRIBUTE) or {}
+    if from_version in own:
+        raise DeclarationError(f"{step.label} is declared twice; keep one", code="migration-twice")
+    type.__setattr__(model, _ATTRIBUTE, {**own, from_version: step})
+    return step
+
+
+def _way(label: str, way: Any) -> Way:
+    if callable(way):
+        return way  # type: ignore[no-any-return]
+    stages = list(way) if isinstance(way, Sequence) and not isinstance(way, (str, bytes)) else []
+    fits = stages and all(
+        isinstance(stage, Mapping) and len(stage) == 1 and next(iter(stage)) in UPDATE_STAGES
+        for stage in stages
+    )
+    if not fits:
+        raise DeclarationError(
+            f"{label} is neither a function nor a pipeline of {', '.join(sorted(UPDATE_STAGES))}",
+            code="migration-invalid",
+        )
+    cleaned: Pipeline = clean(stages)
+    return cleaned
+
+
+def declared(model: type) -> dict[int, Migration]:
+    """The migrations of a model by their first version; a kind's own come before its base's."""
+    found: dict[int, Migration] = {}
+    for base in model.__mro__:
+        for version, step in (base.__dict__.get(_ATTRIBUTE) or {}).items():
+            found.setdefault(version, step)
+    return found
+
+
+class Lineage:
+    """The versions of one class in one Store."""
+
+    def __init__(self, model: type[Document], written: int | None = None) -> None:
+        settings = model.__treadle__
+        assert settings.version is not None
+        self.model = model
+        self.field = settings.version_field
+        self.current: int = settings.version
+        # What this Store writes; lower than the current one during a rolling deploy.
+        self.written: int = settings.version if written is None else written
+        self.stores_back = settings.migrate_on_read == "store"
+        self.steps = declared(model)
+        self._check_chain()
+        # Versions ahead that can be read, because the way down from them is known.
+        self.newest = self.current
+        while self.newest in self.steps and self.steps[self.newest].back is not None:
+            self.newest += 1
+
+    def _check_chain(self) -> None:
+        name = self.model.__name__
+        missing = [version for version in range(1, self.current) if version not in self.steps]
+        if missing:
+            listed = ", ".join(f"{version} to {version + 1}" for version in missing)
+            raise DeclarationError(
+                f"{name} is of version {self.current}, but no migration leads from {listed}; declare it with "
+                f"@migration({name}, from_version={missing[0]})",
+                code="migration-missing",
+            )
+        if isinstance(self.written, bool) or not isinstance(self.written, int) or self.written < 1:
+            raise DeclarationError(
+                f"write_versions has {self.written!r} for {name}; versions are whole numbers from 1",
+                code="version-invalid",
+            )
+        if self.written > self.current:
+            raise DeclarationError(
+                f"write_versions has {self.written} for {name}, which only describes version {self.current}",
+                code="version-invalid",
+            )
+        for version in range(self.written, self.current):
+            if not callable(self.steps[version].back):
+                raise DeclarationError(
+                    f"write_versions has {self.written} for {name}, but {self.steps[version].label} has no "
+                    "way down that is a Python function; declare one with .down",
+                    code="migration-no-way-down",
+                )
+
+    @property
+    def older(self) -> Raw:
+        """The condition that a document is of a version before the current one."""
+        return {self.field: {"$not": {"$gte": self.current}}}
+
+    @property
+    def needs_server(self) -> bool:
+        """Whether bringing a document up to date may take more than Python."""
+        return self.stores_back or any(not callable(way) for way in self._ways_in())
+
+    def _ways_in(self) -> Iterator[Any]:
+        yield from (self.steps[version].up for version in range(1, self.current))
+        yield from (self.steps[version].back for version in range(self.current, self.newest))
+
+    def version_of(self, raw: Raw) -> int:
+        """The version of a stored document; without the field it is 1."""
+        version = raw.get(self.field)
+        if version is None:
+            return 1
+        if isinstance(version, float) and version.is_integer():
+            version = int(version)
+        if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+            raise DataError(
+                f"the {self.model.__name__} with _id {raw.get('_id')!r} has {self.field}={version!r}, which "
+                "is no version; versions are whole numbers from 1",
+                code="version-unknown",
+            )
+        return version
+
+    def has_before(self, raw: Raw) -> bool:
+        """Whether a document is of another version, so that migrating it may help."""
+        try:
+            return self.version_of(raw) != self.current
+        except DataError:
+            return False
+
+    def ways(self, start: int, end: int) -> list[tuple[Way, int]]:
+        """The ways from one version to another, each with the version that it leads to."""
+        if start <= end:
+            return [(self.steps[version].up, version + 1) for version in range(start, end)]
+        found: list[tuple[Way, int]] = []
+        for version in range(start - 1, end - 1, -1):
+            back = self.steps[version].back if version in self.steps else None
+            if back is None:
+                raise UsageError(
+                    f"{self.model.__name__} has no way down from version {version + 1} to {version}; declare "
+                    f"it with .down on the migration from version {version}",
+                    code="migration-no-way-down",
+                )
+            found.append((back, version))
+        return found
+
+    def ways_from(self, raw: Raw, end: int) -> list[tuple[Way, int]]:
+        """The ways of one stored document; a version from the future is an error of its own."""
+        start = self.version_of(raw)
+        if start > self.newest and start > end:
+            raise DataError(
+                f"the {self.model.__name__} with _id {raw.get('_id')!r} is of version {start}, but this "
+                f"Store knows versions up to {self.newest}; a newer release wrote it: update this one first, "
+                "or keep the newer one writing the old version with write_versions=",
+                code="version-unknown",
+            )
+        return self.ways(start, end)
+
+    def upgrade(self, raw: Raw) -> Raw:
+        """A stored document as the current version has it, in memory."""
+        return self.convert(raw, self.current)
+
+    def lower(self, raw: Raw) -> Raw:
+        """A document of the current version as this Store writes it."""
+        return self.convert(raw, self.written)
+
+    def convert(self, raw: Raw, end: int) -> Raw:
+        """A document as another version has it, by Python functions only."""
+        for way, version in self.ways_from(raw, end):
+            if not callable(way):
+                raise DataError(
+                    f"the {self.model.__name__} with _id {raw.get('_id')!r} is of an older version, and a "
+                    "pipeline leads on from there, which only the server runs; read it through the Store",
+                    code="migration-pipeline",
+                )
+            raw = self.apply(way, raw, version)
+        return raw
+
+    def apply(self, way: Function, raw: Raw, version: int) -> Raw:
+        """One step of one document; whatever goes wrong in it is told with the document's id."""
+        identity = raw.get("_id")
+        try:
+            after = way(raw)
+        except TreadleError:
+            raise
+        except Exception as error:
+            raise failed(self.model, identity, version, f"{type(error).__name__}: {error}") from error
+        if not isinstance(after, dict):
+            reason = f"the function returned {type(after).__name__}, not the document"
+            raise failed(self.model, identity, version, reason)
+        if after.get("_id") != identity:
+            raise failed(self.model, identity, version, "the function changed the _id")
+        after[self.field] = version
+        return after
+
+    def change(self, raw: Raw, end: int) -> tuple[Raw, set[str] | None]:
+        """A document as another version has it, and the fields that the functions read; None for all."""
+        watched = Watched(copied(raw))
+        after = self.convert(watched, end)
+        if isinstance(after, Watched):
+            return after.plain(), after.read
+        return dict(after), watched.read
+
+
+def failed(model: type, identity: Any, version: int, reason: str) -> DataError:
+    return DataError(
+        f"the {model.__name__} with _id {identity!r} could not be brought to version {version}: {reason}; "
+        "mend the document or the migration",
+        code="migration-failed",
+    )
+
+
+def trace(graph: Graph, write_versions: Mapping[type[Document], int] | None) -> None:
+    """Give each versioned entry its lineage, as this Store writes it."""
+    chosen = dict(write_versions or {})
+    for model in chosen:
+        if graph.entry(model).settings.version is None:
+            raise DeclarationError(
+                f"write_versions names {model.__name__}, which has no version=", code="version-invalid"
+            )
+    for entry in graph.entries.values():
+        if entry.settings.version is None:
+            _refuse_unused(entry)
+            continue
+        written = next((chosen[each] for each in entry.model.__mro__ if each in chosen), None)
+        entry.lineage = Lineage(entry.model, written)
+        codec: Any = entry.codec
+        codec.lineage = entry.lineage
+    for entry in graph.entries.values():
+        if entry.lineage is not None:
+            codec = entry.codec
+            codec.settle()
+    for entry in graph.entries.values():
+        if entry.family is not None and entry.lineage is None:
+            codec = entry.codec
+            codec.settle()
+
+
+def _refuse_unused(entry: Entry[Any]) -> None:
+    if declared(entry.model):
+        raise DeclarationError(
+            f"{entry.model.__name__} has migrations but no version=; give it one", code="version-invalid"
+        )

@@ -1,0 +1,154 @@
+"""A document that notes which of its fields are read.
+
+A migration's result is stored only if what the function read is still there.
+To know what it read, it is given this dict. Whatever looks at the document as
+a whole has read all of it; when in doubt, that is what is noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def copied(value: Any) -> Any:
+    """A copy of a stored value; only documents and arrays can be changed in place."""
+    kind = type(value)
+    if kind is dict:
+        return {key: copied(item) if type(item) in _DEEP else item for key, item in value.items()}
+    if kind is list:
+        return [copied(item) if type(item) in _DEEP else item for item in value]
+    return value
+
+
+_DEEP = frozenset({dict, list})
+
+
+class Watched(dict[str, Any]):
+    """A dict that keeps the keys which were looked at in `read`; None once all were."""
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        super().__init__(raw)
+        self.read: set[str] | None = set()
+
+    def plain(self) -> dict[str, Any]:
+        """The same as an ordinary dict, without noting anything."""
+        return dict(dict.items(self))
+
+    def _note(self, key: Any) -> None:
+        if self.read is not None:
+            self.read.add(key)
+
+    def _note_all(self) -> None:
+        self.read = None
+
+    def __getitem__(self, key: Any) -> Any:
+        self._note(key)
+        return super().__getitem__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self._note(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: Any) -> bool:
+        self._note(key)
+        return super().__contains__(key)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        self._note(key)
+        return super().pop(key, *default)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        self._note(key)
+        return super().setdefault(key, default)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        # What is overwritten unseen is still somebody's: it must not have changed either.
+        self._note(key)
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._note(key)
+        super().__delitem__(key)
+
+    def update(self, *others: Any, **more: Any) -> None:
+        for key, value in dict(*others, **more).items():
+            self[key] = value
+
+    # What sees the whole document.
+
+    def __iter__(self) -> Iterator[str]:
+        self._note_all()
+        return super().__iter__()
+
+    def __reversed__(self) -> Iterator[str]:
+        self._note_all()
+        return super().__reversed__()
+
+    def __len__(self) -> int:
+        self._note_all()
+        return super().__len__()
+
+    def __bool__(self) -> bool:
+        self._note_all()
+        return super().__len__() > 0
+
+    def keys(self) -> Any:
+        self._note_all()
+        return super().keys()
+
+    def values(self) -> Any:
+        self._note_all()
+        return super().values()
+
+    def items(self) -> Any:
+        self._note_all()
+        return super().items()
+
+    def copy(self) -> dict[str, Any]:
+        self._note_all()
+        return dict(super().items())
+
+    def popitem(self) -> Any:
+        self._note_all()
+        return super().popitem()
+
+    def clear(self) -> None:
+        self._note_all()
+        super().clear()
+
+    def __eq__(self, other: object) -> bool:
+        self._note_all()
+        return super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        self._note_all()
+        return super().__ne__(other)
+
+    __hash__ = None
+
+    def __or__(self, other: Any) -> Any:
+        self._note_all()
+        return self.copy() | other
+
+    def __ror__(self, other: Any) -> Any:
+        self._note_all()
+        return other | self.copy()
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
+
+    def __copy__(self) -> dict[str, Any]:
+        return self.copy()
+
+    def __deepcopy__(self, memo: Any) -> dict[str, Any]:
+        self._note_all()
+        return {key: copied(value) for key, value in super().items()}
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (self.copy(),)
+
+    def __repr__(self) -> str:
+        self._note_all()
+        return super().__repr__()
