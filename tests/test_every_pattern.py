@@ -33,6 +33,7 @@ from treadle.pattern import Pattern, Rule
 # From their own files, so that a missing export is named by a test and not by a failed import.
 from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
 from treadle.patterns.extended_reference import ExtendedReference
+from treadle.patterns.rollup import Day, Rollup
 from treadle.patterns.subset import Subset
 
 ROOT = Path(__file__).parent.parent
@@ -103,6 +104,17 @@ class Shelf(Document, collection="shelves"):
     recent: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-date", size=3)] = []
 
 
+class ReviewDay(
+    Document,
+    collection="review_days",
+    rollup=Rollup(Review, keys={"product_id": "product_id", "day": Day("date", timezone="Europe/Berlin")}),
+):
+    product_id: Id
+    day: datetime
+    count: Annotated[int, Count()] = 0
+    average: Annotated[float | None, Average("rating")] = None
+
+
 def orders() -> dict[str, list[dict[str, Any]]]:
     ada, ben = ObjectId(), ObjectId()
     return {
@@ -149,6 +161,7 @@ class Sample:
 SAMPLES = {
     "computed": Sample((Review, Product), reviews("products")),
     "extended_reference": Sample((Customer, Order), orders),
+    "rollup": Sample((Review, ReviewDay), reviews("products")),
     "subset": Sample((Review, Shelf), reviews("shelves")),
 }
 

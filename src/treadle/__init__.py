@@ -9,9 +9,11 @@ if TYPE_CHECKING:
     from treadle.document import Document
     from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
     from treadle.indexes import Indexed
-    from treadle.maintenance.verify import Finding, Progress
+    from treadle.maintenance.finding import Finding
+    from treadle.maintenance.verify import Progress
     from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
     from treadle.patterns.extended_reference import ExtendedReference
+    from treadle.patterns.rollup import Day, Hour, Month, Rollup, Week
     from treadle.patterns.subset import Subset
     from treadle.set_up import Action
     from treadle.sync_api import Store
@@ -24,21 +26,26 @@ __all__ = [
     "Average",
     "Count",
     "DataError",
+    "Day",
     "DeclarationError",
     "Document",
     "ExtendedReference",
     "Finding",
     "Formula",
+    "Hour",
     "Id",
     "Indexed",
     "Max",
     "Min",
+    "Month",
     "Progress",
+    "Rollup",
     "Store",
     "Subset",
     "Sum",
     "TreadleError",
     "UsageError",
+    "Week",
 ]
 
 # Imported when first asked for: `treadle --help` would otherwise wait for the
@@ -49,21 +56,26 @@ _HOMES = {
     "Average": "patterns.computed",
     "Count": "patterns.computed",
     "DataError": "errors",
+    "Day": "patterns.rollup",
     "DeclarationError": "errors",
     "Document": "document",
     "ExtendedReference": "patterns.extended_reference",
-    "Finding": "maintenance.verify",
+    "Finding": "maintenance.finding",
     "Formula": "patterns.computed",
+    "Hour": "patterns.rollup",
     "Id": "bson_types",
     "Indexed": "indexes",
     "Max": "patterns.computed",
     "Min": "patterns.computed",
+    "Month": "patterns.rollup",
     "Progress": "maintenance.verify",
+    "Rollup": "patterns.rollup",
     "Store": "sync_api",
     "Subset": "patterns.subset",
     "Sum": "patterns.computed",
     "TreadleError": "errors",
     "UsageError": "errors",
+    "Week": "patterns.rollup",
 }
 
 

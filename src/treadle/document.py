@@ -21,6 +21,9 @@ from pymongo import IndexModel
 from treadle.bson_types import Id
 from treadle.errors import DeclarationError
 
+if TYPE_CHECKING:
+    from treadle.patterns.rollup import Rollup
+
 Naming = Literal["snake", "camel"]
 Validation = Literal["strict", "moderate", "off"]
 
@@ -33,6 +36,7 @@ class Settings:
     naming: Naming = "snake"
     validation: Validation = "moderate"
     indexes: tuple[IndexModel, ...] = ()
+    rollup: Rollup | None = None
 
 
 class _IdAttribute:
@@ -75,6 +79,7 @@ class Document(BaseModel):
         naming: Naming | None = None,
         validation: Validation | None = None,
         indexes: Sequence[IndexModel] | None = None,
+        rollup: Rollup | None = None,
         **keywords: Any,
     ) -> None:
         super().__init_subclass__()

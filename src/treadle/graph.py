@@ -9,7 +9,7 @@ refused.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -21,9 +21,11 @@ from treadle.document import Document
 from treadle.errors import DeclarationError, UsageError
 from treadle.gather import GatherRule
 from treadle.paths import ARRAYS, Path, Step, model_of, overlap, refuse_array_of_arrays
-from treadle.pattern import Pattern, Place, Rule
+from treadle.pattern import ClassPlace, Pattern, Place, Rule
 from treadle.patterns.computed import FormulaRule
 from treadle.patterns.extended_reference import ReferenceRule
+from treadle.patterns.rollup import MembersRule, check_rollup
+from treadle.plan import by_id
 from treadle.shape import Shape, field_shape
 
 D = TypeVar("D", bound=Document)
@@ -58,6 +60,10 @@ class Entry(Generic[D]):
         # The references that forbid a deletion, however they are maintained.
         self.restricting: list[ReferenceRule] = []
         self.protected: dict[str, Rule] = {}
+        # The rule that makes and removes documents of this model, if it is a rollup.
+        self.group: MembersRule | None = None
+        # The rollups whose documents a write of this model may make, as long as nobody saw their indexes.
+        self.unready: list[MembersRule] = []
         # Whether a write of this model concerns nothing else.
         self.plain = True
         # Whether a write of this model can come round to the very document that was written.
@@ -72,6 +78,29 @@ class Entry(Generic[D]):
     @property
     def feeds(self) -> list[Rule]:
         return [*self.feeds_gathers, *self.feeds_references]
+
+    def key_of(self, document: Mapping[str, Any]) -> Any:
+        """What sources know a document of this model by: its id, or the values of its group."""
+        return document["_id"] if self.group is None else self.group.key.of_target(document)
+
+    def key_projection(self) -> dict[str, Any]:
+        """What `key_of` needs of a document."""
+        own = self.group.key.targets if self.group is not None else []
+        return dict.fromkeys(["_id", *own], 1)
+
+    def at(self, key: Any) -> dict[str, Any]:
+        """The filter for the document that a key belongs to."""
+        return by_id(key) if self.group is None else self.group.key.target(key)
+
+    def at_any(self, keys: Sequence[Any]) -> dict[str, Any]:
+        """The filter for the documents that these keys belong to."""
+        if self.group is None:
+            return {"_id": {"$in": list(keys)}}
+        if len(keys) == 1:
+            return self.group.key.target(keys[0])
+        if len(self.group.key.parts) == 1:
+            return {self.group.key.parts[0].target: {"$in": [key[0] for key in keys]}}
+        return {"$or": [self.group.key.target(key) for key in keys]} if keys else {"_id": {"$in": []}}
 
     def identity(self, value: Any) -> Any:
         """The stored form of an id that a caller gave; never an operator."""
@@ -114,6 +143,7 @@ class Graph:
         for entry in list(self.entries.values()):
             for place, pattern in declarations(entry):
                 self._place(entry, pattern.bind(place, self))
+            check_rollup(entry)
         self._find_levels()
         for entry in self.entries.values():
             self._find_watched(entry)
@@ -203,6 +233,8 @@ class Graph:
                         code="path-maintained-twice",
                     )
             entry.protected[path] = rule
+        if isinstance(rule, MembersRule):
+            entry.group = rule
         if isinstance(rule, GatherRule):
             entry.gathers.append(rule)
             if rule.maintain == "write":
@@ -285,10 +317,15 @@ class Graph:
                 reached.add(target.collection)
                 pending.extend(rule.target for rule in target.feeds)
         entry.loops = entry.collection in reached
+        groups = [other.group for other in self.entries.values() if other.collection in reached]
+        entry.unready = [group for group in groups if group is not None and not group.key.identity]
 
 
 def declarations(entry: Entry[Any]) -> Iterator[tuple[Place, Pattern]]:
-    """Each pattern that stands on a field of a document or of a nested model."""
+    """Each pattern that stands on a document, on a field of it or of a nested model."""
+    if entry.settings.rollup is not None:
+        # Before the fields, which ask it what they are computed from.
+        yield ClassPlace(entry, entry.codec, (), entry.codec.by_name["id"]), entry.settings.rollup
     yield from _declared(entry, entry.codec, (), ())
 
 

@@ -192,7 +192,16 @@ def describe_index(document: Mapping[str, Any]) -> str:
 def declared_indexes(entry: Entry[Any]) -> list[IndexModel]:
     """The indexes that a model asks for, from its fields and its class keyword."""
     marked = [_field_index(prefix, field, mark) for prefix, field, mark in _marks(entry.codec, "", ())]
-    return [*marked, *entry.settings.indexes]
+    return [*marked, *entry.settings.indexes, *group_indexes(entry)]
+
+
+def group_indexes(entry: Entry[Any]) -> list[IndexModel]:
+    """The unique index of a rollup's keys, unless the model declares it itself."""
+    if entry.group is None or entry.group.key.identity:
+        return []
+    index = entry.group.unique_index()
+    declared = [_keys(each.document) for each in entry.settings.indexes if each.document.get("unique")]
+    return [] if _keys(index.document) in declared else [index]
 
 
 def _marks(
