@@ -34,6 +34,7 @@ from treadle.pattern import Pattern, Rule
 from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
 from treadle.patterns.extended_reference import ExtendedReference
 from treadle.patterns.outlier import Outlier
+from treadle.patterns.rollup import Day, Rollup
 from treadle.patterns.subset import Subset
 
 ROOT = Path(__file__).parent.parent
@@ -117,6 +118,17 @@ def fans() -> dict[str, list[dict[str, Any]]]:
     return {"fans": [{"idols": [f"idol {each}" for each in range(number)]} for number in (0, 2, 3, 9)]}
 
 
+class ReviewDay(
+    Document,
+    collection="review_days",
+    rollup=Rollup(Review, keys={"product_id": "product_id", "day": Day("date", timezone="Europe/Berlin")}),
+):
+    product_id: Id
+    day: datetime
+    count: Annotated[int, Count()] = 0
+    average: Annotated[float | None, Average("rating")] = None
+
+
 def orders() -> dict[str, list[dict[str, Any]]]:
     ada, ben = ObjectId(), ObjectId()
     return {
@@ -164,6 +176,7 @@ SAMPLES = {
     "computed": Sample((Review, Product), reviews("products")),
     "extended_reference": Sample((Customer, Order), orders),
     "outlier": Sample((Fan,), fans),
+    "rollup": Sample((Review, ReviewDay), reviews("products")),
     "subset": Sample((Review, Shelf), reviews("shelves")),
 }
 

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from treadle.document import Document
     from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
     from treadle.indexes import Indexed
-    from treadle.maintenance.verify import Finding, Progress
+    from treadle.maintenance.finding import Finding
+    from treadle.maintenance.verify import Progress
     from treadle.patterns.ancestor_array import AncestorArray
     from treadle.patterns.bucket import Bucket
     from treadle.patterns.child_references import ChildReferences
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from treadle.patterns.materialized_path import MaterializedPath
     from treadle.patterns.outlier import Outlier
     from treadle.patterns.parent_reference import ParentReference
+    from treadle.patterns.rollup import Day, Hour, Month, Rollup, Week
     from treadle.patterns.subset import Subset
     from treadle.patterns.time_series import TimeSeries
     from treadle.set_up import Action
@@ -35,20 +37,24 @@ __all__ = [
     "ChildReferences",
     "Count",
     "DataError",
+    "Day",
     "DeclarationError",
     "Document",
     "ExtendedReference",
     "FieldSummary",
     "Finding",
     "Formula",
+    "Hour",
     "Id",
     "Indexed",
     "MaterializedPath",
     "Max",
     "Min",
+    "Month",
     "Outlier",
     "ParentReference",
     "Progress",
+    "Rollup",
     "Store",
     "Subset",
     "Sum",
@@ -56,6 +62,7 @@ __all__ = [
     "TimeSeries",
     "TreadleError",
     "UsageError",
+    "Week",
 ]
 
 # Imported when first asked for: `treadle --help` would otherwise wait for the
@@ -69,20 +76,24 @@ _HOMES = {
     "ChildReferences": "patterns.child_references",
     "Count": "patterns.computed",
     "DataError": "errors",
+    "Day": "patterns.rollup",
     "DeclarationError": "errors",
     "Document": "document",
     "ExtendedReference": "patterns.extended_reference",
     "FieldSummary": "buckets.reading",
-    "Finding": "maintenance.verify",
+    "Finding": "maintenance.finding",
     "Formula": "patterns.computed",
+    "Hour": "patterns.rollup",
     "Id": "bson_types",
     "Indexed": "indexes",
     "MaterializedPath": "patterns.materialized_path",
     "Max": "patterns.computed",
     "Min": "patterns.computed",
+    "Month": "patterns.rollup",
     "Outlier": "patterns.outlier",
     "ParentReference": "patterns.parent_reference",
     "Progress": "maintenance.verify",
+    "Rollup": "patterns.rollup",
     "Store": "sync_api",
     "Subset": "patterns.subset",
     "Sum": "patterns.computed",
@@ -90,6 +101,7 @@ _HOMES = {
     "TimeSeries": "patterns.time_series",
     "TreadleError": "errors",
     "UsageError": "errors",
+    "Week": "patterns.rollup",
 }
 
 

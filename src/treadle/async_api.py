@@ -26,7 +26,7 @@ from treadle.document import Document
 from treadle.errors import UsageError
 from treadle.graph import Graph
 from treadle.layout import PageReader
-from treadle.maintenance import commit, position, rebuild, standalone, status
+from treadle.maintenance import commit, groups, position, rebuild, standalone, status
 from treadle.maintenance.status import Status
 from treadle.maintenance.verify import Finding, Report
 from treadle.patterns import polymorphic
@@ -437,6 +437,8 @@ class AsyncStore:
         server = await self._topology()
         if self._owes and session is None:
             await self._pay()
+        if work.entry.unready:
+            await self.runner.run(groups.require_indexes(work.entry.unready))
         if work.alone:
             outcome = await self.runner.run(work.direct(self.graph, server), session)
         elif session is not None and session.in_transaction:

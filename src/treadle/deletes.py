@@ -12,8 +12,8 @@ from treadle import crud
 from treadle.change import Change
 from treadle.document import Document
 from treadle.errors import DataError, UsageError
-from treadle.gather import freeze
 from treadle.graph import Entry, Graph
+from treadle.keys import freeze
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import BUMP
 from treadle.paths import put, value_at
@@ -22,7 +22,7 @@ from treadle.plan import Plan, Raw, bulk_write, by_id, delete_many, find, find_o
 from treadle.query import clean_filter
 from treadle.topology import Topology
 from treadle.trees import placing
-from treadle.writes import ChunkedWork, UpdateManyDocuments, Work, follow_own, only
+from treadle.writes import ChunkedWork, UpdateManyDocuments, Work, follow_own, only, refuse_rollup
 
 D = TypeVar("D", bound=Document)
 
@@ -42,6 +42,7 @@ class DeleteOneDocument(Work[D | None]):
     shows_document = False
 
     def __init__(self, entry: Entry[D], id_or_filter: Any) -> None:
+        refuse_rollup(entry, "deleted")
         self.entry = entry
         self.filter = crud.which(entry, id_or_filter)
 
@@ -83,6 +84,7 @@ class DeleteManyDocuments(ChunkedWork):
     """A deletion of the documents of one chunk."""
 
     def __init__(self, entry: Entry[Any], filter: Any) -> None:
+        refuse_rollup(entry, "deleted")
         self.entry = entry
         # A node goes only with or after its children.
         self.together = entry.tree is not None

@@ -24,6 +24,7 @@ from treadle.errors import DeclarationError
 
 if TYPE_CHECKING:
     from treadle.patterns.bucket import Bucket
+    from treadle.patterns.rollup import Rollup
     from treadle.patterns.time_series import TimeSeries
 
 Naming = Literal["snake", "camel"]
@@ -54,6 +55,7 @@ class Settings:
     version: int | None = None
     version_field: str = "schema_version"
     migrate_on_read: MigrateOnRead = "memory"
+    rollup: Rollup | None = None
 
 
 class _IdAttribute:
@@ -99,6 +101,7 @@ class Document(BaseModel):
         bucket: Bucket | None = None,
         timeseries: TimeSeries | None = None,
         tree: Any = None,
+        rollup: Rollup | None = None,
         **keywords: Any,
     ) -> None:
         super().__init_subclass__()

@@ -9,7 +9,7 @@ refused.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -24,10 +24,11 @@ from treadle.gather import GatherRule
 from treadle.layout import Layout
 from treadle.layouts import layout_of, refuse_derived
 from treadle.paths import ARRAYS, Path, Step, model_of, models_of, overlap, refuse_array_of_arrays
-from treadle.pattern import Pattern, Place, Rule
+from treadle.pattern import ClassPlace, Pattern, Place, Rule
 from treadle.patterns.computed import FormulaRule
 from treadle.patterns.extended_reference import ReferenceRule
 from treadle.patterns.outlier import OutlierRule
+from treadle.patterns.rollup import MembersRule, check_rollup
 from treadle.plan import Raw, by_id
 from treadle.shape import Shape, field_shape
 from treadle.trees.fields import Tree, TreeRule, place_tree, tree_declarations
@@ -81,6 +82,10 @@ class Entry(Generic[D]):
         self.lineage: versions.Lineage | None = None
         # What is maintained in any document that a filter on this model may find.
         self.shielded = self.protected
+        # The rule that makes and removes documents of this model, if it is a rollup.
+        self.group: MembersRule | None = None
+        # The rollups whose documents a write of this model may make, as long as nobody saw their indexes.
+        self.unready: list[MembersRule] = []
         # Whether a write of this model concerns nothing else.
         self.plain = True
         # Whether a write of this model can come round to the very document that was written.
@@ -129,9 +134,9 @@ class Entry(Generic[D]):
         """The projection that tells a document's id and its class."""
         return {"_id": 1} if self.family is None else {"_id": 1, self.family.discriminator: 1}
 
-    def one(self, key: Any) -> Raw:
-        """The filter for one document of this model."""
-        return {**by_id(key), **self.scope}
+    def one(self, identity: Any) -> Raw:
+        """The filter for one document of this model, by its id."""
+        return {**by_id(identity), **self.scope}
 
     def by_class(self, raws: Iterable[R]) -> Iterable[tuple[Entry[Any], list[R]]]:
         """Documents, or pairs that begin with one, by their very class."""
@@ -141,6 +146,29 @@ class Entry(Generic[D]):
         for each in raws:
             groups.setdefault(self.of(each[0] if isinstance(each, tuple) else each), []).append(each)
         return list(groups.items())
+
+    def key_of(self, document: Mapping[str, Any]) -> Any:
+        """What sources know a document of this model by: its id, or the values of its group."""
+        return document["_id"] if self.group is None else self.group.key.of_target(document)
+
+    def key_projection(self) -> dict[str, Any]:
+        """What `key_of` needs of a document."""
+        own = self.group.key.targets if self.group is not None else []
+        return {**self.identifying, **dict.fromkeys(own, 1)}
+
+    def at(self, key: Any) -> dict[str, Any]:
+        """The filter for the document that a key belongs to."""
+        return self.one(key) if self.group is None else self.group.key.target(key)
+
+    def at_any(self, keys: Sequence[Any]) -> dict[str, Any]:
+        """The filter for the documents that these keys belong to."""
+        if self.group is None:
+            return {"_id": {"$in": list(keys)}, **self.scope}
+        if len(keys) == 1:
+            return self.group.key.target(keys[0])
+        if len(self.group.key.parts) == 1:
+            return {self.group.key.parts[0].target: {"$in": [key[0] for key in keys]}}
+        return {"$or": [self.group.key.target(key) for key in keys]} if keys else {"_id": {"$in": []}}
 
     def identity(self, value: Any) -> Any:
         """The stored form of an id that a caller gave; never an operator."""
@@ -191,6 +219,7 @@ class Graph:
             for place, pattern in declarations(entry):
                 if not kinds.is_inherited(entry, place, pattern):
                     self._place(entry, pattern.bind(place, self))
+            check_rollup(entry)
         kinds.spread(self)
         refuse_derived(self)
         self._find_levels()
@@ -301,6 +330,8 @@ class Graph:
                         code="path-maintained-twice",
                     )
             entry.protected[path] = rule
+        if isinstance(rule, MembersRule):
+            entry.group = rule
         if isinstance(rule, GatherRule):
             entry.gathers.append(rule)
             if rule.maintain == "write":
@@ -392,11 +423,16 @@ class Graph:
                 reached.add(target.collection)
                 pending.extend(rule.target for rule in target.feeds)
         entry.loops = entry.collection in reached
+        groups = [other.group for other in self.entries.values() if other.collection in reached]
+        entry.unready = [group for group in groups if group is not None and not group.key.identity]
 
 
 def declarations(entry: Entry[Any]) -> Iterator[tuple[Place, Pattern]]:
-    """Each pattern that stands on a model, on one of its fields or on a field of a nested model."""
+    """Each pattern that stands on a document, on a field of it or of a nested model."""
     yield from tree_declarations(entry)
+    if entry.settings.rollup is not None:
+        # Before the fields, which ask it what they are computed from.
+        yield ClassPlace(entry, entry.codec, (), entry.codec.by_name["id"]), entry.settings.rollup
     yield from _declared(entry, entry.codec, (), ())
 
 

@@ -59,6 +59,19 @@ class Place:
         return any(step.array for step in self.steps)
 
 
+@dataclass(frozen=True, slots=True)
+class ClassPlace(Place):
+    """Where a class keyword stands: the document as a whole."""
+
+    @property
+    def label(self) -> str:
+        return self.entry.model.__name__
+
+    @property
+    def stored(self) -> str:
+        return f"{STATE}.members"
+
+
 class Pattern:
     """The base of all declarations."""
 

@@ -221,7 +221,8 @@ def declared_indexes(entry: Entry[Any]) -> list[IndexModel]:
         indexes += [index for index in each.settings.indexes if id(index) not in known]
     if texts:
         indexes.append(_text_index(texts))
-    return [*indexes, *(entry.tree.unique_indexes() if entry.tree is not None else [])]
+    unique = entry.tree.unique_indexes() if entry.tree is not None else []
+    return [*indexes, *unique, *group_indexes(entry)]
 
 
 def _text_index(weights: dict[str, int]) -> IndexModel:
@@ -233,6 +234,15 @@ def _text_index(weights: dict[str, int]) -> IndexModel:
 
 def _marked(entry: Entry[Any]) -> list[tuple[str, StoredField, Indexed]]:
     return list(_marks(entry.codec, "", ()))
+
+
+def group_indexes(entry: Entry[Any]) -> list[IndexModel]:
+    """The unique index of a rollup's keys, unless the model declares it itself."""
+    if entry.group is None or entry.group.key.identity:
+        return []
+    index = entry.group.unique_index()
+    declared = [_keys(each.document) for each in entry.settings.indexes if each.document.get("unique")]
+    return [] if _keys(index.document) in declared else [index]
 
 
 def _marks(

@@ -20,8 +20,8 @@ from treadle.bson_types import RESERVED
 from treadle.change import Change
 from treadle.document import Document
 from treadle.errors import UsageError
-from treadle.gather import freeze
 from treadle.graph import Entry, Graph
+from treadle.keys import freeze
 from treadle.maintenance.fill import compute_formulas, fill_references
 from treadle.maintenance.guards import guard
 from treadle.maintenance.layouts import insert_overflow, replace_keeping, split_arrays
@@ -99,6 +99,18 @@ class ChunkedWork(Work[int]):
         raise NotImplementedError  # pragma: no cover
 
 
+def refuse_rollup(entry: Entry[Any], done: str) -> None:
+    """Refuse what would make, replace or remove the document of a group."""
+    if entry.group is not None:
+        source = entry.group.source
+        raise UsageError(
+            f"{entry.model.__name__} documents cannot be {done}, because Treadle makes and removes them as "
+            f"their groups of {source.model.__name__} come and go; write the {source.model.__name__} "
+            "documents instead",
+            code="rollup-maintained",
+        )
+
+
 # -- insert -------------------------------------------------------------------------
 
 
@@ -108,6 +120,7 @@ class Insert(Work[list[D]]):
     entry: Entry[D]
 
     def __init__(self, entry: Entry[D], documents: Sequence[D], parents: Sequence[Any] | None = None) -> None:
+        refuse_rollup(entry, "inserted")
         self.entry = entry
         self.documents = list(documents)
         # Of a tree: where each goes, if that is not for its own fields to say.
@@ -454,6 +467,7 @@ class Replace(Work[D]):
     entry: Entry[D]
 
     def __init__(self, entry: Entry[D], document: D) -> None:
+        refuse_rollup(entry, "replaced")
         self.entry = entry
         self.document = document
         self.raw = crud.dump(entry, document, [])

@@ -12,8 +12,8 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.gather import freeze
 from treadle.graph import Graph
+from treadle.keys import freeze
 from treadle.maintenance import intents, standalone
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import UNBOUNDED, FanOut, react

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from treadle.gather import freeze
+from treadle.keys import freeze
 from treadle.maintenance.guards import guard
-from treadle.maintenance.react import formula_stages
+from treadle.maintenance.pipelines import formula_stages
 from treadle.pattern import REVISION
 from treadle.plan import Plan, Raw, by_id, find, find_one_and_update, update_many
 

@@ -14,12 +14,14 @@ from pymongo.errors import OperationFailure
 
 from treadle.canonical import same
 from treadle.change import Change
-from treadle.gather import freeze
+from treadle.keys import freeze
 from treadle.maintenance import outliers, position, standalone
 from treadle.maintenance.fill import fill_references
+from treadle.maintenance.groups import Arranged, arrange, differing, keys_found, require_indexes
 from treadle.maintenance.intents import is_about_one_document, set_aside
 from treadle.maintenance.ledger import Ledger
-from treadle.maintenance.react import UNBOUNDED, react, stamps_of, update_pipeline
+from treadle.maintenance.pipelines import stamps_of, update_pipeline
+from treadle.maintenance.react import UNBOUNDED, react
 from treadle.maintenance.verify import Finding, Progress, Report, expected, page, verify
 from treadle.paths import outermost, value_at
 from treadle.plan import Plan, Raw, bulk_write, by_id, count_documents, find, transact
@@ -68,11 +70,16 @@ def rebuild(
             if not documents:
                 break
             last = documents[-1]["_id"]
-            yield from mend(graph, server, entry, [each["_id"] for each in documents])
+            yield from mend(graph, server, entry, [entry.key_of(each) for each in documents])
             done += len(documents)
             if report:
                 report(Progress(entry.model.__name__, done, max(total, done)))
         yield from outliers.remove_orphans(entry)
+        if entry.group is not None:
+            # Groups that have no document yet, or too many.
+            others = yield from differing(entry)
+            yield from _in_chunks(graph, server, entry, others)
+            done += len(others)
         visited += done
     if server.transactions:
         yield from position.built(streamed)
@@ -92,26 +99,38 @@ def repair(
             laid_out += yield from entry.layout.repair(server, report)
     for _ in range(ROUNDS_MAX):
         findings: list[Finding] = yield from verify(graph, server, chosen, report)
-        by_entry: dict[str, dict[Any, Any]] = {}
+        by_entry: dict[str, list[Finding]] = {}
         for finding in findings:
-            by_entry.setdefault(finding.model, {})[freeze(finding.document_id)] = finding.document_id
+            by_entry.setdefault(finding.model, []).append(finding)
         progress = False
         for entry in chosen:
-            keys = list(by_entry.get(entry.model.__name__, {}).values())
-            for start in range(0, len(keys), PAGE):
-                some = keys[start : start + PAGE]
-                done = (yield from mend_tree(graph, server, entry.tree, some)) if entry.tree else []
-                if entry.derived:
-                    done = [*done, *(yield from mend(graph, server, entry, some))]
-                progress = progress or bool(done)
-                mended.update((entry.collection, freeze(key)) for key in done)
+            found = by_entry.get(entry.model.__name__, [])
+            keys = list({freeze(each.document_id): each.document_id for each in found}.values())
+            if entry.group is not None:
+                keys = yield from keys_found(entry, found)
+            done = yield from _in_chunks(graph, server, entry, keys)
+            progress = progress or bool(done)
+            mended.update((entry.collection, freeze(key)) for key in done)
         if not progress:
             break
     return len(mended) + laid_out
 
 
+def _in_chunks(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
+    done: list[Any] = []
+    for start in range(0, len(keys), PAGE):
+        some = keys[start : start + PAGE]
+        if entry.tree is not None:
+            done.extend((yield from mend_tree(graph, server, entry.tree, some)))
+        if entry.derived:
+            done.extend((yield from mend(graph, server, entry, some)))
+    return done
+
+
 def mend(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
-    """Recompute what these documents maintain, and what that feeds; those that changed."""
+    """Recompute what these documents maintain, and what that feeds; the keys of those that changed."""
+    if entry.group is not None:
+        yield from require_indexes([] if entry.group.key.identity else [entry.group])
     if entry.outliers:
         moved = yield from outliers.mend(graph, server, entry, keys)
         if len(entry.derived) == len(entry.outliers):
@@ -142,26 +161,32 @@ def _mend_without_transactions(
 ) -> Plan[list[Any]]:
     changed = []
     for key in keys:
-        if (yield from standalone.refresh(server, entry, key)):
+        ledger = standalone.IntentLedger("repair")
+        if (yield from standalone.refresh(server, entry, key, None, ledger)):
             changed.append(key)
-            ledger = standalone.IntentLedger("repair")
-            intent = {"collection": entry.collection, "keys": [key], "feeds": {}, "cards": []}
+            documents = yield from find(entry.collection, entry.at(key), {"_id": 1})
+            ids = [each["_id"] for each in documents]
+            intent = {"collection": entry.collection, "keys": ids, "feeds": {}, "cards": []}
             yield from standalone.redo(graph, server, intent, ledger)
-            yield from standalone.settle(graph, server, ledger)
+        yield from standalone.settle(graph, server, ledger)
     return changed
 
 
 def _attempt(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
     ledger = Ledger()
-    documents = yield from find(entry.collection, {"_id": {"$in": list(keys)}, **entry.exactly})
+    arranged = Arranged([], [])
+    if entry.group is not None:
+        arranged = yield from arrange(server, entry, keys, ledger)
+    made = {freeze(each) for each in arranged.made}
+    documents = yield from find(entry.collection, {**entry.at_any(keys), **entry.exactly})
     present = [each["_id"] for each in documents]
-    yield from ledger.note_before(entry, present)
+    yield from ledger.note_before(entry, [each for each in present if freeze(each) not in made])
     wanted = yield from expected(server, entry, documents)
     # Again, this time really writing the sources of synced copies.
     pairs: list[tuple[Raw | None, Raw]] = list(zip(documents, wanted, strict=True))
     yield from fill_references(entry, pairs, lenient=True)
     operations = []
-    changed = []
+    changed = [*arranged.removed]
     for document, right in pairs:
         assert document is not None
         sets = {}
@@ -175,8 +200,8 @@ def _attempt(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[A
             not same(value_at(document, formula.path.split(".")), value_at(right, formula.path.split(".")))
             for formula in entry.formulas
         )
-        if differs:
-            changed.append(document["_id"])
+        if differs or freeze(document["_id"]) in made:
+            changed.append(entry.key_of(document))
             sets.update(stamps_of(entry.gathers))
         operations.append(UpdateOne(by_id(document["_id"]), update_pipeline(entry, sets, {})))
     if operations:
@@ -185,7 +210,9 @@ def _attempt(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[A
         afters = yield from find(entry.collection, {"_id": {"$in": present}})
         by_key = {freeze(each["_id"]): each for each in afters}
         for document in documents:
-            ledger.add(Change(entry.collection, document["_id"], document, by_key[freeze(document["_id"])]))
+            frozen = freeze(document["_id"])
+            before = None if frozen in made else document
+            ledger.add(Change(entry.collection, document["_id"], before, by_key[frozen]))
         yield from react(graph, server, ledger, copies_max=UNBOUNDED)
     return changed
 

@@ -11,14 +11,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import OperationFailure
 
 from treadle.canonical import same
-from treadle.gather import freeze
+from treadle.keys import freeze
 from treadle.maintenance import outliers
 from treadle.maintenance.fill import fill_references
+from treadle.maintenance.finding import Finding as Finding
+from treadle.maintenance.groups import PAGE as GROUPS_PAGE
+from treadle.maintenance.groups import differing, examine_groups, orphan
 from treadle.maintenance.intents import is_about_one_document, log
 from treadle.maintenance.lease import holder
 from treadle.maintenance.position import NAME as WORKER
@@ -36,18 +40,6 @@ SECOND_LOOK_SECONDS = 0.05
 # How long an active worker is given to put a value right.
 PATIENCE_LOOKS = 4
 PATIENCE_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something stored is not what it should be."""
-
-    pattern: str
-    model: str
-    document_id: Any
-    path: str
-    stored: Any
-    expected: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +73,7 @@ def verify(
         done = 0
         last: Any = None
         while True:
-            documents = yield from page(entry, last, PAGE)
+            documents = yield from page(entry, last, PAGE if entry.group is None else GROUPS_PAGE)
             if not documents:
                 break
             last = documents[-1]["_id"]
@@ -93,6 +85,18 @@ def verify(
             if report:
                 report(Progress(entry.model.__name__, done, max(total, done)))
         findings.extend(Finding(*each) for each in (yield from outliers.orphans(entry)))
+        if entry.group is not None:
+            findings.extend((yield from _verify_groups(server, entry)))
+    return findings
+
+
+def _verify_groups(server: Topology, entry: Entry[Any]) -> Plan[list[Finding]]:
+    """Groups that have no document, or more than one."""
+    findings: list[Finding] = []
+    keys = yield from differing(entry)
+    for start in range(0, len(keys), GROUPS_PAGE):
+        chunk = keys[start : start + GROUPS_PAGE]
+        findings.extend((yield from _settled(server, partial(examine_groups, server, entry, chunk))))
     return findings
 
 
@@ -123,6 +127,11 @@ def _look_again(server: Topology, entry: Entry[Any], suspects: Sequence[Finding]
         documents = yield from find(entry.collection, {"_id": {"$in": keys}, **entry.exactly}, shown)
         return (yield from examine(server, entry, documents))
 
+    return (yield from _settled(server, look))
+
+
+def _settled(server: Topology, look: Callable[[], Plan[list[Finding]]]) -> Plan[list[Finding]]:
+    """What is found at one moment; without transactions, after a little while."""
     if server.transactions:
         return (yield from transact(look))
     yield from wait(SECOND_LOOK_SECONDS)
@@ -165,9 +174,13 @@ def examine(server: Topology, entry: Entry[Any], documents: Sequence[Raw]) -> Pl
     wanted = yield from expected(server, entry, documents)
     findings: list[Finding] = [Finding(*each) for each in own]
     for document, right in zip(documents, wanted, strict=True):
+        if entry.group is not None and not value_at(right, entry.group.segments):
+            findings.append(orphan(entry, document))
+            continue
         for rule in entry.gathers:
             for path in rule.empty():
-                _compare(findings, entry, rule.pattern, document, right, path)
+                pattern = rule.pattern if entry.group is None else entry.group.pattern
+                _compare(findings, entry, pattern, document, right, path)
         for formula in entry.formulas:
             _compare(findings, entry, formula.pattern, document, right, formula.path)
         for reference in entry.references:
@@ -213,16 +226,17 @@ def expected(server: Topology, entry: Entry[Any], documents: Sequence[Raw]) -> P
     """The documents as they should be stored."""
     if not documents:
         return []
-    keys = [each["_id"] for each in documents]
+    ids = [each["_id"] for each in documents]
+    keys = [entry.key_of(each) for each in documents]
     wanted = [copy.deepcopy(each) for each in documents]
     values = yield from recompute(entry.gathers, keys, server.version)
-    for right in wanted:
-        for path, value in values[freeze(right["_id"])].items():
+    for key, right in zip(keys, wanted, strict=True):
+        for path, value in values[freeze(key)].items():
             put(right, path.split("."), value)
     pairs: list[tuple[Raw | None, Raw]] = list(zip(documents, wanted, strict=True))
     yield from fill_references(entry, pairs, look_only=True)
     if entry.formulas:
-        rows = yield from formulas_now(entry, keys)
+        rows = yield from formulas_now(entry, ids)
         for document, right in zip(documents, wanted, strict=True):
             row = rows.get(freeze(right["_id"]))
             for number, formula in enumerate(entry.formulas):
