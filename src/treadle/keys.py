@@ -156,9 +156,9 @@ class KeyPart:
             return self.window.start_of(found)
         return None if isinstance(found, list) else found
 
-    def expression(self) -> Any:
-        """The same, as the server computes it."""
-        path = f"${self.source}"
+    def expression(self, within: str = "") -> Any:
+        """The same, as the server computes it, from a document that stands `within` another."""
+        path = f"${within}{self.source}"
         if self.window is not None:
             return self.window.expression(path)
         return {"$cond": [{"$isArray": path}, None, path]}
@@ -194,8 +194,11 @@ class GroupKey(Key):
         return [part.target for part in self.parts]
 
     def one(self, raw: Raw) -> list[Any] | None:
-        values = [part.value(raw) for part in self.parts]
-        return None if any(values[number] is None for number in self._required) else values
+        return self.checked([part.value(raw) for part in self.parts])
+
+    def checked(self, values: Sequence[Any]) -> list[Any] | None:
+        """The key that values make; None where one is missing that must not be."""
+        return None if any(values[number] is None for number in self._required) else list(values)
 
     def match(self, keys: Sequence[Any]) -> Raw:
         if len(keys) == 1:

@@ -23,6 +23,7 @@ from treadle.gather import GatherRule, freeze
 from treadle.maintenance import intents
 from treadle.maintenance.events import Doubt, Mark
 from treadle.maintenance.fill import fill_references
+from treadle.maintenance.groups import arrange
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import (
     FAN_OUT_MAX,
@@ -213,12 +214,18 @@ def recompute_targets(
     whole = bool(references or entry.feeds)
     shown = None if whole else dict.fromkeys(outermost([*paths, *(rule.path for rule in formulas), "_id"]), 1)
     by_key = {freeze(mark.key): mark for mark in marks}
-    documents = yield from find(entry.collection, {"_id": {"$in": [mark.key for mark in marks]}}, shown)
+    keys = [mark.key for mark in marks]
+    made: set[Any] = set()
+    if entry.group is not None:
+        arranged = yield from arrange(server, entry, keys, ledger)
+        made = {freeze(each) for each in arranged.made}
+        shown = {**shown, **entry.key_projection()} if shown is not None else None
+    documents = yield from find(entry.collection, entry.at_any(keys), shown)
     if not documents:
         return
     present = [each["_id"] for each in documents]
     if entry.feeds:
-        yield from ledger.note_before(entry, present)
+        yield from ledger.note_before(entry, [each for each in present if freeze(each) not in made])
     wanted = yield from _wanted(server, entry, documents, by_key, gathers, references)
     stale = (yield from formulas_now(entry, present)) if formulas else {}
     operations = []
@@ -228,7 +235,7 @@ def recompute_targets(
             value = value_at(right, path.split("."))
             if not same(value_at(document, path.split(".")), value):
                 sets[path] = {"$literal": value}
-        sourced = by_key[freeze(document["_id"])].sourced
+        sourced = by_key[freeze(entry.key_of(document))].sourced
         row = stale.get(freeze(document["_id"]))
         formula_differs = row is not None and any(
             not same(value_at(document, rule.path.split(".")), row.get(f"f{number}"))
@@ -246,8 +253,9 @@ def recompute_targets(
         afters = yield from find(entry.collection, {"_id": {"$in": present}})
         found = {freeze(each["_id"]): each for each in afters}
         for document in documents:
-            after = found[freeze(document["_id"])]
-            ledger.add(Change(entry.collection, document["_id"], document, after))
+            frozen = freeze(document["_id"])
+            before = None if frozen in made else document
+            ledger.add(Change(entry.collection, document["_id"], before, found[frozen]))
 
 
 def _wanted(
@@ -263,14 +271,15 @@ def _wanted(
         wanted: list[Raw] = [{"_id": each["_id"]} for each in documents]
     else:
         wanted = [copy.deepcopy(each) for each in documents]
-    values = yield from recompute(gathers, [each["_id"] for each in documents], server.version)
-    for right in wanted:
-        for path, value in values[freeze(right["_id"])].items():
+    keys = [entry.key_of(each) for each in documents]
+    values = yield from recompute(gathers, keys, server.version)
+    for key, right in zip(keys, wanted, strict=True):
+        for path, value in values[freeze(key)].items():
             put(right, path.split("."), value)
     if references:
         pairs: list[tuple[Raw | None, Raw]] = []
         for document, right in zip(documents, wanted, strict=True):
-            mark = marks[freeze(document["_id"])]
+            mark = marks[freeze(entry.key_of(document))]
             before = copy.deepcopy(document)
             for rule in references:
                 if mark.cards is not None:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from treadle.bson_types import RESERVED
-from treadle.gather import GatherRule, freeze
-from treadle.paths import outermost, overlap, plain, put
+from treadle.gather import GatherRule
+from treadle.keys import GroupKey, freeze
+from treadle.paths import outermost, overlap, plain, put, value_at
 from treadle.pattern import Rule
 from treadle.patterns.computed import FormulaRule
 from treadle.patterns.extended_reference import ReferenceRule
@@ -47,10 +48,16 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """The keys that a source feeds from now on: exactly these, or these besides those before."""
+    """What an event says about the targets of a source from now on.
 
-    keys: tuple[Any, ...]
-    exact: bool
+    The keys of the targets it names: exactly these, or these besides those
+    before. Of a source that belongs to a group, the fields that decide which:
+    all of them if `exact`, else those that changed.
+    """
+
+    keys: tuple[Any, ...] = ()
+    fields: tuple[tuple[str, Any], ...] = ()
+    exact: bool = False
 
 
 @dataclass(slots=True)
@@ -61,14 +68,15 @@ class Doubt:
     # Sources whose copies must follow, and sources that are gone.
     copies: dict[ReferenceRule, dict[Any, Any]] = field(default_factory=dict)
     gone: dict[ReferenceRule, dict[Any, Any]] = field(default_factory=dict)
-    # Sources whose present keys must be looked up.
+    # Sources whose present keys must be looked up, and rollups' documents whose groups must.
     lookups: dict[GatherRule, dict[Any, Any]] = field(default_factory=dict)
+    documents: dict[Entry[Any], dict[Any, Any]] = field(default_factory=dict)
     # What changed sources fed, in order, where the ledger of contributions is kept.
     entries: list[tuple[GatherRule, Any, Fed]] = field(default_factory=list)
     # Rules that have to be gone over from the beginning, because collections were dropped
     # or renamed, or because nobody sent the former state of a source.
     upset: set[Rule] = field(default_factory=set)
-    blind: set[Rule] = field(default_factory=set)
+    blind: dict[Rule, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(
@@ -76,6 +84,7 @@ class Doubt:
             or self.copies
             or self.gone
             or self.lookups
+            or self.documents
             or self.entries
             or self.upset
             or self.blind
@@ -116,6 +125,13 @@ class Watch:
                 self.references.setdefault(rule.source.collection, []).append(rule)
             self.own.setdefault(rule.target.collection, _Own(rule.target)).add(rule)
         self._watched = {rule: dict(rule.watches()) for rule in self.rules}
+        # Windows in a time zone are the server's to tell; it does so in the stream itself.
+        self._asked: dict[str, GroupKey] = {}
+        self._names: dict[GatherRule, str] = {}
+        for number, rule in enumerate(rule for rules in self.gathers.values() for rule in rules):
+            if isinstance(rule.key, GroupKey) and not rule.key.local:
+                self._names[rule] = f"key{number}"
+                self._asked[f"key{number}"] = rule.key
         # Where the server keeps no former states, a ledger of contributions does.
         self.ledgered = [
             rule
@@ -135,7 +151,8 @@ class Watch:
 
     def needs_before(self) -> list[str]:
         """The collections whose former states say which keys they fed."""
-        return sorted({*self.gathers, *(name for name, own in self.own.items() if own.snapshots)})
+        own = (name for name, each in self.own.items() if each.snapshots or each.keys)
+        return sorted({*self.gathers, *own})
 
     # -- the pipeline ---------------------------------------------------------------------
 
@@ -172,16 +189,19 @@ class Watch:
                 projection[f"{BEFORE}.{path}"] = 1
             # Without a path of its own, whether there was a former state could not be told.
             projection[f"{BEFORE}._id"] = 1
+            for name, key in self._asked.items():
+                projection[f"{name}{AFTER}"] = [part.expression(f"{AFTER}.") for part in key.parts]
+                projection[f"{name}{BEFORE}"] = [part.expression(f"{BEFORE}.") for part in key.parts]
         if self.ledgered and not lean:
-            names = sorted({rule.by.stored.split(".")[0] for rule in self.ledgered})
+            names = sorted({path.split(".")[0] for rule in self.ledgered for path in rule.key.paths})
             paths = {"$in": [{"$arrayElemAt": [{"$split": ["$$this.k", "."]}, 0]}, names]}
             projection["values"] = {"$filter": {"input": touched, "cond": paths}}
         return projection
 
     def _paths(self) -> set[str]:
-        paths = {rule.by.stored for rules in self.gathers.values() for rule in rules}
+        paths = {path for rules in self.gathers.values() for rule in rules for path in rule.key.paths}
         for own in self.own.values():
-            paths |= own.snapshots
+            paths |= own.snapshots | own.keys
         return {path for path in paths if path != "_id"}
 
     # -- marking ---------------------------------------------------------------------------
@@ -205,10 +225,27 @@ class Watch:
             elif self._feeds(reference, collection, touched):
                 doubt.copies.setdefault(reference, {})[freeze(key)] = key
         own = self.own.get(collection)
-        if own is not None and kind != "delete" and own.concerned(touched):
+        if own is None or not own.concerned(touched):
+            return
+        if own.entry.group is not None:
+            self._note_group(own, kind, event, key, doubt)
+        elif kind != "delete":
             cards = self._former_cards(own, kind, event)
             renewed = kind == "update" and cards is None and own.renews(touched)
             doubt.mark(own.entry, key, sourced=False, cards=cards, renewed=renewed)
+
+    def _note_group(self, own: _Own, kind: str, event: Mapping[str, Any], key: Any, doubt: Doubt) -> None:
+        """Mark the groups that a rollup's document stood for and stands for."""
+        known = [event[end] for end in (BEFORE, AFTER) if event.get(end)]
+        for raw in known:
+            doubt.mark(own.entry, own.entry.key_of({**raw, "_id": key}), sourced=False)
+        if kind == "delete" and not known and not self._is_identity(own):
+            doubt.blind.update(dict.fromkeys(own.entry.gathers, own.entry.collection))
+        elif kind != "delete" or self._is_identity(own):
+            doubt.documents.setdefault(own.entry, {})[freeze(key)] = key
+
+    def _is_identity(self, own: _Own) -> bool:
+        return own.entry.group is not None and own.entry.group.key.identity
 
     def _feeds(self, rule: Rule, collection: str, touched: set[str] | None) -> bool:
         if touched is None:
@@ -231,28 +268,37 @@ class Watch:
         """Mark the targets that a changed source fed before, and those that it feeds now."""
         if rule in self.ledgered:
             if kind in ("insert", "replace") and AFTER not in event:
-                doubt.blind.add(rule)
+                doubt.blind[rule] = rule.source.collection
             doubt.entries.append((rule, key, _fed(rule, kind, event, key)))
             return
         before = event.get(BEFORE)
-        moved = touched is None or any(overlap(path, rule.by.stored) for path in touched)
+        moved = touched is None or any(overlap(path, each) for path in touched for each in rule.key.paths)
         if kind in ("insert", "replace"):
             if AFTER in event:
-                self._mark_fed(rule, event[AFTER], key, doubt)
+                self._mark_fed(rule, AFTER, event, key, doubt)
             else:
                 doubt.lookups.setdefault(rule, {})[freeze(key)] = key
         if kind == "insert":
             return
         if before:
-            self._mark_fed(rule, before, key, doubt)
+            self._mark_fed(rule, BEFORE, event, key, doubt)
         elif moved:
-            doubt.blind.add(rule)
+            doubt.blind[rule] = rule.source.collection
         if kind == "update" and (moved or not before):
             doubt.lookups.setdefault(rule, {})[freeze(key)] = key
 
-    def _mark_fed(self, rule: GatherRule, raw: Mapping[str, Any], key: Any, doubt: Doubt) -> None:
-        for target, _ in rule.contributions({**raw, "_id": key}):
+    def _mark_fed(self, rule: GatherRule, end: str, event: Mapping[str, Any], key: Any, doubt: Doubt) -> None:
+        for target in self.keys(rule, end, event, key):
             doubt.mark(rule.target, target, sourced=True)
+
+    def keys(self, rule: GatherRule, end: str, event: Mapping[str, Any], key: Any) -> list[Any]:
+        """The targets that a source fed at one end of an event."""
+        name = self._names.get(rule)
+        if name is None:
+            return [target for target, _ in rule.contributions({**event[end], "_id": key})]
+        assert isinstance(rule.key, GroupKey)
+        found = rule.key.checked(event[f"{name}{end}"])
+        return [] if found is None else [found]
 
     def _former_cards(self, own: _Own, kind: str, event: Mapping[str, Any]) -> Raw | None:
         if kind == "insert" or not own.snapshots:
@@ -278,6 +324,8 @@ class _Own:
         # Cards with values of a moment, and their references, as they were before a change.
         self.snapshots: set[str] = set()
         self.keeping: list[ReferenceRule] = []
+        # Where a rollup's document holds its group's values.
+        self.keys: set[str] = set(entry.group.key.targets) if entry.group is not None else set()
 
     def add(self, rule: Rule) -> None:
         self.maintained |= rule.maintained()
@@ -321,10 +369,12 @@ def _fed(rule: GatherRule, kind: str, event: Mapping[str, Any], key: Any) -> Fed
     that counted it in between would never be told.
     """
     if kind == "delete":
-        return Fed((), exact=True)
+        return Fed(exact=True)
+    if isinstance(rule.key, GroupKey):
+        return _fields(rule.key, kind, event)
     if AFTER in event and kind in ("insert", "replace"):
         return Fed(_keys(rule, {**event[AFTER], "_id": key}), exact=True)
-    path = rule.by.stored
+    (path,) = rule.key.paths
     found: list[Any] = []
     exact = False
     for each in event.get("values") or ():
@@ -337,7 +387,24 @@ def _fed(rule: GatherRule, kind: str, event: Mapping[str, Any], key: Any) -> Fed
         exact = exact or (name == each["k"] and path.startswith(name))
     if any(overlap(plain(name), path) and plain(name) == name for name in event.get("removed") or ()):
         exact = True
-    return Fed(tuple(found), exact)
+    return Fed(tuple(found), exact=exact)
+
+
+def _fields(key: GroupKey, kind: str, event: Mapping[str, Any]) -> Fed:
+    """The values that decide a source's group, as far as an event tells them."""
+    paths = sorted(key.paths)
+    if kind in ("insert", "replace"):
+        raw = event.get(AFTER) or {}
+        return Fed(fields=tuple((path, value_at(raw, path.split("."))) for path in paths), exact=True)
+    changed: list[tuple[str, Any]] = []
+    for each in event.get("values") or ():
+        for path in paths:
+            if path == each["k"] or path.startswith(each["k"] + "."):
+                rest = path[len(each["k"]) + 1 :]
+                changed.append((path, value_at(each["v"], rest.split(".")) if rest else each["v"]))
+    for name in event.get("removed") or ():
+        changed.extend((path, None) for path in paths if path == name or path.startswith(name + "."))
+    return Fed(fields=tuple(changed))
 
 
 def _keys(rule: GatherRule, raw: Raw) -> tuple[Any, ...]:

@@ -21,10 +21,12 @@ from bson import ObjectId
 from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
 from treadle.errors import DataError, UsageError
-from treadle.gather import GatherRule, freeze
+from treadle.gather import GatherRule
+from treadle.keys import GroupKey, freeze
 from treadle.maintenance import contributions, lease
 from treadle.maintenance.apply import apply
 from treadle.maintenance.events import PRE_IMAGES_SINCE, UPHEAVALS, Doubt, Watch
+from treadle.maintenance.groups import differing
 from treadle.maintenance.intents import is_about_one_document
 from treadle.maintenance.position import COLLECTION, HISTORY_LOST, operation_time, resume, signature
 from treadle.maintenance.rebuild import mend
@@ -336,9 +338,7 @@ class Follower:
         rows = yield from contributions.settle(doubt)
         yield from self._look_up(doubt)
         if doubt.blind:
-            names = ", ".join(
-                sorted(rule.source.collection for rule in doubt.blind if isinstance(rule, GatherRule))
-            )
+            names = ", ".join(sorted(set(doubt.blind.values())))
             self._tell(
                 "blind", f"{names}: the server kept no former state of a changed document; run setup()"
             )
@@ -377,12 +377,21 @@ class Follower:
     def _look_up(self, doubt: Doubt) -> Plan[None]:
         """Mark the targets that changed sources feed now."""
         for rule, keys in doubt.lookups.items():
-            found = yield from find(
-                rule.source.collection, {"_id": {"$in": list(keys.values())}}, {rule.by.stored: 1}
-            )
-            for document in found:
-                for target, _ in rule.contributions(document):
-                    doubt.mark(rule.target, target, sourced=True)
+            there = {"_id": {"$in": list(keys.values())}}
+            documents = yield from find(rule.source.collection, there, dict.fromkeys(rule.key.paths, 1))
+            if isinstance(rule.key, GroupKey):
+                targets = yield from contributions.groups_of(rule, documents)
+            else:
+                targets = [target for each in documents for target, _ in rule.contributions(each)]
+            for target in targets:
+                doubt.mark(rule.target, target, sourced=True)
+        for entry, keys in doubt.documents.items():
+            there = {"_id": {"$in": list(keys.values())}}
+            for document in (yield from find(entry.collection, there, entry.key_projection())):
+                doubt.mark(entry, entry.key_of(document), sourced=False)
+            if entry.group is not None and entry.group.key.identity:
+                for key in keys.values():
+                    doubt.mark(entry, [key], sourced=False)
 
     def _answer(self, error: OperationFailure) -> Plan[None]:
         """What to do when the stream itself fails."""
@@ -417,6 +426,12 @@ class Follower:
             documents = yield from page(entry, owed["after"], RESYNC_PAGE)
             yield from self._resync(entry, documents)
             self._count("verified", len(documents))
+            if not documents and entry.group is not None:
+                # Groups without a document, which no page of documents shows.
+                missing = yield from differing(entry)
+                for start in range(0, len(missing), RESYNC_PAGE):
+                    keys = missing[start : start + RESYNC_PAGE]
+                    self._count("mended", len((yield from mend(self.graph, self.server, entry, keys))))
         changes: Raw = {}
         if documents:
             self.owed[0] = {**owed, "after": documents[-1]["_id"]}
@@ -432,10 +447,11 @@ class Follower:
     def _resync(self, entry: Entry[Any], documents: list[Raw]) -> Plan[None]:
         if not documents:
             return
-        keys = {freeze(each["_id"]): each["_id"] for each in documents}
+        keys = {freeze(each["_id"]): entry.key_of(each) for each in documents}
         try:
             findings = yield from examine(self.server, entry, documents)
-            keys = {freeze(each.document_id): each.document_id for each in findings}
+            wrong = {freeze(each.document_id) for each in findings}
+            keys = {frozen: key for frozen, key in keys.items() if frozen in wrong}
         except OperationFailure as error:
             if not is_about_one_document(error):
                 raise
