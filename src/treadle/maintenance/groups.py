@@ -20,7 +20,7 @@ from treadle.gather import contribution_stages
 from treadle.keys import APART_MAX, KEY, freeze
 from treadle.maintenance.finding import Finding
 from treadle.maintenance.ledger import Ledger
-from treadle.maintenance.pipelines import BUMP
+from treadle.maintenance.pipelines import update_pipeline
 from treadle.maintenance.recompute import recompute
 from treadle.plan import Plan, Raw, aggregate, bulk_write, database_command, delete_many, find
 from treadle.topology import Topology
@@ -94,7 +94,7 @@ def described(entry: Entry[Any], key: Sequence[Any]) -> Raw:
 def arrange(server: Topology, entry: Entry[Any], keys: Sequence[Any], ledger: Ledger) -> Plan[Arranged]:
     """Inside a transaction, let each of these groups have one document if it has sources, else none.
 
-    A document that is made here is blank; whoever called fills it.
+    A document that is made here has all its values, so that its formulas can be computed.
     """
     group = entry.group
     assert group is not None
@@ -116,9 +116,11 @@ def arrange(server: Topology, entry: Entry[Any], keys: Sequence[Any], ledger: Le
         for each in gone:
             ledger.add(Change(entry.collection, each["_id"], each, None))
     if missing:
-        operations = [
-            UpdateOne(entry.at(key), [{"$set": {**group.blank(), **BUMP}}], upsert=True) for key in missing
-        ]
+        every = yield from recompute(entry.gathers, missing, server.version)
+        operations = []
+        for key in missing:
+            sets = {path: {"$literal": value} for path, value in every[freeze(key)].items()}
+            operations.append(UpdateOne(entry.at(key), update_pipeline(entry, sets, {}), upsert=True))
         result = yield from bulk_write(entry.collection, operations, ordered=False)
         made = list((result.upserted_ids or {}).values())
     return Arranged(made, [entry.key_of(each) for each in gone])
