@@ -9,9 +9,12 @@ difference cannot be applied exactly, the group is recomputed from its sources.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 import bson
+from bson import Code, DBRef, Decimal128, Int64, ObjectId, Regex
 from pymongo import ASCENDING, IndexModel
 
 from treadle.bson_types import CODEC_OPTIONS
@@ -36,9 +39,35 @@ RECOMPUTE: Final = _Recompute()
 """The answer of a rule that cannot apply a difference exactly."""
 
 
+_HASHED_AS_COMPARED = frozenset({ObjectId, str, int, float, Int64, datetime, UUID, bytes})
+
+
 def freeze(key: Any) -> Any:
-    """A key that can stand in a dict, also for sub-documents."""
-    return bson.encode({"": key}, codec_options=CODEC_OPTIONS) if isinstance(key, (dict, list)) else key
+    """A key that can stand in a dict, equal to another where the server takes the two for equal."""
+    return key if type(key) in _HASHED_AS_COMPARED else _frozen(key)
+
+
+def _frozen(key: Any) -> Any:
+    if isinstance(key, dict):
+        return (dict, *((name, freeze(value)) for name, value in key.items()))
+    if isinstance(key, list):
+        return (list, *map(freeze, key))
+    if isinstance(key, bool):
+        # In Python True equals 1.
+        return (bool, key)
+    if isinstance(key, Decimal128):
+        number = key.to_decimal()
+        return number if number.is_finite() else str(number)
+    if isinstance(key, (Regex, Code, DBRef)):
+        return bson.encode({"": key}, codec_options=CODEC_OPTIONS)
+    return key
+
+
+def may_be_id(key: Any) -> bool:
+    """Whether a document can have this id at all; the server refuses to even look for some others."""
+    if isinstance(key, dict):
+        return not any(name.startswith("$") for name in key)
+    return key is not None and not isinstance(key, (list, Regex))
 
 
 class GatherRule(Rule):
