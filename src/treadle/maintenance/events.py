@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from treadle.bson_types import RESERVED
-from treadle.gather import GatherRule, freeze
+from treadle.gather import GatherRule, freeze, may_be_id
 from treadle.paths import outermost, overlap, plain, put
 from treadle.pattern import Rule
 from treadle.patterns.computed import FormulaRule
@@ -40,9 +40,9 @@ class Mark:
     # Whether a source changed, or only the document itself.
     sourced: bool = False
     # The fields with references and cards as they were before, where a reference changed;
-    # `renewed` where it changed and nobody sent what was before.
+    # `renewed`, the paths with positions, where it changed and nobody sent what was before.
     cards: Raw | None = None
-    renewed: bool = False
+    renewed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,8 @@ class Doubt:
     # or renamed, or because nobody sent the former state of a source.
     upset: set[Rule] = field(default_factory=set)
     blind: set[Rule] = field(default_factory=set)
+    # How many documents could not be brought right, and were set aside.
+    aside: int = 0
 
     def __bool__(self) -> bool:
         return bool(
@@ -88,12 +90,14 @@ class Doubt:
         *,
         sourced: bool,
         cards: Raw | None = None,
-        renewed: bool = False,
+        renewed: frozenset[str] = frozenset(),
     ) -> None:
+        if not may_be_id(key):
+            return
         marks = self.targets.setdefault(target, {})
         mark = marks.setdefault(freeze(key), Mark(key))
         mark.sourced = mark.sourced or sourced
-        mark.renewed = mark.renewed or renewed
+        mark.renewed |= renewed
         if cards is not None and mark.cards is None:
             # The earliest is what was there before all of them.
             mark.cards = cards
@@ -170,8 +174,8 @@ class Watch:
             for path in outermost(self._paths()):
                 projection[f"{AFTER}.{path}"] = 1
                 projection[f"{BEFORE}.{path}"] = 1
-            # Without a path of its own, whether there was a former state could not be told.
-            projection[f"{BEFORE}._id"] = 1
+            # Without a path of its own, whether there was such a state could not be told.
+            projection[f"{AFTER}._id"] = projection[f"{BEFORE}._id"] = 1
         if self.ledgered and not lean:
             names = sorted({rule.by.stored.split(".")[0] for rule in self.ledgered})
             paths = {"$in": [{"$arrayElemAt": [{"$split": ["$$this.k", "."]}, 0]}, names]}
@@ -202,12 +206,12 @@ class Watch:
             if kind == "delete":
                 if reference.on_delete != "keep":
                     doubt.gone.setdefault(reference, {})[freeze(key)] = key
-            elif self._feeds(reference, collection, touched):
+            elif kind == "insert" or (reference.synced and self._feeds(reference, collection, touched)):
                 doubt.copies.setdefault(reference, {})[freeze(key)] = key
         own = self.own.get(collection)
         if own is not None and kind != "delete" and own.concerned(touched):
             cards = self._former_cards(own, kind, event)
-            renewed = kind == "update" and cards is None and own.renews(touched)
+            renewed = own.renewed(event) if kind == "update" and cards is None else frozenset()
             doubt.mark(own.entry, key, sourced=False, cards=cards, renewed=renewed)
 
     def _feeds(self, rule: Rule, collection: str, touched: set[str] | None) -> bool:
@@ -292,15 +296,10 @@ class _Own:
                 tops = {rule.reference_path.split(".")[0], rule.path.split(".")[0]}
                 self.snapshots |= tops
 
-    def renews(self, touched: set[str] | None) -> bool:
-        """Whether a reference changed whose card keeps values of a moment, and not the card too."""
-        if touched is None:
-            return False
-        return any(
-            any(overlap(path, rule.reference_path) for path in touched)
-            and not any(overlap(path, rule.path) for path in touched)
-            for rule in self.keeping
-        )
+    def renewed(self, event: Mapping[str, Any]) -> frozenset[str]:
+        """The references that changed, and not their cards too, where cards keep values of a moment."""
+        names = [*(event.get("touched") or ()), *(event.get("removed") or ())]
+        return frozenset(name for name in names if any(_renews(rule, plain(name)) for rule in self.keeping))
 
     def concerned(self, touched: set[str] | None) -> bool:
         """Whether a change of the target itself calls for a look at it."""
@@ -342,6 +341,12 @@ def _fed(rule: GatherRule, kind: str, event: Mapping[str, Any], key: Any) -> Fed
 
 def _keys(rule: GatherRule, raw: Raw) -> tuple[Any, ...]:
     return tuple(key for key, _ in rule.contributions(raw))
+
+
+def _renews(rule: ReferenceRule, path: str) -> bool:
+    if not overlap(path, rule.reference_path):
+        return False
+    return path == rule.reference_path or not overlap(path, rule.path)
 
 
 def _reserved(path: str) -> bool:
