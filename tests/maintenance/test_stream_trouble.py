@@ -562,7 +562,7 @@ def test_lost_history_is_made_good_by_looking_at_everything(forgetful, kind, cap
     database["visits"].insert_one({"shop_id": keys[0]})
     overrun(forgetful, database)
     lag = store.worker().lag()
-    assert (True, stream.LAG_EVENTS_MAX) == (lag.seconds >= 0, lag.events)
+    assert lag.seconds > 0
     done = threading.Event()
 
     def write() -> None:

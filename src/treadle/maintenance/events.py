@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from treadle.graph import Entry, Graph
 
 PRE_IMAGES_SINCE = (6, 0)
+# What the worker writes to see it come round; its events lie in the stream as well.
+BEATS = "treadle.beats"
 BEFORE = "fullDocumentBeforeChange"
 AFTER = "fullDocument"
 # Whole collections, or the database, were dropped or renamed.

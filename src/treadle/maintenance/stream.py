@@ -25,7 +25,7 @@ from treadle.errors import UsageError
 from treadle.gather import GatherRule, freeze
 from treadle.maintenance import contributions, lease
 from treadle.maintenance.apply import apply
-from treadle.maintenance.events import PRE_IMAGES_SINCE, UPHEAVALS, Doubt, Watch
+from treadle.maintenance.events import BEATS, PRE_IMAGES_SINCE, UPHEAVALS, Doubt, Watch
 from treadle.maintenance.intents import is_about_one_document
 from treadle.maintenance.position import COLLECTION, HISTORY_LOST, operation_time, resume, signature
 from treadle.maintenance.rebuild import mend
@@ -50,7 +50,6 @@ from treadle.topology import Topology
 if TYPE_CHECKING:
     from treadle.graph import Entry, Graph
 
-BEATS = "treadle.beats"
 LEASE_SECONDS = 6.0
 STANDBY_SECONDS = 0.5
 # Events that are taken together, and how long to wait for more where there are few.
