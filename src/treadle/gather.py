@@ -19,6 +19,7 @@ from pymongo import IndexModel
 from treadle.errors import DeclarationError
 from treadle.keys import Key, ReferenceKey
 from treadle.keys import freeze as freeze
+from treadle.keys import may_be_id as may_be_id
 from treadle.paths import Path, filter_references, resolve, value_at, values_at
 from treadle.pattern import Maintain, Place, Rule
 from treadle.plan import Raw

@@ -13,10 +13,12 @@ import decimal
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import bson
-from bson.decimal128 import Decimal128
+from bson import Code, DBRef, Decimal128, Int64, ObjectId, Regex
 from pymongo import ASCENDING
 
 from treadle.bson_types import CODEC_OPTIONS
@@ -29,28 +31,36 @@ KEY = "__treadle_key"
 APART_MAX = 200
 
 
+_HASHED_AS_COMPARED = frozenset({ObjectId, str, int, Int64, datetime, UUID, bytes})
+
+
 def freeze(key: Any) -> Any:
-    """A key that can stand in a dict, also for sub-documents and groups."""
-    if isinstance(key, dict):
+    """A key that can stand in a dict, equal to another where the server takes the two for equal."""
+    return key if type(key) in _HASHED_AS_COMPARED else _frozen(key)
+
+
+def _frozen(key: Any) -> Any:
+    if isinstance(key, Mapping):
+        return (dict, *((name, freeze(value)) for name, value in key.items()))
+    if isinstance(key, (list, tuple)):
+        return (list, *map(freeze, key))
+    if isinstance(key, bool):
+        # In Python True equals 1.
+        return (bool, key)
+    if isinstance(key, Decimal128):
+        key = key.to_decimal()
+    if isinstance(key, (float, decimal.Decimal)):
+        return (float, "nan") if math.isnan(key) else key
+    if isinstance(key, (Regex, Code, DBRef)):
         return bson.encode({"": key}, codec_options=CODEC_OPTIONS)
-    if isinstance(key, list):
-        return tuple(map(_comparable, key))
-    return _comparable(key) if isinstance(key, Decimal128) else key
+    return key
 
 
-def _comparable(value: Any) -> Any:
-    """A part of a group's key, equal to another just when the server finds the two equal."""
-    if isinstance(value, bool):
-        return bool, value
-    if isinstance(value, Decimal128):
-        value = value.to_decimal()
-    if isinstance(value, (float, decimal.Decimal)) and math.isnan(value):
-        return float, "nan"
-    if isinstance(value, Mapping):
-        return dict, tuple((name, _comparable(item)) for name, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return list, tuple(map(_comparable, value))
-    return value
+def may_be_id(key: Any) -> bool:
+    """Whether a document can have this id at all; the server refuses to even look for some others."""
+    if isinstance(key, dict):
+        return not any(name.startswith("$") for name in key)
+    return key is not None and not isinstance(key, (list, Regex))
 
 
 class Key:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bson.errors import BSONError
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
@@ -36,9 +37,9 @@ from treadle.maintenance.react import (
     update_pipeline,
 )
 from treadle.maintenance.recompute import recompute
-from treadle.maintenance.standalone import forget_stale_cards, top
-from treadle.maintenance.verify import formulas_now
-from treadle.paths import outermost, put, value_at
+from treadle.maintenance.standalone import top
+from treadle.maintenance.verify import formulas_now, places_of
+from treadle.paths import has, outermost, overlap, put, value_at
 from treadle.patterns.extended_reference import ReferenceRule
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one, transact
 from treadle.topology import Topology
@@ -52,6 +53,10 @@ COPIES_MAX = 50
 GONE_MAX = 1000
 
 Finish = Callable[[], Plan[None]]
+# What may be about one document: the server's refusals, the data, and what the driver cannot read.
+POISONOUS = (OperationFailure, DataError, UsageError, BSONError)
+# Of a target that an event's key names in another numeric type, nothing more is known.
+UNKNOWN = Mark(None, sourced=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,33 +106,40 @@ class Copies:
         yield from copy_widely(graph, server, self.rule, self.keys[0])
 
 
-def apply(graph: Graph, server: Topology, doubt: Doubt, finish: Finish) -> Plan[int]:
-    """Recompute all that is doubtful; `finish` belongs to the last transaction.
+def apply(graph: Graph, server: Topology, doubt: Doubt, fence: Finish, finish: Finish) -> Plan[int]:
+    """Recompute all that is doubtful; `finish` belongs to the last transaction, `fence` to the others.
 
     How many documents and sources were looked at.
     """
     for rule, gone in doubt.gone.items():
         for key in gone.values():
-            yield from _follow_deletion(graph, server, rule, key, doubt)
+            yield from _follow_deletion(graph, server, rule, key, doubt, fence)
+    for rule, new in doubt.copies.items():
+        if not rule.synced:
+            # Nothing to follow; but who was there before its source takes the values of this moment.
+            referring = {rule.reference_path: {"$in": list(new.values())}}
+            for each in (yield from find(rule.target.collection, referring, {"_id": 1})):
+                doubt.mark(rule.target, each["_id"], sourced=False)
     units: list[Targets | Copies] = []
+    # Targets before copies: a card that was another reference's must not first be made half new.
+    for entry, marks in doubt.targets.items():
+        listed = list(marks.values())
+        units.extend(
+            Targets(entry, listed[at : at + TARGETS_MAX]) for at in range(0, len(listed), TARGETS_MAX)
+        )
     for rule, keys in doubt.copies.items():
         few = []
-        for key in keys.values():
+        for key in keys.values() if rule.synced else ():
             referring = {rule.reference_path: {"$eq": key}}
             if (yield from find(rule.target.collection, referring, {"_id": 1}, skip=FAN_OUT_MAX, limit=1)):
                 yield from copy_widely(graph, server, rule, key)
             else:
                 few.append(key)
         units.extend(Copies(rule, few[at : at + COPIES_MAX]) for at in range(0, len(few), COPIES_MAX))
-    for entry, marks in doubt.targets.items():
-        listed = list(marks.values())
-        units.extend(
-            Targets(entry, listed[at : at + TARGETS_MAX]) for at in range(0, len(listed), TARGETS_MAX)
-        )
     packed = _pack(units)
     for number, together in enumerate(packed):
         last = number == len(packed) - 1
-        yield from _transaction(graph, server, together, finish if last else None)
+        yield from _transaction(graph, server, together, doubt, fence, finish if last else fence)
     if not packed:
         yield from transact(finish)
     return sum(len(unit) for unit in units)
@@ -146,47 +158,58 @@ def _pack(units: Sequence[Targets | Copies]) -> list[list[Targets | Copies]]:
 
 
 def _transaction(
-    graph: Graph, server: Topology, units: Sequence[Targets | Copies], finish: Finish | None
+    graph: Graph,
+    server: Topology,
+    units: Sequence[Targets | Copies],
+    doubt: Doubt,
+    fence: Finish,
+    end: Finish,
 ) -> Plan[None]:
     def attempt() -> Plan[None]:
         ledger = Ledger()
         for unit in units:
             yield from unit.bring_right(graph, server, ledger)
         yield from react(graph, server, ledger, copies_max=UNBOUNDED)
-        if finish is not None:
-            yield from finish()
+        yield from end()
 
     try:
         yield from transact(attempt)
-    except (OperationFailure, DataError) as error:
-        if isinstance(error, OperationFailure) and not intents.is_about_one_document(error):
+    except POISONOUS as error:
+        if not _is_about_one_document(error):
             raise
         for unit in units:
-            yield from _around_poison(graph, server, unit)
-        if finish is not None:
-            yield from transact(finish)
+            yield from _around_poison(graph, server, unit, doubt, fence)
+        yield from transact(end)
 
 
-def _around_poison(graph: Graph, server: Topology, unit: Targets | Copies) -> Plan[None]:
+def _is_about_one_document(error: Exception) -> bool:
+    return not isinstance(error, OperationFailure) or intents.is_about_one_document(error)
+
+
+def _around_poison(
+    graph: Graph, server: Topology, unit: Targets | Copies, doubt: Doubt, fence: Finish
+) -> Plan[None]:
     """Halve a unit until the document that stops it stands alone."""
 
     def attempt() -> Plan[None]:
         ledger = Ledger()
         yield from unit.bring_right(graph, server, ledger)
         yield from react(graph, server, ledger, copies_max=UNBOUNDED)
+        yield from fence()
 
     items = len(unit.marks) if isinstance(unit, Targets) else len(unit.keys)
     try:
         yield from transact(attempt)
-    except (OperationFailure, DataError) as error:
-        if isinstance(error, OperationFailure) and not intents.is_about_one_document(error):
+    except POISONOUS as error:
+        if not _is_about_one_document(error):
             raise
         if items == 1:
+            doubt.aside += 1
             yield from unit.set_aside(graph, server, error)
             return
         middle = items // 2
-        yield from _around_poison(graph, server, unit.part(0, middle))
-        yield from _around_poison(graph, server, unit.part(middle, items))
+        yield from _around_poison(graph, server, unit.part(0, middle), doubt, fence)
+        yield from _around_poison(graph, server, unit.part(middle, items), doubt, fence)
 
 
 def copy_widely(graph: Graph, server: Topology, rule: ReferenceRule, key: Any) -> Plan[None]:
@@ -235,7 +258,7 @@ def recompute_targets(
             value = value_at(right, path.split("."))
             if not same(value_at(document, path.split(".")), value):
                 sets[path] = {"$literal": value}
-        sourced = by_key[freeze(entry.key_of(document))].sourced
+        sourced = by_key.get(freeze(entry.key_of(document)), UNKNOWN).sourced
         row = stale.get(freeze(document["_id"]))
         formula_differs = row is not None and any(
             not same(value_at(document, rule.path.split(".")), row.get(f"f{number}"))
@@ -279,54 +302,123 @@ def _wanted(
     if references:
         pairs: list[tuple[Raw | None, Raw]] = []
         for document, right in zip(documents, wanted, strict=True):
-            mark = marks[freeze(entry.key_of(document))]
             before = copy.deepcopy(document)
             for rule in references:
-                if mark.cards is not None:
-                    forget_stale_cards(rule, before, mark.cards)
-                elif mark.renewed and rule.kept:
-                    for container, _ in rule.references(before):
-                        container.pop(rule.name, None)
+                if rule.kept:
+                    _recall_cards(rule, before, marks.get(freeze(entry.key_of(document)), UNKNOWN))
             pairs.append((before, right))
         yield from fill_references(entry, pairs, look_only=True, rules=references)
     return wanted
+
+
+def _recall_cards(rule: ReferenceRule, before: Raw, mark: Mark) -> None:
+    """Leave in `before` the values of a moment that are each reference's own.
+
+    What was another reference's is taken out, and what a replacement dropped
+    is put back. Told by the values of the moment alone, because the others may
+    have followed the new reference already.
+    """
+    name = rule.name
+    old: dict[Any, list[Any]] = {}
+    for container, reference in rule.references(mark.cards or {}):
+        if reference is not None and name in container:
+            old.setdefault(freeze(reference), []).append(container[name])
+    strangers = [_moment(rule, card) for cards in old.values() for card in cards]
+    unmatched = []
+    for at, container in list(places_of(before, rule.steps, "")):
+        reference = value_at(container, rule.by)
+        mine, cards = _moment(rule, container.get(name)), old.get(freeze(reference), [])
+        mate = next((number for number, card in enumerate(cards) if same(mine, _moment(rule, card))), None)
+        if reference is None:
+            continue
+        if any(overlap(path, at + ".".join(rule.by)) for path in mark.renewed):
+            container.pop(name, None)
+        elif _filled(rule, container) and mate is not None:
+            cards.pop(mate)
+        else:
+            unmatched.append((container, mine, cards))
+    for container, mine, cards in unmatched:
+        if not _filled(rule, container):
+            own = container.pop(name, None)
+            if cards:
+                former = cards.pop(0)
+                container[name] = {**former, **own} if isinstance(own, dict) else former
+        elif any(same(mine, each) for each in strangers):
+            container.pop(name)
+
+
+def _moment(rule: ReferenceRule, card: Any) -> list[Any]:
+    """The values of a card that do not follow their source."""
+    return [card if each.card is None else value_at(card, each.card.split(".")) for each in rule.kept]
+
+
+def _filled(rule: ReferenceRule, container: Raw) -> bool:
+    """Whether a card was ever filled; one that holds its reference is there before it is."""
+    if not rule.holds_reference:
+        return rule.name in container
+    return any(has(container.get(rule.name), (each.card or "").split(".")) for each in rule.copied)
 
 
 # -- deleted sources -------------------------------------------------------------------------------
 
 
 def _follow_deletion(
-    graph: Graph, server: Topology, rule: ReferenceRule, key: Any, doubt: Doubt
+    graph: Graph, server: Topology, rule: ReferenceRule, key: Any, doubt: Doubt, fence: Finish
 ) -> Plan[None]:
     """Do as `on_delete` says to what refers to a source that is gone, a thousand at a time."""
-    while True:
+    condition: Raw = {rule.reference_path: {"$eq": key}}
+    if rule.on_delete == "restrict":
+        # A writer that does not use Treadle deleted it all the same; the copies lose their source.
+        for each in (yield from find(rule.target.collection, condition, {"_id": 1})):
+            doubt.mark(rule.target, each["_id"], sourced=True)
+        return
+    stuck: list[Any] = []
+    while (yield from find_one(rule.source.collection, by_id(key), {"_id": 1})) is None:
+        within = {**condition, "_id": {"$nin": stuck}} if stuck else condition
+        found = yield from find(rule.target.collection, within, {"_id": 1}, limit=GONE_MAX)
+        keys = [each["_id"] for each in found]
+        if keys:
+            stuck += yield from _cut_loose(graph, server, rule, key, keys, doubt, fence)
+        if len(keys) < GONE_MAX:
+            return
 
-        def attempt() -> Plan[list[Raw]]:
-            if (yield from find_one(rule.source.collection, by_id(key), {"_id": 1})) is not None:
-                # It came back; its insertion is another event.
-                return []
-            condition = {rule.reference_path: {"$eq": key}}
-            referring = yield from find(rule.target.collection, condition, limit=GONE_MAX)
-            ledger = Ledger()
-            if rule.on_delete == "restrict":
-                return referring
-            if rule.on_delete == "cascade" and not rule.place.in_array:
-                yield from delete_documents(rule.target, referring, ledger)
-            else:
-                yield from detach(rule, referring, [key], ledger)
-            yield from react(graph, server, ledger, copies_max=UNBOUNDED)
-            return referring
 
-        try:
-            done = yield from transact(attempt)
-        except (DataError, UsageError) as error:
-            # Another reference forbids it: nothing was changed, and somebody must decide.
-            yield from intents.set_aside(rule.place.label, rule.source.collection, key, error)
+def _cut_loose(
+    graph: Graph,
+    server: Topology,
+    rule: ReferenceRule,
+    key: Any,
+    keys: Sequence[Any],
+    doubt: Doubt,
+    fence: Finish,
+) -> Plan[list[Any]]:
+    """Delete these documents, or clear their references; those for which it cannot be done, set aside."""
+
+    def attempt() -> Plan[None]:
+        if (yield from find_one(rule.source.collection, by_id(key), {"_id": 1})) is not None:
+            # It came back; its insertion is another event.
             return
-        if rule.on_delete == "restrict":
-            # A writer that does not use Treadle deleted it all the same; the copies lose their source.
-            for each in done:
-                doubt.mark(rule.target, each["_id"], sourced=True)
-            return
-        if len(done) < GONE_MAX:
-            return
+        condition = {"_id": {"$in": list(keys)}, rule.reference_path: {"$eq": key}}
+        referring = yield from find(rule.target.collection, condition)
+        ledger = Ledger()
+        if rule.on_delete == "cascade" and not rule.place.in_array:
+            yield from delete_documents(rule.target, referring, ledger)
+        elif referring:
+            yield from detach(rule, referring, [key], ledger)
+        yield from react(graph, server, ledger, copies_max=UNBOUNDED)
+        yield from fence()
+
+    try:
+        yield from transact(attempt)
+    except POISONOUS as error:
+        if not _is_about_one_document(error):
+            raise
+        if len(keys) == 1:
+            # Another reference forbids it, or the document cannot be written: somebody must decide.
+            doubt.aside += 1
+            yield from intents.set_aside(rule.place.label, rule.target.collection, keys[0], error)
+            return [keys[0]]
+        middle = len(keys) // 2
+        first = yield from _cut_loose(graph, server, rule, key, keys[:middle], doubt, fence)
+        return [*first, *(yield from _cut_loose(graph, server, rule, key, keys[middle:], doubt, fence))]
+    return []

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.bson_types import RESERVED
 from treadle.gather import GatherRule
-from treadle.keys import GroupKey, freeze
+from treadle.keys import GroupKey, freeze, may_be_id
 from treadle.paths import outermost, overlap, plain, put, value_at
 from treadle.pattern import Rule
 from treadle.patterns.computed import FormulaRule
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from treadle.graph import Entry, Graph
 
 PRE_IMAGES_SINCE = (6, 0)
+# What the worker writes to see it come round; its events lie in the stream as well.
+BEATS = "treadle.beats"
 BEFORE = "fullDocumentBeforeChange"
 AFTER = "fullDocument"
 # Whole collections, or the database, were dropped or renamed.
@@ -41,9 +43,9 @@ class Mark:
     # Whether a source changed, or only the document itself.
     sourced: bool = False
     # The fields with references and cards as they were before, where a reference changed;
-    # `renewed` where it changed and nobody sent what was before.
+    # `renewed`, the paths with positions, where it changed and nobody sent what was before.
     cards: Raw | None = None
-    renewed: bool = False
+    renewed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class Doubt:
     # or renamed, or because nobody sent the former state of a source.
     upset: set[Rule] = field(default_factory=set)
     blind: dict[Rule, str] = field(default_factory=dict)
+    # How many documents could not be brought right, and were set aside.
+    aside: int = 0
 
     def __bool__(self) -> bool:
         return bool(
@@ -97,12 +101,14 @@ class Doubt:
         *,
         sourced: bool,
         cards: Raw | None = None,
-        renewed: bool = False,
+        renewed: frozenset[str] = frozenset(),
     ) -> None:
+        if target.group is None and not may_be_id(key):
+            return
         marks = self.targets.setdefault(target, {})
         mark = marks.setdefault(freeze(key), Mark(key))
         mark.sourced = mark.sourced or sourced
-        mark.renewed = mark.renewed or renewed
+        mark.renewed |= renewed
         if cards is not None and mark.cards is None:
             # The earliest is what was there before all of them.
             mark.cards = cards
@@ -187,8 +193,8 @@ class Watch:
             for path in outermost(self._paths()):
                 projection[f"{AFTER}.{path}"] = 1
                 projection[f"{BEFORE}.{path}"] = 1
-            # Without a path of its own, whether there was a former state could not be told.
-            projection[f"{BEFORE}._id"] = 1
+            # Without a path of its own, whether there was such a state could not be told.
+            projection[f"{AFTER}._id"] = projection[f"{BEFORE}._id"] = 1
             for name, key in self._asked.items():
                 projection[f"{name}{AFTER}"] = [part.expression(f"{AFTER}.") for part in key.parts]
                 projection[f"{name}{BEFORE}"] = [part.expression(f"{BEFORE}.") for part in key.parts]
@@ -222,7 +228,7 @@ class Watch:
             if kind == "delete":
                 if reference.on_delete != "keep":
                     doubt.gone.setdefault(reference, {})[freeze(key)] = key
-            elif self._feeds(reference, collection, touched):
+            elif kind == "insert" or (reference.synced and self._feeds(reference, collection, touched)):
                 doubt.copies.setdefault(reference, {})[freeze(key)] = key
         own = self.own.get(collection)
         if own is None or not own.concerned(touched):
@@ -231,7 +237,7 @@ class Watch:
             self._note_group(own, kind, event, key, doubt)
         elif kind != "delete":
             cards = self._former_cards(own, kind, event)
-            renewed = kind == "update" and cards is None and own.renews(touched)
+            renewed = own.renewed(event) if kind == "update" and cards is None else frozenset()
             doubt.mark(own.entry, key, sourced=False, cards=cards, renewed=renewed)
 
     def _note_group(self, own: _Own, kind: str, event: Mapping[str, Any], key: Any, doubt: Doubt) -> None:
@@ -340,15 +346,10 @@ class _Own:
                 tops = {rule.reference_path.split(".")[0], rule.path.split(".")[0]}
                 self.snapshots |= tops
 
-    def renews(self, touched: set[str] | None) -> bool:
-        """Whether a reference changed whose card keeps values of a moment, and not the card too."""
-        if touched is None:
-            return False
-        return any(
-            any(overlap(path, rule.reference_path) for path in touched)
-            and not any(overlap(path, rule.path) for path in touched)
-            for rule in self.keeping
-        )
+    def renewed(self, event: Mapping[str, Any]) -> frozenset[str]:
+        """The references that changed, and not their cards too, where cards keep values of a moment."""
+        names = [*(event.get("touched") or ()), *(event.get("removed") or ())]
+        return frozenset(name for name in names if any(_renews(rule, plain(name)) for rule in self.keeping))
 
     def concerned(self, touched: set[str] | None) -> bool:
         """Whether a change of the target itself calls for a look at it."""
@@ -409,6 +410,12 @@ def _fields(key: GroupKey, kind: str, event: Mapping[str, Any]) -> Fed:
 
 def _keys(rule: GatherRule, raw: Raw) -> tuple[Any, ...]:
     return tuple(key for key, _ in rule.contributions(raw))
+
+
+def _renews(rule: ReferenceRule, path: str) -> bool:
+    if not overlap(path, rule.reference_path):
+        return False
+    return path == rule.reference_path or not overlap(path, rule.path)
 
 
 def _reserved(path: str) -> bool:

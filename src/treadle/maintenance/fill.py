@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from treadle.keys import freeze
+from treadle.keys import freeze, may_be_id
 from treadle.maintenance.guards import guard
 from treadle.maintenance.pipelines import formula_stages
 from treadle.pattern import REVISION
@@ -22,6 +22,7 @@ def fill_references(
     *,
     look_only: bool = False,
     lenient: bool = False,
+    guard_all: bool = False,
     rules: Sequence[ReferenceRule] | None = None,
 ) -> Plan[None]:
     """Set every card of the new documents from its source, as of now.
@@ -29,6 +30,7 @@ def fill_references(
     Really writes each source that a synced copy is made of, so that a
     concurrent change of it meets this transaction; not so with `look_only`.
     A missing source is an error unless the card may be None, or `lenient`.
+    With `guard_all` sources are written whoever maintains their copies.
     `rules` restricts it to some of the cards.
     """
     by_source: dict[Entry[Any], list[ReferenceRule]] = {}
@@ -39,9 +41,9 @@ def fill_references(
         for rule in of_source:
             for _, raw in pairs:
                 for _, reference in rule.references(raw):
-                    if reference is not None:
+                    if may_be_id(reference):
                         wanted[freeze(reference)] = reference
-        guarded = not look_only and any(rule.guards_source for rule in of_source)
+        guarded = not look_only and (guard_all or any(rule.guards_source for rule in of_source))
         sources = yield from read_sources(source, list(wanted.values()), guarded)
         for rule in of_source:
             for before, raw in pairs:

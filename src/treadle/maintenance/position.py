@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from treadle.pattern import Rule
+from treadle.pattern import Pattern, Rule
 from treadle.plan import Plan, Raw, database_command, update_one
 
 NAME = "worker"
@@ -21,9 +21,16 @@ HISTORY_LOST = frozenset({280, 286})
 
 
 def signature(rule: Rule) -> str:
-    """A rule by its place and declaration: another declaration is another rule."""
-    declared = getattr(rule.place.field.shape, "metadata", ())
-    return f"{rule.place.label}:{zlib.crc32(repr(declared).encode()):08x}"
+    """A rule by its place and declaration: another declaration is another rule.
+
+    So is one that copies other fields by the same words, because its card is
+    another. The same in every process.
+    """
+    declared = [mark for mark in rule.place.field.shape.metadata if isinstance(mark, Pattern)]
+    watched = {name: sorted(paths or ()) for name, paths in sorted(rule.watches().items())}
+    copied = [getattr(rule, name, None) for name in ("copied", "card")]
+    described = repr((declared, rule.target.collection, rule.path, watched, copied))
+    return f"{rule.place.label}:{zlib.crc32(described.encode()):08x}"
 
 
 def resume(position: Raw) -> Raw:
@@ -52,7 +59,12 @@ def begin(name: str = NAME) -> Plan[None]:
 
 
 def built(rules: Iterable[Rule], name: str = NAME) -> Plan[None]:
-    """Note that rules were rebuilt, so that the worker need not do so when it begins."""
+    """Note that rules were rebuilt, so that the worker need not do so when it begins.
+
+    Only where no worker has led yet: one that does not know these rules may
+    have read on past changes that concern them.
+    """
     signatures = [signature(rule) for rule in rules if rule.maintain == "stream"]
     if signatures:
-        yield from update_one(COLLECTION, {"_id": name}, {"$addToSet": {"rules": {"$each": signatures}}})
+        pristine = {"_id": name, "n": 0}
+        yield from update_one(COLLECTION, pristine, {"$addToSet": {"rules": {"$each": signatures}}})

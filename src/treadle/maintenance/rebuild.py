@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bson.errors import BSONError
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
@@ -145,8 +146,10 @@ def _mend_derived(graph: Graph, server: Topology, entry: Entry[Any], keys: Seque
         return (yield from _mend_without_transactions(graph, server, entry, keys))
     try:
         return (yield from transact(lambda: _attempt(graph, server, entry, keys)))
-    except OperationFailure as error:
-        if error.has_error_label("TransientTransactionError") or not is_about_one_document(error):
+    except (OperationFailure, BSONError) as error:
+        if isinstance(error, OperationFailure) and (
+            error.has_error_label("TransientTransactionError") or not is_about_one_document(error)
+        ):
             raise
         if len(keys) == 1:
             yield from set_aside(entry.model.__name__, entry.collection, keys[0], error)
@@ -182,9 +185,10 @@ def _attempt(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[A
     present = [each["_id"] for each in documents]
     yield from ledger.note_before(entry, [each for each in present if freeze(each) not in made])
     wanted = yield from expected(server, entry, documents)
-    # Again, this time really writing the sources of synced copies.
+    # Again, this time really writing the sources of synced copies; of the worker's too, which finds a
+    # copy right and leaves it, while this transaction still holds an older value for it.
     pairs: list[tuple[Raw | None, Raw]] = list(zip(documents, wanted, strict=True))
-    yield from fill_references(entry, pairs, lenient=True)
+    yield from fill_references(entry, pairs, lenient=True, guard_all=True)
     operations = []
     changed = [*arranged.removed]
     for document, right in pairs:

@@ -12,7 +12,7 @@ from pymongo.errors import OperationFailure
 
 from treadle.gather import freeze
 from treadle.maintenance import intents, lease, position
-from treadle.maintenance.events import Watch
+from treadle.maintenance.events import BEATS, Watch
 from treadle.maintenance.verify import Finding, Report, verify
 from treadle.pattern import Rule
 from treadle.plan import Plan, Raw, bulk_write, database_command, find, find_one
@@ -140,17 +140,28 @@ def pending(graph: Graph, name: str) -> Plan[Pending]:
     row = yield from find_one(position.COLLECTION, {"_id": name})
     if row is None:
         return Pending()
-    stages = Watch(graph).pipeline(position.resume(row), lean=True)[:2]
-    shown = {"clusterTime": 1, "ns": 1, "documentKey": 1}
-    opened = {"aggregate": 1, "pipeline": [*stages, {"$project": shown}], "cursor": {"batchSize": 0}}
-    try:
-        reply = yield from database_command(opened, writes=False)
-    except OperationFailure as error:
-        if error.code not in position.HISTORY_LOST:
-            raise
-        # Nobody can count any more what was missed; the worker will go over everything.
-        return Pending(Lag((yield from _seconds_since(row.get("saved"))), 0))
-    cursor = reply["cursor"]["id"]
+    begins = [position.resume(row)]
+    if row["token"] is not None and row["start"] is not None:
+        # By time, where the token's own event is of a collection that is not watched here.
+        begins.append({"startAtOperationTime": row["start"]})
+    for begin in begins:
+        try:
+            return (yield from _pending_from(graph, begin))
+        except OperationFailure as error:
+            if error.code not in position.HISTORY_LOST:
+                raise
+    # Nobody can count any more what was missed; the worker will go over everything.
+    return Pending(Lag((yield from _seconds_since(row.get("saved"))), 0))
+
+
+def _pending_from(graph: Graph, begin: Raw) -> Plan[Pending]:
+    stages = Watch(graph).pipeline(begin, [BEATS], lean=True)[:2]
+    shown = [
+        {"$match": {"ns.coll": {"$ne": BEATS}}},
+        {"$project": {"clusterTime": 1, "ns": 1, "documentKey": 1}},
+    ]
+    opened = {"aggregate": 1, "pipeline": [*stages, *shown], "cursor": {"batchSize": 0}}
+    cursor = (yield from database_command(opened, writes=False))["cursor"]["id"]
     documents: dict[str, set[Any]] = {}
     events, first = 0, None
     while cursor and events < EVENTS_MAX:

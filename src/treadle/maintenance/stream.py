@@ -18,14 +18,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from bson import ObjectId
+from bson.errors import BSONError
 from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
-from treadle.errors import DataError, UsageError
+from treadle.errors import UsageError
 from treadle.gather import GatherRule
 from treadle.keys import GroupKey, freeze
 from treadle.maintenance import contributions, lease
 from treadle.maintenance.apply import apply
-from treadle.maintenance.events import PRE_IMAGES_SINCE, UPHEAVALS, Doubt, Watch
+from treadle.maintenance.events import BEATS, PRE_IMAGES_SINCE, UPHEAVALS, Doubt, Watch
 from treadle.maintenance.groups import differing
 from treadle.maintenance.intents import is_about_one_document
 from treadle.maintenance.position import COLLECTION, HISTORY_LOST, operation_time, resume, signature
@@ -51,7 +52,6 @@ from treadle.topology import Topology
 if TYPE_CHECKING:
     from treadle.graph import Entry, Graph
 
-BEATS = "treadle.beats"
 LEASE_SECONDS = 6.0
 STANDBY_SECONDS = 0.5
 # Events that are taken together, and how long to wait for more where there are few.
@@ -66,7 +66,9 @@ BACKOFF_SECONDS = 0.2
 BACKOFF_MAX_SECONDS = 15.0
 ATTEMPTS_MAX = 20
 RESYNC_PAGE = 200
+TOKEN_NOT_FOUND = 280
 TOO_LARGE = frozenset({10334, 17419, 17420})
+WITHOUT_DOCUMENTS = 2
 
 log = logging.getLogger("treadle")
 
@@ -108,8 +110,12 @@ class Follower:
         self._cursor: int | None = None
         self._unsaved = 0
         self._quiet = 0
-        self._lean = False
+        # How narrowly the stream is read: an event that is too large is looked for one by one, and then
+        # read without its documents.
+        self._narrow = 0
         self._beats: set[Any] = set()
+        # How often the position was given up for a later one, so that beats may have been skipped.
+        self._skipped = 0
         self._told: set[str] = set()
 
     # -- leading --------------------------------------------------------------------------
@@ -119,7 +125,6 @@ class Follower:
         token = yield from lease.attempt(self.name, self.owner, LEASE_SECONDS, self.is_dead, self.session)
         if token is None:
             return False
-        self.token, self.lost = token, False
         start = yield from operation_time()
         first = {"start": start, "token": None, "rules": [], "owed": [], "ledgers": []}
         try:
@@ -135,8 +140,14 @@ class Follower:
         assert row is not None
         self.position = self._ahead = {"token": row["token"], "start": row["start"]}
         self.owed = row["owed"]
-        self._counts, self._unsaved, self._cursor, self._lean = {}, 0, None, False
-        yield from self._look_around(row)
+        self._counts, self._unsaved, self._cursor, self._narrow = {}, 0, None, 0
+        self.token, self.lost = token, False
+        try:
+            yield from self._look_around(row)
+        except BaseException:
+            # It does not lead without knowing what; the next attempt takes the same lease.
+            self.token = None
+            raise
         return True
 
     def _look_around(self, row: Raw) -> Plan[None]:
@@ -147,13 +158,16 @@ class Follower:
         self.watch = Watch(self.graph, kept)
         self._cursor = None
         ledgers = sorted({rule.source.collection for rule in self.watch.ledgered})
-        known = set(row["rules"])
+        # What another version of the application had built is not followed from here on, and no longer
+        # counts as built; nor can its unfinished work be done here.
+        known = set(row["rules"]) & {signature(rule) for rule in self.watch.rules}
+        self.owed = [each for each in self.owed if each["collection"] in self.graph.by_collection]
         fresh: list[Rule] = [rule for rule in self.watch.rules if signature(rule) not in known]
         fresh += [rule for rule in self.watch.ledgered if rule.source.collection not in row["ledgers"]]
         yield from contributions.forget([name for name in row["ledgers"] if name not in ledgers])
         self._owe(fresh, anew=False)
-        if fresh or ledgers != row["ledgers"]:
-            yield from self._save({"ledgers": ledgers})
+        if fresh or ledgers != row["ledgers"] or known != set(row["rules"]):
+            yield from self._save({"ledgers": ledgers, "rules": sorted(known)})
 
     def resign(self) -> Plan[None]:
         """Save the position and let others lead."""
@@ -191,6 +205,12 @@ class Follower:
         if not held.matched_count:
             raise LeaseLost
 
+    def _fence(self) -> Plan[None]:
+        """Really write the position's row, so that a transaction of a leader that was replaced fails."""
+        held = yield from update_one(COLLECTION, {"_id": self.name, "n": self.token}, {"$inc": {"fenced": 1}})
+        if not held.matched_count:
+            raise LeaseLost
+
     def _saved(self) -> None:
         self._counts = {}
         self._unsaved = 0
@@ -200,12 +220,21 @@ class Follower:
         self._counts[name] = self._counts.get(name, 0) + number
         self.totals[name] = self.totals.get(name, 0) + number
 
-    def _tell(self, kind: str, message: str) -> None:
-        """Count something noteworthy, and log it the first time."""
+    def _tell(self, kind: str, message: str, once: str | None = None) -> None:
+        """Count something noteworthy, and log it; with `once` not again before things went well."""
         self._count(kind)
-        if message not in self._told:
-            self._told.add(message)
+        if once is None or once not in self._told:
             log.warning("%s", message)
+        if once is not None:
+            self._told.add(once)
+
+    def _tell_error(self, error: Exception) -> None:
+        self._cursor = None
+        self._tell(
+            "errors",
+            f"the worker goes on after an error: {error}",
+            once=f"{type(error).__name__} {getattr(error, 'code', '')}",
+        )
 
     # -- running ------------------------------------------------------------------------------
 
@@ -224,12 +253,13 @@ class Follower:
                 if aside is not None:
                     yield from aside()
                 backoff = BACKOFF_SECONDS
+                self._told.clear()
             except LeaseLost:
                 self.token = None
                 self._tell("lease_lost", "the lease went to another worker; this one stands by")
-            except (PyMongoError, DataError) as error:
-                self._cursor = None
-                self._tell("errors", f"the worker goes on after an error: {error}")
+            except Exception as error:
+                # Whatever it was, it must not end the worker: it would only meet it again.
+                self._tell_error(error)
                 yield from wait(backoff)
                 backoff = min(backoff * 2, BACKOFF_MAX_SECONDS)
         try:
@@ -243,18 +273,18 @@ class Follower:
         handled, attempts = 0, 0
         # Each round carries effects one level further along a chain.
         for _ in range(2 + len({rule.level for rule in self.watch.rules})):
-            beat = ObjectId()
-            yield from insert_one(BEATS, {"_id": beat})
+            beat, skipped = (yield from self._beat()), self._skipped
             before = handled
             while beat not in self._beats or self.owed:
                 try:
                     handled += yield from self.step(0.2, linger=False)
+                    if skipped != self._skipped:
+                        beat, skipped = (yield from self._beat()), self._skipped
                 except PyMongoError as error:
                     attempts += 1
                     if attempts > ATTEMPTS_MAX:
                         raise
-                    self._cursor = None
-                    self._tell("errors", f"the worker goes on after an error: {error}")
+                    self._tell_error(error)
                     yield from wait(BACKOFF_SECONDS)
             self._beats.clear()
             yield from delete_many(BEATS, {"_id": {"$lte": beat}})
@@ -263,6 +293,12 @@ class Follower:
         yield from self._save({})
         self._saved()
         return handled
+
+    def _beat(self) -> Plan[Any]:
+        """Write something whose event says that all before it has been seen."""
+        beat = ObjectId()
+        yield from insert_one(BEATS, {"_id": beat})
+        return beat
 
     # -- one batch --------------------------------------------------------------------------------
 
@@ -287,7 +323,7 @@ class Follower:
             return 1
         if events:
             return (yield from self._handle(events))
-        self.position = self._ahead
+        self.position, self._narrow = self._ahead, 0
         self._quiet += 1
         if self._unsaved or self._quiet >= HEARTBEAT_READS:
             yield from self._save({})
@@ -297,7 +333,8 @@ class Follower:
     def _read(self, await_seconds: float) -> Plan[list[Raw]]:
         """The next events; opens the stream where it is not open."""
         if self._cursor is None:
-            pipeline = self.watch.pipeline(resume(self.position), [BEATS], lean=self._lean)
+            lean = self._narrow == WITHOUT_DOCUMENTS
+            pipeline = self.watch.pipeline(resume(self.position), [BEATS], lean=lean)
             reply = yield from database_command(
                 {"aggregate": 1, "pipeline": pipeline, "cursor": {"batchSize": 0}}, writes=False
             )
@@ -305,7 +342,7 @@ class Follower:
         command: Raw = {
             "getMore": self._cursor,
             "collection": "$cmd.aggregate",
-            "batchSize": 1 if self._lean else BATCH_MAX,
+            "batchSize": 1 if self._narrow else BATCH_MAX,
             "maxTimeMS": max(1, int(await_seconds * 1000)),
         }
         reply = yield from database_command(command, writes=False)
@@ -315,13 +352,16 @@ class Follower:
         events: list[Raw] = cursor["nextBatch"]
         token = cursor.get("postBatchResumeToken") or (events[-1]["_id"] if events else None)
         if token is not None:
-            # Where the position goes once the events are handled.
-            self._ahead = {"token": token, "start": None}
+            # Where the position goes once the events are handled. The time serves where the token's own
+            # event is no longer found, because it was of a collection that nobody watches any more.
+            start = events[-1]["clusterTime"] if events else self._ahead["start"]
+            self._ahead = {"token": token, "start": start}
         return events
 
     def _handle(self, events: list[Raw]) -> Plan[int]:
         """Bring right what a batch concerns, and move the position past it."""
         doubt = Doubt()
+        beats: list[Any] = []
         concerned = 0
         for event in events:
             if event["operationType"] in UPHEAVALS:
@@ -331,7 +371,7 @@ class Follower:
                         "upheavals", f"{where}: {event['operationType']}; what it fed is gone over again"
                     )
             elif event["ns"]["coll"] == BEATS:
-                self._beats.add(event["documentKey"]["_id"])
+                beats.append(event["documentKey"]["_id"])
                 continue
             concerned += 1
             self.watch.note(event, doubt)
@@ -340,7 +380,10 @@ class Follower:
         if doubt.blind:
             names = ", ".join(sorted(set(doubt.blind.values())))
             self._tell(
-                "blind", f"{names}: the server kept no former state of a changed document; run setup()"
+                "blind",
+                f"{names}: the server kept no former state of a changed document; what it fed is gone over "
+                "again (run setup() if this comes again)",
+                once=f"blind {names}",
             )
         unsettled = [*doubt.upset, *doubt.blind]
         self._owe(unsettled)
@@ -356,9 +399,11 @@ class Follower:
                         yield from bulk_write(contributions.COLLECTION, rows)
                     yield from self._save({})
 
-                done = yield from apply(self.graph, self.server, doubt, finish)
+                done = yield from apply(self.graph, self.server, doubt, self._fence, finish)
                 self._saved()
                 self._count("recomputed", done)
+                if doubt.aside:
+                    self._count("set_aside", doubt.aside)
             elif self._unsaved > UNSAVED_MAX:
                 yield from self._save({})
                 self._saved()
@@ -366,8 +411,9 @@ class Follower:
             self.position, self._counts = earlier, counts
             self._cursor = None
             raise
-        if self._lean:
-            self._lean, self._cursor = False, None
+        self._beats.update(beats)
+        if self._narrow == WITHOUT_DOCUMENTS:
+            self._narrow, self._cursor = 0, None
         if unsettled:
             row = yield from find_one(COLLECTION, {"_id": self.name})
             if row is not None:
@@ -396,19 +442,28 @@ class Follower:
     def _answer(self, error: OperationFailure) -> Plan[None]:
         """What to do when the stream itself fails."""
         self._cursor = None
-        if error.code in HISTORY_LOST:
+        if error.code == TOKEN_NOT_FOUND and self.position["token"] is not None and self.position["start"]:
+            self._tell(
+                "restarts", "the stream's token is not found any more; it goes on by time", once="token"
+            )
+            self.position = self._ahead = {"token": None, "start": self.position["start"]}
+        elif error.code in HISTORY_LOST:
             self._tell(
                 "history_lost",
                 "the stream's history is gone from the server, so changes were missed; every value that is "
                 "maintained by stream is verified and repaired now (a larger oplog avoids this)",
             )
-            self.position = {"token": None, "start": (yield from operation_time())}
+            self.position = self._ahead = {"token": None, "start": (yield from operation_time())}
+            self._skipped += 1
             self._owe(list(self.watch.rules))
             yield from self._save({})
             self._saved()
-        elif error.code in TOO_LARGE and not self._lean:
-            self._tell("oversized", "an event was too large for the stream; it is read without its documents")
-            self._lean = True
+        elif error.code in TOO_LARGE and self._narrow < WITHOUT_DOCUMENTS:
+            self._narrow += 1
+            if self._narrow == WITHOUT_DOCUMENTS:
+                self._tell(
+                    "oversized", "an event is too large for the stream; it is read without its documents"
+                )
         else:
             raise error
 
@@ -423,8 +478,13 @@ class Follower:
             documents = yield from contributions.sources(entry.collection, owed["after"], rules)
             yield from contributions.record(entry, rules, documents)
         else:
-            documents = yield from page(entry, owed["after"], RESYNC_PAGE)
-            yield from self._resync(entry, documents)
+            try:
+                documents = yield from page(entry, owed["after"], RESYNC_PAGE)
+                yield from self._resync(entry, documents)
+            except BSONError:
+                # One of them cannot be read; each by itself, around that one.
+                documents = yield from page(entry, owed["after"], RESYNC_PAGE, entry.key_projection())
+                yield from mend(self.graph, self.server, entry, [entry.key_of(each) for each in documents])
             self._count("verified", len(documents))
             if not documents and entry.group is not None:
                 # Groups without a document, which no page of documents shows.

@@ -100,20 +100,15 @@ def _verify_groups(server: Topology, entry: Entry[Any]) -> Plan[list[Finding]]:
     return findings
 
 
-def page(entry: Entry[Any], last: Any, limit: int) -> Plan[list[Raw]]:
+def page(entry: Entry[Any], last: Any, limit: int, projection: Raw | None = None) -> Plan[list[Raw]]:
     """The next documents in the order of `_id`, whatever types the ids have."""
-    shown = {rule.path: {"$slice": rule.limit + 1} for rule in entry.outliers} or None
+    shown = projection or {rule.path: {"$slice": rule.limit + 1} for rule in entry.outliers} or None
     if last is None:
         return (yield from find(entry.collection, entry.exactly, shown, sort=[("_id", 1)], limit=limit))
     # A range query would end where the type of the ids changes; index bounds do not.
+    bounds: Raw = {"min": {"_id": last}, "hint": [("_id", 1)]}
     found = yield from find(
-        entry.collection,
-        entry.exactly,
-        shown,
-        sort=[("_id", 1)],
-        limit=limit + 1,
-        min={"_id": last},
-        hint=[("_id", 1)],
+        entry.collection, entry.exactly, shown, sort=[("_id", 1)], limit=limit + 1, **bounds
     )
     return [each for each in found if freeze(each["_id"]) != freeze(last)][:limit]
 
@@ -184,8 +179,8 @@ def examine(server: Topology, entry: Entry[Any], documents: Sequence[Raw]) -> Pl
         for formula in entry.formulas:
             _compare(findings, entry, formula.pattern, document, right, formula.path)
         for reference in entry.references:
-            wanted_places = dict(_places(right, reference.steps, ""))
-            for prefix, container in _places(document, reference.steps, ""):
+            wanted_places = dict(places_of(right, reference.steps, ""))
+            for prefix, container in places_of(document, reference.steps, ""):
                 stored, should = container.get(reference.name), wanted_places[prefix].get(reference.name)
                 if not same(stored, should):
                     findings.append(
@@ -210,16 +205,16 @@ def _compare(
         findings.append(Finding(pattern, entry.model.__name__, document["_id"], path, stored, should))
 
 
-def _places(raw: Any, steps: Sequence[Step], prefix: str) -> Iterable[tuple[str, Raw]]:
+def places_of(raw: Any, steps: Sequence[Step], prefix: str) -> Iterable[tuple[str, Raw]]:
     """Each sub-document that the steps lead to, with its path, positions included."""
     if isinstance(raw, list):
         for number, item in enumerate(raw):
-            yield from _places(item, steps, f"{prefix}{number}.")
+            yield from places_of(item, steps, f"{prefix}{number}.")
     elif isinstance(raw, dict):
         if not steps:
             yield prefix, raw
         elif steps[0].stored in raw:
-            yield from _places(raw[steps[0].stored], steps[1:], f"{prefix}{steps[0].stored}.")
+            yield from places_of(raw[steps[0].stored], steps[1:], f"{prefix}{steps[0].stored}.")
 
 
 def expected(server: Topology, entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Raw]]:
