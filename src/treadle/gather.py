@@ -151,6 +151,13 @@ class GatherRule(Rule):
         assert isinstance(key, ReferenceKey)
         return [(each, self.value(raw)) for each in key.several(raw)]
 
+    def keys_of(self, raw: Raw) -> list[Any]:
+        """The targets that a source names, whatever its kind and whether or not it counts for them."""
+        if isinstance(self.key, ReferenceKey) and self.key.array_depth:
+            return self.key.several(raw)
+        one = self.key.one(raw)
+        return [] if one is None else [one]
+
     def _element_contributions(self, raw: Raw, depth: int) -> list[tuple[Any, Any]]:
         found = []
         rest = [step.stored for step in self.by.steps[depth:]]

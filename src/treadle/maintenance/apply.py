@@ -97,7 +97,9 @@ class Copies:
     def bring_right(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[None]:
         rule = self.rule
         followed = feeds_beyond(rule.target, rule.level)
-        sources = yield from find(rule.source.collection, {"_id": {"$in": list(self.keys)}})
+        sources = yield from find(
+            rule.source.collection, {"_id": {"$in": list(self.keys)}, **rule.source.scope}
+        )
         for source in sources:
             yield from copy_to(rule, source["_id"], source, {}, followed, ledger)
 
@@ -117,7 +119,7 @@ def apply(graph: Graph, server: Topology, doubt: Doubt, fence: Finish, finish: F
     for rule, new in doubt.copies.items():
         if not rule.synced:
             # Nothing to follow; but who was there before its source takes the values of this moment.
-            referring = {rule.reference_path: {"$in": list(new.values())}}
+            referring = {rule.reference_path: {"$in": list(new.values())}, **rule.target.scope}
             for each in (yield from find(rule.target.collection, referring, {"_id": 1})):
                 doubt.mark(rule.target, each["_id"], sourced=False)
     units: list[Targets | Copies] = []
@@ -130,7 +132,7 @@ def apply(graph: Graph, server: Topology, doubt: Doubt, fence: Finish, finish: F
     for rule, keys in doubt.copies.items():
         few = []
         for key in keys.values() if rule.synced else ():
-            referring = {rule.reference_path: {"$eq": key}}
+            referring = {rule.reference_path: {"$eq": key}, **rule.target.scope}
             if (yield from find(rule.target.collection, referring, {"_id": 1}, skip=FAN_OUT_MAX, limit=1)):
                 yield from copy_widely(graph, server, rule, key)
             else:
@@ -366,14 +368,14 @@ def _follow_deletion(
     graph: Graph, server: Topology, rule: ReferenceRule, key: Any, doubt: Doubt, fence: Finish
 ) -> Plan[None]:
     """Do as `on_delete` says to what refers to a source that is gone, a thousand at a time."""
-    condition: Raw = {rule.reference_path: {"$eq": key}}
+    condition: Raw = {rule.reference_path: {"$eq": key}, **rule.target.scope}
     if rule.on_delete == "restrict":
         # A writer that does not use Treadle deleted it all the same; the copies lose their source.
         for each in (yield from find(rule.target.collection, condition, {"_id": 1})):
             doubt.mark(rule.target, each["_id"], sourced=True)
         return
     stuck: list[Any] = []
-    while (yield from find_one(rule.source.collection, by_id(key), {"_id": 1})) is None:
+    while (yield from find_one(rule.source.collection, rule.source.one(key), {"_id": 1})) is None:
         within = {**condition, "_id": {"$nin": stuck}} if stuck else condition
         found = yield from find(rule.target.collection, within, {"_id": 1}, limit=GONE_MAX)
         keys = [each["_id"] for each in found]
@@ -395,7 +397,7 @@ def _cut_loose(
     """Delete these documents, or clear their references; those for which it cannot be done, set aside."""
 
     def attempt() -> Plan[None]:
-        if (yield from find_one(rule.source.collection, by_id(key), {"_id": 1})) is not None:
+        if (yield from find_one(rule.source.collection, rule.source.one(key), {"_id": 1})) is not None:
             # It came back; its insertion is another event.
             return
         condition = {"_id": {"$in": list(keys)}, rule.reference_path: {"$eq": key}}

@@ -115,7 +115,7 @@ def record(source: Entry[Any], rules: Sequence[GatherRule], documents: Iterable[
                     _joined(_name(source, document["_id"]), rule.place.label, [state], only_first=True)
                 )
             else:
-                keys = [key for key, _ in rule.contributions(document)]
+                keys = rule.keys_of(document)
             if keys:
                 operations.extend(_joined(_name(source, document["_id"]), rule.place.label, keys))
     if operations:

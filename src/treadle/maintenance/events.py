@@ -123,13 +123,14 @@ class Watch:
         self.rules = [rule for rule in graph.rules if rule.maintain == "stream"]
         self.gathers: dict[str, list[GatherRule]] = {}
         self.references: dict[str, list[ReferenceRule]] = {}
-        self.own: dict[str, _Own] = {}
+        self.own: dict[str, dict[Entry[Any], _Own]] = {}
         for rule in self.rules:
             if isinstance(rule, GatherRule):
                 self.gathers.setdefault(rule.source.collection, []).append(rule)
             elif isinstance(rule, ReferenceRule):
                 self.references.setdefault(rule.source.collection, []).append(rule)
-            self.own.setdefault(rule.target.collection, _Own(rule.target)).add(rule)
+            of_collection = self.own.setdefault(rule.target.collection, {})
+            of_collection.setdefault(rule.target, _Own(rule.target)).add(rule)
         self._watched = {rule: dict(rule.watches()) for rule in self.rules}
         # Windows in a time zone are the server's to tell; it does so in the stream itself.
         self._asked: dict[str, GroupKey] = {}
@@ -157,7 +158,11 @@ class Watch:
 
     def needs_before(self) -> list[str]:
         """The collections whose former states say which keys they fed."""
-        own = (name for name, each in self.own.items() if each.snapshots or each.keys)
+        own = (
+            name
+            for name, several in self.own.items()
+            if any(each.snapshots or each.keys for each in several.values())
+        )
         return sorted({*self.gathers, *own})
 
     # -- the pipeline ---------------------------------------------------------------------
@@ -206,8 +211,9 @@ class Watch:
 
     def _paths(self) -> set[str]:
         paths = {path for rules in self.gathers.values() for rule in rules for path in rule.key.paths}
-        for own in self.own.values():
-            paths |= own.snapshots | own.keys
+        for several in self.own.values():
+            for own in several.values():
+                paths |= own.snapshots | own.keys
         return {path for path in paths if path != "_id"}
 
     # -- marking ---------------------------------------------------------------------------
@@ -230,9 +236,13 @@ class Watch:
                     doubt.gone.setdefault(reference, {})[freeze(key)] = key
             elif kind == "insert" or (reference.synced and self._feeds(reference, collection, touched)):
                 doubt.copies.setdefault(reference, {})[freeze(key)] = key
-        own = self.own.get(collection)
-        if own is None or not own.concerned(touched):
-            return
+        for own in self.own.get(collection, {}).values():
+            # Of which kind the document is will be seen when it is read.
+            if own.concerned(touched):
+                self._note_own(own, kind, event, key, doubt)
+
+    def _note_own(self, own: _Own, kind: str, event: Mapping[str, Any], key: Any, doubt: Doubt) -> None:
+        """Mark a target that was itself written."""
         if own.entry.group is not None:
             self._note_group(own, kind, event, key, doubt)
         elif kind != "delete":
@@ -301,7 +311,7 @@ class Watch:
         """The targets that a source fed at one end of an event."""
         name = self._names.get(rule)
         if name is None:
-            return [target for target, _ in rule.contributions({**event[end], "_id": key})]
+            return rule.keys_of({**event[end], "_id": key})
         assert isinstance(rule.key, GroupKey)
         found = rule.key.checked(event[f"{name}{end}"])
         return [] if found is None else [found]
@@ -409,7 +419,7 @@ def _fields(key: GroupKey, kind: str, event: Mapping[str, Any]) -> Fed:
 
 
 def _keys(rule: GatherRule, raw: Raw) -> tuple[Any, ...]:
-    return tuple(key for key, _ in rule.contributions(raw))
+    return tuple(rule.keys_of(raw))
 
 
 def _renews(rule: ReferenceRule, path: str) -> bool:

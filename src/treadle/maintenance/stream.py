@@ -428,7 +428,7 @@ class Follower:
             if isinstance(rule.key, GroupKey):
                 targets = yield from contributions.groups_of(rule, documents)
             else:
-                targets = [target for each in documents for target, _ in rule.contributions(each)]
+                targets = [target for each in documents for target in rule.keys_of(each)]
             for target in targets:
                 doubt.mark(rule.target, target, sourced=True)
         for entry, keys in doubt.documents.items():
@@ -474,17 +474,20 @@ class Follower:
         owed = self.owed[0]
         entry = self.graph.by_collection[owed["collection"]]
         if owed["ledger"]:
-            rules = [rule for rule in self.watch.ledgered if rule.source is entry]
+            rules = [rule for rule in self.watch.ledgered if rule.source.collection == entry.collection]
             documents = yield from contributions.sources(entry.collection, owed["after"], rules)
             yield from contributions.record(entry, rules, documents)
         else:
             try:
-                documents = yield from page(entry, owed["after"], RESYNC_PAGE)
-                yield from self._resync(entry, documents)
+                documents = yield from page(entry, owed["after"], RESYNC_PAGE, whole=True)
+                for exact, own in entry.by_class(documents):
+                    yield from self._resync(exact, own)
             except BSONError:
                 # One of them cannot be read; each by itself, around that one.
-                documents = yield from page(entry, owed["after"], RESYNC_PAGE, entry.key_projection())
-                yield from mend(self.graph, self.server, entry, [entry.key_of(each) for each in documents])
+                shown = entry.key_projection()
+                documents = yield from page(entry, owed["after"], RESYNC_PAGE, shown, whole=True)
+                for exact, own in entry.by_class(documents):
+                    yield from mend(self.graph, self.server, exact, [exact.key_of(each) for each in own])
             self._count("verified", len(documents))
             if not documents and entry.group is not None:
                 # Groups without a document, which no page of documents shows.

@@ -100,16 +100,20 @@ def _verify_groups(server: Topology, entry: Entry[Any]) -> Plan[list[Finding]]:
     return findings
 
 
-def page(entry: Entry[Any], last: Any, limit: int, projection: Raw | None = None) -> Plan[list[Raw]]:
-    """The next documents in the order of `_id`, whatever types the ids have."""
+def page(
+    entry: Entry[Any], last: Any, limit: int, projection: Raw | None = None, *, whole: bool = False
+) -> Plan[list[Raw]]:
+    """The next documents in the order of `_id`, whatever types the ids have.
+
+    Those of the model's very class, or of the `whole` collection.
+    """
+    chosen = {} if whole else entry.exactly
     shown = projection or {rule.path: {"$slice": rule.limit + 1} for rule in entry.outliers} or None
     if last is None:
-        return (yield from find(entry.collection, entry.exactly, shown, sort=[("_id", 1)], limit=limit))
+        return (yield from find(entry.collection, chosen, shown, sort=[("_id", 1)], limit=limit))
     # A range query would end where the type of the ids changes; index bounds do not.
     bounds: Raw = {"min": {"_id": last}, "hint": [("_id", 1)]}
-    found = yield from find(
-        entry.collection, entry.exactly, shown, sort=[("_id", 1)], limit=limit + 1, **bounds
-    )
+    found = yield from find(entry.collection, chosen, shown, sort=[("_id", 1)], limit=limit + 1, **bounds)
     return [each for each in found if freeze(each["_id"]) != freeze(last)][:limit]
 
 
