@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pymongo.errors import OperationFailure
 
 from treadle import Average, Count, Document, ExtendedReference, Id, Max, Store, Subset, Sum, writes
-from treadle.maintenance import guards, react
+from treadle.maintenance import guards, pipelines, react
 from treadle.patterns.computed import AverageRule, CountRule, ExtremeRule, SumRule
 from treadle.patterns.extended_reference import ReferenceRule
 from treadle.patterns.subset import SubsetRule
@@ -296,7 +296,8 @@ def push_without_a_guard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recompute_without_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(react, "BUMP", {})
+    for module in (react, pipelines):
+        monkeypatch.setattr(module, "BUMP", {})
 
 
 def copy_without_writing_the_source(monkeypatch: pytest.MonkeyPatch) -> None:

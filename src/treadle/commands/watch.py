@@ -36,7 +36,7 @@ def _watch(store: Store, name: str, metrics_port: int | None, say: Callable[[str
     worker = store.worker(name)
     with ExitStack() as stack:
         if metrics_port is not None:
-            from treadle import metrics
+            from treadle.commands import metrics
 
             stack.enter_context(metrics.served(metrics_port, store.status, worker))
             say(f"Metrics at http://127.0.0.1:{metrics_port}/metrics")
@@ -57,7 +57,7 @@ async def _watch_async(
 
     with ExitStack() as stack:
         if metrics_port is not None:
-            from treadle import metrics
+            from treadle.commands import metrics
 
             stack.enter_context(metrics.served(metrics_port, status, worker))
             say(f"Metrics at http://127.0.0.1:{metrics_port}/metrics")
