@@ -31,9 +31,13 @@ from treadle.graph import Graph, declarations
 from treadle.pattern import Pattern, Rule
 
 # From their own files, so that a missing export is named by a test and not by a failed import.
+from treadle.patterns.ancestor_array import AncestorArray
+from treadle.patterns.child_references import ChildReferences
 from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
 from treadle.patterns.extended_reference import ExtendedReference
+from treadle.patterns.materialized_path import MaterializedPath
 from treadle.patterns.outlier import Outlier
+from treadle.patterns.parent_reference import ParentReference
 from treadle.patterns.rollup import Day, Rollup
 from treadle.patterns.subset import Subset
 
@@ -164,6 +168,47 @@ def reviews(targets: str) -> Callable[[], dict[str, list[dict[str, Any]]]]:
     return made
 
 
+class Category(Document, collection="categories", tree=AncestorArray(parent="up", ancestors="above")):
+    name: str
+    up: Id | None = None
+    above: list[Id] = []
+
+
+class Section(Document, collection="sections", tree=ParentReference(parent="up")):
+    name: str
+    up: Id | None = None
+
+
+class Folder(Document, collection="folders", tree=MaterializedPath(path="path", segment="name", parent="up")):
+    name: str
+    up: Id | None = None
+    path: str = ""
+
+
+class Shelved(Document, collection="shelved", tree=ChildReferences(children="children")):
+    name: str
+    children: list[Id] = []
+
+
+def nodes(collection: str) -> Callable[[], dict[str, list[dict[str, Any]]]]:
+    """A chain of four, an orphan, and a list that names nobody."""
+
+    def made() -> dict[str, list[dict[str, Any]]]:
+        keys = [ObjectId() for _ in range(5)]
+        parents = [None, *keys[:3], ObjectId()]
+        documents: list[dict[str, Any]] = [
+            {"_id": key, "name": f"n{number}", "up": parent}
+            for number, (key, parent) in enumerate(zip(keys, parents, strict=True))
+        ]
+        if collection == "shelved":
+            for document, child in zip(documents, [*keys[1:4], ObjectId(), ObjectId()], strict=True):
+                del document["up"]
+                document["children"] = [child]
+        return {collection: documents}
+
+    return made
+
+
 @dataclass(frozen=True)
 class Sample:
     """Models that use a pattern, and documents that lack what it maintains."""
@@ -173,9 +218,13 @@ class Sample:
 
 
 SAMPLES = {
+    "ancestor_array": Sample((Category,), nodes("categories")),
+    "child_references": Sample((Shelved,), nodes("shelved")),
     "computed": Sample((Review, Product), reviews("products")),
     "extended_reference": Sample((Customer, Order), orders),
+    "materialized_path": Sample((Folder,), nodes("folders")),
     "outlier": Sample((Fan,), fans),
+    "parent_reference": Sample((Section,), nodes("sections")),
     "rollup": Sample((Review, ReviewDay), reviews("products")),
     "subset": Sample((Review, Shelf), reviews("shelves")),
 }

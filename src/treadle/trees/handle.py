@@ -15,6 +15,7 @@ from treadle.errors import DataError
 from treadle.plan import Plan, Raw
 from treadle.query import Sort
 from treadle.trees import reads, state
+from treadle.trees.fields import Tree
 from treadle.trees.moves import Move, finish, tree_of
 from treadle.trees.placing import UNSTATED
 from treadle.trees.reads import GRAPH_TOO_LARGE, Levels, Stream
@@ -59,8 +60,10 @@ def _owes(work: Work[Any]) -> bool:
 class Nodes(Generic[D]):
     """The nodes that a tree streams; iterate it, once."""
 
-    def __init__(self, runner: Runner, plan: Plan[Stream], load: Load[D], session: Session) -> None:
-        self._nodes = _stream(runner, plan, load, session)
+    def __init__(
+        self, tree: Tree, runner: Runner, plan: Plan[Stream], load: Load[D], session: Session
+    ) -> None:
+        self._nodes = _stream(tree, runner, plan, load, session)
 
     def __iter__(self) -> Iterator[D]:
         return self._nodes
@@ -77,7 +80,7 @@ class Nodes(Generic[D]):
         self._nodes.close()
 
 
-def _stream(runner: Runner, plan: Plan[Stream], load: Load[D], session: Session) -> Generator[D]:
+def _stream(tree: Tree, runner: Runner, plan: Plan[Stream], load: Load[D], session: Session) -> Generator[D]:
     stream = runner.run(plan, session)
     if isinstance(stream, list):
         yield from map(load, stream)
@@ -85,8 +88,10 @@ def _stream(runner: Runner, plan: Plan[Stream], load: Load[D], session: Session)
     try:
         cursor = runner.open(stream.read if isinstance(stream, Levels) else stream, session)
     except OperationFailure as error:
-        if error.code != GRAPH_TOO_LARGE or not isinstance(stream, Levels):
+        if error.code != GRAPH_TOO_LARGE:
             raise
+        if not isinstance(stream, Levels):
+            raise reads.too_large(tree) from None
         yield from map(load, _levels(runner, stream, session))
         return
     with cursor:
@@ -190,7 +195,7 @@ class TreeHandle(Generic[D]):
     # -- how -------------------------------------------------------------------------------
 
     def _nodes(self, plan: Plan[Stream], session: Session) -> Nodes[D]:
-        return Nodes(self._store.runner, plan, self._entry.codec.load, session)
+        return Nodes(self._tree, self._store.runner, plan, self._entry.codec.load, session)
 
     def _models(self, plan: Plan[list[Raw]], session: Session) -> list[D]:
         return [self._entry.codec.load(raw) for raw in self._store.runner.run(plan, session)]
@@ -226,8 +231,10 @@ class TreeHandle(Generic[D]):
 class AsyncNodes(Generic[D]):
     """The nodes that a tree streams; iterate it, once, or await it for a list."""
 
-    def __init__(self, runner: AsyncRunner, plan: Plan[Stream], load: Load[D], session: AsyncSession) -> None:
-        self._nodes = _stream_async(runner, plan, load, session)
+    def __init__(
+        self, tree: Tree, runner: AsyncRunner, plan: Plan[Stream], load: Load[D], session: AsyncSession
+    ) -> None:
+        self._nodes = _stream_async(tree, runner, plan, load, session)
 
     def __aiter__(self) -> AsyncIterator[D]:
         return self._nodes
@@ -253,7 +260,7 @@ async def _opened(runner: AsyncRunner, read: Any, session: AsyncSession) -> Any:
 
 
 async def _stream_async(
-    runner: AsyncRunner, plan: Plan[Stream], load: Load[D], session: AsyncSession
+    tree: Tree, runner: AsyncRunner, plan: Plan[Stream], load: Load[D], session: AsyncSession
 ) -> AsyncGenerator[D]:
     stream = await runner.run(plan, session)
     if isinstance(stream, list):
@@ -263,8 +270,10 @@ async def _stream_async(
     try:
         cursor = await _opened(runner, stream.read if isinstance(stream, Levels) else stream, session)
     except OperationFailure as error:
-        if error.code != GRAPH_TOO_LARGE or not isinstance(stream, Levels):
+        if error.code != GRAPH_TOO_LARGE:
             raise
+        if not isinstance(stream, Levels):
+            raise reads.too_large(tree) from None
         async for raw in _levels_async(runner, stream, session):
             yield load(raw)
         return
@@ -371,7 +380,7 @@ class AsyncTreeHandle(Generic[D]):
     # -- how -------------------------------------------------------------------------------
 
     def _nodes(self, plan: Plan[Stream], session: AsyncSession) -> AsyncNodes[D]:
-        return AsyncNodes(self._store.runner, plan, self._entry.codec.load, session)
+        return AsyncNodes(self._tree, self._store.runner, plan, self._entry.codec.load, session)
 
     async def _models(self, plan: Plan[list[Raw]], session: AsyncSession) -> list[D]:
         return [self._entry.codec.load(raw) for raw in await self._store.runner.run(plan, session)]

@@ -348,7 +348,7 @@ def _mend(graph: Graph, server: Topology, tree: Tree, keys: Sequence[Any], ledge
     if repathed:
         # Two nodes may have each other's path, which must be free first.
         yield from update_many(
-            tree.entry.collection, {"_id": {"$in": repathed}}, {"$unset": {tree.roles["path"]: 1}}
+            tree.entry.collection, {"_id": {"$in": repathed}}, {"$set": {tree.roles["path"]: ""}}
         )
     yield from rewrite(tree, updates, ledger)
     if ledger.transactional:

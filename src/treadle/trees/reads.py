@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from treadle.errors import UsageError
+from pymongo.errors import OperationFailure
+
+from treadle.errors import DataError, UsageError
 from treadle.gather import freeze
 from treadle.plan import Plan, Raw, Read, aggregate, by_id, count_documents, find, find_one
 from treadle.query import Sort, sort_keys
@@ -23,6 +25,7 @@ NODE = "__treadle_node"
 DEPTH = "__treadle_depth"
 # The server's error where $graphLookup would need more than its 100 MB.
 GRAPH_TOO_LARGE = 40099
+KEYS_BATCH = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,14 @@ def children(tree: Tree, key: Any, sort: Sort | None = None, limit: int | None =
         {"$replaceRoot": {"newRoot": f"${NODE}"}},
     ]
     return _aggregate(tree, stages, sort, limit)
+
+
+def too_large(tree: Tree) -> DataError:
+    return DataError(
+        f"the subtree is more than $graphLookup sorts or cuts in its 100 MB; leave out sort= and max_depth=, "
+        f"or give {tree.entry.model.__name__} an AncestorArray",
+        code="tree-too-large",
+    )
 
 
 def _within(path: str, depth: int | None) -> Raw:
@@ -177,6 +188,35 @@ def below_batch(tree: Tree, keys: Sequence[Any]) -> Read:
         {"$replaceRoot": {"newRoot": f"${NODE}"}},
     ]
     return Read(tree.entry.collection, "aggregate", (stages,), {"allowDiskUse": True})
+
+
+def keys_below(
+    tree: Tree, key: Any, max_depth: int | None = None, limit: int | None = None
+) -> Plan[list[Any]]:
+    """The ids of nodes below one, level by level; never more than a level's more than the limit."""
+    keys: list[Any] = []
+    level = [key]
+    depth = 0
+    while level and (max_depth is None or depth < max_depth) and (limit is None or len(keys) < limit):
+        batch: list[Any] = []
+        for start in range(0, len(level), KEYS_BATCH):
+            read = below_batch(tree, level[start : start + KEYS_BATCH])
+            if read.method == "find":
+                found = yield Read(
+                    read.collection, "find", (*read.arguments, {"_id": 1}), {"limit": limit or 0}
+                )
+            else:
+                stages = [
+                    *read.arguments[0],
+                    *([{"$limit": limit}] if limit else []),
+                    {"$project": {"_id": 1}},
+                ]
+                found = yield Read(read.collection, "aggregate", (stages,), read.options)
+            batch += [each["_id"] for each in found]
+        keys += batch
+        level = batch
+        depth += 1
+    return keys[:limit]
 
 
 def check_depth(max_depth: Any) -> None:
@@ -279,7 +319,12 @@ def count(tree: Tree, key: Any = None, max_depth: int | None = None) -> Plan[int
         stream = stream.read
     if stream.method == "find":
         return (yield from count_documents(stream.collection, stream.arguments[0]))
-    rows = yield from aggregate(stream.collection, [*stream.arguments[0], {"$count": "n"}])
+    try:
+        rows = yield from aggregate(stream.collection, [*stream.arguments[0], {"$count": "n"}])
+    except OperationFailure as error:
+        if error.code != GRAPH_TOO_LARGE:
+            raise
+        return len((yield from keys_below(tree, key, max_depth)))
     return int(rows[0]["n"]) if rows else 0
 
 

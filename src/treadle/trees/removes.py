@@ -22,7 +22,7 @@ from treadle.trees import state
 from treadle.trees.fields import Tree, node_missing
 from treadle.trees.moves import begin, tree_of
 from treadle.trees.placing import follows, rewrite, segment_errors, unlist, unlisting
-from treadle.trees.reads import Levels, below_batch, children, descendants, parent_of
+from treadle.trees.reads import Levels, below_batch, children, descendants, keys_below, parent_of
 from treadle.trees.segments import SEPARATOR, path_above, split
 from treadle.writes import Work
 
@@ -104,7 +104,7 @@ class Remove(Work[int]):
             return
         if tree.path is not None:
             # A child may take over the very path of the node.
-            yield from update_many(tree.entry.collection, by_id(self.key), {"$unset": {tree.path: 1}})
+            yield from update_many(tree.entry.collection, by_id(self.key), {"$set": {tree.path: ""}})
         if follows(tree):
             with segment_errors(tree):
                 yield from rewrite(tree, [(key, sets) for key in keys], ledger)
@@ -156,6 +156,9 @@ def _keys(tree: Tree, stream: Any) -> Plan[list[Any]]:
 
 
 def _keys_below(tree: Tree, key: Any, limit: int) -> Plan[list[Any]]:
+    if "ancestors" not in tree.lead and "path" not in tree.lead:
+        # Not by $graphLookup, whose memory has an end: an error would end the transaction.
+        return (yield from keys_below(tree, key, limit=limit))
     return (yield from _keys(tree, (yield from descendants(tree, key, limit=limit))))
 
 
