@@ -73,6 +73,22 @@ def test_a_batch_says_its_places_by_its_lists(store):
     assert 4 == store.count(Listed)
 
 
+def test_a_batch_with_lists_and_parents_takes_either(run, monkeypatch):
+    store = run.store([Turning])
+    store.setup()
+    for most in (10_000, 1):
+        monkeypatch.setattr(writes, "INSERT_MAX", most)
+        one, two, three = (Turning(name=f"{name}{most}") for name in "abc")
+        one.children, three.parent_id = [two.id], two.id
+        store.insert_many([three, one, two])
+        assert [one.id, two.id] == store.get(Turning, three.id).ancestors
+        assert [three.id] == store.get(Turning, two.id).children
+        other = Turning(name="other", parent_id=one.id)
+        with pytest.raises(UsageError, match="mend one of them"):
+            store.insert_many([other, Turning(name="more", children=[other.id])])
+    assert [] == store.verify()
+
+
 def test_a_batch_beyond_one_transaction_keeps_the_order_of_its_lists(store, monkeypatch):
     monkeypatch.setattr(writes, "INSERT_MAX", 3)
     nodes = [Listed(name=str(number)) for number in range(12)]
@@ -126,9 +142,11 @@ def test_lists_that_disagree_are_found_and_mended(store, database):
 def test_nodes_without_a_list_are_leaves(store, database):
     """As somebody else may have written them."""
     key = database["lists"].insert_one({"name": "raw"}).inserted_id
-    null = database["lists"].insert_one(
-        {"name": "null", "children": None}, bypass_document_validation=True
-    ).inserted_id
+    null = (
+        database["lists"]
+        .insert_one({"name": "null", "children": None}, bypass_document_validation=True)
+        .inserted_id
+    )
     tree = store.tree(Listed)
     assert [] == names(tree.children(key)) == names(tree.descendants(key))
     for parent in (key, null):

@@ -225,7 +225,7 @@ def test_without_a_shared_write_two_moves_make_a_circle(client, database, monkey
 
 @pytest.mark.parametrize("model", [Array, Parented], ids=lambda model: model.__name__)
 def test_without_a_write_of_the_parent_an_insert_is_orphaned(client, database, model, monkeypatch):
-    def only_look(tree, keys):
+    def only_look(tree, keys, look_only=False):
         found = yield from find(tree.entry.collection, {"_id": {"$in": list(keys)}}, tree.projection)
         if keys and not found:
             raise fields.parent_missing(tree, keys[0])

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
+from pymongo.errors import PyMongoError
 
-from tests import victim
+from tests import faults, victim
 from tests.faults import Heard
 from tests.trees import forest
 from tests.trees.forest import FOUR, Array, Counted, Listed, Pathed, PathedUp, Turning, names, plant
@@ -298,6 +299,42 @@ def test_kill_9_at_any_point_and_recovery_ends_it(server, alone, model, scenario
                 # One child after another where they are many: each is lifted or not.
                 assert {path[-1] for path in state_now} >= {path[-1] for path in after}
             assert None is fresh.runner.run(state.owed_by(fresh.graph.entry(kind_of).tree))
+        tried(len(points))
+        client.drop_database(name)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("scenario", ["move", "subtree", "insert", "delete"])
+@pytest.mark.parametrize("model", [Array, Listed], ids=lambda model: model.__name__)
+@pytest.mark.parametrize("kind", ["replica-set", "standalone"])
+def test_a_lost_reply_leaves_a_tree(server, alone, model, scenario, kind, tried):
+    """What was acknowledged is there; what raised is there or not; the next write ends what is owed."""
+    where = server if kind == "replica-set" else alone
+    name = f"trees_lost_{model.__name__}_{scenario}".lower()
+    with (
+        faults.Proxy(where.port) as proxy,
+        MongoClient[Any](where.uri) as client,
+        MongoClient[Any](proxy.uri) as struck,
+    ):
+        client.drop_database(name)
+        store = Store(client[name], [model])
+        store.setup()
+        plant(store, model, SHAPE)
+        documents = list(store.collection(model).find())
+        before = outline(store, model)
+        points = moments(where, store, model, scenario, documents)
+        after = outline(store, model)
+        through = Store(struck[name], [model])
+        for skip in points:
+            refill(store, model, documents)
+            acknowledged = False
+            with proxy.drop_reply(skip, names=WRITES), contextlib.suppress(PyMongoError, DataError):
+                act(through, model, scenario)
+                acknowledged = True
+            through.recover()
+            assert [] == store.verify(), skip
+            assert outline(store, model) in ([after] if acknowledged else [before, after]), skip
+            through.tree(model).insert(model(name="next"), store.tree(model).roots().to_list()[0].id)
         tried(len(points))
         client.drop_database(name)
 

@@ -11,7 +11,7 @@ from treadle.gather import freeze
 from treadle.graph import Entry
 from treadle.plan import Plan, Raw, find
 from treadle.trees.fields import Tree, parent_missing
-from treadle.trees.placing import UNSTATED, listed_parents, parents_first
+from treadle.trees.placing import UNSTATED, agreed_parent, listed_parents, parents_first
 from treadle.trees.segments import path_above
 from treadle.writes import Insert
 
@@ -41,23 +41,20 @@ def _ordered(tree: Tree, documents: Sequence[D]) -> Plan[tuple[list[D], list[Any
             tree.segment_of(raw)
     yield from _check_outside(tree, raws, parents)
     # Lists are filled as the children come, so these are told their parents.
-    stated = [
-        parents[freeze(raw["_id"])] if tree.truth == "children" and tree.parent is None else UNSTATED
-        for raw in order
-    ]
+    stated = [parents[freeze(raw["_id"])] if tree.children is not None else UNSTATED for raw in order]
     return [by_key[freeze(raw["_id"])] for raw in order], stated
 
 
 def _parents(tree: Tree, raws: Sequence[Raw]) -> dict[Any, Any]:
     """The parent of each node by its frozen id; that of another batch only where it is named."""
+    listed = listed_parents(tree, raws, [UNSTATED] * len(raws))
     if tree.parent is not None:
-        return {freeze(raw["_id"]): tree.get(raw, "parent") for raw in raws}
+        return {freeze(raw["_id"]): agreed_parent(tree, raw, listed) for raw in raws}
     if tree.path is not None:
         by_path = {tree.get(raw, "path") or None: raw["_id"] for raw in raws}
         return {
             freeze(raw["_id"]): by_path.get(path_above(tree.get(raw, "path") or "") or "") for raw in raws
         }
-    listed = listed_parents(tree, raws, [UNSTATED] * len(raws))
     return {freeze(raw["_id"]): listed.get(freeze(raw["_id"])) for raw in raws}
 
 

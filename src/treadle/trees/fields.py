@@ -181,6 +181,8 @@ class Tree:
                 f"{self.entry.model.__name__} declares {rule.pattern} twice", code="tree-declaration"
             )
         self.rules.append(rule)
+        # What plans read of a node.
+        self.projection: Raw = dict.fromkeys(["_id", REVISION, MOVING, *self.roles.values()], 1)
         if self.children and self.truth == "path":
             raise DeclarationError(
                 f"{self.entry.model.__name__} is to have its child lists from its paths; add parent= to "
@@ -227,11 +229,6 @@ class Tree:
     def rewrites(self) -> bool:
         """Whether a move changes the descendants too."""
         return self.ancestors is not None or self.path is not None
-
-    @property
-    def projection(self) -> Raw:
-        """What plans read of a node."""
-        return dict.fromkeys(["_id", REVISION, MOVING, *self.roles.values()], 1)
 
     def get(self, raw: Raw | None, role: Role) -> Any:
         """The value of a role in a stored node."""

@@ -128,7 +128,7 @@ class Move(Work[D]):
             after = yield from go_on(tree, work, ledger)
             yield from state.settle(tree, work["token"])
             return after
-        after = yield from apply(tree, work, ledger)
+        after = yield from apply(tree, work, ledger, node)
         if not tree.rewrites:
             return after
         if self.whole or not (yield from _many(tree, work)):
@@ -194,7 +194,7 @@ def begin(tree: Tree, ledger: Ledger) -> Plan[None]:
 # -- the node itself ---------------------------------------------------------------------------
 
 
-def apply(tree: Tree, work: Raw, ledger: Ledger) -> Plan[Raw]:
+def apply(tree: Tree, work: Raw, ledger: Ledger, before: Raw | None = None) -> Plan[Raw]:
     """Give the node its new place; the node after. Doing it again changes nothing."""
     entry = tree.entry
     key, source, target = work["node"], work["from"], work["to"]
@@ -202,7 +202,8 @@ def apply(tree: Tree, work: Raw, ledger: Ledger) -> Plan[Raw]:
     if target is not None:
         held = yield from hold_parents(tree, [target])
         parent = yield from complete(tree, held[freeze(target)])
-    before = yield from find_one(entry.collection, by_id(key))
+    if before is None:
+        before = yield from find_one(entry.collection, by_id(key))
     if before is None:
         raise node_missing(tree, key)
     if tree.children is not None and freeze(source) != freeze(target):

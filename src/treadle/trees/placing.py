@@ -73,7 +73,8 @@ def place(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any], ledger: Ledger
     order = parents_first(tree, raws, parents)
     inside = {freeze(raw["_id"]): raw for raw in raws}
     outside = {freeze(key): key for key in parents.values() if key is not None and freeze(key) not in inside}
-    held = yield from hold_parents(tree, list(outside.values()))
+    # Where the parent lists its children it is written anyway.
+    held = yield from hold_parents(tree, list(outside.values()), look_only=tree.children is not None)
     above: dict[Any, Raw] = {}
     placed = Placed(order)
     for raw in order:
@@ -126,7 +127,7 @@ def _parents(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> Plan[dic
         if explicit is not UNSTATED:
             parents[own] = explicit
         elif tree.parent is not None:
-            parents[own] = tree.get(raw, "parent")
+            parents[own] = agreed_parent(tree, raw, listed)
         elif tree.path is not None:
             by_path[own] = _stated_path(tree, raw)
             parents[own] = None
@@ -134,6 +135,20 @@ def _parents(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> Plan[dic
             parents[own] = listed.get(own)
     yield from _resolve_paths(tree, raws, by_path, parents)
     return parents
+
+
+def agreed_parent(tree: Tree, raw: Raw, listed: dict[Any, Any]) -> Any:
+    """The parent that a new node's field names, or that lists it, where the tree has both."""
+    named, own = tree.get(raw, "parent"), freeze(raw["_id"])
+    if own not in listed:
+        return named
+    if named is not None and freeze(named) != freeze(listed[own]):
+        raise UsageError(
+            f"{tree.entry.model.__name__} {raw['_id']!r} names {named!r} as its parent, but is listed by "
+            f"{listed[own]!r}; mend one of them",
+            code="tree-child-unknown",
+        )
+    return listed[own]
 
 
 def _stated_path(tree: Tree, raw: Raw) -> str:
@@ -236,13 +251,15 @@ def settle_first(tree: Tree, ledger: Ledger) -> Plan[None]:
 # -- parents ------------------------------------------------------------------------------------
 
 
-def hold_parents(tree: Tree, keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
+def hold_parents(tree: Tree, keys: Sequence[Any], *, look_only: bool = False) -> Plan[dict[Any, Raw]]:
     """The parents by frozen id; really written, so that nobody moves or removes them meanwhile."""
     if not keys:
         return {}
     collection = tree.entry.collection
     bump = {"$inc": {REVISION: 1}}
-    if len(keys) == 1:
+    if look_only:
+        found = yield from find(collection, {"_id": {"$in": list(keys)}}, tree.projection)
+    elif len(keys) == 1:
         one = yield from find_one_and_update(collection, by_id(keys[0]), bump, projection=tree.projection)
         found = [] if one is None else [one]
     else:

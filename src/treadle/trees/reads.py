@@ -26,6 +26,8 @@ DEPTH = "__treadle_depth"
 # The server's error where $graphLookup would need more than its 100 MB.
 GRAPH_TOO_LARGE = 40099
 KEYS_BATCH = 1000
+# How many subtrees are looked into with one query.
+RANGES_BATCH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +258,8 @@ def _upwards(tree: Tree, key: Any) -> Plan[list[Raw]]:
             return [node]
         found = yield from find(tree.entry.collection, {"_id": {"$in": above}})
         by_key = {freeze(each["_id"]): each for each in found}
-        return [*(by_key[freeze(each)] for each in above if freeze(each) in by_key), node]
+        # One that was removed since is left out.
+        return [*filter(None, (by_key.get(freeze(each)) for each in above)), node]
     stored = lead["path"].stored
     own = tree.get(node, "path")
     if split(own) is None:
@@ -361,11 +364,13 @@ def outside_child(tree: Tree, nodes: Sequence[Raw]) -> Plan[Any]:
         found = yield from find_one(tree.entry.collection, condition, {"_id": 1})
         return None if found is None else found["_id"]
     paths = {tree.get(node, "path") for node in nodes}
-    for own in sorted(each for each in paths if split(each) is not None):
-        # What lies below a node also lies below the topmost of these that is above it.
-        if not any(above in paths for above in prefixes(own)):
-            condition = {tree.roles["path"]: below(own), "_id": {"$nin": keys}}
-            found = yield from find_one(tree.entry.collection, condition, {"_id": 1})
-            if found is not None:
-                return found["_id"]
+    # What lies below a node also lies below the topmost of these that is above it.
+    real = sorted(each for each in paths if split(each) is not None)
+    tops = [own for own in real if not any(above in paths for above in prefixes(own))]
+    for start in range(0, len(tops), RANGES_BATCH):
+        ranges = [{tree.roles["path"]: below(own)} for own in tops[start : start + RANGES_BATCH]]
+        nodes_below = yield from find(tree.entry.collection, {"$or": ranges}, {"_id": 1}, limit=len(keys) + 1)
+        for node in nodes_below:
+            if freeze(node["_id"]) not in among:
+                return node["_id"]
     return None
