@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any
@@ -14,7 +15,18 @@ from pydantic import BaseModel
 
 from tests.support import Heard
 from tests.trees.forest import Array, Counted, Deep, Place, Turning, names, plant
-from treadle import AncestorArray, Count, DataError, DeclarationError, Document, Id, Store, UsageError, writes
+from treadle import (
+    AncestorArray,
+    Bucket,
+    Count,
+    DataError,
+    DeclarationError,
+    Document,
+    Id,
+    Store,
+    UsageError,
+    writes,
+)
 from treadle.graph import Graph
 from treadle.trees import bulk
 
@@ -307,6 +319,19 @@ def test_a_field_is_maintained_by_one_pattern_only():
     with pytest.raises(DeclarationError) as caught:
         Graph([Node])
     assert caught.value.code in ("path-maintained-twice", "pattern-type", "maintained-type")
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [{"discriminator": "type"}, {"bucket": Bucket(key="name", time="at", span=timedelta(hours=1))}],
+)
+def test_a_tree_is_of_plain_documents_of_one_model(keywords):
+    kinds = {"name": str, "at": datetime, "up": Id | None, "above": list[Id]}
+    namespace = {"__annotations__": kinds, "up": None, "above": []}
+    with pytest.raises(DeclarationError, match="collection of its own") as caught:
+        tree = AncestorArray(parent="up", ancestors="above")
+        Graph([type("Node", (Document,), namespace, collection="nodes", tree=tree, **keywords)])
+    assert "tree-declaration" == caught.value.code
 
 
 def test_a_model_without_a_tree_says_how_to_have_one(run):

@@ -134,6 +134,13 @@ def tree_declarations(entry: Entry[Any]) -> Iterator[tuple[Place, Pattern]]:
     declared = entry.settings.tree
     if declared is None:
         return
+    for keyword in ("bucket", "timeseries", "rollup", "discriminator"):
+        if getattr(entry.settings, keyword, None) is not None:
+            raise DeclarationError(
+                f"{entry.model.__name__} has tree= and {keyword}=; a tree's nodes are plain documents of one "
+                "model: drop one of the two, or keep the tree in a collection of its own",
+                code="tree-declaration",
+            )
     listed = list(declared) if isinstance(declared, (list, tuple)) else [declared]
     for pattern in listed:
         if not isinstance(pattern, TreePattern):
