@@ -178,7 +178,7 @@ def test_bad_arguments_are_refused_at_once(store):
         tree.remove(ObjectId(), children="all")
     with pytest.raises(UsageError, match="no segment"):
         tree.rename(ObjectId(), "x")
-    with pytest.raises(UsageError, match="not among the models"):
+    with pytest.raises(UsageError, match="the tree of Parented"):
         tree.insert(Array(name="x"))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle.document import Document
-from treadle.errors import DataError
+from treadle.errors import DataError, UsageError
 from treadle.plan import Plan, Raw
 from treadle.query import Sort
 from treadle.trees import reads, state
@@ -51,6 +51,13 @@ def _inside(session: Any) -> bool:
 def _gives_way(error: DataError, session: Any, attempt: int) -> bool:
     """Whether to end another's large move and then try again."""
     return error.code == "tree-busy" and not _inside(session) and attempt + 1 < ATTEMPTS_MAX
+
+
+def _check_model(node: Any, model: type[Document]) -> None:
+    if type(node) is not model:
+        raise UsageError(
+            f"this is the tree of {model.__name__}; it takes no {type(node).__name__}", code="model-unknown"
+        )
 
 
 def _owes(work: Work[Any]) -> bool:
@@ -162,7 +169,7 @@ class TreeHandle(Generic[D]):
 
     def insert(self, node: D, parent: Any = None, session: Session = None) -> D:
         """Store a new node below a parent; without one, where its own fields say."""
-        self._store.graph.entry(type(node))
+        _check_model(node, self._entry.model)
         stated = UNSTATED if parent is None else self._entry.identity(parent)
         return self._perform(Insert(self._entry, [node], [stated]), session)[0]
 
@@ -346,7 +353,7 @@ class AsyncTreeHandle(Generic[D]):
 
     async def insert(self, node: D, parent: Any = None, session: AsyncSession = None) -> D:
         """Store a new node below a parent; without one, where its own fields say."""
-        self._store.graph.entry(type(node))
+        _check_model(node, self._entry.model)
         stated = UNSTATED if parent is None else self._entry.identity(parent)
         return (await self._perform(Insert(self._entry, [node], [stated]), session))[0]
 
