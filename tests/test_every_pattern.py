@@ -31,6 +31,7 @@ from treadle.graph import Graph, declarations
 from treadle.pattern import Pattern, Rule
 
 # From their own files, so that a missing export is named by a test and not by a failed import.
+from treadle.patterns.approximation import Approximate
 from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
 from treadle.patterns.extended_reference import ExtendedReference
 from treadle.patterns.outlier import Outlier
@@ -114,6 +115,15 @@ class Fan(Document, collection="fans"):
     has_overflow: bool = False
 
 
+class Article(Document, collection="articles"):
+    title: str
+    views: Annotated[int, Approximate(every=10)] = 0
+
+
+def articles() -> dict[str, list[dict[str, Any]]]:
+    return {"articles": [{"title": "old"}, {"title": "older", "views": None}]}
+
+
 def fans() -> dict[str, list[dict[str, Any]]]:
     return {"fans": [{"idols": [f"idol {each}" for each in range(number)]} for number in (0, 2, 3, 9)]}
 
@@ -173,6 +183,7 @@ class Sample:
 
 
 SAMPLES = {
+    "approximation": Sample((Article,), articles),
     "computed": Sample((Review, Product), reviews("products")),
     "extended_reference": Sample((Customer, Order), orders),
     "outlier": Sample((Fan,), fans),
