@@ -65,12 +65,12 @@ Sums = Mapping[Any, Any]
 
 def rule_named(entry: Entry[Any], field: str) -> ApproximateRule:
     """The counter that a caller named by its Python path."""
-    for rule in entry.counters:
+    for rule in entry.all_counters:
         if field == rule.python_path:
             if rule.declared.upsert:
                 _check_upsert(rule)
             return rule
-    known = ", ".join(repr(rule.python_path) for rule in entry.counters) or "none"
+    known = ", ".join(repr(rule.python_path) for rule in entry.all_counters) or "none"
     raise UsageError(
         f"{entry.model.__name__} has no counter {field!r}; it has {known}: declare it as "
         "Annotated[int, Approximate(every=…)]",

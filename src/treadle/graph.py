@@ -101,9 +101,19 @@ class Entry(Generic[D]):
         return [*self.gathers, *self.references, *self.formulas, *self.outliers, *self.counters]
 
     @property
+    def all_outliers(self) -> list[OutlierRule]:
+        """Its outlier arrays, with those that it inherits from the kinds above."""
+        return [rule for each in [*self.above, self] for rule in each.outliers]
+
+    @property
+    def all_counters(self) -> list[ApproximateRule]:
+        """Its counters, with those that it inherits from the kinds above."""
+        return [rule for each in [*self.above, self] for rule in each.counters]
+
+    @property
     def kept(self) -> dict[str, Any]:
         """What a replace leaves as it is stored, since others than callers write it all the time."""
-        rules: list[OutlierRule | ApproximateRule] = [*self.outliers, *self.counters]
+        rules: list[OutlierRule | ApproximateRule] = [*self.all_outliers, *self.all_counters]
         return {path: value for rule in rules for path, value in rule.kept().items()}
 
     @property
