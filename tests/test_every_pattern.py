@@ -32,6 +32,7 @@ from treadle.pattern import Pattern, Rule
 
 # From their own files, so that a missing export is named by a test and not by a failed import.
 from treadle.patterns.ancestor_array import AncestorArray
+from treadle.patterns.approximation import Approximate
 from treadle.patterns.child_references import ChildReferences
 from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
 from treadle.patterns.extended_reference import ExtendedReference
@@ -116,6 +117,15 @@ class Fan(Document, collection="fans"):
     idols: Annotated[list[str], Outlier(limit=3, overflow="idol_overflow", page_size=2)] = []
     idol_count: int = 0
     has_overflow: bool = False
+
+
+class Article(Document, collection="articles"):
+    title: str
+    views: Annotated[int, Approximate(every=10)] = 0
+
+
+def articles() -> dict[str, list[dict[str, Any]]]:
+    return {"articles": [{"title": "old"}, {"title": "older", "views": None}]}
 
 
 def fans() -> dict[str, list[dict[str, Any]]]:
@@ -220,6 +230,7 @@ class Sample:
 SAMPLES = {
     "ancestor_array": Sample((Category,), nodes("categories")),
     "child_references": Sample((Shelved,), nodes("shelved")),
+    "approximation": Sample((Article,), articles),
     "computed": Sample((Review, Product), reviews("products")),
     "extended_reference": Sample((Customer, Order), orders),
     "materialized_path": Sample((Folder,), nodes("folders")),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from treadle.maintenance.finding import Finding
     from treadle.maintenance.verify import Progress
     from treadle.patterns.ancestor_array import AncestorArray
+    from treadle.patterns.approximation import Approximate
     from treadle.patterns.bucket import Bucket
     from treadle.patterns.child_references import ChildReferences
     from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Action",
     "AncestorArray",
+    "Approximate",
     "AsyncStore",
     "Average",
     "Bucket",
@@ -70,6 +72,7 @@ __all__ = [
 _HOMES = {
     "Action": "set_up",
     "AncestorArray": "patterns.ancestor_array",
+    "Approximate": "patterns.approximation",
     "AsyncStore": "async_api",
     "Average": "patterns.computed",
     "Bucket": "patterns.bucket",

@@ -34,10 +34,10 @@ SIZE_MAX = 100_000
 
 def rule_named(entry: Entry[Any], field: str) -> OutlierRule:
     """The outlier array that a caller named by its Python path."""
-    for rule in entry.outliers:
+    for rule in entry.all_outliers:
         if field == rule.python_path:
             return rule
-    known = ", ".join(repr(rule.python_path) for rule in entry.outliers) or "none"
+    known = ", ".join(repr(rule.python_path) for rule in entry.all_outliers) or "none"
     raise UsageError(
         f"{entry.model.__name__} has no outlier array {field!r}; it has {known}: declare it as "
         "Annotated[list[…], Outlier(limit=…, overflow=…)]",

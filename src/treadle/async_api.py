@@ -22,6 +22,7 @@ from treadle.bson_types import CODEC_OPTIONS
 from treadle.buckets.reading import Summary
 from treadle.codec import Codec
 from treadle.combine import AsyncCombiner
+from treadle.counter_api import AsyncCounter, only_one
 from treadle.document import Document
 from treadle.errors import UsageError
 from treadle.graph import Graph
@@ -190,6 +191,7 @@ class AsyncStore:
         self._known: Topology | None = None
         self._owes = False
         self._given_up: list[str] = []
+        self._counters: dict[Any, AsyncCounter] = {}
         self._combiner = AsyncCombiner(self._commit)
         self._owned_client: AsyncMongoClient[Any] | None = None
         self._server: LocalServer | None = None
@@ -223,7 +225,9 @@ class AsyncStore:
         return store
 
     async def close(self) -> None:
-        """Close what this store opened itself."""
+        """Flush the counters, and close what this store opened itself."""
+        for counter in self._counters.values():
+            await counter.close()
         if self._owned_client is not None:
             await self._owned_client.close()
         if self._server is not None:
@@ -520,6 +524,13 @@ class AsyncStore:
     def array(self, model: type[Document], field: str, id: Any) -> AsyncArray:
         """The outlier array of one document, by the Python name of its field."""
         return AsyncArray(self, self.graph.entry(model), field, id)
+
+    def counter(
+        self, model: type[Document], field: str, random: Callable[[], float] | None = None
+    ) -> AsyncCounter:
+        """The counter of a model, one for the whole store; `random` is for sampled ones."""
+        entry = self.graph.entry(model)
+        return only_one(self._counters, (model, field), lambda: AsyncCounter(self, entry, field, random))
 
     # -- proof and repair ---------------------------------------------------------------
 

@@ -31,8 +31,11 @@ class Combiner:
     a single writer never waits.
     """
 
-    def __init__(self, commit: Callable[[Sequence[Work[Any]]], list[Any]]) -> None:
+    def __init__(
+        self, commit: Callable[[Sequence[Work[Any]]], list[Any]], most: int = shell.GROUP_MAX
+    ) -> None:
         self._commit = commit
+        self._most = most
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -106,12 +109,12 @@ class Combiner:
         if len(group) < self._last_size:
             time.sleep(LINGER_SECONDS)
             with self._lock:
-                group.extend(self._take(shell.GROUP_MAX - len(group)))
+                group.extend(self._take(self._most - len(group)))
         self._last_size = len(group)
 
     def _hand_over(self) -> None:
         with self._lock:
-            group = self._take(shell.GROUP_MAX)
+            group = self._take(self._most)
             self._busy = bool(group)
             if group:
                 group[0].group = group
@@ -156,8 +159,11 @@ class AsyncCombiner:
     neighbours' writes along.
     """
 
-    def __init__(self, commit: Callable[[Sequence[Work[Any]]], Awaitable[list[Any]]]) -> None:
+    def __init__(
+        self, commit: Callable[[Sequence[Work[Any]]], Awaitable[list[Any]]], most: int = shell.GROUP_MAX
+    ) -> None:
         self._commit = commit
+        self._most = most
         self._waiting: deque[tuple[Work[Any], asyncio.Future[Any]]] = deque()
         self._busy = False
         self._last_size = 1
@@ -177,7 +183,7 @@ class AsyncCombiner:
         return (await self._commit([work]))[0] if outcome is _ALONE else outcome
 
     def _hand_over(self) -> None:
-        group = self._take(shell.GROUP_MAX)
+        group = self._take(self._most)
         self._busy = bool(group)
         if group:
             task = asyncio.get_running_loop().create_task(self._lead(group))
@@ -197,7 +203,7 @@ class AsyncCombiner:
         try:
             if len(group) < self._last_size:
                 await asyncio.sleep(LINGER_SECONDS)
-                group.extend(self._take(shell.GROUP_MAX - len(group)))
+                group.extend(self._take(self._most - len(group)))
             self._last_size = len(group)
             outcomes: Sequence[Any] = await self._commit([work for work, _ in group])
         except BaseException as error:

@@ -34,7 +34,9 @@ TOGETHER_MAX = 10_000
 def deletion_concerns(entry: Entry[Any]) -> bool:
     """Whether a deletion must be followed."""
     followed = any(rule.on_delete != "keep" for rule in entry.feeds_references)
-    involved = entry.feeds_gathers or entry.restricting or entry.outliers or entry.tree
+    involved = (
+        entry.feeds_gathers or entry.restricting or any(each.outliers for each in entry.related) or entry.tree
+    )
     return bool(involved) or followed
 
 
@@ -144,7 +146,7 @@ def follow_deletions(
     """Do as `on_delete` says to the documents that refer to deleted ones."""
     if restrict:
         yield from check_restrictions(entry, keys)
-    for outlier in entry.outliers:
+    for outlier in entry.all_outliers:
         yield from delete_many(outlier.collection, {outlier.owner: {"$in": list(keys)}})
     for rule in entry.feeds_references:
         if rule.on_delete not in ("clear", "cascade"):

@@ -25,6 +25,7 @@ from treadle.layout import Layout
 from treadle.layouts import layout_of, refuse_derived
 from treadle.paths import ARRAYS, Path, Step, model_of, models_of, overlap, refuse_array_of_arrays
 from treadle.pattern import ClassPlace, Pattern, Place, Rule
+from treadle.patterns.approximation import ApproximateRule
 from treadle.patterns.computed import FormulaRule
 from treadle.patterns.extended_reference import ReferenceRule
 from treadle.patterns.outlier import OutlierRule
@@ -60,6 +61,7 @@ class Entry(Generic[D]):
         self.references: list[ReferenceRule] = []
         self.formulas: list[FormulaRule] = []
         self.outliers: list[OutlierRule] = []
+        self.counters: list[ApproximateRule] = []
         # Those that each write keeps right, and what a write of this model feeds in others.
         self.inline_gathers: list[GatherRule] = []
         self.feeds_gathers: list[GatherRule] = []
@@ -95,13 +97,24 @@ class Entry(Generic[D]):
 
     @property
     def derived(self) -> list[Rule]:
-        """What follows from other documents or other fields, value by value, and outlier arrays."""
-        return [*self.gathers, *self.references, *self.formulas, *self.outliers]
+        """What follows from other documents or other fields, value by value, outlier arrays and counters."""
+        return [*self.gathers, *self.references, *self.formulas, *self.outliers, *self.counters]
+
+    @property
+    def all_outliers(self) -> list[OutlierRule]:
+        """Its outlier arrays, with those that it inherits from the kinds above."""
+        return [rule for each in [*self.above, self] for rule in each.outliers]
+
+    @property
+    def all_counters(self) -> list[ApproximateRule]:
+        """Its counters, with those that it inherits from the kinds above."""
+        return [rule for each in [*self.above, self] for rule in each.counters]
 
     @property
     def kept(self) -> dict[str, Any]:
         """What a replace leaves as it is stored, since others than callers write it all the time."""
-        return {path: value for rule in self.outliers for path, value in rule.kept().items()}
+        rules: list[OutlierRule | ApproximateRule] = [*self.all_outliers, *self.all_counters]
+        return {path: value for rule in rules for path, value in rule.kept().items()}
 
     @property
     def rules(self) -> list[Rule]:
@@ -351,6 +364,8 @@ class Graph:
             entry.formulas.append(rule)
         elif isinstance(rule, OutlierRule):
             entry.outliers.append(rule)
+        elif isinstance(rule, ApproximateRule):
+            entry.counters.append(rule)
 
     def _find_levels(self) -> None:
         levels: dict[Rule, int] = {}

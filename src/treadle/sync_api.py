@@ -22,6 +22,7 @@ from treadle.bson_types import CODEC_OPTIONS
 from treadle.buckets.reading import Summary
 from treadle.codec import Codec
 from treadle.combine import Combiner
+from treadle.counter_api import Counter, only_one
 from treadle.document import Document
 from treadle.errors import UsageError
 from treadle.graph import Graph
@@ -179,6 +180,7 @@ class Store:
         self._known: Topology | None = None
         self._owes = False
         self._given_up: list[str] = []
+        self._counters: dict[Any, Counter] = {}
         self._combiner = Combiner(self._commit)
         self._owned_client: MongoClient[Any] | None = None
         self._server: LocalServer | None = None
@@ -214,7 +216,9 @@ class Store:
         return store
 
     def close(self) -> None:
-        """Close what this store opened itself."""
+        """Flush the counters, and close what this store opened itself."""
+        for counter in self._counters.values():
+            counter.close()
         if self._owned_client is not None:
             self._owned_client.close()
         if self._server is not None:
@@ -491,6 +495,13 @@ class Store:
     def array(self, model: type[Document], field: str, id: Any) -> Array:
         """The outlier array of one document, by the Python name of its field."""
         return Array(self, self.graph.entry(model), field, id)
+
+    def counter(
+        self, model: type[Document], field: str, random: Callable[[], float] | None = None
+    ) -> Counter:
+        """The counter of a model, one for the whole store; `random` is for sampled ones."""
+        entry = self.graph.entry(model)
+        return only_one(self._counters, (model, field), lambda: Counter(self, entry, field, random))
 
     # -- proof and repair ---------------------------------------------------------------
 

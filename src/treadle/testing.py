@@ -113,6 +113,12 @@ class AsyncRun:
         return Blocking(AsyncStore(self.database, models, **options), self)
 
     def close(self) -> None:
+        # As asyncio.run does at its end: timers of counters, for one, are tasks of the loop.
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self._loop.run_until_complete(asyncio.wait(tasks))
         self.wait(self._client.close())
         self._loop.close()
 
@@ -133,10 +139,9 @@ class Blocking:
             result = method(*arguments, **options)
             if inspect.iscoroutine(result):
                 return self._run.wait(result)
-            if hasattr(result, "__aenter__"):
-                return self._entered(result)
-            module = type(result).__module__
-            return Blocking(result, self._run) if module.startswith("treadle.") else result
+            if type(result).__module__.startswith("treadle."):
+                return Blocking(result, self._run)
+            return self._entered(result) if hasattr(result, "__aenter__") else result
 
         return call
 
@@ -150,6 +155,13 @@ class Blocking:
                 raise
         else:
             self._run.wait(manager.__aexit__(None, None, None))
+
+    def __enter__(self) -> Blocking:
+        self._run.wait(self._inner.__aenter__())
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._run.wait(self._inner.__aexit__(*exception))
 
     def __iter__(self) -> Iterator[Any]:
         iterator = aiter(self._inner)

@@ -837,3 +837,35 @@ def test_a_lost_reply_does_not_append_twice(server, database):
                     array.append(100 * number)
     assert LIMIT - 2 + 18 == len(items(database, Plain, 1))
     assert [] == wrong(database, Plain, 1)
+
+
+class Thing(Document, collection="things", discriminator="type"):
+    fans: Annotated[list[int], Outlier(limit=2, overflow="thing_fans", page_size=2)] = []
+    fan_count: int = 0
+
+
+class Book(Thing, kind="book"):
+    readers: Annotated[list[int], Outlier(limit=2, overflow="book_readers", page_size=2)] = []
+    reader_count: int = 0
+
+
+def test_a_kind_has_the_arrays_of_its_base(run, database):
+    """Split, found and deleted, whichever of the two classes is named."""
+    store = run.store([Thing, Book])
+    store.setup()
+    book = store.insert(Book(fans=range(5), readers=range(6)))
+    assert (
+        list(range(5))
+        == list(store.array(Book, "fans", book.id))
+        == list(store.array(Thing, "fans", book.id))
+    )
+    store.array(Book, "fans", book.id).append(9)
+    store.array(Book, "readers", book.id).append(9)
+    stale = store.get(Thing, book.id)
+    stale.fans = stale.readers = []
+    assert ([0, 1], [0, 1], 6, 7) == (
+        (kept := store.replace(stale)).fans, kept.readers, kept.fan_count, kept.reader_count,
+    )  # fmt: skip
+    assert [] == store.verify()
+    store.delete(Thing, book.id)
+    assert (0, 0) == tuple(database[name].count_documents({}) for name in ("thing_fans", "book_readers"))

@@ -23,7 +23,7 @@ def split_arrays(entry: Entry[Any], raws: Sequence[Raw]) -> list[Overflow]:
     """Cut the arrays of new documents to their embedded part; what overflows, per array."""
     overflow = []
     for raw in raws:
-        for rule in entry.outliers:
+        for rule in entry.all_outliers:
             made, _ = rule.split(raw)
             if made:
                 overflow.append((rule, raw, made))

@@ -16,7 +16,7 @@ from pymongo.errors import OperationFailure
 from treadle.canonical import same
 from treadle.change import Change
 from treadle.keys import freeze
-from treadle.maintenance import outliers, position, standalone
+from treadle.maintenance import counts, outliers, position, standalone
 from treadle.maintenance.fill import fill_references
 from treadle.maintenance.groups import Arranged, arrange, differing, keys_found, require_indexes
 from treadle.maintenance.intents import is_about_one_document, set_aside
@@ -76,6 +76,8 @@ def rebuild(
             if report:
                 report(Progress(entry.model.__name__, done, max(total, done)))
         yield from outliers.remove_orphans(entry)
+        if entry.counters:
+            yield from counts.forget_old_writers()
         if entry.group is not None:
             # Groups that have no document yet, or too many.
             others = yield from differing(entry)
@@ -132,13 +134,13 @@ def mend(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any])
     """Recompute what these documents maintain, and what that feeds; the keys of those that changed."""
     if entry.group is not None:
         yield from require_indexes([] if entry.group.key.identity else [entry.group])
-    if entry.outliers:
-        moved = yield from outliers.mend(graph, server, entry, keys)
-        if len(entry.derived) == len(entry.outliers):
-            return moved
-        others = yield from _mend_derived(graph, server, entry, keys)
-        return list({freeze(key): key for key in [*moved, *others]}.values())
-    return (yield from _mend_derived(graph, server, entry, keys))
+    changed = yield from outliers.mend(graph, server, entry, keys)
+    changed += yield from counts.mend(graph, server, entry, keys)
+    if not changed and not (entry.outliers or entry.counters):
+        return (yield from _mend_derived(graph, server, entry, keys))
+    if len(entry.derived) > len(entry.outliers) + len(entry.counters):
+        changed += yield from _mend_derived(graph, server, entry, keys)
+    return list({freeze(key): key for key in changed}.values())
 
 
 def _mend_derived(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:

@@ -18,7 +18,7 @@ from pymongo.errors import OperationFailure
 
 from treadle.canonical import same
 from treadle.keys import freeze
-from treadle.maintenance import outliers
+from treadle.maintenance import counts, outliers
 from treadle.maintenance.fill import fill_references
 from treadle.maintenance.finding import Finding as Finding
 from treadle.maintenance.groups import PAGE as GROUPS_PAGE
@@ -85,6 +85,7 @@ def verify(
             if report:
                 report(Progress(entry.model.__name__, done, max(total, done)))
         findings.extend(Finding(*each) for each in (yield from outliers.orphans(entry)))
+        findings.extend(Finding(*each) for each in (yield from counts.overdue(entry)))
         if entry.group is not None:
             findings.extend((yield from _verify_groups(server, entry)))
     return findings
@@ -169,7 +170,7 @@ def _same_finding(one: Finding, other: Finding) -> bool:
 
 def examine(server: Topology, entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Finding]]:
     """The findings in these documents."""
-    own = yield from outliers.examine(entry, documents)
+    own = [*(yield from outliers.examine(entry, documents)), *counts.examine(entry, documents)]
     wanted = yield from expected(server, entry, documents)
     findings: list[Finding] = [Finding(*each) for each in own]
     for document, right in zip(documents, wanted, strict=True):

@@ -1,0 +1,117 @@
+"""Events of a counter in memory: collected without a lock, added up, and kept until they are written.
+
+`append` of a deque is atomic, so that adding an event costs neither a lock
+nor a look-up. Events are folded into sums when there are many of them, or
+when they are to be written. A batch that could not be written, or of which
+nobody knows whether it was, stays `unfinished` under its number.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bson import ObjectId
+
+# More updates than this are not sent under one number.
+CHUNK_MAX = 25_000
+# Events that are kept one by one, before they are folded.
+FOLD_MAX = 1024
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Sums that are written together, once, under one number."""
+
+    number: int
+    sums: dict[Any, Any]
+
+
+@dataclass(slots=True)
+class Flushed:
+    """What a flush did: how many documents were updated, and which ids could not be."""
+
+    documents: int = 0
+    unknown: dict[Any, Any] = field(default_factory=dict)
+
+
+class Buffer:
+    """The events of one counter in one process."""
+
+    def __init__(self, every: int, keys_max: int) -> None:
+        self.every = every
+        self.keys_max = keys_max
+        self.events: deque[Any] = deque()
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget everything; for the child of a fork, whose parent has it."""
+        # The same deque, because its `append` is held by others.
+        self.events.clear()
+        self._lock = threading.Lock()
+        self._sums: dict[Any, Any] = {}
+        self._weight: float = 0
+        self.writer = ObjectId()
+        self._numbers = 0
+        self.unfinished: deque[Chunk] = deque()
+        self._set_room()
+
+    def _set_room(self) -> None:
+        # How many events may be collected before somebody must look.
+        self.room = max(1, min(FOLD_MAX, int(self.every - self._weight)))
+
+    def add(self, counts: Iterable[tuple[Any, Any]]) -> bool:
+        """Add amounts that are not single events; whether a flush is due."""
+        with self._lock:
+            for key, n in counts:
+                self._sums[key] = self._sums.get(key, 0) + n
+                self._weight += max(1, abs(n))
+        return self.fold()
+
+    def fold(self) -> bool:
+        """Add up the single events; whether a flush is due."""
+        with self._lock:
+            events, sums = self.events, self._sums
+            number = len(events)
+            # Not all: those that come meanwhile wait for the next time.
+            for _ in range(number):
+                key = events.popleft()
+                sums[key] = sums.get(key, 0) + 1
+            self._weight += number
+            self._set_room()
+            return self._weight >= self.every or len(sums) >= self.keys_max
+
+    def take(self) -> None:
+        """Move all sums to `unfinished`, before anything is written."""
+        self.fold()
+        with self._lock:
+            items = [(key, n) for key, n in self._sums.items() if n]
+            self._sums = {}
+            self._weight = 0
+            self._set_room()
+        for start in range(0, len(items), CHUNK_MAX):
+            self._numbers += 1
+            self.unfinished.append(Chunk(self._numbers, dict(items[start : start + CHUNK_MAX])))
+
+    def pending(self) -> dict[Any, Any]:
+        """What is not known to be written, by key."""
+        self.fold()
+        with self._lock:
+            found = dict(self._sums)
+        for chunk in list(self.unfinished):
+            for key, n in chunk.sums.items():
+                found[key] = found.get(key, 0) + n
+        return {key: n for key, n in found.items() if n}
+
+    @property
+    def empty(self) -> bool:
+        return not (self.events or self._sums or self.unfinished)
+
+    @property
+    def overfull(self) -> bool:
+        """Whether more keys wait than may; then whoever adds must hear of what stands in the way."""
+        waiting = len(self._sums) + sum(len(chunk.sums) for chunk in list(self.unfinished))
+        return waiting > self.keys_max

@@ -1,0 +1,80 @@
+"""The end of a process, and its forks: what is in memory is written before it is gone.
+
+At a normal exit, and at the exit of a child of `multiprocessing`, every
+counter is flushed. SIGTERM ends a Python process without any of that, unless
+somebody handles it. If nobody does when the first counter is made in the main
+thread, Treadle turns it into a normal exit with status 143. A handler that is
+there already is left alone: it exits in its own way, and the flush follows if
+that way is a normal exit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from multiprocessing import util
+from typing import Any, Protocol
+
+
+class Live(Protocol):
+    """What a counter must be able to do here."""
+
+    def flush_at_exit(self) -> None: ...
+    def begin_anew(self) -> None: ...
+
+
+_LIVE: set[Live] = set()
+_PREPARED = False
+
+
+def register(counter: Live) -> None:
+    """Flush this counter when the process ends, and let a forked child begin anew."""
+    global _PREPARED
+    _LIVE.add(counter)
+    if _PREPARED:
+        return
+    _PREPARED = True
+    atexit.register(flush_all)
+    os.register_at_fork(after_in_child=_after_fork)
+    # Its children leave without the handlers of atexit, but with its own finalizers.
+    util.register_after_fork(_LIVE_MARK, _finalize)
+    if threading.current_thread() is threading.main_thread() and _unhandled():
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+def unregister(counter: Live) -> None:
+    _LIVE.discard(counter)
+
+
+def flush_all() -> None:
+    """Flush what is there; a counter that cannot be flushed says so in the log."""
+    for counter in list(_LIVE):
+        counter.flush_at_exit()
+
+
+def _unhandled() -> bool:
+    return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def _terminate(number: int, frame: Any) -> None:
+    # An exception unwinds whatever this thread was doing, locks included; flushing right here could not.
+    sys.exit(128 + number)
+
+
+def _after_fork() -> None:
+    for counter in list(_LIVE):
+        counter.begin_anew()
+
+
+def _finalize(mark: Any) -> None:
+    util.Finalize(None, flush_all, exitpriority=100)
+
+
+class _Mark:
+    """Something that `register_after_fork` can hold weakly."""
+
+
+_LIVE_MARK = _Mark()

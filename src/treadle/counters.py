@@ -1,0 +1,418 @@
+"""Writes and reads of counters: batches from memory, and events from a durable buffer.
+
+Rules:
+
+1. A batch is written once, whatever is lost on the way: its number is noted in
+   the same transaction (`treadle.batches`, one document per writer), and a
+   batch whose outcome is unknown is written again under the same number.
+2. Buffered events are added and deleted in one transaction. Two flushers that
+   take the same ones conflict, and one of them starts again.
+3. Ids that no document has are told, and their amounts are returned.
+4. Without transactions each document carries the mark of the batch until the
+   batch is over, so that it is not added twice; and the batch itself is
+   written down before its first document is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bson import ObjectId
+from pymongo import UpdateOne
+from pymongo.errors import ConnectionFailure, DuplicateKeyError, OperationFailure
+
+from treadle.bson_types import RESERVED, to_bson
+from treadle.change import Change
+from treadle.counter_buffer import CHUNK_MAX
+from treadle.errors import UsageError
+from treadle.graph import Entry, Graph
+from treadle.keys import freeze
+from treadle.maintenance.intents import COLLECTION as INTENTS
+from treadle.maintenance.intents import is_about_one_document
+from treadle.maintenance.ledger import Ledger
+from treadle.paths import value_at
+from treadle.patterns.approximation import ApproximateRule
+from treadle.plan import (
+    Plan,
+    Raw,
+    aggregate,
+    bulk_write,
+    delete_many,
+    delete_one,
+    find,
+    find_one,
+    find_one_and_update,
+    insert_one,
+    update_many,
+    update_one,
+)
+from treadle.topology import Topology
+from treadle.writes import Work, concerns, follow_own
+
+LEDGER = "treadle.batches"
+MARKS = f"{RESERVED}.batches"
+KIND = "counter"
+# How many buffered events one transaction moves.
+EVENTS_MAX = 500
+# How many amounts one buffered event holds.
+AMOUNTS_MAX = 1000
+TYPE_MISMATCH = 14
+ATTEMPTS_MAX = 3
+
+Sums = Mapping[Any, Any]
+
+
+def rule_named(entry: Entry[Any], field: str) -> ApproximateRule:
+    """The counter that a caller named by its Python path."""
+    for rule in entry.all_counters:
+        if field == rule.python_path:
+            if rule.declared.upsert:
+                _check_upsert(rule)
+            return rule
+    known = ", ".join(repr(rule.python_path) for rule in entry.all_counters) or "none"
+    raise UsageError(
+        f"{entry.model.__name__} has no counter {field!r}; it has {known}: declare it as "
+        "Annotated[int, Approximate(every=…)]",
+        code="counter-unknown",
+    )
+
+
+def _check_upsert(rule: ApproximateRule) -> None:
+    entry = rule.target
+    others = [each for each in entry.rules if not isinstance(each, ApproximateRule)]
+    if others or entry.feeds:
+        raise UsageError(
+            f"{rule.place.label} has upsert=True, but {entry.model.__name__} takes part in other patterns, "
+            "which a document made by a counter would go past; insert the documents first, without upsert=",
+            code="upsert-incomplete",
+        )
+
+
+# -- adding to documents ------------------------------------------------------------------------
+
+
+def apply(
+    rule: ApproximateRule, sums: Sums, server: Topology, ledger: Ledger, mark: str | None = None
+) -> Plan[dict[Any, Any]]:
+    """Add amounts to their documents; those whose document does not exist.
+
+    With a `mark` (without transactions) a document that carries it is passed over.
+    """
+    entry = rule.target
+    followed = concerns(entry, rule.maintained() | rule.stamps())
+    keys = [to_bson(key, []) for key in sums]
+    of_keys = {rule.by_path: {"$in": keys}}
+    befores: list[Raw] = []
+    if followed:
+        befores = yield from find(entry.collection, of_keys)
+        yield from ledger.note_before(entry, [each["_id"] for each in befores])
+    if rule.declared.upsert:
+        yield from _make(rule, sums)
+    operations = []
+    for key, n in sums.items():
+        condition, update = rule.where(key), rule.increment(n)
+        if mark is not None:
+            condition[f"{MARKS}.{mark}"] = {"$exists": False}
+            update["$set"] = {f"{MARKS}.{mark}": True}
+        operations.append(UpdateOne(condition, update))
+    matched = 0
+    for start in range(0, len(operations), CHUNK_MAX):
+        result = yield from bulk_write(entry.collection, operations[start : start + CHUNK_MAX], ordered=False)
+        matched += result.matched_count
+    if followed:
+        yield from _follow(entry, befores, ledger)
+    return (yield from _missing(rule, sums, of_keys)) if matched < len(sums) else {}
+
+
+def _make(rule: ApproximateRule, sums: Sums) -> Plan[None]:
+    """Make the documents that are not there yet, with a count of zero."""
+    keys = [to_bson(key, []) for key in sums]
+    there = yield from find(rule.target.collection, {rule.by_path: {"$in": keys}}, {rule.by_path: 1})
+    known = {freeze(value_at(each, rule.by_path.split("."))) for each in there}
+    operations = [
+        UpdateOne(
+            rule.where(key), {"$setOnInsert": {**rule.beginning(key), rule.path: rule.zero}}, upsert=True
+        )
+        for key in sums
+        if freeze(to_bson(key, [])) not in known
+    ]
+    if operations:
+        yield from bulk_write(rule.target.collection, operations, ordered=False)
+
+
+def _follow(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[None]:
+    """Let formulas and other documents follow the new counts."""
+    if not befores:
+        return
+    found = yield from find(entry.collection, {"_id": {"$in": [each["_id"] for each in befores]}})
+    afters = {freeze(each["_id"]): each for each in found}
+    pairs = [(each, afters[freeze(each["_id"])]) for each in befores if freeze(each["_id"]) in afters]
+    finals = yield from follow_own(entry, pairs)
+    for (before, _), after in zip(pairs, finals, strict=True):
+        ledger.add(Change(entry.collection, before["_id"], before, after))
+
+
+def _missing(rule: ApproximateRule, sums: Sums, of_keys: Raw) -> Plan[dict[Any, Any]]:
+    there = yield from find(rule.target.collection, of_keys, {rule.by_path: 1})
+    segments = rule.by_path.split(".")
+    known = {freeze(value_at(each, segments)) for each in there}
+    return {key: n for key, n in sums.items() if freeze(to_bson(key, [])) not in known}
+
+
+def unfit(rule: ApproximateRule, sums: Sums) -> Plan[dict[Any, Any]]:
+    """The amounts whose document holds something else than a number."""
+    wrong = {
+        rule.by_path: {"$in": [to_bson(key, []) for key in sums]},
+        rule.path: {"$exists": True, "$not": {"$type": "number"}},
+    }
+    there = yield from find(rule.target.collection, wrong, {rule.by_path: 1})
+    bad = {freeze(value_at(each, rule.by_path.split("."))) for each in there}
+    return {key: n for key, n in sums.items() if freeze(to_bson(key, [])) in bad}
+
+
+def is_unfit(error: BaseException) -> bool:
+    """Whether an error is about a document to which nothing can be added."""
+    if not isinstance(error, OperationFailure):
+        return False
+    if error.has_error_label("TransientTransactionError") or isinstance(error, DuplicateKeyError):
+        return False
+    codes = [error.code, *(each.get("code") for each in (error.details or {}).get("writeErrors", []))]
+    return TYPE_MISMATCH in codes or is_about_one_document(error)
+
+
+# -- from memory -----------------------------------------------------------------------------------
+
+
+class Flush(Work[dict[Any, Any]]):
+    """One batch of a writer; the amounts that could not be added."""
+
+    shows_document = False
+
+    def __init__(self, rule: ApproximateRule, sums: Sums, writer: ObjectId, number: int) -> None:
+        self.rule = rule
+        self.entry = rule.target
+        self.sums = sums
+        self.writer = writer
+        self.number = number
+
+    def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[dict[Any, Any]]:
+        if not server.transactions:
+            return (yield from apply(self.rule, self.sums, server, ledger, self.mark))
+        noted = {"$set": {"n": self.number}, "$currentDate": {"at": True}}
+        before = yield from find_one_and_update(
+            LEDGER, {"_id": self.writer}, noted, after=False, upsert=True, projection={"n": 1}
+        )
+        if before is not None and before["n"] >= self.number:
+            # It was committed after all. Which ids were missing is asked again.
+            of_keys = {self.rule.by_path: {"$in": [to_bson(key, []) for key in self.sums]}}
+            return (yield from _missing(self.rule, self.sums, of_keys))
+        return (yield from apply(self.rule, self.sums, server, ledger))
+
+    @property
+    def mark(self) -> str:
+        return f"{self.writer}_{self.number}"
+
+    def result(self, outcome: dict[Any, Any]) -> dict[Any, Any]:
+        return outcome
+
+
+def unmark(rule: ApproximateRule, sums: Sums, mark: str) -> Plan[None]:
+    """Take the marks of a batch away that is known to be over."""
+    name = f"{MARKS}.{mark}"
+    of_keys = {rule.by_path: {"$in": [to_bson(key, []) for key in sums]}, name: {"$exists": True}}
+    yield from update_many(rule.target.collection, of_keys, {"$unset": {name: ""}})
+
+
+def was_added(work: Flush, server: Topology, key: Any) -> Plan[bool]:
+    """Whether a batch whose outcome is unknown has reached one document."""
+    if not server.transactions:
+        marked = {**work.rule.where(key), f"{MARKS}.{work.mark}": {"$exists": True}}
+        return (yield from find_one(work.entry.collection, marked, {"_id": 1})) is not None
+    found = yield from find_one(LEDGER, {"_id": work.writer}, {"n": 1})
+    return found is not None and bool(found["n"] >= work.number)
+
+
+def forget(writer: ObjectId) -> Plan[None]:
+    """A writer has ended in order; nobody will ask for its batches."""
+    yield from delete_one(LEDGER, {"_id": writer})
+
+
+# -- sampled -----------------------------------------------------------------------------------------
+
+
+class Sample(Work[bool]):
+    """One event that stands for many; whether its document exists."""
+
+    shows_document = False
+
+    def __init__(self, rule: ApproximateRule, key: Any, n: Any) -> None:
+        self.rule = rule
+        self.entry = rule.target
+        self.sums = {key: n}
+        self._alone = not concerns(self.entry, rule.maintained() | rule.stamps())
+
+    @property
+    def alone(self) -> bool:
+        return self._alone
+
+    def direct(self, graph: Graph, server: Topology) -> Plan[bool]:
+        return (yield from self._add(server, Ledger()))
+
+    def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[bool]:
+        return (yield from self._add(server, ledger))
+
+    def _add(self, server: Topology, ledger: Ledger) -> Plan[bool]:
+        if self._alone and not self.rule.declared.upsert:
+            ((key, n),) = self.sums.items()
+            update = self.rule.increment(n)
+            return bool(
+                (yield from update_one(self.entry.collection, self.rule.where(key), update)).matched_count
+            )
+        return not (yield from apply(self.rule, self.sums, server, ledger))
+
+    def result(self, outcome: bool) -> bool:
+        return outcome
+
+
+# -- durable -----------------------------------------------------------------------------------------
+
+
+def record(rule: ApproximateRule, sums: Sums) -> Plan[None]:
+    """Store amounts as events, so that a crash does not lose them."""
+    assert rule.buffer_collection is not None
+    items = [{"k": to_bson(key, []), "n": to_bson(rule.number(n), [])} for key, n in sums.items()]
+    for start in range(0, len(items), AMOUNTS_MAX):
+        event = {"_id": ObjectId(), "d": items[start : start + AMOUNTS_MAX]}
+        yield from _insert_once(rule.buffer_collection, event)
+
+
+def _insert_once(collection: str, event: Raw) -> Plan[None]:
+    """Insert under an id that was chosen here; again where nobody knows whether it was."""
+    for attempt in range(ATTEMPTS_MAX):
+        try:
+            yield from insert_one(collection, event)
+            return
+        except DuplicateKeyError:
+            if attempt:
+                return
+            raise
+        except ConnectionFailure:
+            if attempt + 1 == ATTEMPTS_MAX:
+                raise
+
+
+class Drain(Work[tuple[int, dict[Any, Any], dict[Any, Any]]]):
+    """A part of the buffered events, added and deleted: how many, the sums, and what could not be added."""
+
+    shows_document = False
+
+    def __init__(self, rule: ApproximateRule, left_out: Sums | None = None) -> None:
+        self.rule = rule
+        self.entry = rule.target
+        # Amounts of keys that are known to be unfit go with their events.
+        self.left_out = set(left_out or ())
+        self.sums: dict[Any, Any] = {}
+
+    def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Any]:
+        if not server.transactions:
+            yield from finish(self.rule, server, ledger)
+        assert self.rule.buffer_collection is not None
+        events = yield from find(self.rule.buffer_collection, {}, sort=[("_id", 1)], limit=EVENTS_MAX)
+        if not events:
+            return 0, {}, {}
+        taken: list[Any] = []
+        self.sums = {}
+        for event in events:
+            taken.append(event["_id"])
+            add_up(self.rule, self.sums, event)
+            if len(self.sums) >= CHUNK_MAX:
+                break
+        refused = {key: n for key, n in self.sums.items() if key in self.left_out}
+        sums = {key: n for key, n in self.sums.items() if n and key not in self.left_out}
+        if server.transactions:
+            # Deleted first, so that two flushers meet before either has added anything.
+            yield from delete_many(self.rule.buffer_collection, {"_id": {"$in": taken}})
+            missing = yield from apply(self.rule, sums, server, ledger)
+        else:
+            missing = yield from self._without_transactions(taken, sums, server, ledger)
+        return len(taken), sums, {**missing, **refused}
+
+    def _without_transactions(
+        self, taken: list[Any], sums: dict[Any, Any], server: Topology, ledger: Ledger
+    ) -> Plan[dict[Any, Any]]:
+        """Write the batch down, then perform it."""
+        batch = {
+            "_id": {"kind": KIND, "rule": self.rule.place.label},
+            "mark": str(ObjectId()),
+            "taken": taken,
+            "sums": [[to_bson(key, []), to_bson(self.rule.number(n), [])] for key, n in sums.items()],
+        }
+        yield from insert_one(INTENTS, batch)
+        return (yield from _perform(self.rule, batch, sums, server, ledger))
+
+    def result(self, outcome: Any) -> Any:
+        return outcome
+
+
+def add_up(rule: ApproximateRule, sums: dict[Any, Any], event: Raw) -> None:
+    """Add the amounts of one buffered event to sums."""
+    for amount in event["d"]:
+        key = rule.key(amount["k"])
+        sums[key] = sums.get(key, 0) + _number(amount["n"])
+
+
+def _number(stored: Any) -> Any:
+    return stored.to_decimal() if hasattr(stored, "to_decimal") else stored
+
+
+def finish(rule: ApproximateRule, server: Topology, ledger: Ledger) -> Plan[bool]:
+    """Without transactions, under the lease: perform a batch that somebody left; whether there was one."""
+    batch = yield from find_one(INTENTS, {"_id": {"kind": KIND, "rule": rule.place.label}})
+    if batch is None:
+        return False
+    sums = {rule.key(key): _number(n) for key, n in batch["sums"]}
+    yield from _perform(rule, batch, sums, server, ledger)
+    return True
+
+
+def _perform(
+    rule: ApproximateRule, batch: Raw, sums: dict[Any, Any], server: Topology, ledger: Ledger
+) -> Plan[dict[Any, Any]]:
+    assert rule.buffer_collection is not None
+    missing = yield from apply(rule, sums, server, ledger, batch["mark"])
+    yield from delete_many(rule.buffer_collection, {"_id": {"$in": batch["taken"]}})
+    # The marks go last: without the batch nobody looks for them.
+    yield from delete_one(INTENTS, {"_id": batch["_id"], "mark": batch["mark"]})
+    yield from unmark(rule, sums, batch["mark"])
+    return missing
+
+
+def buffered(rule: ApproximateRule, key: Any = None) -> Plan[dict[Any, Any]]:
+    """What waits in the durable buffer, of all writers; of one key, if one is given."""
+    assert rule.buffer_collection is not None
+    stages: list[Raw] = [{"$unwind": "$d"}, {"$group": {"_id": "$d.k", "n": {"$sum": "$d.n"}}}]
+    if key is not None:
+        wanted = {"d.k": {"$eq": to_bson(key, [])}}
+        stages = [{"$match": wanted}, stages[0], {"$match": wanted}, stages[1]]
+    rows = yield from aggregate(rule.buffer_collection, stages, allowDiskUse=True)
+    return {rule.key(row["_id"]): _number(row["n"]) for row in rows if _number(row["n"])}
+
+
+# -- reading -------------------------------------------------------------------------------------------
+
+
+def stored(rule: ApproximateRule, key: Any) -> Plan[Any]:
+    """The stored number; None where there is no document."""
+    found = yield from find_one(rule.target.collection, rule.where(key), {rule.path: 1})
+    if found is None:
+        return None
+    value = value_at(found, rule.path.split("."))
+    return rule.number(_number(value)) if value is not None else rule.number(0)
+
+
+def stored_and_buffered(rule: ApproximateRule, key: Any) -> Plan[tuple[Any, Any]]:
+    """Both at one moment, where the caller provides one."""
+    value = yield from stored(rule, key)
+    waiting = yield from buffered(rule, key)
+    return value, waiting.get(key, 0)
