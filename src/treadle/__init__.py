@@ -9,9 +9,12 @@ if TYPE_CHECKING:
     from treadle.document import Document
     from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
     from treadle.indexes import Indexed
+    from treadle.maintenance.lazy import OldDocuments
+    from treadle.maintenance.migration import Migrated, Sample, SetAside
     from treadle.maintenance.verify import Finding, Progress
     from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
     from treadle.patterns.extended_reference import ExtendedReference
+    from treadle.patterns.schema_versioning import Migration, migration
     from treadle.patterns.subset import Subset
     from treadle.set_up import Action
     from treadle.sync_api import Store
@@ -32,13 +35,19 @@ __all__ = [
     "Id",
     "Indexed",
     "Max",
+    "Migrated",
+    "Migration",
     "Min",
+    "OldDocuments",
     "Progress",
+    "Sample",
+    "SetAside",
     "Store",
     "Subset",
     "Sum",
     "TreadleError",
     "UsageError",
+    "migration",
 ]
 
 # Imported when first asked for: `treadle --help` would otherwise wait for the
@@ -57,13 +66,19 @@ _HOMES = {
     "Id": "bson_types",
     "Indexed": "indexes",
     "Max": "patterns.computed",
+    "Migrated": "maintenance.migration",
+    "Migration": "patterns.schema_versioning",
     "Min": "patterns.computed",
+    "OldDocuments": "maintenance.lazy",
     "Progress": "maintenance.verify",
+    "Sample": "maintenance.migration",
+    "SetAside": "maintenance.migration",
     "Store": "sync_api",
     "Subset": "patterns.subset",
     "Sum": "patterns.computed",
     "TreadleError": "errors",
     "UsageError": "errors",
+    "migration": "patterns.schema_versioning",
 }
 
 
