@@ -59,7 +59,9 @@ def add_lengths(schema: Schema, shape: Shape, kind: str) -> Schema:
 def add_pattern(schema: Schema, shape: Shape) -> Schema:
     """A pattern, if the server reads it as Pydantic does."""
     for item in metadata_of(shape):
-        pattern = getattr(item, "pattern", None)
+        # Treadle's own declarations have a `pattern` too, which is a name.
+        own = type(item).__module__.startswith("treadle")
+        pattern = None if own else getattr(item, "pattern", None)
         if isinstance(pattern, re.Pattern):
             pattern = pattern.pattern if not pattern.flags & ~re.UNICODE else None
         if isinstance(pattern, str) and "pattern" not in schema and _PORTABLE.fullmatch(pattern):

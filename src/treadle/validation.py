@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.collection_schema import collection_schema, newest_version
 from treadle.gather import freeze
+from treadle.maintenance.migration import beginning_after
 from treadle.maintenance.verify import Finding
 from treadle.plan import Plan, Raw, count_documents, find
 from treadle.schema_check import Fault, faults
@@ -71,14 +72,14 @@ def findings(entries: Iterable[Entry[Any]]) -> Plan[list[Finding]]:
         condition: Raw = {"$nor": [{"$jsonSchema": schema}]}
         if scopes and root not in members:
             condition["$or"] = scopes
-        last: Any = None
+        last: list[Any] | None = None
         while True:
-            options: Raw = {} if last is None else {"min": {"_id": last}, "hint": [("_id", 1)]}
+            options = beginning_after(last)
             page = yield from find(collection, condition, sort=[("_id", 1)], limit=PAGE, **options)
-            fresh = [raw for raw in page if last is None or freeze(raw["_id"]) != freeze(last)]
+            fresh = [raw for raw in page if last is None or freeze(raw["_id"]) != freeze(last[0])]
             if not fresh:
                 break
-            last = fresh[-1]["_id"]
+            last = [fresh[-1]["_id"]]
             for raw in fresh:
                 fault = _first(schema, raw)
                 model = root.of(raw).model.__name__

@@ -752,7 +752,7 @@ def test_a_run_can_be_stopped_and_goes_on_where_it_was(run, database):
         User, batch=5, stop=lambda: len(seen) == 2, progress=lambda each: seen.append(each.done)
     )
     assert (10, 20, False) == (result.migrated, result.remaining, result.finished)
-    assert ObjectId(f"{9:024x}") == database[lease.COLLECTION].find_one()["progress"]["after"]
+    assert [ObjectId(f"{9:024x}")] == database[lease.COLLECTION].find_one()["progress"]["after"]
     result = store.migrate(User, batch=5)
     assert (20, 0, True) == (result.migrated, result.remaining, result.finished)
 

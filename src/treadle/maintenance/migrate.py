@@ -117,7 +117,7 @@ def _passes(run: Run) -> Plan[bool]:
     return False
 
 
-def _pass(run: Run, last: Any) -> Plan[bool]:
+def _pass(run: Run, last: list[Any] | None) -> Plan[bool]:
     """Once through the documents after `last`; False if it was to stop on the way."""
     ways = run.lineage.steps.values()
     server_side = not run.followed and all(_is_pipeline(run, step) for step in ways)
@@ -142,7 +142,7 @@ def _is_pipeline(run: Run, step: Any) -> bool:
     return not needed or (not callable(step.up) and (not lowers or isinstance(step.back, list)))
 
 
-def _note(run: Run, last: Any) -> Plan[None]:
+def _note(run: Run, last: list[Any] | None) -> Plan[None]:
     """Hold the lease for longer, and note how far the run has come; both in one write."""
     until = {"$add": ["$$NOW", int(LEASE_SECONDS * 1000)]}
     progress = {"key": run.key, "after": last, "done": run.done}
@@ -172,25 +172,22 @@ def _hold_back(run: Run, number: int) -> Plan[None]:
 # -- batches of documents ------------------------------------------------------------------------
 
 
-def _batch(run: Run, last: Any) -> Plan[tuple[Any, int] | None]:
+def _batch(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int] | None]:
     """Migrate the next documents; the last id and their number, None where there are no more."""
     size = min(run.options.batch, FOLLOWED_BATCH) if run.followed else run.options.batch
     options = beginning_after(last)
-    found = yield from find(run.entry.collection, run.stale, sort=[("_id", 1)], limit=size, **options)
-    if last is not None and found and freeze(found[0]["_id"]) == freeze(last):
-        if len(found) == 1:
-            return None
-        reached, fresh = found[-1]["_id"], found[1:]
-    elif found:
-        reached, fresh = found[-1]["_id"], found
-    else:
+    # One more, because the last one comes again where it could not be migrated.
+    most = size if last is None else size + 1
+    found = yield from find(run.entry.collection, run.stale, sort=[("_id", 1)], limit=most, **options)
+    fresh = [each for each in found if last is None or freeze(each["_id"]) != freeze(last[0])][:size]
+    if not fresh:
         return None
     documents = yield from _without_set_aside(run, fresh)
     if run.followed:
         yield from _migrate_followed(run, documents)
     else:
         yield from _migrate(run, documents)
-    return reached, len(fresh)
+    return [fresh[-1]["_id"]], len(fresh)
 
 
 def _without_set_aside(run: Run, documents: Sequence[Raw]) -> Plan[list[Raw]]:

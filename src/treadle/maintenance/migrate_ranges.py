@@ -12,7 +12,7 @@ from treadle.maintenance.migration import BATCH, LISTED_MAX, RANGE, Run, beginni
 from treadle.plan import Plan, Raw, find, update_many
 
 
-def migrate_range(run: Run, last: Any) -> Plan[tuple[Any, int] | None]:
+def migrate_range(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int] | None]:
     """Let the server migrate a range of documents; the last id and their number."""
     collection = run.entry.collection
     size = RANGE if run.options.batch == BATCH else run.options.batch
@@ -20,12 +20,12 @@ def migrate_range(run: Run, last: Any) -> Plan[tuple[Any, int] | None]:
         size = min(size, run.options.batch)
     ids = {"_id": 1}
     first = yield from find(collection, {}, ids, sort=[("_id", 1)], limit=2, **beginning_after(last))
-    fresh = [each["_id"] for each in first if last is None or freeze(each["_id"]) != freeze(last)]
+    fresh = [each["_id"] for each in first if last is None or freeze(each["_id"]) != freeze(last[0])]
     if not fresh:
         return None
     start = fresh[0]
     ends = yield from find(
-        collection, {}, ids, sort=[("_id", 1)], skip=size - 1, limit=1, **beginning_after(start)
+        collection, {}, ids, sort=[("_id", 1)], skip=size - 1, limit=1, **beginning_after([start])
     )
     if not ends:
         ends = yield from find(collection, {}, ids, sort=[("_id", -1)], limit=1)
@@ -36,7 +36,7 @@ def migrate_range(run: Run, last: Any) -> Plan[tuple[Any, int] | None]:
     before = run.done
     for way, version, origin in _pipelines(run):
         yield from _apply(run, within, origin, way, version)
-    return end, run.done - before
+    return [end], run.done - before
 
 
 def _within(run: Run, start: Any, end: Any, size: int) -> Plan[Raw]:
@@ -44,7 +44,7 @@ def _within(run: Run, start: Any, end: Any, size: int) -> Plan[Raw]:
         return {"_id": {"$gte": start, "$lte": end}}
     # A range ends where the type of the ids changes; there the ids are listed.
     found = yield from find(
-        run.entry.collection, {}, {"_id": 1}, sort=[("_id", 1)], limit=size, **beginning_after(start)
+        run.entry.collection, {}, {"_id": 1}, sort=[("_id", 1)], limit=size, **beginning_after([start])
     )
     return {"_id": {"$in": [each["_id"] for each in found]}}
 

@@ -216,9 +216,12 @@ def put_aside(run: Run, key: Any, reason: str) -> Plan[None]:
     )
 
 
-def beginning_after(last: Any) -> Raw:
-    """What makes a find begin at an id, whatever types the ids have."""
-    return {} if last is None else {"min": {"_id": last}, "hint": [("_id", 1)]}
+def beginning_after(last: list[Any] | None) -> Raw:
+    """What makes a find begin at an id, whatever types the ids have.
+
+    The id stands in a list, because it may itself be null; None is the beginning.
+    """
+    return {} if last is None else {"min": {"_id": last[0]}, "hint": [("_id", 1)]}
 
 
 def forget_settled(run: Run) -> Plan[None]:
