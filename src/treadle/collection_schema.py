@@ -25,9 +25,10 @@ def collection_schema(entry: Entry[Any]) -> Schema:
         branches = []
         for kind, member in entry.family.by_kind.items():
             branches += _branches(member, {entry.family.discriminator: {"enum": [kind]}})
-        if entry.lineage is not None and (entry.settings.kind is None or not branches):
+        older = _other_versions(entry.lineage, {}) if entry.lineage is not None else {}
+        if older:
             # Documents that get their kind only by a migration of the base.
-            branches += [branch for branch in [_other_versions(entry.lineage, {})] if branch]
+            branches.append({**older, "not": {"required": [entry.family.discriminator]}})
     unique: list[Schema] = []
     for branch in branches:
         if branch not in unique:
@@ -76,10 +77,13 @@ def _confined(schema: Schema, name: str, allowed: Schema, *, required: bool) -> 
 
 
 def newest_version(schema: Mapping[str, Any], field: str) -> int:
-    """The highest version that an existing validator knows of; 0 where it knows none."""
+    """The highest version that an existing validator describes; 0 where it describes none."""
     highest = 0
     for branch in schema.get("anyOf", [schema]):
-        allowed = branch.get("properties", {}).get(field, {}) if isinstance(branch, Mapping) else {}
+        if not isinstance(branch, Mapping) or "_id" not in branch.get("required", ()):
+            # Of a version before, or after, of which nothing is asked.
+            continue
+        allowed = branch.get("properties", {}).get(field, {})
         for number in allowed.get("enum", []) if isinstance(allowed, Mapping) else []:
             if isinstance(number, int) and not isinstance(number, bool):
                 highest = max(highest, number)

@@ -8,6 +8,7 @@ from typing import Any
 
 import annotated_types
 from bson.decimal128 import Decimal128
+from pydantic.fields import FieldInfo
 
 from treadle.bson_types import to_bson
 from treadle.errors import UsageError
@@ -42,7 +43,11 @@ _DIGIT = r"\p{Nd}"
 def metadata_of(shape: Shape) -> Iterator[Any]:
     """The constraints of a field, groups of them taken apart."""
     for item in shape.metadata:
-        yield from item if isinstance(item, annotated_types.GroupedMetadata) else [item]
+        if isinstance(item, FieldInfo):
+            # On a member of a union, Field(…) stands as it is.
+            yield from item.metadata
+        else:
+            yield from item if isinstance(item, annotated_types.GroupedMetadata) else [item]
 
 
 def add_lengths(schema: Schema, shape: Shape, kind: str) -> Schema:

@@ -35,6 +35,8 @@ def faults(schema: Mapping[str, Any], value: Any) -> list[Fault]:
 
 
 def _faults(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[Fault]:
+    if "not" in schema and not faults(schema["not"], value):
+        yield Fault(_join(path, str(schema["not"].get("required", [""])[0])), None, {"enum": []})
     if "anyOf" in schema:
         yield from _nearest(schema["anyOf"], value, path)
     if "enum" in schema and not any(_equal(value, member) for member in schema["enum"]):

@@ -29,7 +29,7 @@ def is_newer(entry: Entry[Any], validator: Mapping[str, Any]) -> bool:
     schema = validator.get("$jsonSchema") if isinstance(validator, Mapping) else None
     if not lineages or not isinstance(schema, Mapping):
         return False
-    return newest_version(schema, lineages[0].field) > max(lineage.newest for lineage in lineages)
+    return newest_version(schema, lineages[0].field) > max(lineage.current for lineage in lineages)
 
 
 def describe_change(entry: Entry[Any], now: Raw, wanted: Raw) -> Plan[str]:

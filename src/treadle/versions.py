@@ -7,12 +7,12 @@ documents that are at hand, or by `maintenance/migrate_ranges.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
 from treadle.patterns.schema_versioning import Function, Raw, Way, declared
-from treadle.watched import Watched, copied
+from treadle.watched import Watched
 
 if TYPE_CHECKING:
     from treadle.document import Document
@@ -154,7 +154,8 @@ class Lineage:
 
     def apply(self, way: Function, raw: Raw, version: int) -> Raw:
         """One step of one document; whatever goes wrong in it is told with the document's id."""
-        identity = raw.get("_id")
+        # Past a `Watched` document's own methods: this is not the function's reading.
+        identity = dict.get(raw, "_id")
         try:
             after = way(raw)
         except TreadleError:
@@ -164,17 +165,20 @@ class Lineage:
         if not isinstance(after, dict):
             reason = f"the function returned {type(after).__name__}, not the document"
             raise failed(self.model, identity, version, reason)
-        if after.get("_id") != identity:
+        if dict.get(after, "_id") != identity:
             raise failed(self.model, identity, version, "the function changed the _id")
-        after[self.field] = version
+        dict.__setitem__(after, self.field, version)
         return after
 
-    def change(self, raw: Raw, end: int) -> tuple[Raw, set[str] | None]:
-        """A document as another version has it, and the fields that the functions read; None for all."""
-        watched = Watched(copied(raw))
-        after = self.convert(watched, end)
-        if isinstance(after, Watched):
-            return after.plain(), after.read
+    def change(self, raw: Raw, ways: Sequence[tuple[Way, int]]) -> tuple[Raw, set[str] | None]:
+        """A document after these functions, and the fields that they read; None for all."""
+        watched = Watched(raw)
+        after: Raw = watched
+        for way, version in ways:
+            assert callable(way)
+            after = self.apply(way, after, version)
+        if after is watched:
+            return watched.plain(), watched.read
         return dict(after), watched.read
 
 

@@ -345,6 +345,18 @@ def test_fields_that_no_path_reaches_are_compared_with_the_whole(database):
     assert 2 == database["users"].find_one()["a.b"]
 
 
+def test_treadles_own_state_survives_a_function_that_forgets_it(run, database):
+    class Forgetful(Document, collection="forgetful", version=2): ...
+
+    migration(Forgetful, 1, up=lambda document: {"_id": document["_id"], "a": 1})
+    database["forgetful"].insert_one({"b": 1, "_treadle": {"n": 7}})
+    assert 1 == run.store([Forgetful]).migrate(Forgetful).migrated
+    raw = database["forgetful"].find_one()
+    assert {"a": 1, "_treadle": {"n": 7}, "schema_version": 2} == {
+        key: raw[key] for key in raw if key != "_id"
+    }
+
+
 @pytest.mark.parametrize("model", [Stored, PipedStored])
 def test_no_increment_is_lost_while_readers_store_back(database, model):
     """By replacing the document, 242 of 1,200 were lost; guarded by the version alone, 243."""

@@ -18,6 +18,7 @@ from pymongo.errors import OperationFailure
 
 from treadle.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.errors import DataError
+from treadle.patterns.schema_versioning import Way
 from treadle.plan import Plan, Raw, aggregate, by_id
 from treadle.versions import Lineage, failed
 
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 # Documents go to the server inside a command, which may hold 16 MB.
 LITERAL_BYTES_MAX = 6 * 1024 * 1024
 LITERAL_DOCUMENTS_MAX = 500
+NAMES_MAX = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Converted:
     """A document before and after; `read` are the fields that the result rests on, None for all."""
 
@@ -50,16 +52,23 @@ def convert(
     """Each document as another version has it (the current one), or what went wrong with it."""
     results: list[Converted | DataError] = []
     waiting: dict[tuple[Lineage, int], list[int]] = {}
+    # The ways of each version, and whether functions lead all of them.
+    known: dict[tuple[Lineage, Any], tuple[list[tuple[Way, int]], bool]] = {}
     for number, raw in enumerate(raws):
         lineage = lineage_of(entry, raw)
         assert lineage is not None
         try:
-            ways = lineage.ways_from(raw, lineage.current if end is None else end)
-            if all(callable(way) for way, _ in ways):
-                results.append(_in_memory(lineage, raw, lineage.current if end is None else end))
+            version = lineage.version_of(raw)
+            found = known.get((lineage, version))
+            if found is None:
+                ways = lineage.ways_from(raw, lineage.current if end is None else end)
+                found = known[lineage, version] = ways, all(callable(way) for way, _ in ways)
+            if found[1]:
+                after, read = lineage.change(raw, found[0])
+                results.append(Converted(lineage, raw, after, read))
             else:
                 results.append(Converted(lineage, raw, raw, None))
-                waiting.setdefault((lineage, lineage.version_of(raw)), []).append(number)
+                waiting.setdefault((lineage, version), []).append(number)
         except DataError as error:
             results.append(error)
     for (lineage, _), numbers in waiting.items():
@@ -67,11 +76,6 @@ def convert(
         for number, outcome in zip(numbers, outcomes, strict=True):
             results[number] = outcome
     return results
-
-
-def _in_memory(lineage: Lineage, raw: Raw, end: int) -> Converted:
-    after, read = lineage.change(raw, end)
-    return Converted(lineage, raw, after, read)
 
 
 def _by_the_server(
@@ -162,18 +166,21 @@ def _evaluate(
 def guarded_write(converted: Converted) -> UpdateOne | ReplaceOne[Any] | None:
     """The write that stores a conversion, if what it rests on is unchanged; None if it changes nothing."""
     before, after = converted.before, converted.after
-    sets = {
-        name: value
-        for name, value in after.items()
-        if name not in before or not identical(before[name], value)
-    }
+    if RESERVED in before:
+        # Treadle's own state of a document stays, whatever a function makes of the rest.
+        after = {**after, RESERVED: before[RESERVED]}
+    sets = {}
+    for name, value in after.items():
+        old = before.get(name, _MISSING)
+        if old is not value and not identical(old, value):
+            sets[name] = value
     gone = [name for name in before if name not in after]
     if not sets and not gone:
         return None
     compared = {*before, *after} if converted.read is None else {*converted.read, *sets, *gone}
     compared.add(converted.lineage.field)
     compared -= {"_id", RESERVED}
-    if any("." in name or name.startswith("$") or not name for name in {*compared, *sets, *gone}):
+    if not compared <= _PLAIN and not _have_paths(compared):
         # No path leads to such a field: the document as a whole is compared, and replaced.
         whole = {"$expr": {"$eq": ["$$ROOT", {"$literal": before}]}}
         return ReplaceOne({**by_id(before["_id"]), **whole}, after)
@@ -197,6 +204,17 @@ def guarded_write(converted: Converted) -> UpdateOne | ReplaceOne[Any] | None:
     return UpdateOne(condition, update)
 
 
+def _have_paths(names: set[str]) -> bool:
+    """Whether a path leads to each of these fields; those for which it does are remembered."""
+    if any("." in name or name.startswith("$") or not name for name in names):
+        return False
+    if len(_PLAIN) < NAMES_MAX:
+        _PLAIN.update(names)
+    return True
+
+
+_MISSING: Any = object()
+_PLAIN: set[str] = set()
 _NO_ARRAY = {"$type": "array"}
 _ABSENT = {"$exists": False}
 

@@ -57,6 +57,7 @@ from treadle.plan import (
     update_one,
     wait,
 )
+from treadle.storable import ENCODING_ERRORS
 from treadle.topology import Topology
 
 if TYPE_CHECKING:
@@ -202,13 +203,21 @@ def _without_set_aside(run: Run, documents: Sequence[Raw]) -> Plan[list[Raw]]:
 def _migrate(run: Run, documents: Sequence[Raw]) -> Plan[None]:
     """Convert documents and write them back; those that changed meanwhile again, a few times."""
     pending = list(documents)
+    checked = False
     for attempt in range(ROUNDS_MAX):
-        converted = yield from _convertible(run, pending)
+        converted = yield from _convertible(run, pending, checked)
         writes = [write for each in converted if (write := guarded_write(each)) is not None]
         if not writes:
             return
         refused: list[tuple[Any, str]] = []
-        matched = yield from _write(run, writes, refused)
+        try:
+            matched = yield from _write(run, writes, refused)
+        except ENCODING_ERRORS:
+            # One of them is no BSON at all; the driver refused the batch because of it.
+            if checked:
+                raise
+            checked = True
+            continue
         run.done += matched
         for key, reason in refused:
             yield from put_aside(run, key, reason)
@@ -235,14 +244,14 @@ def _write(run: Run, writes: Sequence[Any], refused: list[tuple[Any, str]]) -> P
         return int(details.get("nMatched", 0))
 
 
-def _convertible(run: Run, documents: Sequence[Raw]) -> Plan[list[Converted]]:
+def _convertible(run: Run, documents: Sequence[Raw], checked: bool) -> Plan[list[Converted]]:
     """The documents that could be converted; the others are set aside."""
     converted: list[Converted] = []
     outcomes = yield from convert(run.entry, documents, run.to)
     for raw, outcome in zip(documents, outcomes, strict=True):
         if isinstance(outcome, DataError):
             yield from put_aside(run, raw["_id"], str(outcome))
-        elif not _storable(outcome.after):
+        elif checked and not _storable(outcome.after):
             yield from put_aside(run, raw["_id"], "the result cannot be stored")
         else:
             converted.append(outcome)
@@ -250,7 +259,6 @@ def _convertible(run: Run, documents: Sequence[Raw]) -> Plan[list[Converted]]:
 
 
 def _storable(raw: Raw) -> bool:
-    # Only what is no BSON value at all; the driver would refuse the whole batch because of it.
     try:
         bson.encode(raw, codec_options=CODEC_OPTIONS)
     except Exception:

@@ -80,14 +80,15 @@ def verify(
     return findings
 
 
-def page(entry: Entry[Any], last: Any, limit: int) -> Plan[list[Raw]]:
-    """The next documents in the order of `_id`, whatever types the ids have."""
+def page(entry: Entry[Any], last: Any, limit: int, *, kinds: bool = False) -> Plan[list[Raw]]:
+    """The next documents in the order of `_id`, whatever types the ids have; with `kinds` those below too."""
+    chosen = entry.scope if kinds else entry.exactly
     if last is None:
-        return (yield from find(entry.collection, entry.exactly, sort=[("_id", 1)], limit=limit))
+        return (yield from find(entry.collection, chosen, sort=[("_id", 1)], limit=limit))
     # A range query would end where the type of the ids changes; index bounds do not.
     found = yield from find(
         entry.collection,
-        entry.exactly,
+        chosen,
         sort=[("_id", 1)],
         limit=limit + 1,
         min={"_id": last},
