@@ -16,7 +16,19 @@ from pydantic import BaseModel
 from pymongo import DeleteMany, InsertOne
 from pymongo.database import Database
 
-from treadle import Average, Count, Document, ExtendedReference, Formula, Max, Min, Store, Subset, Sum
+from treadle import (
+    Average,
+    Count,
+    Document,
+    ExtendedReference,
+    Formula,
+    Max,
+    Min,
+    Rollup,
+    Store,
+    Subset,
+    Sum,
+)
 
 Raw = dict[str, Any]
 
@@ -115,6 +127,31 @@ class Product(Document, collection="products"):
     score: Annotated[int | None, Formula({"$add": ["$rating_total", "$price"]})] = None
 
 
+class RatingCount(
+    Document,
+    collection="rating_counts",
+    rollup=Rollup(Review, keys={"product_id": "product_id", "rating": "rating"}),
+):
+    """One document per product and rating, made and removed by the reviews."""
+
+    product_id: int
+    rating: int
+    count: Annotated[int, Count()] = 0
+    long: Annotated[int, Count(where={"text": {"$regex": "^.{4}"}})] = 0
+    twice: Annotated[int | None, Formula({"$multiply": ["$count", 2]})] = None
+
+
+class RatingTotal(
+    Document, collection="rating_totals", rollup=Rollup(RatingCount, keys={"id": "product_id"})
+):
+    """A rollup of the rollup, by its `_id`."""
+
+    id: int
+    ratings: Annotated[int, Count()] = 0
+    reviews: Annotated[int, Sum("count")] = 0
+    highest: Annotated[int | None, Max("rating")] = None
+
+
 class Note(Document, collection="notes"):
     """Feeds nothing: its writes are one plain command."""
 
@@ -122,7 +159,18 @@ class Note(Document, collection="notes"):
     n: int = 0
 
 
-MODELS: list[type[Document]] = [Region, Customer, Order, Shipment, Review, Brand, Product, Note]
+MODELS: list[type[Document]] = [
+    Region,
+    Customer,
+    Order,
+    Shipment,
+    Review,
+    Brand,
+    Product,
+    Note,
+    RatingCount,
+    RatingTotal,
+]
 COLLECTIONS = [str(model.__treadle__.collection) for model in MODELS]
 MAINTAINED: dict[str, list[str]] = {
     "regions": ["spent", "customer_count"],
@@ -136,7 +184,11 @@ MAINTAINED: dict[str, list[str]] = {
         *("best", "worst", "recent", "double", "score"),
     ],
     "notes": [],
+    "rating_counts": [],
+    "rating_totals": [],
 }
+# Whole documents that Treadle makes and removes, by the fields that tell them apart.
+GROUPS = {"rating_counts": ("product_id", "rating"), "rating_totals": ("_id",)}
 
 
 def seed(store: Store) -> None:
@@ -194,6 +246,8 @@ def owned(state: dict[str, list[Raw]]) -> dict[str, list[Raw]]:
     """What callers wrote, without what Treadle maintains and without generated ids."""
     result: dict[str, list[Raw]] = {}
     for name, documents in state.items():
+        if name in GROUPS:
+            continue
         kept = []
         for document in documents:
             dropped = {"_treadle", *MAINTAINED[name], *(["_id"] if name == "reviews" else [])}
@@ -211,14 +265,52 @@ def owned(state: dict[str, list[Raw]]) -> dict[str, list[Raw]]:
 def wrong(state: dict[str, list[Raw]]) -> list[tuple[str, Any, str, Any, Any]]:
     """Each maintained value that is not what naive recomputation gives: where, stored, expected."""
     expected = right(state)
-    found = []
+    found: list[tuple[str, Any, str, Any, Any]] = []
     for name, documents in state.items():
+        if name in GROUPS:
+            found += wrong_groups(name, documents, state)
+            continue
         for document in documents:
             wanted = expected[name][document["_id"]]
             for path, value in wanted.items():
                 if document.get(path) != value:
                     found.append((name, document["_id"], path, document.get(path), value))
     return [*found, *orphans(state)]
+
+
+def wrong_groups(
+    name: str, documents: list[Raw], state: dict[str, list[Raw]]
+) -> list[tuple[str, Any, str, Any, Any]]:
+    """Documents of a rollup that are missing, too many or wrong, all in all."""
+    reviews: dict[Any, list[Raw]] = {}
+    for review in state["reviews"]:
+        reviews.setdefault((review["product_id"], review["rating"]), []).append(review)
+    wanted: dict[Any, Raw] = {
+        key: {
+            "count": len(group),
+            "long": sum(len(each["text"]) >= 4 for each in group),
+            "twice": 2 * len(group),
+        }
+        for key, group in reviews.items()
+    }
+    if name == "rating_totals":
+        counts, wanted = wanted, {}
+        for product, rating in counts:
+            total = wanted.setdefault((product,), {"ratings": 0, "reviews": 0, "highest": rating})
+            total["ratings"] += 1
+            total["reviews"] += counts[product, rating]["count"]
+            total["highest"] = max(total["highest"], rating)
+    keys = GROUPS[name]
+    dropped = {*keys, "_id", "_treadle"}
+    stored = {
+        tuple(document[key] for key in keys): {
+            path: value for path, value in document.items() if path not in dropped
+        }
+        for document in documents
+    }
+    if stored == wanted and len(stored) == len(documents):
+        return []
+    return [(name, key, "", stored.get(key), wanted.get(key)) for key in {**stored, **wanted}]
 
 
 def orphans(state: dict[str, list[Raw]]) -> list[tuple[str, Any, str, Any, Any]]:

@@ -69,7 +69,8 @@ def silent_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-VERBS = {"doctor", "demo", "setup", "verify", "repair", "rebuild"}
+VERBS = {"doctor", "demo", "setup", "verify", "repair", "rebuild", "watch", "status"}
+VERBS |= {"scan", "explain", "decide", "tree"}
 
 
 @pytest.mark.parametrize("arguments", [(), *((verb,) for verb in sorted(VERBS))])

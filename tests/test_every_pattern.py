@@ -33,6 +33,8 @@ from treadle.pattern import Pattern, Rule
 # From their own files, so that a missing export is named by a test and not by a failed import.
 from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
 from treadle.patterns.extended_reference import ExtendedReference
+from treadle.patterns.outlier import Outlier
+from treadle.patterns.rollup import Day, Rollup
 from treadle.patterns.subset import Subset
 
 ROOT = Path(__file__).parent.parent
@@ -106,6 +108,27 @@ class Shelf(Document, collection="shelves"):
     recent: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-date", size=3)] = []
 
 
+class Fan(Document, collection="fans"):
+    idols: Annotated[list[str], Outlier(limit=3, overflow="idol_overflow", page_size=2)] = []
+    idol_count: int = 0
+    has_overflow: bool = False
+
+
+def fans() -> dict[str, list[dict[str, Any]]]:
+    return {"fans": [{"idols": [f"idol {each}" for each in range(number)]} for number in (0, 2, 3, 9)]}
+
+
+class ReviewDay(
+    Document,
+    collection="review_days",
+    rollup=Rollup(Review, keys={"product_id": "product_id", "day": Day("date", timezone="Europe/Berlin")}),
+):
+    product_id: Id
+    day: datetime
+    count: Annotated[int, Count()] = 0
+    average: Annotated[float | None, Average("rating")] = None
+
+
 def orders() -> dict[str, list[dict[str, Any]]]:
     ada, ben = ObjectId(), ObjectId()
     return {
@@ -152,6 +175,8 @@ class Sample:
 SAMPLES = {
     "computed": Sample((Review, Product), reviews("products")),
     "extended_reference": Sample((Customer, Order), orders),
+    "outlier": Sample((Fan,), fans),
+    "rollup": Sample((Review, ReviewDay), reviews("products")),
     "subset": Sample((Review, Shelf), reviews("shelves")),
 }
 

@@ -94,6 +94,11 @@ def compile_adapt(codec: Codec[Any]) -> Callable[[Any], Any] | None:
     return adapt
 
 
+def adapter_of(shape: Shape) -> Adapt | None:
+    """What makes a stored value of this shape ready for Python; None where it is so already."""
+    return _adapt_converter(shape)
+
+
 def _adapt_converter(shape: Shape) -> Adapt | None:
     """What to do to a stored value of this shape; None where nothing is."""
     if shape.kind == "scalar":

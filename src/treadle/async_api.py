@@ -26,14 +26,28 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import PyMongoError
 
 from treadle import crud, deletes, set_up, shell, validation, writes
+from treadle.array_api import AsyncArray
 from treadle.bson_types import CODEC_OPTIONS
+from treadle.buckets.reading import Summary
 from treadle.codec import Codec
 from treadle.combine import AsyncCombiner
 from treadle.document import Document
 from treadle.errors import UsageError
 from treadle.graph import Entry, Graph
-from treadle.maintenance import commit, lazy, migrate, migration, rebuild, standalone, verify
+from treadle.layout import PageReader
+from treadle.maintenance import (
+    commit,
+    groups,
+    lazy,
+    migrate,
+    migration,
+    position,
+    rebuild,
+    standalone,
+    status,
+)
 from treadle.maintenance.migration import Migrated, SetAside
+from treadle.maintenance.status import Status
 from treadle.maintenance.verify import Finding, Report
 from treadle.patterns import polymorphic
 from treadle.plan import (
@@ -51,7 +65,10 @@ from treadle.plan import (
 )
 from treadle.query import Sort
 from treadle.topology import Topology, read_topology
+from treadle.trees import bulk
+from treadle.trees.handle import AsyncTreeHandle
 from treadle.versions import WriteVersions
+from treadle.worker import AsyncWorker
 from treadle.writes import ChunkedWork, Work
 
 if TYPE_CHECKING:
@@ -143,10 +160,12 @@ class AsyncRunner:
 class AsyncFound(Generic[D]):
     """The documents that a `find` streams; iterate it, once."""
 
-    def __init__(self, cursor: AsyncCursor[Raw], codec: Codec[D], attend: Attend | None = None) -> None:
+    def __init__(
+        self, cursor: AsyncCursor[Raw], codec: Codec[D], documents: AsyncGenerator[D] | None = None
+    ) -> None:
         self._cursor = cursor
         # Not a method: the cursor is to be closed as soon as nobody iterates any more.
-        self._documents = _stream(cursor, codec.load, attend)
+        self._documents = _stream(cursor, codec.load, None) if documents is None else documents
 
     def __aiter__(self) -> AsyncIterator[D]:
         return self._documents
@@ -176,6 +195,16 @@ async def _stream(
                 yield load(raw)
             if len(raws) < shell.FIND_PAGE:
                 return
+
+
+async def _unpack(
+    cursor: AsyncCursor[Raw], reader: PageReader[D], runner: AsyncRunner, session: Session
+) -> AsyncGenerator[D]:
+    async with cursor:
+        while not reader.done:
+            raws = await cursor.to_list(reader.page)
+            for document in await runner.run(reader.take(raws, len(raws) < reader.page), session):
+                yield document
 
 
 class AsyncStore:
@@ -266,6 +295,8 @@ class AsyncStore:
     async def insert(self, document: D, session: Session = None) -> D:
         """Store a new document; what is returned is what is stored, maintained fields included."""
         entry = self.graph.entry(type(document))
+        if entry.layout is not None:
+            return await self.runner.run(entry.layout.insert(document, shell.inside(session)), session)
         if entry.plain:
             return await self.runner.run(crud.insert(entry, document), session)
         (stored,) = await self._write(writes.Insert(entry, [document]), session)
@@ -277,21 +308,34 @@ class AsyncStore:
         if model is None:
             return []
         entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return await self.runner.run(entry.layout.insert_many(listed, shell.inside(session)), session)
         if entry.plain:
             return await self.runner.run(crud.insert_many(entry, listed), session)
-        pieces = shell.chunks(listed, writes.INSERT_MAX)
-        works = [writes.Insert(self.graph.entry(type(piece[0])), piece) for piece in pieces]
-        return [document for work in works for document in await self._write(work, session, combine=False)]
+        if entry.tree is None:
+            pieces = shell.chunks(listed, writes.INSERT_MAX)
+            works = [writes.Insert(self.graph.entry(type(piece[0])), piece) for piece in pieces]
+        else:
+            works = await self.runner.run(bulk.inserts(entry, listed), session)
+        stored = [each for work in works for each in await self._write(work, session, combine=False)]
+        return bulk.as_given(listed, works, stored)
 
     async def get(self, model: type[D], id: Any, session: Session = None) -> D | None:
         """The document with this id, or None."""
-        return await self.runner.run(crud.get(self.graph.entry(model), id), session)
+        entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return await self.find_one(model, entry.layout.id_filter(id), session=session)
+        return await self.runner.run(crud.get(entry, id), session)
 
     async def find_one(
         self, model: type[D], filter: Any = None, sort: Sort | None = None, session: Session = None
     ) -> D | None:
         """The first matching document, or None."""
-        return await self.runner.run(crud.find_first(self.graph.entry(model), filter, sort), session)
+        entry = self.graph.entry(model)
+        if entry.layout is not None:
+            found = await self.find(model, filter, sort, limit=1, session=session).to_list()
+            return found[0] if found else None
+        return await self.runner.run(crud.find_first(entry, filter, sort), session)
 
     def find(
         self,
@@ -305,9 +349,13 @@ class AsyncStore:
         """The matching documents, streamed; never all in memory at once."""
         entry = self.graph.entry(model)
         command = crud.find_command(entry, filter, sort, skip, limit)
-        return AsyncFound(
-            self.runner.open(command, session), entry.codec, self._attend(entry, filter, session)
-        )
+        if entry.layout is not None:
+            reader = entry.layout.reader(filter, sort, skip, limit)
+            cursor = self.runner.open(reader.command, session)
+            return AsyncFound(cursor, entry.codec, _unpack(cursor, reader, self.runner, session))
+        cursor = self.runner.open(command, session)
+        documents = _stream(cursor, entry.codec.load, self._attend(entry, filter, session))
+        return AsyncFound(cursor, entry.codec, documents)
 
     def _attend(self, entry: Entry[Any], filter: Any, session: Session) -> Attend | None:
         """What to do to each page before it is read; None where all are as the model has them."""
@@ -326,19 +374,26 @@ class AsyncStore:
         """The documents that hold these words, the best match first; words only, no operators."""
         entry = self.graph.entry(model)
         command = polymorphic.search_command(entry, text, filter, limit)
-        return AsyncFound(
-            self.runner.open(command, session), entry.codec, self._attend(entry, filter, session)
-        )
+        cursor = self.runner.open(command, session)
+        documents = _stream(cursor, entry.codec.load, self._attend(entry, filter, session))
+        return AsyncFound(cursor, entry.codec, documents)
 
     async def count(self, model: type[Document], filter: Any = None, session: Session = None) -> int:
         """How many documents match."""
-        return await self.runner.run(crud.count(self.graph.entry(model), filter), session)
+        entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return await self.runner.run(entry.layout.count(filter), session)
+        return await self.runner.run(crud.count(entry, filter), session)
 
     async def update(
         self, model: type[D], id_or_filter: Any, update: Any, session: Session = None
     ) -> D | None:
         """Update one document with MongoDB's operators; the document after, or None."""
         entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return await self.runner.run(
+                entry.layout.update(id_or_filter, update, await self._topology()), session
+            )
         if entry.plain:
             return await self.runner.run(crud.update(entry, id_or_filter, update), session)
         return await self._write(writes.UpdateOneDocument(entry, id_or_filter, update), session)
@@ -348,6 +403,10 @@ class AsyncStore:
     ) -> int:
         """Update all matching documents; how many matched."""
         entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return await self.runner.run(
+                entry.layout.update_all(filter, update, await self._topology()), session
+            )
         if entry.plain:
             return await self.runner.run(crud.update_all(entry, filter, update), session)
         return await self._write_chunks(writes.UpdateManyDocuments(entry, filter, update), session)
@@ -355,6 +414,8 @@ class AsyncStore:
     async def replace(self, document: D, session: Session = None) -> D:
         """Write a whole document over the stored one; raises if that is gone."""
         entry = self.graph.entry(type(document))
+        if entry.layout is not None:
+            return await self.runner.run(entry.layout.replace(document, await self._topology()), session)
         if entry.plain:
             return await self.runner.run(crud.replace(entry, document), session)
         return await self._write(writes.Replace(entry, document), session)
@@ -370,6 +431,8 @@ class AsyncStore:
     async def delete(self, model: type[D], id_or_filter: Any, session: Session = None) -> D | None:
         """Delete one document; the deleted document, or None."""
         entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return await self.runner.run(entry.layout.delete(id_or_filter, await self._topology()), session)
         if entry.plain:
             return await self.runner.run(crud.delete(entry, id_or_filter), session)
         return await self._write(deletes.DeleteOneDocument(entry, id_or_filter), session)
@@ -377,9 +440,33 @@ class AsyncStore:
     async def delete_many(self, model: type[Document], filter: Any, session: Session = None) -> int:
         """Delete all matching documents; how many there were."""
         entry = self.graph.entry(model)
+        if entry.layout is not None:
+            return await self.runner.run(entry.layout.delete_all(filter, await self._topology()), session)
         if entry.plain:
             return await self.runner.run(crud.delete_all(entry, filter), session)
         return await self._write_chunks(deletes.DeleteManyDocuments(entry, filter), session)
+
+    # -- readings ---------------------------------------------------------------------
+
+    async def summary(
+        self, model: type[Document], key: Any, start: Any = None, end: Any = None, session: Session = None
+    ) -> list[Summary]:
+        """Statistics of a series from `start` to before `end`: one entry per bucket, readings unread."""
+        layout = shell.layout_of(self.graph, model)
+        return await self.runner.run(layout.summary(key, start, end), session)
+
+    async def readings(
+        self,
+        model: type[Document],
+        key: Any,
+        start: Any = None,
+        end: Any = None,
+        fields: Sequence[str] | None = None,
+        session: Session = None,
+    ) -> list[tuple[Any, ...]]:
+        """A series from `start` to before `end` as tuples, time first; much quicker than models."""
+        layout = shell.layout_of(self.graph, model)
+        return await self.runner.run(layout.tuples(key, start, end, fields), session)
 
     # -- writes that others follow ----------------------------------------------------
 
@@ -400,6 +487,8 @@ class AsyncStore:
         server = await self._topology()
         if self._owes and session is None:
             await self._pay()
+        if work.entry.unready:
+            await self.runner.run(groups.require_indexes(work.entry.unready))
         if work.alone:
             outcome = await self.runner.run(work.direct(self.graph, server), session)
         elif session is not None and session.in_transaction:
@@ -439,7 +528,7 @@ class AsyncStore:
 
     async def _write_chunks(self, work: ChunkedWork, session: Session) -> int:
         """Perform a bulk write, one transaction per chunk of documents."""
-        if work.alone or (session is not None and session.in_transaction):
+        if work.alone or work.together or (session is not None and session.in_transaction):
             return await self._write(work, session)
         done = 0
         last: Any = None
@@ -503,12 +592,20 @@ class AsyncStore:
         """The documents that could not be migrated, and why."""
         return await self.runner.run(migration.set_aside(self.graph.entry(model)))
 
+    # -- fields that are stored otherwise ---------------------------------------------------
+
+    def array(self, model: type[Document], field: str, id: Any) -> AsyncArray:
+        """The outlier array of one document, by the Python name of its field."""
+        return AsyncArray(self, self.graph.entry(model), field, id)
+
     # -- proof and repair ---------------------------------------------------------------
 
     async def verify(self, *models: type[Document], progress: Report | None = None) -> list[Finding]:
         """Every stored value that is not what it should be; of all models, or of these."""
         entries = self.graph.chosen(models)
-        found = await self.runner.run(verify.verify(self.graph, await self._topology(), entries, progress))
+        found = await self.runner.run(
+            status.verify_and_note(self.graph, await self._topology(), entries, progress)
+        )
         return found + await self.runner.run(validation.findings(entries))
 
     async def repair(self, *models: type[Document], progress: Report | None = None) -> int:
@@ -520,6 +617,19 @@ class AsyncStore:
         """Recompute every maintained value, as after a pattern was added to old data."""
         entries = self.graph.chosen(models)
         return await self.runner.run(rebuild.rebuild(self.graph, await self._topology(), entries, progress))
+
+    def worker(self, name: str = position.NAME) -> AsyncWorker:
+        """The worker that keeps what is declared with `maintain="stream"` right."""
+        return AsyncWorker(self, name)
+
+    async def status(self) -> Status:
+        """How the maintenance stands: per rule its mode, how far behind, last run, last findings."""
+        async with self.runner.database.client.start_session() as session:
+            return await self.runner.run(status.status(self.graph, await self._topology()), session)
+
+    def tree(self, model: type[D]) -> AsyncTreeHandle[D]:
+        """The tree of a model that declares one."""
+        return AsyncTreeHandle(self, model)
 
     # -- the driver beneath -------------------------------------------------------
 

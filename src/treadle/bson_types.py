@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 from bson import ObjectId
 from bson.binary import UuidRepresentation
-from bson.codec_options import CodecOptions
+from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.decimal128 import Decimal128
 from pydantic import BaseModel, GetCoreSchemaHandler, SecretBytes, SecretStr, TypeAdapter
 from pydantic.networks import AnyUrl
@@ -37,7 +37,11 @@ RESERVED = "_treadle"
 # Every read and write of Treadle goes through these options, so that dates are
 # aware and UUIDs are standard whatever the client was opened with.
 CODEC_OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(
-    tz_aware=True, tzinfo=UTC, uuid_representation=UuidRepresentation.STANDARD
+    tz_aware=True,
+    tzinfo=UTC,
+    uuid_representation=UuidRepresentation.STANDARD,
+    # A date beyond Python's years, which any client may store, must not hide the other documents.
+    datetime_conversion=DatetimeConversion.DATETIME_AUTO,
 )
 
 

@@ -195,7 +195,7 @@ def setup(
 
 @app.command()
 def verify(app_name: AppOption, models: ModelsArgument = None, as_json: JsonOption = False) -> None:
-    """Name every stored value that is not what it should be. Writes nothing.
+    """Name every stored value that is not what it should be. Changes no document.
 
     Exits with 1 when there are findings.
 
@@ -249,6 +249,10 @@ def repair(
 def rebuild(
     app_name: AppOption,
     models: ModelsArgument = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="PATTERN", help="Fill this tree pattern from the one declared first."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would change.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -259,7 +263,12 @@ def rebuild(
     \b
     Example:
       treadle rebuild --app shop.models:store Product
+      treadle rebuild --app shop.models:store Category --to ancestor-array
     """
+    if to is not None:
+        from treadle.commands import app, maintain
+
+        models = maintain.models_with_tree(app.load_store(app_name), models or [], to)
     if dry_run:
         verify(app_name, models, as_json)
         return
@@ -270,6 +279,228 @@ def rebuild(
     with maintain.progress_bar(Console(stderr=True)) as progress:
         visited = maintain.rebuild(app.load_store(app_name), models or [], progress)
     typer.echo(f'{{"rebuilt": {visited}}}' if as_json else f"Rebuilt {visited} documents.")
+
+
+@app.command()
+def watch(
+    app_name: AppOption,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option("--metrics-port", help="Serve Prometheus metrics on this port.", show_default=False),
+    ] = None,
+    name: Annotated[
+        str, typer.Option("--name", help="Its name, if several applications share a database.")
+    ] = "worker",
+) -> None:
+    """Keep what is declared with maintain="stream" right, until SIGTERM or Ctrl-C.
+
+    One worker per database is active; others stand by and take over.
+
+    \b
+    Example:
+      treadle watch --app shop.models:store --metrics-port 9464
+    """
+    from treadle.commands import app, watch
+
+    watch.watch(app.load_store(app_name), name, metrics_port, lambda line: typer.echo(line, err=True))
+
+
+@app.command()
+def status(app_name: AppOption, as_json: JsonOption = False) -> None:
+    """Show per pattern how it is maintained, how far behind it is, and what verify found last.
+
+    \b
+    Example:
+      treadle status --app shop.models:store
+      treadle status --app shop.models:store --json
+    """
+    from rich.console import Console
+
+    from treadle.commands import app, watch
+
+    found = watch.status(app.load_store(app_name))
+    if as_json:
+        typer.echo(watch.as_json(found))
+    else:
+        watch.show(found, Console())
+
+
+@app.command()
+def scan(
+    uri: UriArgument = None,
+    uri_option: UriOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    html: Annotated[
+        str | None, typer.Option("--html", metavar="FILE", help="Also write the report as one HTML file.")
+    ] = None,
+    brief: Annotated[bool, typer.Option("--brief", help="Only the table, without declarations.")] = False,
+    workload: Annotated[
+        str | None,
+        typer.Option("--workload", metavar="FILE", help="Profiler documents, instead of system.profile."),
+    ] = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option("--fail-on", metavar="SEVERITY", help="Exit with 1 from info, warning or problem on."),
+    ] = None,
+    show_values: Annotated[
+        bool, typer.Option("--show-values", help="Show the values that tell kinds and versions apart.")
+    ] = False,
+    secondary: Annotated[bool, typer.Option("--secondary", help="Prefer a secondary member.")] = False,
+    documents: Annotated[
+        int, typer.Option("--documents", min=1, help="Larger collections are measured by a uniform sample.")
+    ] = 20_000_000,
+    sample: Annotated[int, typer.Option("--sample", min=100, help="How large such a sample is.")] = 10_000,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.001, help="The most for one operation.")
+    ] = 60.0,
+    collections: Annotated[
+        int, typer.Option("--collections", min=1, help="Look into so many collections, the largest.")
+    ] = 200,
+) -> None:
+    """Say which patterns a database asks for, with the evidence. Writes nothing.
+
+    Exits with 0 unless --fail-on asks otherwise, with 3 when nothing answers.
+    Ctrl-C prints what is known by then.
+
+    \b
+    Example:
+      treadle scan mongodb://localhost:27017/shop --html report.html
+      treadle scan mongodb://localhost:27017/shop --json --fail-on warning
+    """
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from treadle.advisor import Limits
+    from treadle.advisor.rule import SEVERITIES
+    from treadle.commands import scan
+
+    if fail_on is not None and fail_on not in SEVERITIES:
+        raise UsageError(f"--fail-on takes {', '.join(SEVERITIES)}, not {fail_on!r}", code="severity-unknown")
+    limits = Limits(
+        full_pass_documents=documents,
+        structure_documents=min(documents, Limits().structure_documents),
+        sample_documents=sample,
+        operation_seconds=seconds,
+        collections=collections,
+    )
+    target = _database_target(uri, uri_option)
+    with scan.progress_bar(Console(stderr=True)) as progress:
+        report = scan.scan_target(
+            target, limits, Path(workload) if workload else None, secondary, show_values, progress
+        )
+    if html is not None:
+        scan.write_html(report, Path(html))
+        typer.echo(f"Wrote {html}.", err=True)
+    if as_json:
+        typer.echo(scan.as_json(report))
+    else:
+        scan.shown(report, Console(), brief)
+    if not report.scan.complete:
+        raise typer.Exit(NO_CONNECTION if report.scan.lost else INTERRUPTED)
+    if fail_on is not None and report.fails(fail_on):
+        raise typer.Exit(FINDINGS)
+
+
+def _database_target(uri: str | None, uri_option: str | None) -> Target:
+    """The database to look at; a private server of one's own would hold nothing."""
+    import os
+
+    from treadle.commands.connection import choose_target
+
+    target = choose_target(uri, uri_option, os.environ)
+    if target is None:
+        raise UsageError(
+            "Name a database, as in mongodb://localhost:27017/shop, or set MONGODB_URI.", code="uri-missing"
+        )
+    return target
+
+
+@app.command()
+def explain(
+    code: Annotated[str | None, typer.Argument(metavar="[CODE]", show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a finding of scan means, what it costs and when it does not matter.
+
+    \b
+    Example:
+      treadle explain outlier
+      treadle explain
+    """
+    from rich.console import Console
+
+    from treadle.commands import scan
+
+    if as_json:
+        typer.echo(scan.explained_as_json(code))
+    elif code is None:
+        scan.list_codes(Console())
+    else:
+        scan.explain(code, Console())
+
+
+@app.command()
+def decide(
+    uri: UriArgument = None,
+    uri_option: UriOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Embed or reference? By questions, or from the relations of a live database.
+
+    \b
+    Example:
+      treadle decide
+      treadle decide mongodb://localhost:27017/shop
+    """
+    from rich.console import Console
+
+    from treadle.commands import scan
+
+    # Not from the environment: without a URI these are questions.
+    if uri is None and uri_option is None:
+        scan.ask(
+            lambda question: str(typer.prompt(question, default="", show_default=False, err=True)), Console()
+        )
+        return
+    from treadle.advisor import Limits
+
+    with scan.progress_bar(Console(stderr=True)) as progress:
+        report = scan.scan_target(_database_target(uri, uri_option), Limits(), None, False, False, progress)
+    scan.show_decided(report, Console(), as_json)
+
+
+@app.command()
+def tree(
+    app_name: AppOption,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model whose tree to draw.")],
+    depth: Annotated[int, typer.Option("--depth", help="How many levels below a root.")] = 3,
+    width: Annotated[int, typer.Option("--width", help="How many children of a node.")] = 10,
+    root: Annotated[
+        str | None, typer.Option("--root", metavar="ID", help="Only below this node.", show_default=False)
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option("--label", metavar="FIELD", help="What to call a node.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw a tree, with counts of all nodes below each; the rest is folded. Writes nothing.
+
+    \b
+    Example:
+      treadle tree --app shop.models:store Category --depth 2
+    """
+    from treadle.commands import app
+    from treadle.commands import tree as drawing
+
+    branches = drawing.tree(app.load_store(app_name), model, depth, width, label, root)
+    if as_json:
+        typer.echo(drawing.as_json(branches))
+        return
+    from rich.console import Console
+
+    drawing.show(branches, model, Console())
 
 
 migrate_app = typer.Typer(

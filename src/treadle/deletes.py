@@ -12,8 +12,8 @@ from treadle import crud
 from treadle.change import Change
 from treadle.document import Document
 from treadle.errors import DataError, UsageError
-from treadle.gather import freeze
 from treadle.graph import Entry, Graph
+from treadle.keys import freeze
 from treadle.maintenance import lazy
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import BUMP
@@ -22,23 +22,28 @@ from treadle.patterns.extended_reference import ReferenceRule
 from treadle.plan import Plan, Raw, bulk_write, by_id, delete_many, find, find_one, find_one_and_delete
 from treadle.query import clean_filter
 from treadle.topology import Topology
-from treadle.writes import ChunkedWork, UpdateManyDocuments, Work, follow_own, only
+from treadle.trees import placing
+from treadle.writes import ChunkedWork, UpdateManyDocuments, Work, follow_own, only, refuse_rollup
 
 D = TypeVar("D", bound=Document)
 
 CASCADE_MAX = 10_000
+# Nodes of a tree are deleted in one transaction.
+TOGETHER_MAX = 10_000
 
 
 def deletion_concerns(entry: Entry[Any]) -> bool:
     """Whether a deletion must be followed."""
     followed = any(rule.on_delete != "keep" for rule in entry.feeds_references)
-    return bool(entry.feeds_gathers or entry.restricting) or followed
+    involved = entry.feeds_gathers or entry.restricting or entry.outliers or entry.tree
+    return bool(involved) or followed
 
 
 class DeleteOneDocument(Work[D | None]):
     shows_document = False
 
     def __init__(self, entry: Entry[D], id_or_filter: Any) -> None:
+        refuse_rollup(entry, "deleted")
         self.entry = entry
         self.filter = crud.which(entry, id_or_filter)
 
@@ -56,6 +61,10 @@ class DeleteOneDocument(Work[D | None]):
 
     def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
+        if entry.tree is not None:
+            found = yield from find_one(entry.collection, self.filter)
+            yield from delete_documents(entry, [] if found is None else [found], ledger)
+            return found
         if not server.transactions or any(rule.server_side for rule in entry.feeds_gathers):
             found = yield from find_one(entry.collection, self.filter, entry.identifying)
             if found is None:
@@ -81,7 +90,10 @@ class DeleteManyDocuments(ChunkedWork):
     """A deletion of the documents of one chunk."""
 
     def __init__(self, entry: Entry[Any], filter: Any) -> None:
+        refuse_rollup(entry, "deleted")
         self.entry = entry
+        # A node goes only with or after its children.
+        self.together = entry.tree is not None
         crud.require_filter(entry, filter)
         self.filter = clean_filter(entry.codec, filter)
         self.keys: list[Any] | None = None
@@ -101,7 +113,10 @@ class DeleteManyDocuments(ChunkedWork):
         return chunk
 
     def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[int]:
-        befores = yield from find(self.entry.collection, only(self.filter, self.keys))
+        most = TOGETHER_MAX + 1 if self.together else 0
+        befores = yield from find(self.entry.collection, only(self.filter, self.keys), limit=most)
+        if self.together and len(befores) > TOGETHER_MAX:
+            raise placing.too_many(self.entry, TOGETHER_MAX)
         yield from delete_documents(self.entry, befores, ledger)
         return len(befores)
 
@@ -118,10 +133,13 @@ def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) 
     # Before anything is deleted: without a transaction there is no way back.
     for exact, own in by_class:
         yield from check_restrictions(exact, own)
+    token = (yield from placing.before_deletion(entry.tree, befores, ledger)) if entry.tree else None
     yield from ledger.note_before(entry, keys)
     yield from delete_many(entry.collection, {"_id": {"$in": keys}})
     for before in befores:
         ledger.add(Change(entry.collection, before["_id"], before, None))
+    if entry.tree is not None:
+        yield from placing.unlist(entry.tree, keys, ledger, token)
     for exact, own in by_class:
         yield from follow_deletions(exact, own, ledger)
 
@@ -132,6 +150,8 @@ def follow_deletions(
     """Do as `on_delete` says to the documents that refer to deleted ones."""
     if restrict:
         yield from check_restrictions(entry, keys)
+    for outlier in entry.outliers:
+        yield from delete_many(outlier.collection, {outlier.owner: {"$in": list(keys)}})
     for rule in entry.feeds_references:
         if rule.on_delete not in ("clear", "cascade"):
             continue
@@ -148,7 +168,7 @@ def follow_deletions(
         if rule.on_delete == "cascade" and not rule.place.in_array:
             yield from delete_documents(rule.target, referring, ledger)
         else:
-            yield from _detach(rule, referring, keys, ledger)
+            yield from detach(rule, referring, keys, ledger)
 
 
 def ahead_of(work: DeleteOneDocument[Any] | DeleteManyDocuments) -> Plan[list[ChunkedWork]]:
@@ -192,7 +212,7 @@ def refuse_if_referred(rule: ReferenceRule, condition: Raw) -> Plan[None]:
         )
 
 
-def _detach(rule: ReferenceRule, referring: Sequence[Raw], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
+def detach(rule: ReferenceRule, referring: Sequence[Raw], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
     """Clear the references to deleted documents, or remove the elements that hold them."""
     target = rule.target
     referring_keys = [each["_id"] for each in referring]

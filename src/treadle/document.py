@@ -22,6 +22,11 @@ from treadle.bson_types import Id
 from treadle.declared_shape import check_shape
 from treadle.errors import DeclarationError
 
+if TYPE_CHECKING:
+    from treadle.patterns.bucket import Bucket
+    from treadle.patterns.rollup import Rollup
+    from treadle.patterns.time_series import TimeSeries
+
 Naming = Literal["snake", "camel"]
 Validation = Literal["strict", "moderate", "off"]
 ValidationAction = Literal["error", "warn"]
@@ -37,6 +42,10 @@ class Settings:
     naming: Naming = "snake"
     validation: Validation = "moderate"
     indexes: tuple[IndexModel, ...] = ()
+    bucket: Bucket | None = None
+    timeseries: TimeSeries | None = None
+    # One tree pattern, or several of which the first is the present one.
+    tree: Any = None
     validation_action: ValidationAction = "error"
     # Polymorphic: the stored field that names the kind, and the kind of this very class.
     discriminator: str | None = None
@@ -46,6 +55,7 @@ class Settings:
     version: int | None = None
     version_field: str = "schema_version"
     migrate_on_read: MigrateOnRead = "memory"
+    rollup: Rollup | None = None
 
 
 class _IdAttribute:
@@ -88,6 +98,10 @@ class Document(BaseModel):
         naming: Naming | None = None,
         validation: Validation | None = None,
         indexes: Sequence[IndexModel] | None = None,
+        bucket: Bucket | None = None,
+        timeseries: TimeSeries | None = None,
+        tree: Any = None,
+        rollup: Rollup | None = None,
         **keywords: Any,
     ) -> None:
         super().__init_subclass__()

@@ -1,30 +1,32 @@
 """Values that a target gathers from the documents which name it.
 
 The parent of Computed and Subset. A source names its targets in the field
-`by`. What one source gives to one target is a contribution. A change of a
-source is the difference of its contributions before and after; where a
-difference cannot be applied exactly, the group is recomputed from its sources.
+`by`, or belongs to the group that a target stands for (`keys.py`). What one
+source gives to one target is a contribution. A change of a source is the
+difference of its contributions before and after; where a difference cannot be
+applied exactly, the group is recomputed from its sources.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-import bson
-from pymongo import ASCENDING, IndexModel
+from pymongo import IndexModel
 
-from treadle.bson_types import CODEC_OPTIONS
 from treadle.errors import DeclarationError
+from treadle.keys import Key, ReferenceKey
+from treadle.keys import freeze as freeze
+from treadle.keys import may_be_id as may_be_id
 from treadle.paths import Path, filter_references, resolve, value_at, values_at
-from treadle.pattern import Place, Rule
+from treadle.pattern import Maintain, Place, Rule
 from treadle.plan import Raw
 from treadle.query import clean
 
 if TYPE_CHECKING:
     from treadle.graph import Entry, Graph
-
-KEY = "__treadle_key"
 
 
 class _Recompute:
@@ -36,17 +38,64 @@ RECOMPUTE: Final = _Recompute()
 """The answer of a rule that cannot apply a difference exactly."""
 
 
-def freeze(key: Any) -> Any:
-    """A key that can stand in a dict, also for sub-documents."""
-    return bson.encode({"": key}, codec_options=CODEC_OPTIONS) if isinstance(key, (dict, list)) else key
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a gathered value comes from: the sources, how they find their targets, and which count."""
+
+    source: Entry[Any]
+    key: Key
+    where: Raw
+
+
+def origin(
+    place: Place, graph: Graph, source: Any, by: str | None, where: Mapping[str, Any] | None
+) -> Origin:
+    """What a declaration says about its sources; inside a rollup, what the rollup says."""
+    condition: Raw = clean(dict(where or {}))
+    group = place.entry.group
+    if group is not None:
+        if by is not None or (source is not None and graph.resolve(source, place.label) is not group.source):
+            raise DeclarationError(
+                f"{place.label} stands in a rollup, whose source is {group.source.model.__name__}; "
+                "leave out the source and by=",
+                code="rollup-source",
+            )
+        both = [each for each in (group.condition, condition) if each]
+        return Origin(group.source, group.key, {"$and": both} if len(both) > 1 else (both or [{}])[0])
+    if source is None:
+        raise DeclarationError(
+            f"{place.label} names no source; only inside a rollup is there one already", code="source-unknown"
+        )
+    entry = graph.resolve(source, place.label)
+    if by is None:
+        raise DeclarationError(
+            f"{place.label} needs by=, the field of {entry.model.__name__} that holds the id of "
+            f"its {place.entry.model.__name__}",
+            code="reference-field-missing",
+        )
+    path = resolve(entry.codec, by, place.label, "reference-field-missing")
+    graph.check_reference(path, place.entry, place.label)
+    return Origin(entry, ReferenceKey(path), condition)
+
+
+def maintenance_of(place: Place, declared: Any) -> tuple[Maintain, timedelta | None]:
+    """How a declaration is maintained; inside a rollup, as the rollup is."""
+    group = place.entry.group
+    if group is None:
+        return declared.maintain, declared.every
+    if declared.maintain not in ("write", group.maintain) or declared.every not in (None, group.every):
+        raise DeclarationError(
+            f"{place.label} has maintain={declared.maintain!r}, but a rollup is maintained as a whole; "
+            "say it in Rollup(…, maintain=…)",
+            code="pattern-keyword",
+        )
+    return group.maintain, group.every
 
 
 class GatherRule(Rule):
     """A maintained field whose value follows from a source collection."""
 
-    def __init__(
-        self, place: Place, graph: Graph, source: Any, by: str | None, where: Mapping[str, Any] | None
-    ) -> None:
+    def __init__(self, place: Place, origin: Origin) -> None:
         super().__init__(place)
         if place.in_array:
             raise DeclarationError(
@@ -54,19 +103,10 @@ class GatherRule(Rule):
                 "collection belongs to the document itself or to a nested model",
                 code="maintained-in-array",
             )
-        self.source: Entry[Any] = graph.resolve(source, place.label)
-        if by is None:
-            raise DeclarationError(
-                f"{place.label} needs by=, the field of {self.source.model.__name__} that holds the id of "
-                f"its {self.target.model.__name__}",
-                code="reference-field-missing",
-            )
-        self.by: Path = resolve(self.source.codec, by, place.label, "reference-field-missing")
-        graph.check_reference(self.by, self.target, place.label)
-        self.key_segments = self.by.stored.split(".")
-        self.key_depth = self.by.array_depth
-        self.where: Raw = clean(dict(where or {}))
-        self.conditional = bool(self.where)
+        self.source = origin.source
+        self.key = origin.key
+        # What the declaration itself asks of its sources.
+        self.condition = self.where = origin.where
         if self.source.scope:
             # Only documents of the source's own kinds; that much is known without asking the server.
             self.where = {"$and": [self.source.scope, self.where]} if self.where else dict(self.source.scope)
@@ -74,10 +114,16 @@ class GatherRule(Rule):
         self.per_element = False
         self.segments = self.path.split(".")
 
+    @property
+    def by(self) -> Path:
+        """The field in which a source names its target."""
+        assert isinstance(self.key, ReferenceKey), f"{self.place.label} stands in a rollup"
+        return self.key.by
+
     def watches(self) -> Mapping[str, set[str] | None]:
         condition = filter_references(self.where)
         own = self.value_paths()
-        watched = None if condition is None or own is None else {self.by.stored} | condition | own
+        watched = None if condition is None or own is None else set(self.key.paths) | condition | own
         return {self.source.collection: watched}
 
     def value_paths(self) -> set[str] | None:
@@ -87,7 +133,7 @@ class GatherRule(Rule):
     @property
     def server_side(self) -> bool:
         """Whether only the server can tell what a source contributes."""
-        return self.conditional
+        return bool(self.condition) or not self.key.local
 
     # -- contributions ----------------------------------------------------------
 
@@ -99,14 +145,22 @@ class GatherRule(Rule):
         """The same for a source whose kind is not at hand; it may be too many."""
         if raw is None:
             return []
-        depth = self.key_depth
+        key = self.key
+        depth = key.array_depth
         if not depth:
-            key = value_at(raw, self.key_segments)
-            return [] if key is None else [(key, self.value(raw))]
+            one = key.one(raw)
+            return [] if one is None else [(one, self.value(raw))]
         if self.per_element:
             return self._element_contributions(raw, depth)
-        distinct = {freeze(key): key for key in values_at(raw, self.by.steps) if key is not None}
-        return [(key, self.value(raw)) for key in distinct.values()]
+        assert isinstance(key, ReferenceKey)
+        return [(each, self.value(raw)) for each in key.several(raw)]
+
+    def keys_of(self, raw: Raw) -> list[Any]:
+        """The targets that a source names, whatever its kind and whether or not it counts for them."""
+        if isinstance(self.key, ReferenceKey) and self.key.array_depth:
+            return self.key.several(raw)
+        one = self.key.one(raw)
+        return [] if one is None else [one]
 
     def _element_contributions(self, raw: Raw, depth: int) -> list[tuple[Any, Any]]:
         found = []
@@ -139,6 +193,14 @@ class GatherRule(Rule):
         """The pipeline's `$set`s: of the parts first, then of what follows from them."""
         return {}, {}
 
+    def accumulators(self) -> dict[str, Any]:
+        """The `$group` accumulators that compute it, by a name of their own."""
+        return {}
+
+    def finish(self, group: Raw | None) -> dict[str, Any]:
+        """Stored path and value of each part, from what the group gave."""
+        return self.empty()
+
     def evaluation(self) -> dict[str, Any]:
         """What to project so that `evaluated` can read a contribution off the result."""
         return {}
@@ -148,44 +210,18 @@ class GatherRule(Rule):
         return None
 
     def index_keys(self) -> list[tuple[str, int]]:
-        return [(self.by.stored, ASCENDING)]
+        return self.key.index_keys()
 
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
         return [(self.source, IndexModel(self.index_keys()))]
 
 
 def source_stages(rule: GatherRule, keys: Sequence[Any]) -> list[Raw]:
-    """Stages that leave one document per contribution, with its target's id in KEY."""
-    stages: list[Raw] = [{"$match": {rule.by.stored: {"$in": list(keys)}}}]
-    return [*stages, *contribution_stages(rule, keys)]
+    """Stages that leave one document per contribution, with its target's key in KEY."""
+    return [{"$match": rule.key.match(keys)}, *contribution_stages(rule, keys)]
 
 
 def contribution_stages(rule: GatherRule, keys: Sequence[Any] | None) -> list[Raw]:
     """The same for sources that are chosen already; `keys` restricts the targets."""
-    stages: list[Raw] = []
-    if rule.where:
-        stages.append({"$match": rule.where})
-    path = rule.by.stored
-    if not rule.by.in_array:
-        return [*stages, {"$set": {KEY: f"${path}"}}]
-    if rule.per_element:
-        for number, step in enumerate(rule.by.steps):
-            if step.array:
-                stages.append({"$unwind": "$" + ".".join(s.stored for s in rule.by.steps[: number + 1])})
-        if keys is not None:
-            stages.append({"$match": {path: {"$in": list(keys)}}})
-        return [*stages, {"$set": {KEY: f"${path}"}}]
-    values: Any = f"${path}"
-    for _ in range(sum(step.array for step in rule.by.steps) - 1):
-        # A missing inner array must not make the whole vanish.
-        inner = {"$cond": [{"$isArray": "$$this"}, "$$this", []]}
-        flat = {"$concatArrays": ["$$value", inner]}
-        values = {"$reduce": {"input": values, "initialValue": [], "in": flat}}
-    values = {"$cond": [{"$isArray": values}, values, []]}
-    # A source that names a target twice still counts once.
-    distinct = (
-        {"$setIntersection": [values, {"$literal": list(keys)}]}
-        if keys is not None
-        else {"$setUnion": [values, []]}
-    )
-    return [*stages, {"$set": {KEY: distinct}}, {"$unwind": f"${KEY}"}]
+    chosen: list[Raw] = [{"$match": rule.where}] if rule.where else []
+    return [*chosen, *rule.key.stages(keys, rule.per_element)]

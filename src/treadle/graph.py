@@ -9,7 +9,7 @@ refused.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -21,12 +21,17 @@ from treadle.codec import Codec, codec_of
 from treadle.document import Document
 from treadle.errors import DeclarationError, UsageError
 from treadle.gather import GatherRule
+from treadle.layout import Layout
+from treadle.layouts import layout_of, refuse_derived
 from treadle.paths import ARRAYS, Path, Step, model_of, models_of, overlap, refuse_array_of_arrays
-from treadle.pattern import Pattern, Place, Rule
+from treadle.pattern import ClassPlace, Pattern, Place, Rule
 from treadle.patterns.computed import FormulaRule
 from treadle.patterns.extended_reference import ReferenceRule
+from treadle.patterns.outlier import OutlierRule
+from treadle.patterns.rollup import MembersRule, check_rollup
 from treadle.plan import Raw, by_id
 from treadle.shape import Shape, field_shape
+from treadle.trees.fields import Tree, TreeRule, place_tree, tree_declarations
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -48,10 +53,13 @@ class Entry(Generic[D]):
         _check_identity(model)
         self.identity_shape: Shape = field_shape(model.__name__, "id", model.__pydantic_fields__["id"])
         self._identity: TypeAdapter[Any] = TypeAdapter(model.__pydantic_fields__["id"].rebuild_annotation())
+        # How its documents are stored, where that is not one by one.
+        self.layout: Layout[D] | None = layout_of(self)
         # What this model maintains in itself.
         self.gathers: list[GatherRule] = []
         self.references: list[ReferenceRule] = []
         self.formulas: list[FormulaRule] = []
+        self.outliers: list[OutlierRule] = []
         # Those that each write keeps right, and what a write of this model feeds in others.
         self.inline_gathers: list[GatherRule] = []
         self.feeds_gathers: list[GatherRule] = []
@@ -61,6 +69,7 @@ class Entry(Generic[D]):
         # The references that forbid a deletion, however they are maintained.
         self.restricting: list[ReferenceRule] = []
         self.protected: dict[str, Rule] = {}
+        self.tree: Tree | None = None
         # The other models of its collection, and which documents are its own (`kinds.py`).
         self.family: kinds.Family | None = None
         self.above: list[Entry[Any]] = []
@@ -77,6 +86,10 @@ class Entry(Generic[D]):
         self.warned = False
         # What is maintained in any document that a filter on this model may find.
         self.shielded = self.protected
+        # The rule that makes and removes documents of this model, if it is a rollup.
+        self.group: MembersRule | None = None
+        # The rollups whose documents a write of this model may make, as long as nobody saw their indexes.
+        self.unready: list[MembersRule] = []
         # Whether a write of this model concerns nothing else.
         self.plain = True
         # Whether a write of this model can come round to the very document that was written.
@@ -85,8 +98,18 @@ class Entry(Generic[D]):
         self.watched: set[str] | None = set()
 
     @property
+    def derived(self) -> list[Rule]:
+        """What follows from other documents or other fields, value by value, and outlier arrays."""
+        return [*self.gathers, *self.references, *self.formulas, *self.outliers]
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What a replace leaves as it is stored, since others than callers write it all the time."""
+        return {path: value for rule in self.outliers for path, value in rule.kept().items()}
+
+    @property
     def rules(self) -> list[Rule]:
-        return [*self.gathers, *self.references, *self.formulas]
+        return [*self.derived, *(self.tree.rules if self.tree is not None else ())]
 
     @property
     def feeds(self) -> list[Rule]:
@@ -115,9 +138,9 @@ class Entry(Generic[D]):
         """The projection that tells a document's id and its class."""
         return {"_id": 1} if self.family is None else {"_id": 1, self.family.discriminator: 1}
 
-    def one(self, key: Any) -> Raw:
-        """The filter for one document of this model."""
-        return {**by_id(key), **self.scope}
+    def one(self, identity: Any) -> Raw:
+        """The filter for one document of this model, by its id."""
+        return {**by_id(identity), **self.scope}
 
     def by_class(self, raws: Iterable[R]) -> Iterable[tuple[Entry[Any], list[R]]]:
         """Documents, or pairs that begin with one, by their very class."""
@@ -127,6 +150,29 @@ class Entry(Generic[D]):
         for each in raws:
             groups.setdefault(self.of(each[0] if isinstance(each, tuple) else each), []).append(each)
         return list(groups.items())
+
+    def key_of(self, document: Mapping[str, Any]) -> Any:
+        """What sources know a document of this model by: its id, or the values of its group."""
+        return document["_id"] if self.group is None else self.group.key.of_target(document)
+
+    def key_projection(self) -> dict[str, Any]:
+        """What `key_of` needs of a document."""
+        own = self.group.key.targets if self.group is not None else []
+        return {**self.identifying, **dict.fromkeys(own, 1)}
+
+    def at(self, key: Any) -> dict[str, Any]:
+        """The filter for the document that a key belongs to."""
+        return self.one(key) if self.group is None else self.group.key.target(key)
+
+    def at_any(self, keys: Sequence[Any]) -> dict[str, Any]:
+        """The filter for the documents that these keys belong to."""
+        if self.group is None:
+            return {"_id": {"$in": list(keys)}, **self.scope}
+        if len(keys) == 1:
+            return self.group.key.target(keys[0])
+        if len(self.group.key.parts) == 1:
+            return {self.group.key.parts[0].target: {"$in": [key[0] for key in keys]}}
+        return {"$or": [self.group.key.target(key) for key in keys]} if keys else {"_id": {"$in": []}}
 
     def identity(self, value: Any) -> Any:
         """The stored form of an id that a caller gave; never an operator."""
@@ -166,6 +212,8 @@ class Graph:
     ) -> None:
         self.entries: dict[type[Document], Entry[Any]] = {}
         self.by_collection: dict[str, Entry[Any]] = {}
+        # Collections that patterns need beside the models' own, for set-up.
+        self.sides: dict[str, Entry[Any]] = {}
         for model in models:
             self._add(model)
         kinds.join(self)
@@ -175,7 +223,9 @@ class Graph:
             for place, pattern in declarations(entry):
                 if not kinds.is_inherited(entry, place, pattern):
                     self._place(entry, pattern.bind(place, self))
+            check_rollup(entry)
         kinds.spread(self)
+        refuse_derived(self)
         self._find_levels()
         for entry in self.entries.values():
             self._find_watched(entry)
@@ -246,6 +296,18 @@ class Graph:
             )
         return self.entries[source]
 
+    def add_side(self, model: type[Document], where: str) -> Entry[Any]:
+        """The entry of a collection that a pattern keeps beside those of the models."""
+        entry: Entry[Any] = Entry(model)
+        if entry.collection in self.by_collection or entry.collection in self.sides:
+            raise DeclarationError(
+                f"{where} names the collection {entry.collection!r}, which is used for something else; "
+                "give it one of its own",
+                code="collection-shared",
+            )
+        self.sides[entry.collection] = entry
+        return entry
+
     def check_reference(self, reference: Path, referenced: Entry[Any], where: str) -> None:
         """Refuse a reference whose type cannot hold the id that it is to hold."""
         held, wanted = reference.shape, referenced.identity_shape
@@ -260,6 +322,9 @@ class Graph:
     # -- binding ------------------------------------------------------------------------
 
     def _place(self, entry: Entry[Any], rule: Rule) -> None:
+        if isinstance(rule, TreeRule):
+            place_tree(entry, rule)
+            return
         for path in [*rule.maintained(), *rule.stamps()]:
             for taken, other in entry.protected.items():
                 shared_stamp = path in rule.stamps() and taken in other.stamps()
@@ -269,6 +334,8 @@ class Graph:
                         code="path-maintained-twice",
                     )
             entry.protected[path] = rule
+        if isinstance(rule, MembersRule):
+            entry.group = rule
         if isinstance(rule, GatherRule):
             entry.gathers.append(rule)
             if rule.maintain == "write":
@@ -286,6 +353,8 @@ class Graph:
                 rule.source.restricting.append(rule)
         elif isinstance(rule, FormulaRule):
             entry.formulas.append(rule)
+        elif isinstance(rule, OutlierRule):
+            entry.outliers.append(rule)
 
     def _find_levels(self) -> None:
         levels: dict[Rule, int] = {}
@@ -359,10 +428,16 @@ class Graph:
                 reached.add(target.collection)
                 pending.extend(rule.target for rule in target.feeds)
         entry.loops = entry.collection in reached
+        groups = [other.group for other in self.entries.values() if other.collection in reached]
+        entry.unready = [group for group in groups if group is not None and not group.key.identity]
 
 
 def declarations(entry: Entry[Any]) -> Iterator[tuple[Place, Pattern]]:
-    """Each pattern that stands on a field of a document or of a nested model."""
+    """Each pattern that stands on a document, on a field of it or of a nested model."""
+    yield from tree_declarations(entry)
+    if entry.settings.rollup is not None:
+        # Before the fields, which ask it what they are computed from.
+        yield ClassPlace(entry, entry.codec, (), entry.codec.by_name["id"]), entry.settings.rollup
     yield from _declared(entry, entry.codec, (), ())
 
 

@@ -59,6 +59,19 @@ class Place:
         return any(step.array for step in self.steps)
 
 
+@dataclass(frozen=True, slots=True)
+class ClassPlace(Place):
+    """Where a class keyword stands: the document as a whole."""
+
+    @property
+    def label(self) -> str:
+        return self.entry.model.__name__
+
+    @property
+    def stored(self) -> str:
+        return f"{STATE}.members"
+
+
 class Pattern:
     """The base of all declarations."""
 
@@ -94,6 +107,10 @@ class Rule:
     def stamps(self) -> set[str]:
         """Stored paths that are written along, such as a date of computation."""
         return set()
+
+    def instead(self, maintained: str) -> str | None:
+        """What a caller who wants to write a maintained path should do; None for the usual advice."""
+        return None
 
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
         """What set-up must create for this to be quick."""

@@ -24,8 +24,10 @@ from treadle.errors import DataError
 from treadle.graph import Entry, Graph
 from treadle.indexes import Indexed
 from treadle.json_schema import stored_types
+from treadle.maintenance.events import PRE_IMAGES_SINCE, Watch
 from treadle.paths import models_of
 from treadle.plan import Plan, Raw, aggregate, database_command
+from treadle.topology import read_topology
 
 DUPLICATES_SHOWN_MAX = 5
 INDEXES_MAX = 1000  # the server itself allows 64
@@ -60,12 +62,14 @@ def setup(graph: Graph, dry_run: bool = False) -> Plan[list[Action]]:
 def _setup(graph: Graph) -> Plan[list[Action]]:
     existing = yield from existing_collections()
     # One per collection; a family's root speaks for all its kinds.
-    entries = list(graph.by_collection.values())
+    entries = [*graph.by_collection.values(), *graph.sides.values()]
     missing: dict[str, list[IndexModel]] = {}
     changes: dict[str, list[Raw]] = {}
     for entry in entries:
+        if entry.layout is not None:
+            continue
         if entry.collection in existing:
-            _require_collection(entry, existing[entry.collection])
+            require_collection(entry, existing[entry.collection])
             present = yield from existing_indexes(entry.collection)
         else:
             present = []
@@ -73,9 +77,31 @@ def _setup(graph: Graph) -> Plan[list[Action]]:
         missing[entry.collection] += maintenance_indexes(graph, entry, present)
     actions: list[Action] = []
     for entry in entries:
+        if entry.layout is not None:
+            yield from entry.layout.setup(existing, actions)
+            continue
         yield from _set_up_collection(entry, existing.get(entry.collection), actions)
-        yield from _set_up_indexes(entry, missing[entry.collection], changes[entry.collection], actions)
+        yield from set_up_indexes(entry, missing[entry.collection], changes[entry.collection], actions)
+    yield from _keep_former_states(graph, existing, actions)
     return actions
+
+
+def _keep_former_states(graph: Graph, existing: Mapping[str, Raw], actions: list[Action]) -> Plan[None]:
+    """Let the server keep former states of documents where the worker has to know them."""
+    wanted = Watch(graph).needs_before()
+    if not wanted:
+        return
+    server = yield from read_topology()
+    if not server.transactions or server.version < PRE_IMAGES_SINCE:
+        # The worker keeps a ledger of contributions instead.
+        return
+    for collection in wanted:
+        option = existing.get(collection, {}).get("options", {}).get("changeStreamPreAndPostImages") or {}
+        if not option.get("enabled"):
+            actions.append(Action("keep former states of", collection, "for the worker"))
+            yield from database_command(
+                {"collMod": collection, "changeStreamPreAndPostImages": {"enabled": True}}
+            )
 
 
 def existing_indexes(collection: str) -> Plan[list[Raw]]:
@@ -99,7 +125,7 @@ def existing_collections() -> Plan[dict[str, Raw]]:
     return found
 
 
-def _require_collection(entry: Entry[Any], found: Mapping[str, Any]) -> None:
+def require_collection(entry: Entry[Any], found: Mapping[str, Any]) -> None:
     if found["type"] != "collection":
         raise DataError(
             f"{entry.model.__name__} is to be stored in {entry.collection!r}, but that is a "
@@ -139,7 +165,7 @@ def _set_up_collection(entry: Entry[Any], found: Raw | None, actions: list[Actio
         yield from database_command({"collMod": entry.collection, **options})
 
 
-def _set_up_indexes(
+def set_up_indexes(
     entry: Entry[Any], missing: list[IndexModel], changed: list[Raw], actions: list[Action]
 ) -> Plan[None]:
     for change in changed:
@@ -192,7 +218,8 @@ def declared_indexes(entry: Entry[Any]) -> list[IndexModel]:
         indexes += [index for index in each.settings.indexes if id(index) not in known]
     if texts:
         indexes.append(_text_index(texts))
-    return indexes
+    unique = entry.tree.unique_indexes() if entry.tree is not None else []
+    return [*indexes, *unique, *group_indexes(entry)]
 
 
 def _text_index(weights: dict[str, int]) -> IndexModel:
@@ -204,6 +231,15 @@ def _text_index(weights: dict[str, int]) -> IndexModel:
 
 def _marked(entry: Entry[Any]) -> list[tuple[str, StoredField, Indexed]]:
     return list(_marks(entry.codec, "", ()))
+
+
+def group_indexes(entry: Entry[Any]) -> list[IndexModel]:
+    """The unique index of a rollup's keys, unless the model declares it itself."""
+    if entry.group is None or entry.group.key.identity:
+        return []
+    index = entry.group.unique_index()
+    declared = [_keys(each.document) for each in entry.settings.indexes if each.document.get("unique")]
+    return [] if _keys(index.document) in declared else [index]
 
 
 def _marks(
@@ -269,12 +305,14 @@ def _stored_paths(codec: Codec[Any]) -> Iterator[str]:
             yield from (f"{field.stored}.{each.stored}" for each in codec_of(model).fields)
 
 
-def compare_indexes(entry: Entry[Any], present: list[Raw]) -> tuple[list[IndexModel], list[Raw]]:
+def compare_indexes(
+    entry: Entry[Any], present: list[Raw], wanted: list[IndexModel] | None = None
+) -> tuple[list[IndexModel], list[Raw]]:
     """The indexes to make, and the ones whose expiry is to change."""
     missing: list[IndexModel] = []
     changed: list[Raw] = []
     by_name = {index["name"]: index for index in present}
-    for index in declared_indexes(entry):
+    for index in declared_indexes(entry) if wanted is None else wanted:
         document = index.document
         same_keys = [each for each in present if _keys(each) == _keys(document) and _same(each, document)]
         if same_keys:

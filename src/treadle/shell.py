@@ -19,9 +19,11 @@ from treadle.document import Document
 from treadle.errors import DataError, UsageError
 from treadle.graph import Graph
 from treadle.kinds import root_of
-from treadle.maintenance import intents, standalone
+from treadle.layout import Layout
+from treadle.maintenance import array_intents, intents, standalone
 from treadle.plan import Plan
 from treadle.topology import Topology
+from treadle.trees import recovery
 
 D = TypeVar("D", bound=Document)
 
@@ -96,6 +98,22 @@ def one_model(documents: Iterable[D]) -> tuple[type[D] | None, list[D]]:
                 code="model-unknown",
             )
     return model, listed
+
+
+def inside(session: Any) -> bool:
+    """Whether a call runs inside a transaction of its caller."""
+    return session is not None and bool(session.in_transaction)
+
+
+def layout_of(graph: Graph, model: type[Document]) -> Layout[Any]:
+    """The layout of a model whose readings are not documents."""
+    layout = graph.entry(model).layout
+    if layout is None:
+        raise UsageError(
+            f"{model.__name__} is stored one by one; only models with bucket= or timeseries= have this",
+            code="layout-missing",
+        )
+    return layout
 
 
 def clear(error: PyMongoError) -> Exception:
@@ -176,9 +194,11 @@ def is_dead(described: str) -> bool:
 
 def recover(graph: Graph, server: Topology) -> Plan[int]:
     """Finish what other processes, or this one before, left half done."""
+    done = yield from recovery.recover(graph, server, owner(), is_dead)
     if server.transactions:
-        return (yield from intents.recover(graph, server))
-    return (yield from standalone.recover(graph, server, owner(), is_dead))
+        return done + (yield from intents.recover(graph, server))
+    done += yield from array_intents.recover(graph, owner(), is_dead)
+    return done + (yield from standalone.recover(graph, server, owner(), is_dead))
 
 
 def delivered(outcome: Any) -> Any:

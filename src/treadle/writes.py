@@ -20,11 +20,12 @@ from treadle.bson_types import RESERVED
 from treadle.change import Change
 from treadle.document import Document
 from treadle.errors import UsageError
-from treadle.gather import freeze
 from treadle.graph import Entry, Graph
+from treadle.keys import freeze
 from treadle.maintenance import lazy
 from treadle.maintenance.fill import compute_formulas, fill_references
 from treadle.maintenance.guards import guard
+from treadle.maintenance.layouts import insert_overflow, replace_keeping, split_arrays
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import formula_stages
 from treadle.maintenance.recompute import recompute
@@ -47,6 +48,7 @@ from treadle.plan import (
 from treadle.query import clean_filter, clean_update, touched_paths
 from treadle.storable import check_batch
 from treadle.topology import Topology
+from treadle.trees import placing
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -80,16 +82,34 @@ class Work(Generic[R]):
         """What the caller gets, from what the body returned."""
         raise NotImplementedError  # pragma: no cover
 
+    def joins(self, other: Work[Any]) -> bool:
+        """Whether `joined` can make one work of this one and another; then `size` is its share."""
+        return False
+
 
 class ChunkedWork(Work[int]):
     """A bulk write that can be confined to some documents."""
 
     shows_document = False
     filter: Raw
+    # Whether it makes sense only for all documents together.
+    together = False
 
     def within(self, keys: list[Any]) -> ChunkedWork:
         """The same write, of these documents only."""
         raise NotImplementedError  # pragma: no cover
+
+
+def refuse_rollup(entry: Entry[Any], done: str) -> None:
+    """Refuse what would make, replace or remove the document of a group."""
+    if entry.group is not None:
+        source = entry.group.source
+        raise UsageError(
+            f"{entry.model.__name__} documents cannot be {done}, because Treadle makes and removes them as "
+            f"their groups of {source.model.__name__} come and go; write the {source.model.__name__} "
+            "documents instead",
+            code="rollup-maintained",
+        )
 
 
 # -- insert -------------------------------------------------------------------------
@@ -100,9 +120,12 @@ class Insert(Work[list[D]]):
 
     entry: Entry[D]
 
-    def __init__(self, entry: Entry[D], documents: Sequence[D]) -> None:
+    def __init__(self, entry: Entry[D], documents: Sequence[D], parents: Sequence[Any] | None = None) -> None:
+        refuse_rollup(entry, "inserted")
         self.entry = entry
         self.documents = list(documents)
+        # Of a tree: where each goes, if that is not for its own fields to say.
+        self.parents = list(parents) if parents is not None else [placing.UNSTATED] * len(self.documents)
         # An id that nobody has looked at is known to nobody.
         self.fresh = ["id" not in document.__pydantic_fields_set__ for document in self.documents]
         self.altered: list[list[Any]] = [[] for _ in self.documents]
@@ -123,6 +146,7 @@ class Insert(Work[list[D]]):
                     put(raw, stamp.split("."), None)
             for formula in entry.formulas:
                 put(raw, formula.path.split("."), None)
+        self.overflow = split_arrays(entry, self.raws)
 
     @property
     def alone(self) -> bool:
@@ -132,9 +156,18 @@ class Insert(Work[list[D]]):
         return not (
             entry.feeds_gathers
             or entry.formulas
+            or self.overflow
             or any(rule.guards_source for rule in entry.references)
             or (not all_fresh and (entry.inline_gathers or entry.feeds_references))
+            or (entry.tree and not placing.stands_alone(entry.tree, self.raws, self.parents))
         )
+
+    @property
+    def size(self) -> int:
+        return len(self.raws)
+
+    def joins(self, other: Work[Any]) -> bool:
+        return isinstance(other, Insert) and other.entry is self.entry
 
     def joined(self, other: Insert[D]) -> Insert[D]:
         """This insert and another of the same model, as one."""
@@ -143,6 +176,8 @@ class Insert(Work[list[D]]):
         both.fresh = [*self.fresh, *other.fresh]
         both.altered = [*self.altered, *other.altered]
         both.raws = [*self.raws, *other.raws]
+        both.overflow = [*self.overflow, *other.overflow]
+        both.parents = [*self.parents, *other.parents]
         return both
 
     def direct(self, graph: Graph, server: Topology) -> Plan[list[Raw]]:
@@ -152,12 +187,20 @@ class Insert(Work[list[D]]):
         entry = self.entry
         yield from ledger.note_new(entry, [raw["_id"] for raw in self.raws])
         yield from self._gather_existing(server)
+        placed = (
+            (yield from placing.place(entry.tree, self.raws, self.parents, ledger)) if entry.tree else None
+        )
         yield from fill_references(entry, [(None, raw) for raw in self.raws])
-        with crud.translated(entry.model.__name__, self.raws):
+        after_it = yield from insert_overflow(server, self.overflow)
+        in_order = placed.order if placed is not None else self.raws
+        with placing.segment_errors(entry.tree), crud.translated(entry.model.__name__, self.raws):
             if len(self.raws) == 1:
                 yield from insert_one(entry.collection, self.raws[0])
             else:
-                yield from insert_many(entry.collection, self.raws)
+                yield from insert_many(entry.collection, in_order)
+        yield from after_it()
+        if entry.tree is not None and placed is not None:
+            yield from placing.list_children(entry.tree, placed, ledger)
         raws = self.raws
         yield from self._stamp()
         if entry.formulas:
@@ -237,6 +280,8 @@ def check_update(entry: Entry[Any], update: Update) -> set[str] | None:
 def _refusal(entry: Entry[Any], path: str, maintained: str, rule: Any) -> str:
     name = f"{entry.model.__name__}.{maintained}"
     begin = f"{path!r} cannot be updated, because Treadle maintains {name}"
+    if (advice := rule.instead(maintained)) is not None:
+        return f"{begin}; {advice}"
     if isinstance(rule, ReferenceRule):
         return f"{begin}; write {rule.reference_path!r}, or the {rule.source.model.__name__} that it names"
     source = getattr(rule, "source", None)
@@ -443,6 +488,7 @@ class Replace(Work[D]):
     entry: Entry[D]
 
     def __init__(self, entry: Entry[D], document: D) -> None:
+        refuse_rollup(entry, "replaced")
         self.entry = entry
         self.document = document
         self.raw = crud.dump(entry, document, [])
@@ -456,6 +502,8 @@ class Replace(Work[D]):
         if before is None:
             raise crud.gone(entry, identity)
         yield from ledger.note_before(entry, [identity])
+        if entry.tree is not None:
+            placing.check_replacement(entry.tree, before, self.raw)
         after = copy.deepcopy(self.raw)
         for path, rule in entry.protected.items():
             if not isinstance(rule, ReferenceRule):
@@ -466,7 +514,10 @@ class Replace(Work[D]):
             after[RESERVED] = before[RESERVED]
         yield from fill_references(entry, [(before, after)])
         with crud.translated(entry.model.__name__, [after]):
-            yield from replace_one(entry.collection, by_id(identity), after)
+            if entry.kept:
+                after = yield from replace_keeping(entry, after)
+            else:
+                yield from replace_one(entry.collection, by_id(identity), after)
         if entry.formulas:
             (after,) = yield from compute_formulas(entry, [identity])
         ledger.add(Change(entry.collection, identity, before, after))

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from treadle.async_api import AsyncStore
 from treadle.commands.app import Reporter, call, models_named
+from treadle.errors import UsageError
 from treadle.maintenance.verify import Finding, Progress
 from treadle.set_up import Action
 from treadle.sync_api import Store
@@ -37,6 +38,25 @@ def rebuild(store: Store | AsyncStore, names: list[str], progress: Reporter | No
     """Recompute everything; how many documents were visited."""
     visited: int = call(store, "rebuild", *models_named(store, names), progress=progress)
     return visited
+
+
+def models_with_tree(store: Store | AsyncStore, names: list[str], pattern: str) -> list[str]:
+    """The names of the models that declare this tree pattern, among those named."""
+    entries = [store.graph.entry(model) for model in models_named(store, names)]
+    chosen = [
+        entry.model.__name__
+        for entry in entries or store.graph.entries.values()
+        if entry.tree is not None and any(rule.pattern == pattern for rule in entry.tree.rules)
+    ]
+    if not chosen or (names and len(chosen) < len(names)):
+        whose = " and ".join(names) or "the store"
+        raise UsageError(
+            f"--to {pattern!r}: that is not among the trees that {whose} declares; declare the present "
+            'pattern first and the new one after it, such as tree=[ChildReferences(children="children"), '
+            'AncestorArray(parent="parent_id", ancestors="ancestors")], deploy that, and run this again',
+            code="tree-declaration",
+        )
+    return chosen
 
 
 def setup(store: Store | AsyncStore, dry_run: bool) -> list[Action]:

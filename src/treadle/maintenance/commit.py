@@ -12,14 +12,14 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.gather import freeze
 from treadle.graph import Graph
+from treadle.keys import freeze
 from treadle.maintenance import intents, standalone
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import UNBOUNDED, FanOut, react
 from treadle.plan import Plan, Raw, find, transact
 from treadle.topology import Topology
-from treadle.writes import Insert, Work
+from treadle.writes import Work
 
 
 def commit(
@@ -92,12 +92,13 @@ def _as_they_are_now(works: Sequence[Work[Any]], outcomes: Sequence[Any]) -> Pla
 
 
 def merge(works: Sequence[Work[Any]]) -> list[Work[Any]]:
-    """Inserts of one model that follow each other become one command."""
+    """Inserts of one model, or additions to one array, that follow each other become one."""
     merged: list[Work[Any]] = []
     for work in works:
         last = merged[-1] if merged else None
-        if isinstance(work, Insert) and isinstance(last, Insert) and last.entry is work.entry:
-            merged[-1] = last.joined(work)
+        if last is not None and last.joins(work):
+            joining: Any = last
+            merged[-1] = joining.joined(work)
         else:
             merged.append(work)
     return merged
@@ -108,14 +109,14 @@ def split(works: Sequence[Work[Any]], grouped: Sequence[Work[Any]], outcomes: Se
     separate: list[Any] = []
     remaining = iter(works)
     for group, outcome in zip(grouped, outcomes, strict=True):
-        if not isinstance(group, Insert):
+        total = getattr(group, "size", None)
+        if total is None:
             next(remaining)
             separate.append(outcome)
             continue
         taken = 0
-        while taken < len(group.raws):
-            work = next(remaining)
-            assert isinstance(work, Insert)
-            separate.append(outcome[taken : taken + len(work.raws)])
-            taken += len(work.raws)
+        while taken < total:
+            work: Any = next(remaining)
+            separate.append(outcome[taken : taken + work.size])
+            taken += work.size
     return separate

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from treadle.gather import freeze
+from treadle.keys import freeze, may_be_id
 from treadle.maintenance.guards import guard
-from treadle.maintenance.react import formula_stages
+from treadle.maintenance.pipelines import formula_stages
 from treadle.pattern import REVISION
 from treadle.plan import Plan, Raw, by_id, find, find_one_and_update, update_many
 
@@ -22,26 +22,30 @@ def fill_references(
     *,
     look_only: bool = False,
     lenient: bool = False,
+    guard_all: bool = False,
+    rules: Sequence[ReferenceRule] | None = None,
 ) -> Plan[None]:
     """Set every card of the new documents from its source, as of now.
 
     Really writes each source that a synced copy is made of, so that a
     concurrent change of it meets this transaction; not so with `look_only`.
     A missing source is an error unless the card may be None, or `lenient`.
+    With `guard_all` sources are written whoever maintains their copies.
+    `rules` restricts it to some of the cards.
     """
     by_source: dict[Entry[Any], list[ReferenceRule]] = {}
-    for rule in entry.references:
+    for rule in entry.references if rules is None else rules:
         by_source.setdefault(rule.source, []).append(rule)
-    for source, rules in by_source.items():
+    for source, of_source in by_source.items():
         wanted: dict[Any, Any] = {}
-        for rule in rules:
+        for rule in of_source:
             for _, raw in pairs:
                 for _, reference in rule.references(raw):
-                    if reference is not None:
+                    if may_be_id(reference):
                         wanted[freeze(reference)] = reference
-        guarded = not look_only and any(rule.guards_source for rule in rules)
+        guarded = not look_only and (guard_all or any(rule.guards_source for rule in of_source))
         sources = yield from read_sources(source, list(wanted.values()), guarded)
-        for rule in rules:
+        for rule in of_source:
             for before, raw in pairs:
                 rule.fill(raw, sources, before, freeze, lenient=lenient or look_only)
 

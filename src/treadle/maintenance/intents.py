@@ -161,16 +161,18 @@ def _copy_around_poison(
             yield from _copy_chunk(graph, server, fan_out, {"_id": {"$in": half}}, None, number)
 
 
-def set_aside(label: str, collection: str, key: Any, error: OperationFailure) -> Plan[None]:
-    """Note a document that could not be brought up to date, and go on."""
-    reason = (error.details or {}).get("errmsg") or error.args[0]
-    log.warning("%s: %s %r was set aside: %s", label, collection, key, str(reason)[:200])
-    yield from update_one(
+def set_aside(label: str, collection: str, key: Any, error: Exception) -> Plan[None]:
+    """Note a document that could not be brought up to date, and go on; it is told once."""
+    details = (error.details or {}) if isinstance(error, OperationFailure) else {}
+    reason = details.get("errmsg") or error.args[0]
+    result = yield from update_one(
         SET_ASIDE,
         {"_id": {"rule": label, "collection": collection, "key": key}},
         {"$set": {"reason": str(reason)[:500]}, "$currentDate": {"at": True}},
         upsert=True,
     )
+    if not result.matched_count:
+        log.warning("%s: %s %r was set aside: %s", label, collection, key, str(reason)[:200])
 
 
 # -- recovery -------------------------------------------------------------------------------

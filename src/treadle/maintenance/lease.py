@@ -63,7 +63,8 @@ def attempt(
             row = {"$setOnInsert": {"n": 0}, "$currentDate": {"until": True}}
             yield from update_one(COLLECTION, {"_id": name}, row, upsert=True)
             before = yield from find_one_and_update(COLLECTION, free, taken, after=False)
-        elif is_dead(str(before.get("owner", ""))):
+        elif before.get("owner") == owner or is_dead(str(before.get("owner", ""))):
+            # One's own: it was taken before, and the reply was lost.
             unchanged = {"_id": name, "n": before["n"]}
             before = yield from find_one_and_update(COLLECTION, unchanged, taken, after=False)
         else:
@@ -102,3 +103,9 @@ def release(name: str, token: int) -> Plan[None]:
     """Let a lease go, if it is still the same one."""
     free: Raw = {"until": "$$NOW", "owner": "", "session": None}
     yield from update_one(COLLECTION, {"_id": name, "n": token}, [{"$set": free}])
+
+
+def holder(name: str) -> Plan[Raw | None]:
+    """The lease as it is held just now, by the server's clock."""
+    held: Raw = {"_id": name, "owner": {"$ne": ""}, "$expr": {"$gt": ["$until", "$$NOW"]}}
+    return (yield from find_one(COLLECTION, held))

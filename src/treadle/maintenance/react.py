@@ -7,6 +7,7 @@ update of it, which ends with the target's formulas.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,16 +15,19 @@ from typing import TYPE_CHECKING, Any
 from pymongo import UpdateOne
 
 from treadle.change import Change
-from treadle.gather import RECOMPUTE, GatherRule, freeze
-from treadle.kinds import scoped_formula
+from treadle.gather import RECOMPUTE, GatherRule
+from treadle.keys import freeze
+from treadle.maintenance.fill import fill_references
 from treadle.maintenance.guards import guard
 from treadle.maintenance.ledger import Ledger
+from treadle.maintenance.pipelines import BUMP as BUMP
+from treadle.maintenance.pipelines import formula_stages as formula_stages
+from treadle.maintenance.pipelines import stamps_of as stamps_of
+from treadle.maintenance.pipelines import update_pipeline as update_pipeline
 from treadle.maintenance.recompute import recompute
 from treadle.paths import outermost
-from treadle.pattern import REVISION
-from treadle.patterns.computed import ComputedRule
 from treadle.patterns.extended_reference import ReferenceRule
-from treadle.plan import Plan, Raw, bulk_write, find, update_many, update_one
+from treadle.plan import Plan, Raw, bulk_write, by_id, delete_many, find, update_many, update_one
 from treadle.topology import Topology
 
 if TYPE_CHECKING:
@@ -35,8 +39,8 @@ FAN_OUT_MAX = 2000
 CHAINED_FAN_OUT_MAX = 100
 # Inside a caller's own transaction nothing can be left for later.
 UNBOUNDED = 2**31
-
-BUMP: Raw = {REVISION: {"$add": [{"$ifNull": [f"${REVISION}", 0]}, 1]}}
+# Documents beyond this many are read in several commands.
+READ_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,11 @@ def react(
         for entry, gathers in stage.gathers:
             changes = ledger.of(entry.collection)
             if changes:
+                asked = [gather for gather in gathers if gather.server_side]
+                told = (yield from ledger.evaluate_after(asked, changes)) if asked else {}
                 for gather in gathers:
-                    yield from _collect(gather, changes, ledger, effects.setdefault(gather.target, {}))
+                    of_target = effects.setdefault(gather.target, {})
+                    _collect(gather, changes, ledger, told.get(gather), of_target)
         for target, of_target in effects.items():
             yield from _update_targets(target, of_target, stage.level, server, ledger)
         for reference in stage.references:
@@ -77,13 +84,16 @@ def react(
 
 
 def _collect(
-    rule: GatherRule, changes: Sequence[Change], ledger: Ledger, effects: dict[Any, _Effect]
-) -> Plan[None]:
+    rule: GatherRule,
+    changes: Sequence[Change],
+    ledger: Ledger,
+    evaluated: dict[Any, list[tuple[Any, Any]]] | None,
+    effects: dict[Any, _Effect],
+) -> None:
     """Note per target what the changes take from it and give to it."""
-    evaluated = (yield from ledger.evaluate_after(rule, changes)) if rule.server_side else {}
     for change in changes:
         old = ledger.before(rule, change)
-        new = evaluated.get(freeze(change.id), []) if rule.server_side else rule.contributions(change.after)
+        new = rule.contributions(change.after) if evaluated is None else evaluated.get(freeze(change.id), [])
         if old == new and _types(old) == _types(new):
             continue
         for key, value in old:
@@ -106,7 +116,9 @@ def _update_targets(
     sets: dict[Any, tuple[dict[str, Any], dict[str, Any]]] = {}
     anew: dict[GatherRule, list[Any]] = {}
     # A target that this very transaction inserted may have counted the same sources then.
-    new = {freeze(change.id) for change in ledger.of(target.collection) if change.before is None}
+    new: set[Any] = set()
+    if target.group is None:
+        new = {freeze(change.id) for change in ledger.of(target.collection) if change.before is None}
     for frozen, effect in effects.items():
         first: dict[str, Any] = {}
         second: dict[str, Any] = {}
@@ -134,20 +146,75 @@ def _update_targets(
     stamps = {
         stamp: "$$NOW" for rule in target.inline_gathers for stamp in rule.stamps() if rule.level == level
     }
-    updates = [
-        (effects[frozen].key, update_pipeline(target, {**first, **stamps}, second))
+    updates = {
+        frozen: update_pipeline(target, {**first, **stamps}, second)
         for frozen, (first, second) in sets.items()
-    ]
+    }
     followed = feeds_beyond(target, level)
     before = (yield from read(target, keys)) if followed else {}
     if followed:
-        yield from ledger.note_before(target, keys)
-    matched = yield from update_each(target, updates)
-    if matched < len(updates):
-        # Some targets do not exist (yet); whoever inserts one must meet this transaction.
-        yield from guard(target.collection, keys)
+        yield from ledger.note_before(target, [each["_id"] for each in before.values()])
+    if target.group is not None:
+        yield from _update_groups(target, effects, updates, level)
+    else:
+        matched = yield from update_each(target, list(zip(keys, updates.values(), strict=True)))
+        if matched < len(updates):
+            # Some targets do not exist (yet); whoever inserts one must meet this transaction.
+            yield from guard(target.collection, keys)
     if followed:
-        yield from note_after(target, before, ledger)
+        yield from note_after(target, before, ledger, keys if target.group is not None else None)
+
+
+def _update_groups(
+    target: Entry[Any], effects: dict[Any, _Effect], updates: dict[Any, list[Raw]], level: int
+) -> Plan[None]:
+    """Update the documents of groups: make those whose first source came, remove those whose last went."""
+    group = target.group
+    assert group is not None
+    operations = []
+    shrinking = []
+    blank: Raw = {"$set": group.blank()}
+    for frozen, pipeline in updates.items():
+        effect = effects[frozen]
+        gone, come = len(effect.removed.get(group, ())), len(effect.added.get(group, ()))
+        makes = level == group.level and come > 0
+        if gone > come:
+            shrinking.append(effect.key)
+        operations.append(
+            UpdateOne(target.at(effect.key), [blank, *pipeline] if makes else pipeline, upsert=makes)
+        )
+    made = yield from _upsert(target.collection, operations)
+    if made and target.references:
+        yield from fill_new(target, made)
+    if shrinking:
+        yield from delete_many(
+            target.collection, {"$and": [target.at_any(shrinking), {group.path: {"$lte": 0}}]}
+        )
+
+
+def _upsert(collection: str, operations: Sequence[UpdateOne]) -> Plan[list[Any]]:
+    """Perform updates that may make documents; the ids of those made."""
+    if len(operations) == 1:
+        # The driver's bulk machinery costs as much as a whole update.
+        (one,) = operations
+        single = yield from update_one(collection, one._filter, one._doc, upsert=bool(one._upsert))
+        return [] if single.upserted_id is None else [single.upserted_id]
+    result = yield from bulk_write(collection, operations, ordered=False)
+    return list((result.upserted_ids or {}).values())
+
+
+def fill_new(target: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
+    """Fill the cards of documents that were just made."""
+    made = yield from find(target.collection, {"_id": {"$in": list(ids)}})
+    pairs: list[tuple[Raw | None, Raw]] = [(None, copy.deepcopy(each)) for each in made]
+    yield from fill_references(target, pairs, lenient=True)
+    operations = []
+    for old, (_, new) in zip(made, pairs, strict=True):
+        sets = {name: {"$literal": value} for name, value in new.items() if old.get(name) != value}
+        if sets:
+            operations.append(UpdateOne(by_id(old["_id"]), update_pipeline(target, sets, {})))
+    if operations:
+        yield from bulk_write(target.collection, operations, ordered=False)
 
 
 def update_each(target: Entry[Any], updates: Sequence[tuple[Any, list[Raw]]]) -> Plan[int]:
@@ -168,47 +235,38 @@ def _together(anew: dict[GatherRule, list[Any]]) -> list[tuple[list[GatherRule],
     return list(groups.values())
 
 
-def update_pipeline(target: Entry[Any], first: dict[str, Any], second: dict[str, Any]) -> list[Raw]:
-    """The one update of a target: values, what follows from them, then the formulas."""
-    stages: list[Raw] = [{"$set": {**first, **BUMP}}]
-    if second:
-        stages.append({"$set": second})
-    return [*stages, *formula_stages(target)]
-
-
-def formula_stages(target: Entry[Any]) -> list[Raw]:
-    """The target's formulas, those that read others after these."""
-    if target.family is not None:
-        # Each for itself: formulas of several kinds may set the same field.
-        formulas = dict.fromkeys(rule for each in target.related for rule in each.formulas)
-        ordered = sorted(formulas, key=lambda rule: rule.level)
-        return [{"$set": scoped_formula(rule, rule.expression)} for rule in ordered]
-    by_level: dict[int, Raw] = {}
-    for formula in target.formulas:
-        by_level.setdefault(formula.level, {})[formula.path] = formula.expression
-    return [{"$set": sets} for _, sets in sorted(by_level.items())]
-
-
 def feeds_beyond(target: Entry[Any], level: int) -> bool:
     """Whether anything is fed by what this level maintains in the target."""
     return any(rule.level > level for rule in target.feeds)
 
 
 def read(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
-    """Documents by frozen id, with what others are fed by."""
-    projection = (
-        None if entry.watched is None else dict.fromkeys([*sorted(outermost(entry.watched)), "_id"], 1)
-    )
-    found = yield from find(entry.collection, {"_id": {"$in": list(keys)}}, projection)
-    return {freeze(each["_id"]): each for each in found}
+    """Documents by frozen key, with what others are fed by."""
+    projection = None
+    if entry.watched is not None:
+        own = entry.group.key.targets if entry.group is not None else []
+        projection = dict.fromkeys(outermost([*entry.watched, *own, "_id"]), 1)
+    found: list[Raw] = []
+    for start in range(0, len(keys), READ_MAX):
+        chunk = keys[start : start + READ_MAX]
+        found.extend((yield from find(entry.collection, entry.at_any(chunk), projection)))
+    return {freeze(entry.key_of(each)): each for each in found}
 
 
-def note_after(entry: Entry[Any], before: dict[Any, Raw], ledger: Ledger) -> Plan[None]:
-    """Read the documents again and note their changes."""
-    after = yield from read(entry, [each["_id"] for each in before.values()])
-    for frozen, old in before.items():
-        if frozen in after:
-            ledger.add(Change(entry.collection, old["_id"], old, after[frozen]))
+def note_after(
+    entry: Entry[Any], before: dict[Any, Raw], ledger: Ledger, keys: Sequence[Any] | None = None
+) -> Plan[None]:
+    """Read the documents again and note their changes; with `keys`, also those that came or went."""
+    changed: list[tuple[Raw | None, Raw | None]]
+    if keys is None:
+        keys = [entry.key_of(each) for each in before.values()]
+        after = yield from read(entry, keys)
+        changed = [(old, after[frozen]) for frozen, old in before.items() if frozen in after]
+    else:
+        after = yield from read(entry, keys)
+        changed = [(before.get(frozen), after.get(frozen)) for frozen in {**before, **after}]
+    for old, new in changed:
+        ledger.add(Change(entry.collection, (old or new or {})["_id"], old, new))
 
 
 def _copy(rule: ReferenceRule, change: Change, ledger: Ledger, copies_max: int | None) -> Plan[list[FanOut]]:
@@ -247,12 +305,12 @@ def copy_to(
         return
     target = rule.target
     referring = {**within, rule.reference_path: {"$eq": source_id}, **target.scope}
-    found = yield from find(target.collection, referring, {"_id": 1})
-    keys = [each["_id"] for each in found]
-    if keys:
-        before = yield from read(target, keys)
-        yield from ledger.note_before(target, keys)
-        yield from update_copies(rule, source_id, source, {"_id": {"$in": keys}})
+    found = yield from find(target.collection, referring, target.key_projection())
+    ids = [each["_id"] for each in found]
+    if ids:
+        before = yield from read(target, [target.key_of(each) for each in found])
+        yield from ledger.note_before(target, ids)
+        yield from update_copies(rule, source_id, source, {"_id": {"$in": ids}})
         yield from note_after(target, before, ledger)
 
 
@@ -268,8 +326,3 @@ def update_copies(rule: ReferenceRule, source_id: Any, source: Raw, within: Raw)
     yield from update_many(target.collection, condition, update, array_filters=filters)
     if formulas:
         yield from update_many(target.collection, condition, formulas)
-
-
-def stamps_of(rules: Sequence[GatherRule]) -> dict[str, Any]:
-    """The dates of computation that a rewrite of these rules sets."""
-    return {stamp: "$$NOW" for rule in rules if isinstance(rule, ComputedRule) for stamp in rule.stamps()}

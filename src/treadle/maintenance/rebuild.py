@@ -9,21 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bson.errors import BSONError
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
 from treadle.canonical import same
 from treadle.change import Change
-from treadle.gather import freeze
-from treadle.maintenance import standalone
+from treadle.keys import freeze
+from treadle.maintenance import outliers, position, standalone
 from treadle.maintenance.fill import fill_references
+from treadle.maintenance.groups import Arranged, arrange, differing, keys_found, require_indexes
 from treadle.maintenance.intents import is_about_one_document, set_aside
 from treadle.maintenance.ledger import Ledger
-from treadle.maintenance.react import UNBOUNDED, react, stamps_of, update_pipeline
+from treadle.maintenance.pipelines import stamps_of, update_pipeline
+from treadle.maintenance.react import UNBOUNDED, react
 from treadle.maintenance.verify import Finding, Progress, Report, expected, page, verify
 from treadle.paths import outermost, value_at
 from treadle.plan import Plan, Raw, bulk_write, by_id, count_documents, find, transact
 from treadle.topology import Topology
+from treadle.trees.inspection import mend_tree, rebuild_tree
 
 if TYPE_CHECKING:
     from treadle.graph import Entry, Graph
@@ -44,7 +48,21 @@ def rebuild(
 ) -> Plan[int]:
     """Recompute every maintained value of these models; how many documents were visited."""
     visited = 0
-    for entry in in_order(entries):
+    listed = list(entries)
+    for entry in listed:
+        if entry.layout is not None:
+            visited += yield from entry.layout.rebuild(server, report)
+    chosen = in_order(listed)
+    streamed = [rule for entry in chosen for rule in entry.rules if rule.maintain == "stream"]
+    if streamed and server.transactions:
+        # What changes from here on is the worker's; what was before is seen by the scan.
+        yield from position.begin()
+    for entry in chosen:
+        if entry.tree is not None:
+            nodes = yield from rebuild_tree(graph, server, entry.tree, report)
+            visited += 0 if entry.derived else nodes
+        if not entry.derived:
+            continue
         total = (yield from count_documents(entry.collection, entry.exactly)) if report else 0
         done = 0
         last: Any = None
@@ -53,11 +71,19 @@ def rebuild(
             if not documents:
                 break
             last = documents[-1]["_id"]
-            yield from mend(graph, server, entry, [each["_id"] for each in documents])
+            yield from mend(graph, server, entry, [entry.key_of(each) for each in documents])
             done += len(documents)
             if report:
                 report(Progress(entry.model.__name__, done, max(total, done)))
+        yield from outliers.remove_orphans(entry)
+        if entry.group is not None:
+            # Groups that have no document yet, or too many.
+            others = yield from differing(entry)
+            yield from _in_chunks(graph, server, entry, others)
+            done += len(others)
         visited += done
+    if server.transactions:
+        yield from position.built(streamed)
     return visited
 
 
@@ -65,40 +91,72 @@ def repair(
     graph: Graph, server: Topology, entries: Iterable[Entry[Any]], report: Report | None = None
 ) -> Plan[int]:
     """Mend what `verify` finds, until it finds nothing more; how many documents were mended."""
-    chosen = in_order(entries)
+    listed = list(entries)
+    chosen = in_order(listed)
     mended: set[Any] = set()
+    laid_out = 0
+    for entry in listed:
+        if entry.layout is not None:
+            laid_out += yield from entry.layout.repair(server, report)
     for _ in range(ROUNDS_MAX):
         findings: list[Finding] = yield from verify(graph, server, chosen, report)
-        by_entry: dict[str, dict[Any, Any]] = {}
+        by_entry: dict[str, list[Finding]] = {}
         for finding in findings:
-            by_entry.setdefault(finding.model, {})[freeze(finding.document_id)] = finding.document_id
+            by_entry.setdefault(finding.model, []).append(finding)
         progress = False
         for entry in chosen:
-            keys = list(by_entry.get(entry.model.__name__, {}).values())
-            for start in range(0, len(keys), PAGE):
-                done = yield from mend(graph, server, entry, keys[start : start + PAGE])
-                progress = progress or bool(done)
-                mended.update((entry.collection, freeze(key)) for key in done)
+            found = by_entry.get(entry.model.__name__, [])
+            keys = list({freeze(each.document_id): each.document_id for each in found}.values())
+            if entry.group is not None:
+                keys = yield from keys_found(entry, found)
+            done = yield from _in_chunks(graph, server, entry, keys)
+            progress = progress or bool(done)
+            mended.update((entry.collection, freeze(key)) for key in done)
         if not progress:
             break
-    return len(mended)
+    return len(mended) + laid_out
+
+
+def _in_chunks(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
+    done: list[Any] = []
+    for start in range(0, len(keys), PAGE):
+        some = keys[start : start + PAGE]
+        if entry.tree is not None:
+            done.extend((yield from mend_tree(graph, server, entry.tree, some)))
+        if entry.derived:
+            done.extend((yield from mend(graph, server, entry, some)))
+    return done
 
 
 def mend(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
-    """Recompute what these documents maintain, and what that feeds; those that changed."""
+    """Recompute what these documents maintain, and what that feeds; the keys of those that changed."""
+    if entry.group is not None:
+        yield from require_indexes([] if entry.group.key.identity else [entry.group])
+    if entry.outliers:
+        moved = yield from outliers.mend(graph, server, entry, keys)
+        if len(entry.derived) == len(entry.outliers):
+            return moved
+        others = yield from _mend_derived(graph, server, entry, keys)
+        return list({freeze(key): key for key in [*moved, *others]}.values())
+    return (yield from _mend_derived(graph, server, entry, keys))
+
+
+def _mend_derived(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
     if not server.transactions:
         return (yield from _mend_without_transactions(graph, server, entry, keys))
     try:
         return (yield from transact(lambda: _attempt(graph, server, entry, keys)))
-    except OperationFailure as error:
-        if error.has_error_label("TransientTransactionError") or not is_about_one_document(error):
+    except (OperationFailure, BSONError) as error:
+        if isinstance(error, OperationFailure) and (
+            error.has_error_label("TransientTransactionError") or not is_about_one_document(error)
+        ):
             raise
         if len(keys) == 1:
             yield from set_aside(entry.model.__name__, entry.collection, keys[0], error)
             return []
         middle = len(keys) // 2
-        first = yield from mend(graph, server, entry, keys[:middle])
-        return [*first, *(yield from mend(graph, server, entry, keys[middle:]))]
+        first = yield from _mend_derived(graph, server, entry, keys[:middle])
+        return [*first, *(yield from _mend_derived(graph, server, entry, keys[middle:]))]
 
 
 def _mend_without_transactions(
@@ -106,26 +164,33 @@ def _mend_without_transactions(
 ) -> Plan[list[Any]]:
     changed = []
     for key in keys:
-        if (yield from standalone.refresh(server, entry, key)):
+        ledger = standalone.IntentLedger("repair")
+        if (yield from standalone.refresh(server, entry, key, None, ledger)):
             changed.append(key)
-            ledger = standalone.IntentLedger("repair")
-            intent = {"collection": entry.collection, "keys": [key], "feeds": {}, "cards": []}
+            documents = yield from find(entry.collection, entry.at(key), {"_id": 1})
+            ids = [each["_id"] for each in documents]
+            intent = {"collection": entry.collection, "keys": ids, "feeds": {}, "cards": []}
             yield from standalone.redo(graph, server, intent, ledger)
-            yield from standalone.settle(graph, server, ledger)
+        yield from standalone.settle(graph, server, ledger)
     return changed
 
 
 def _attempt(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
     ledger = Ledger()
-    documents = yield from find(entry.collection, {"_id": {"$in": list(keys)}, **entry.exactly})
+    arranged = Arranged([], [])
+    if entry.group is not None:
+        arranged = yield from arrange(server, entry, keys, ledger)
+    made = {freeze(each) for each in arranged.made}
+    documents = yield from find(entry.collection, {**entry.at_any(keys), **entry.exactly})
     present = [each["_id"] for each in documents]
-    yield from ledger.note_before(entry, present)
+    yield from ledger.note_before(entry, [each for each in present if freeze(each) not in made])
     wanted = yield from expected(server, entry, documents)
-    # Again, this time really writing the sources of synced copies.
+    # Again, this time really writing the sources of synced copies; of the worker's too, which finds a
+    # copy right and leaves it, while this transaction still holds an older value for it.
     pairs: list[tuple[Raw | None, Raw]] = list(zip(documents, wanted, strict=True))
-    yield from fill_references(entry, pairs, lenient=True)
+    yield from fill_references(entry, pairs, lenient=True, guard_all=True)
     operations = []
-    changed = []
+    changed = [*arranged.removed]
     for document, right in pairs:
         assert document is not None
         sets = {}
@@ -139,8 +204,8 @@ def _attempt(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[A
             not same(value_at(document, formula.path.split(".")), value_at(right, formula.path.split(".")))
             for formula in entry.formulas
         )
-        if differs:
-            changed.append(document["_id"])
+        if differs or freeze(document["_id"]) in made:
+            changed.append(entry.key_of(document))
             sets.update(stamps_of(entry.gathers))
         operations.append(UpdateOne(by_id(document["_id"]), update_pipeline(entry, sets, {})))
     if operations:
@@ -149,7 +214,9 @@ def _attempt(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[A
         afters = yield from find(entry.collection, {"_id": {"$in": present}})
         by_key = {freeze(each["_id"]): each for each in afters}
         for document in documents:
-            ledger.add(Change(entry.collection, document["_id"], document, by_key[freeze(document["_id"])]))
+            frozen = freeze(document["_id"])
+            before = None if frozen in made else document
+            ledger.add(Change(entry.collection, document["_id"], before, by_key[frozen]))
         yield from react(graph, server, ledger, copies_max=UNBOUNDED)
     return changed
 

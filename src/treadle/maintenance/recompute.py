@@ -8,8 +8,9 @@ from typing import Any
 import bson
 
 from treadle.bson_types import CODEC_OPTIONS
-from treadle.gather import KEY, GatherRule, freeze, source_stages
-from treadle.patterns.computed import ComputedRule, ExtremeRule
+from treadle.gather import GatherRule, source_stages
+from treadle.keys import KEY, ReferenceKey, freeze
+from treadle.patterns.computed import ExtremeRule
 from treadle.patterns.subset import SubsetRule
 from treadle.plan import Plan, Raw, aggregate, find
 
@@ -17,11 +18,11 @@ Values = dict[Any, dict[str, Any]]
 
 
 def recompute(rules: Iterable[GatherRule], keys: Sequence[Any], version: tuple[int, ...]) -> Plan[Values]:
-    """Per target (frozen id) the stored path and exact value of each part of each rule."""
+    """Per target (frozen key) the stored path and exact value of each part of each rule."""
     values: Values = {freeze(key): {} for key in keys}
     if not keys:
         return values
-    groups: dict[Any, list[ComputedRule]] = {}
+    groups: dict[Any, list[GatherRule]] = {}
     for rule in rules:
         if isinstance(rule, SubsetRule):
             for key, items in (yield from rule.refill(keys, version)).items():
@@ -30,10 +31,11 @@ def recompute(rules: Iterable[GatherRule], keys: Sequence[Any], version: tuple[i
             isinstance(rule, ExtremeRule)
             and len(keys) == 1
             and rule.segments_of_value
-            and not rule.by.in_array
+            and isinstance(rule.key, ReferenceKey)
+            and not rule.key.array_depth
         ):
             values[freeze(keys[0])].update((yield from _extreme(rule, keys[0])))
-        elif isinstance(rule, ComputedRule):
+        else:
             groups.setdefault(_signature(rule), []).append(rule)
     for together in groups.values():
         rows = yield from _group(together, keys)
@@ -45,13 +47,13 @@ def recompute(rules: Iterable[GatherRule], keys: Sequence[Any], version: tuple[i
     return values
 
 
-def _signature(rule: ComputedRule) -> Any:
+def _signature(rule: GatherRule) -> Any:
     """Rules that agree in this share one `$group`."""
     where = bson.encode(rule.where, codec_options=CODEC_OPTIONS)
-    return rule.source.collection, rule.by.stored, where, rule.per_element
+    return rule.source.collection, rule.key.signature, where, rule.per_element
 
 
-def _group(rules: Sequence[ComputedRule], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
+def _group(rules: Sequence[GatherRule], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
     accumulators = {
         f"{name}{number}": accumulator
         for number, rule in enumerate(rules)

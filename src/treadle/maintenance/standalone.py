@@ -20,20 +20,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bson import ObjectId
-from pymongo.errors import OperationFailure
+from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from treadle.canonical import same
 from treadle.deletes import follow_deletions
 from treadle.errors import DataError
-from treadle.gather import freeze
+from treadle.keys import freeze
 from treadle.maintenance.fill import fill_references
 from treadle.maintenance.intents import COLLECTION, is_poison, log, set_aside
 from treadle.maintenance.lease import COLLECTION as LEASES
 from treadle.maintenance.lease import acquire, release
-from treadle.maintenance.ledger import Ledger
-from treadle.maintenance.react import stamps_of, update_copies, update_pipeline
+from treadle.maintenance.ledger import Ledger, keys_now
+from treadle.maintenance.pipelines import stamps_of, update_pipeline
+from treadle.maintenance.react import update_copies
 from treadle.maintenance.recompute import recompute
-from treadle.paths import outermost, put, value_at
+from treadle.paths import outermost, overlap, put, value_at
 from treadle.pattern import REVISION
 from treadle.plan import Plan, Raw, by_id, delete_one, find, find_one, find_one_and_update, update_one, wait
 from treadle.topology import Topology
@@ -60,6 +61,8 @@ class Failed:
 class IntentLedger(Ledger):
     """A ledger that writes down what is about to be changed, before it is."""
 
+    transactional = False
+
     def __init__(self, owner: str) -> None:
         super().__init__()
         self.owner = owner
@@ -67,15 +70,14 @@ class IntentLedger(Ledger):
 
     def note_before(self, entry: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
         references = [rule for each in entry.related for rule in each.references]
-        tops = {_top(rule) for rule in references}
+        tops = {top(rule) for rule in references}
         tops |= {rule.reference_path.split(".")[0] for rule in references}
         feeds: dict[str, list[Any]] = {}
         cards = []
         found = yield from find(entry.collection, {"_id": {"$in": list(ids)}})
+        for rule, keys in (yield from keys_now(entry.feeds_gathers, found)).items():
+            feeds[rule.place.label] = list({freeze(key): key for key in keys}.values())
         for before in found:
-            for rule in entry.feeds_gathers:
-                keys = [key for key, _ in rule.contributions(before)]
-                feeds.setdefault(rule.place.label, []).extend(keys)
             if tops:
                 cards.append([before["_id"], {name: before[name] for name in tops if name in before}])
         if found:
@@ -195,8 +197,8 @@ def redo(graph: Graph, server: Topology, intent: Raw, ledger: IntentLedger) -> P
     pending: list[tuple[Entry[Any], Any]] = []
     cards = {freeze(key): fields for key, fields in intent.get("cards") or []}
     for key in intent["keys"]:
-        yield from refresh(server, entry, key, cards.get(freeze(key)))
-        pending.extend((yield from _follow(server, entry, key, intent["feeds"], ledger)))
+        yield from _refresh_written(server, entry, key, cards.get(freeze(key)))
+        pending.extend((yield from _follow(server, entry, key, by_id(key), intent["feeds"], ledger)))
     seen: set[Any] = set()
     for _ in range(CHAIN_MAX):
         following: list[tuple[Entry[Any], Any]] = []
@@ -205,39 +207,48 @@ def redo(graph: Graph, server: Topology, intent: Raw, ledger: IntentLedger) -> P
             # Also where nothing changed: the writer before may have got no further.
             if target.feeds and mark not in seen:
                 seen.add(mark)
-                following.extend((yield from _follow(server, target, key, {}, ledger)))
+                following.extend((yield from _follow(server, target, key, target.at(key), {}, ledger)))
         if not following:
             return
         pending = following
 
 
+def _refresh_written(server: Topology, entry: Entry[Any], identity: Any, cards: Raw | None) -> Plan[None]:
+    """Recompute a document that was itself written, known by its id."""
+    if entry.group is None:
+        yield from refresh(server, entry, identity, cards)
+        return
+    document = yield from find_one(entry.collection, by_id(identity))
+    if document is not None:
+        yield from refresh(server, entry, entry.key_of(document))
+
+
 def _follow(
-    server: Topology, entry: Entry[Any], key: Any, feeds: Raw, ledger: IntentLedger
+    server: Topology, entry: Entry[Any], key: Any, which: Raw, feeds: Raw, ledger: IntentLedger
 ) -> Plan[list[tuple[Entry[Any], Any]]]:
     """Recompute the targets of a document; those targets."""
-    document = yield from find_one(entry.collection, by_id(key))
+    document = yield from find_one(entry.collection, which)
     targets: dict[tuple[str, Any], tuple[Entry[Any], Any]] = {}
+    current = (yield from keys_now(entry.feeds_gathers, [document])) if document is not None else {}
     for rule in entry.feeds_gathers:
-        current = [target for target, _ in rule.contributions(document)]
-        for target_key in [*feeds.get(rule.place.label, []), *current]:
+        for target_key in [*feeds.get(rule.place.label, []), *current.get(rule, [])]:
             # The rules of several kinds may lead to one document; what it is, is seen when it is read.
             targets[(rule.target.collection, freeze(target_key))] = (rule.target.root, target_key)
     for target, target_key in targets.values():
-        yield from refresh(server, target, target_key)
+        yield from refresh(server, target, target_key, None, ledger)
     reached = list(targets.values())
     if document is None:
         # Deleted: what refers to it is dealt with, under intents of its own.
-        yield from follow_deletions(entry, [key], ledger, restrict=False)
+        if entry.group is None:
+            yield from follow_deletions(entry, [key], ledger, restrict=False)
         return reached
+    key = document["_id"]
     for reference in entry.feeds_references:
         if reference.synced and reference.source.holds(document):
             yield from _copy(reference, key, document)
-            found = yield from find(
-                reference.target.collection,
-                {reference.reference_path: {"$eq": key}, **reference.target.scope},
-                {"_id": 1},
-            )
-            reached.extend((reference.target, each["_id"]) for each in found)
+            referring = {reference.reference_path: {"$eq": key}, **reference.target.scope}
+            found = yield from find(reference.target.collection, referring, reference.target.key_projection())
+            reached.extend((reference.target, reference.target.key_of(each)) for each in found)
     return reached
 
 
@@ -259,34 +270,54 @@ def _copy(rule: ReferenceRule, key: Any, source: Raw) -> Plan[None]:
                 yield from set_aside(rule.place.label, rule.target.collection, each["_id"], refusal)
 
 
-def refresh(server: Topology, entry: Entry[Any], key: Any, cards: Raw | None = None) -> Plan[bool]:
+def refresh(
+    server: Topology,
+    entry: Entry[Any],
+    key: Any,
+    cards: Raw | None = None,
+    ledger: IntentLedger | None = None,
+) -> Plan[bool]:
     """Recompute everything that one document maintains; whether it changed.
 
     `cards` are the fields with references and cards as they were before the
-    write, so that a snapshot is not taken for that of another reference.
+    write, so that a snapshot is not taken for that of another reference. The
+    document of a group is made where it is missing, and removed where the
+    group is empty.
     """
-    if not any(each.rules for each in entry.related):
+    if not any(each.derived for each in entry.related):
         return False
+    made = False
     for _ in range(ATTEMPTS_MAX):
-        document = yield from find_one(entry.collection, entry.one(key))
+        document = yield from find_one(entry.collection, entry.at(key))
         if document is None:
-            return False
+            if not (yield from _make(server, entry, key)):
+                return made
+            # Looked at once more, as it is now: who made it may have slept for long.
+            made = True
+            continue
         entry = entry.of(document)
         sets = yield from _wanted(server, entry, document, cards)
-        revision = value_at(document, REVISION.split("."))
-        unchanged: Raw = {**by_id(key), REVISION: {"$eq": revision} if revision is not None else None}
-        for path in sets:
-            if path in document and any(_top(rule) == path for rule in entry.references):
-                unchanged[path] = {"$eq": document[path]}
+        unchanged = _unchanged(entry, document, sets)
         changed = any(not same(value_at(document, path.split(".")), sets[path]["$literal"]) for path in sets)
+        if ledger is not None and (changed or entry.formulas) and moves(entry):
+            # What it feeds now must be known even if it feeds something else afterwards.
+            yield from ledger.note_before(entry, [document["_id"]])
+        if entry.group is not None and not sets[entry.group.path]["$literal"]:
+            if (yield from delete_one(entry.collection, unchanged)).deleted_count:
+                return True
+            continue
         stamps = stamps_of(entry.gathers) if changed else {}
         # Written even where nothing changes: a slower writer must notice.
         pipeline = update_pipeline(entry, {**sets, **stamps}, {})
         after = yield from find_one_and_update(entry.collection, unchanged, pipeline)
         if after is not None:
-            return changed or any(
-                not same(value_at(document, rule.path.split(".")), value_at(after, rule.path.split(".")))
-                for rule in entry.formulas
+            return (
+                made
+                or changed
+                or any(
+                    not same(value_at(document, rule.path.split(".")), value_at(after, rule.path.split(".")))
+                    for rule in entry.formulas
+                )
             )
         yield from wait(PAUSE_SECONDS)
     raise DataError(
@@ -296,28 +327,72 @@ def refresh(server: Topology, entry: Entry[Any], key: Any, cards: Raw | None = N
     )
 
 
+def _unchanged(entry: Entry[Any], document: Raw, sets: Raw) -> Raw:
+    """The filter for a document as long as nobody has rewritten it."""
+    revision = value_at(document, REVISION.split("."))
+    unchanged: Raw = {**by_id(document["_id"]), REVISION: {"$eq": revision} if revision is not None else None}
+    for path in sets:
+        if path in document and any(top(rule) == path for rule in entry.references):
+            unchanged[path] = {"$eq": document[path]}
+    return unchanged
+
+
+def moves(entry: Entry[Any]) -> bool:
+    """Whether what Treadle maintains in a document decides which targets the document feeds."""
+    return any(
+        overlap(path, maintained)
+        for rule in entry.feeds_gathers
+        for path in rule.key.paths
+        for maintained in entry.protected
+    )
+
+
+def _make(server: Topology, entry: Entry[Any], key: Any) -> Plan[bool]:
+    """Make the document of a group that has sources; whether there is one now."""
+    group = entry.group
+    if group is None:
+        return False
+    blank: Raw = {}
+    for part, value in zip(group.key.parts, key, strict=True):
+        put(blank, part.target.split("."), value)
+    sets = yield from _wanted(server, entry, blank, None)
+    if not sets[group.path]["$literal"]:
+        return False
+    pipeline = update_pipeline(entry, {**sets, **stamps_of(entry.gathers)}, {})
+    # Never again the revision of an earlier document of this group.
+    pipeline.append({"$set": {REVISION: {"$toLong": "$$NOW"}}})
+    try:
+        absent = {**entry.at(key), REVISION: None}
+        yield from update_one(entry.collection, absent, pipeline, upsert=True)
+    except DuplicateKeyError:
+        # Another writer made it first.
+        return True
+    return True
+
+
 def _wanted(server: Topology, entry: Entry[Any], document: Raw, cards: Raw | None) -> Plan[Raw]:
     """What a document should hold, as literals by stored path."""
     wanted = copy.deepcopy(document)
     if entry.gathers:
-        values = yield from recompute(entry.gathers, [document["_id"]], server.version)
-        for path, value in values[freeze(document["_id"])].items():
+        key = entry.key_of(document)
+        values = yield from recompute(entry.gathers, [key], server.version)
+        for path, value in values[freeze(key)].items():
             put(wanted, path.split("."), value)
     before = copy.deepcopy(document)
     if cards is not None:
         for rule in entry.references:
-            _forget_stale_cards(rule, before, cards)
+            forget_stale_cards(rule, before, cards)
     yield from fill_references(entry, [(before, wanted)], look_only=True)
     paths = {path for rule in entry.gathers for path in rule.empty()}
-    paths |= {_top(rule) for rule in entry.references if _top(rule) in wanted}
+    paths |= {top(rule) for rule in entry.references if top(rule) in wanted}
     return {path: {"$literal": value_at(wanted, path.split("."))} for path in outermost(paths)}
 
 
-def _top(rule: ReferenceRule) -> str:
+def top(rule: ReferenceRule) -> str:
     return rule.steps[0].stored if rule.steps else rule.name
 
 
-def _forget_stale_cards(rule: ReferenceRule, document: Raw, cards: Raw) -> None:
+def forget_stale_cards(rule: ReferenceRule, document: Raw, cards: Raw) -> None:
     """Drop cards that were another reference's before the write, and are only left over."""
     old = [
         (freeze(reference), container.get(rule.name))

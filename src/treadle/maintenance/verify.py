@@ -11,16 +11,24 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import OperationFailure
 
 from treadle.canonical import same
-from treadle.gather import freeze
+from treadle.keys import freeze
+from treadle.maintenance import outliers
 from treadle.maintenance.fill import fill_references
+from treadle.maintenance.finding import Finding as Finding
+from treadle.maintenance.groups import PAGE as GROUPS_PAGE
+from treadle.maintenance.groups import differing, examine_groups, orphan
 from treadle.maintenance.intents import is_about_one_document, log
+from treadle.maintenance.lease import holder
+from treadle.maintenance.position import NAME as WORKER
 from treadle.maintenance.recompute import recompute
-from treadle.paths import Step, put, value_at
+from treadle.paths import Step, overlap, plain, put, value_at
+from treadle.pattern import STATE
 from treadle.plan import Plan, Raw, aggregate, count_documents, find, transact, wait
 from treadle.topology import Topology
 
@@ -29,18 +37,9 @@ if TYPE_CHECKING:
 
 PAGE = 500
 SECOND_LOOK_SECONDS = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something stored is not what it should be."""
-
-    pattern: str
-    model: str
-    document_id: Any
-    path: str
-    stored: Any
-    expected: Any
+# How long an active worker is given to put a value right.
+PATIENCE_LOOKS = 4
+PATIENCE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,39 +60,60 @@ def verify(
     """All findings in the targets of these models."""
     findings: list[Finding] = []
     for entry in entries:
-        if not entry.rules:
+        if entry.layout is not None:
+            findings += yield from entry.layout.verify(server, report)
+            continue
+        if entry.tree is not None:
+            from treadle.trees.inspection import verify_tree
+
+            findings.extend((yield from verify_tree(server, entry.tree, report)))
+        if not entry.derived:
             continue
         total = (yield from count_documents(entry.collection, entry.exactly)) if report else 0
         done = 0
         last: Any = None
         while True:
-            documents = yield from page(entry, last, PAGE)
+            documents = yield from page(entry, last, PAGE if entry.group is None else GROUPS_PAGE)
             if not documents:
                 break
             last = documents[-1]["_id"]
             suspects = yield from examine(server, entry, documents)
             if suspects:
-                findings.extend((yield from _look_again(server, entry, suspects)))
+                confirmed = yield from _look_again(server, entry, suspects)
+                findings.extend((yield from _give_time(server, entry, confirmed)))
             done += len(documents)
             if report:
                 report(Progress(entry.model.__name__, done, max(total, done)))
+        findings.extend(Finding(*each) for each in (yield from outliers.orphans(entry)))
+        if entry.group is not None:
+            findings.extend((yield from _verify_groups(server, entry)))
     return findings
 
 
-def page(entry: Entry[Any], last: Any, limit: int, *, kinds: bool = False) -> Plan[list[Raw]]:
-    """The next documents in the order of `_id`, whatever types the ids have; with `kinds` those below too."""
-    chosen = entry.scope if kinds else entry.exactly
+def _verify_groups(server: Topology, entry: Entry[Any]) -> Plan[list[Finding]]:
+    """Groups that have no document, or more than one."""
+    findings: list[Finding] = []
+    keys = yield from differing(entry)
+    for start in range(0, len(keys), GROUPS_PAGE):
+        chunk = keys[start : start + GROUPS_PAGE]
+        findings.extend((yield from _settled(server, partial(examine_groups, server, entry, chunk))))
+    return findings
+
+
+def page(
+    entry: Entry[Any], last: Any, limit: int, projection: Raw | None = None, *, whole: bool = False
+) -> Plan[list[Raw]]:
+    """The next documents in the order of `_id`, whatever types the ids have.
+
+    Those of the model's very class, or of the `whole` collection.
+    """
+    chosen = {} if whole else entry.exactly
+    shown = projection or {rule.path: {"$slice": rule.limit + 1} for rule in entry.outliers} or None
     if last is None:
-        return (yield from find(entry.collection, chosen, sort=[("_id", 1)], limit=limit))
+        return (yield from find(entry.collection, chosen, shown, sort=[("_id", 1)], limit=limit))
     # A range query would end where the type of the ids changes; index bounds do not.
-    found = yield from find(
-        entry.collection,
-        chosen,
-        sort=[("_id", 1)],
-        limit=limit + 1,
-        min={"_id": last},
-        hint=[("_id", 1)],
-    )
+    bounds: Raw = {"min": {"_id": last}, "hint": [("_id", 1)]}
+    found = yield from find(entry.collection, chosen, shown, sort=[("_id", 1)], limit=limit + 1, **bounds)
     return [each for each in found if freeze(each["_id"]) != freeze(last)][:limit]
 
 
@@ -102,28 +122,69 @@ def _look_again(server: Topology, entry: Entry[Any], suspects: Sequence[Finding]
     keys = list({freeze(each.document_id): each.document_id for each in suspects}.values())
 
     def look() -> Plan[list[Finding]]:
-        documents = yield from find(entry.collection, {"_id": {"$in": keys}, **entry.exactly})
+        shown = {rule.path: {"$slice": rule.limit + 1} for rule in entry.outliers} or None
+        documents = yield from find(entry.collection, {"_id": {"$in": keys}, **entry.exactly}, shown)
         return (yield from examine(server, entry, documents))
 
+    return (yield from _settled(server, look))
+
+
+def _settled(server: Topology, look: Callable[[], Plan[list[Finding]]]) -> Plan[list[Finding]]:
+    """What is found at one moment; without transactions, after a little while."""
     if server.transactions:
         return (yield from transact(look))
     yield from wait(SECOND_LOOK_SECONDS)
     return (yield from look())
 
 
+def _give_time(server: Topology, entry: Entry[Any], findings: Sequence[Finding]) -> Plan[list[Finding]]:
+    """The findings without those that the worker is about to put right.
+
+    What is maintained by stream is always a moment behind. While a worker is
+    active, such a finding counts only if nothing about it changes for a while.
+    """
+    streamed = [rule.path for rule in entry.rules if rule.maintain == "stream"]
+    late = [each for each in findings if any(overlap(_plain(each.path), path) for path in streamed)]
+    if not late or (yield from holder(WORKER)) is None:
+        return list(findings)
+    others = [each for each in findings if each not in late]
+    for _ in range(PATIENCE_LOOKS):
+        yield from wait(PATIENCE_SECONDS)
+        again = yield from _look_again(server, entry, late)
+        late = [each for each in again if any(_same_finding(each, earlier) for earlier in late)]
+        if not late:
+            break
+    return [*others, *late]
+
+
+def _plain(path: str) -> str:
+    bare = plain(path)
+    return bare.removeprefix(STATE + ".")
+
+
+def _same_finding(one: Finding, other: Finding) -> bool:
+    where = (freeze(one.document_id), one.path) == (freeze(other.document_id), other.path)
+    return where and same(one.stored, other.stored) and same(one.expected, other.expected)
+
+
 def examine(server: Topology, entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Finding]]:
     """The findings in these documents."""
+    own = yield from outliers.examine(entry, documents)
     wanted = yield from expected(server, entry, documents)
-    findings: list[Finding] = []
+    findings: list[Finding] = [Finding(*each) for each in own]
     for document, right in zip(documents, wanted, strict=True):
+        if entry.group is not None and not value_at(right, entry.group.segments):
+            findings.append(orphan(entry, document))
+            continue
         for rule in entry.gathers:
             for path in rule.empty():
-                _compare(findings, entry, rule.pattern, document, right, path)
+                pattern = rule.pattern if entry.group is None else entry.group.pattern
+                _compare(findings, entry, pattern, document, right, path)
         for formula in entry.formulas:
             _compare(findings, entry, formula.pattern, document, right, formula.path)
         for reference in entry.references:
-            wanted_places = dict(_places(right, reference.steps, ""))
-            for prefix, container in _places(document, reference.steps, ""):
+            wanted_places = dict(places_of(right, reference.steps, ""))
+            for prefix, container in places_of(document, reference.steps, ""):
                 stored, should = container.get(reference.name), wanted_places[prefix].get(reference.name)
                 if not same(stored, should):
                     findings.append(
@@ -148,32 +209,33 @@ def _compare(
         findings.append(Finding(pattern, entry.model.__name__, document["_id"], path, stored, should))
 
 
-def _places(raw: Any, steps: Sequence[Step], prefix: str) -> Iterable[tuple[str, Raw]]:
+def places_of(raw: Any, steps: Sequence[Step], prefix: str) -> Iterable[tuple[str, Raw]]:
     """Each sub-document that the steps lead to, with its path, positions included."""
     if isinstance(raw, list):
         for number, item in enumerate(raw):
-            yield from _places(item, steps, f"{prefix}{number}.")
+            yield from places_of(item, steps, f"{prefix}{number}.")
     elif isinstance(raw, dict):
         if not steps:
             yield prefix, raw
         elif steps[0].stored in raw:
-            yield from _places(raw[steps[0].stored], steps[1:], f"{prefix}{steps[0].stored}.")
+            yield from places_of(raw[steps[0].stored], steps[1:], f"{prefix}{steps[0].stored}.")
 
 
 def expected(server: Topology, entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Raw]]:
     """The documents as they should be stored."""
     if not documents:
         return []
-    keys = [each["_id"] for each in documents]
+    ids = [each["_id"] for each in documents]
+    keys = [entry.key_of(each) for each in documents]
     wanted = [copy.deepcopy(each) for each in documents]
     values = yield from recompute(entry.gathers, keys, server.version)
-    for right in wanted:
-        for path, value in values[freeze(right["_id"])].items():
+    for key, right in zip(keys, wanted, strict=True):
+        for path, value in values[freeze(key)].items():
             put(right, path.split("."), value)
     pairs: list[tuple[Raw | None, Raw]] = list(zip(documents, wanted, strict=True))
     yield from fill_references(entry, pairs, look_only=True)
     if entry.formulas:
-        rows = yield from _formulas(entry, keys)
+        rows = yield from formulas_now(entry, ids)
         for document, right in zip(documents, wanted, strict=True):
             row = rows.get(freeze(right["_id"]))
             for number, formula in enumerate(entry.formulas):
@@ -187,7 +249,7 @@ def expected(server: Topology, entry: Entry[Any], documents: Sequence[Raw]) -> P
     return wanted
 
 
-def _formulas(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
+def formulas_now(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
     """What the formulas of these documents give; nothing for one that the server cannot compute."""
     computed = {f"f{number}": formula.expression for number, formula in enumerate(entry.formulas)}
     # Not $project, where a plain number would mean to include a field.
@@ -202,6 +264,6 @@ def _formulas(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
             return {}
         found: dict[Any, Raw] = {}
         for key in keys:
-            found.update((yield from _formulas(entry, [key])))
+            found.update((yield from formulas_now(entry, [key])))
         return found
     return {freeze(row["_id"]): row for row in rows}

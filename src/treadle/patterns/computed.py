@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bson.decimal128 import Decimal128
 
 from treadle.errors import DeclarationError
-from treadle.gather import RECOMPUTE, GatherRule
+from treadle.gather import RECOMPUTE, GatherRule, maintenance_of, origin
+from treadle.keys import ReferenceKey
 from treadle.paths import field_references, resolve, value_at
 from treadle.pattern import STATE, Maintain, ModelReference, Pattern, Place, Rule, check_maintenance, sibling
 from treadle.plan import Raw
@@ -115,9 +116,14 @@ class Formula(Pattern):
     pattern: ClassVar[str] = "computed"
 
     expression: Any
+    maintain: Maintain = "write"
+    every: timedelta | None = None
 
     def bind(self, place: Place, graph: Graph) -> Rule:
-        return FormulaRule(place, clean(self.expression))
+        check_maintenance(place, self.maintain, self.every)
+        rule = FormulaRule(place, clean(self.expression))
+        rule.maintain, rule.every = self.maintain, self.every
+        return rule
 
 
 class ComputedRule(GatherRule):
@@ -126,20 +132,16 @@ class ComputedRule(GatherRule):
     pattern = "computed"
 
     def __init__(self, place: Place, graph: Graph, declared: Any) -> None:
-        super().__init__(place, graph, declared.source, declared.by, declared.where)
-        self.maintain, self.every = declared.maintain, declared.every
+        source, self.of_field = declared.source, getattr(declared, "field", None)
+        if place.entry.group is not None and isinstance(declared, _OfField) and self.of_field is None:
+            # In a rollup the source is known, so that the first argument is the field.
+            source, self.of_field = None, source
+        super().__init__(place, origin(place, graph, source, declared.by, declared.where))
+        self.maintain, self.every = maintenance_of(place, declared)
         self.stamp = sibling(place, declared.computed_at, "computed_at") if declared.computed_at else None
 
     def stamps(self) -> set[str]:
         return {self.stamp} if self.stamp else set()
-
-    def accumulators(self) -> dict[str, Any]:
-        """The `$group` accumulators, by a name of their own."""
-        return {}
-
-    def finish(self, group: Raw | None) -> dict[str, Any]:
-        """Stored path and value of each part, from what the group gave."""
-        return self.empty()
 
 
 class CountRule(ComputedRule):
@@ -176,11 +178,11 @@ class FieldRule(ComputedRule):
         super().__init__(place, graph, declared)
         self.expression: Any = None
         self.segments_of_value: list[str] = []
-        if isinstance(declared.field, Mapping):
-            self.expression = clean(declared.field)
+        if isinstance(self.of_field, Mapping):
+            self.expression = clean(self.of_field)
             self.value_shape: Shape | None = None
-        elif isinstance(declared.field, str):
-            path = resolve(self.source.codec, declared.field, place.label, "source-field-missing")
+        elif isinstance(self.of_field, str):
+            path = resolve(self.source.codec, self.of_field, place.label, "source-field-missing")
             self.value_shape = path.shape
             self.segments_of_value = path.stored.split(".")
             self._pair_with_key(place, path)
@@ -194,7 +196,13 @@ class FieldRule(ComputedRule):
         depth = path.array_depth
         if not depth:
             return
-        key_depth = self.by.array_depth
+        if not isinstance(self.key, ReferenceKey):
+            raise DeclarationError(
+                f"{place.label} is computed from {path.python!r}, which lies in an array; a rollup counts "
+                "whole documents: use an expression such as {'$sum': '$lines.amount'}",
+                code="source-field-in-array",
+            )
+        key_depth = self.key.array_depth
         if depth != key_depth or path.steps[:depth] != self.by.steps[:depth] or len(path.steps) == depth:
             raise DeclarationError(
                 f"{place.label} is computed from {path.python!r}, which lies in another array than "
@@ -210,7 +218,7 @@ class FieldRule(ComputedRule):
 
     @property
     def server_side(self) -> bool:
-        return self.conditional or self.expression is not None
+        return super().server_side or self.expression is not None
 
     def value(self, raw: Raw) -> Any:
         return value_at(raw, self.segments_of_value)
@@ -306,7 +314,7 @@ class ExtremeRule(FieldRule):
         if shape is not None and {shape.kind, own.kind} == {"scalar"} and shape.python is not own.python:
             raise DeclarationError(
                 f"{place.label} is a {own.python.__name__}, but {self.source.model.__name__}."
-                f"{declared.field} is a {shape.python.__name__}; declare the same",
+                f"{self.of_field} is a {shape.python.__name__}; declare the same",
                 code="maintained-type",
             )
 
@@ -332,7 +340,7 @@ class ExtremeRule(FieldRule):
 
     def index_keys(self) -> list[tuple[str, int]]:
         keys = super().index_keys()
-        if self.segments_of_value and not self.by.in_array:
+        if self.segments_of_value and isinstance(self.key, ReferenceKey) and not self.key.array_depth:
             keys.append((".".join(self.segments_of_value), 1))
         return keys
 

@@ -18,7 +18,8 @@ from pydantic import BaseModel
 
 from treadle.codec import codec_of
 from treadle.errors import DeclarationError
-from treadle.gather import KEY, RECOMPUTE, GatherRule, freeze
+from treadle.gather import RECOMPUTE, GatherRule, maintenance_of, origin
+from treadle.keys import KEY, freeze
 from treadle.paths import ARRAYS, model_of, outermost, resolve, value_at
 from treadle.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_maintenance
 from treadle.plan import Plan, Raw, aggregate, find
@@ -55,8 +56,8 @@ class SubsetRule(GatherRule):
     pattern = "subset"
 
     def __init__(self, place: Place, graph: Graph, declared: Subset) -> None:
-        super().__init__(place, graph, declared.source, declared.by, declared.where)
-        self.maintain, self.every = declared.maintain, declared.every
+        super().__init__(place, origin(place, graph, declared.source, declared.by, declared.where))
+        self.maintain, self.every = maintenance_of(place, declared)
         if not isinstance(declared.size, int) or not 1 <= declared.size <= SIZE_MAX:
             raise DeclarationError(
                 f"{place.label} has size={declared.size!r}; a subset embeds from 1 to {SIZE_MAX} items",

@@ -1,0 +1,140 @@
+"""Appending to arrays of every length: an outlier array beside a plain $push and $addToSet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from bson import ObjectId
+from pymongo import MongoClient
+from pymongo.database import Database
+from pymongo.write_concern import WriteConcern
+
+from benchmarks.harness import Contender, Context, Goal, Group
+from treadle import Document, Id, Outlier, Store
+
+DATABASE = "treadle_benchmarks_outlier"
+LENGTHS = [100, 1_000, 10_000, 100_000, 500_000]
+# Beyond this, all lengths overflow, so that the figures say how the cost of overflow grows.
+LIMIT = 50
+
+
+class User(Document, collection="users"):
+    followers: Annotated[list[Id], Outlier(limit=LIMIT, overflow="follower_overflow")] = []
+    follower_count: int = 0
+    has_overflow: bool = False
+
+
+def groups() -> list[Group]:
+    return [
+        Group("outlier", "append one item to an array of so many", _append, rounds=11),
+        Group("outlier", "append to an ordinary document", _ordinary, rounds=11),
+        Group("outlier", "1,000 items, time per item", _extend, rounds=7),
+    ]
+
+
+def _open(context: Context) -> tuple[Store, Database[Any]]:
+    client: MongoClient[Any] = context.stack.enter_context(MongoClient(context.uri))
+    client.drop_database(DATABASE)
+    database = client.get_database(DATABASE, write_concern=WriteConcern("majority"))
+    store = Store(database, [User])
+    store.setup()
+    context.stack.callback(lambda: client.drop_database(DATABASE))
+    return store, database
+
+
+def _append(context: Context) -> list[Contender]:
+    store, database = _open(context)
+    times = context.scale(30, 5)
+    lengths = [length for length in LENGTHS if length <= context.scale(LENGTHS[-1], 10_000)]
+    contenders = []
+    for length in lengths:
+        user = store.insert(User())
+        store.array(User, "followers", user.id).extend(ObjectId() for _ in range(length))
+        array = store.array(User, "followers", user.id)
+        first = f"Treadle, {lengths[0]:,}"
+        name = f"Treadle, {length:,}"
+        goal = Goal(1.5) if length > lengths[0] else None
+
+        def treadle(_: Any, array: Any = array) -> Any:
+            for _ in range(times):
+                array.append(ObjectId())
+            return array
+
+        contenders.append(Contender(name, lambda: None, treadle, times, baseline=first, goal=goal))
+    for operator in ("$push", "$addToSet"):
+        for length in lengths:
+            key = f"{operator}{length}"
+            database["naive"].insert_one({"_id": key, "followers": [ObjectId() for _ in range(length)]})
+
+            def naive(_: Any, key: str = key, operator: str = operator) -> None:
+                for _ in range(few(key)):
+                    database["naive"].update_one({"_id": key}, {operator: {"followers": ObjectId()}})
+
+            contenders.append(
+                Contender(
+                    f"{operator}, {length:,}", lambda: None, naive, few(key), f"{operator}, {lengths[0]:,}"
+                )
+            )
+    return contenders
+
+
+def few(key: str) -> int:
+    """A push to half a million items takes long; it need not be done often."""
+    return 2 if key.endswith("00000") else 10
+
+
+def _ordinary(context: Context) -> list[Contender]:
+    store, database = _open(context)
+    times = context.scale(40, 5)
+
+    def new() -> Any:
+        return store.insert(User()).id
+
+    def push(key: Any) -> Any:
+        for _ in range(times):
+            change = {"$push": {"followers": ObjectId()}, "$inc": {"follower_count": 1}}
+            database["users"].update_one({"_id": key}, change)
+        return key
+
+    def treadle(key: Any) -> Any:
+        array = store.array(User, "followers", key)
+        for _ in range(times):
+            array.append(ObjectId())
+        return key
+
+    def check(key: Any) -> None:
+        assert times == store.array(User, "followers", key).count()
+
+    return [
+        Contender("$push and $inc by hand", new, push, times, check=check),
+        Contender("Treadle", new, treadle, times, goal=Goal(1.10), check=check),
+        Contender("Treadle, overflowing", _long(store), _appending(store, times), times),
+    ]
+
+
+def _long(store: Store) -> Callable[[], Any]:
+    return lambda: store.insert(User(followers=[ObjectId() for _ in range(200)])).id
+
+
+def _appending(store: Store, times: int) -> Callable[[Any], None]:
+    def append(key: Any) -> None:
+        array = store.array(User, "followers", key)
+        for _ in range(times):
+            array.append(ObjectId())
+
+    return append
+
+
+def _extend(context: Context) -> list[Contender]:
+    store, _ = _open(context)
+    number, few_items = 1_000, context.scale(200, 20)
+
+    def together(key: Any) -> Any:
+        assert number == store.array(User, "followers", key).extend(ObjectId() for _ in range(number))
+        return key
+
+    return [
+        Contender("one by one", _long(store), _appending(store, few_items), few_items),
+        Contender("extend", _long(store), together, number, goal=Goal(1 / 50)),
+    ]

@@ -1,0 +1,175 @@
+"""Embed or reference? The decision as a function, with the way that led to it.
+
+Few children are embedded. Many are embedded where they are always read with
+the parent or must change together with it, as long as they fit; else they are
+referenced. Millions are referenced from the child. Many-to-many is arrays of
+ids. What does not decide but matters is listed as factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from treadle.advisor.facts import CollectionFacts, Relation, Scan
+from treadle.advisor.wording import size
+from treadle.errors import UsageError
+
+FEW_CHILDREN = 50
+MILLIONS = 1_000_000
+# Half of the server's limit: arrays are rewritten, and tomorrow's document is larger.
+EMBEDDED_BYTES_MAX = 8 * 1024 * 1024
+ALWAYS_TOGETHER_SHARE = 0.8
+CHILD_BYTES_DEFAULT = 500
+
+Choice = Literal["embed", "reference", "reference-from-child", "arrays-of-ids"]
+ADVICE: dict[Choice, str] = {
+    "embed": "Embed the children in the parent.",
+    "reference": "Keep the children in a collection of their own, and refer to them.",
+    "reference-from-child": "Keep the children in a collection of their own, each with its parent's id.",
+    "arrays-of-ids": "Keep both in collections of their own, with an array of ids where there are fewer.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Relationship:
+    """What is known about parents and their children; None is not known."""
+
+    children_max: int
+    children_typical: int | None = None
+    many_to_many: bool = False
+    read_together: bool | None = None
+    atomic: bool = False
+    child_bytes: int | None = None
+    children_change_often: bool | None = None
+    grows: bool | None = None
+    referred_to_by_others: bool | None = None
+
+    def __post_init__(self) -> None:
+        numbers = (self.children_max, self.children_typical, self.child_bytes)
+        if any(number is not None and number < 0 for number in numbers):
+            raise UsageError("a relationship's numbers cannot be negative", code="relationship-invalid")
+        if self.children_typical is not None and self.children_typical > self.children_max:
+            raise UsageError(
+                f"typically {self.children_typical} children cannot be more than at most {self.children_max}",
+                code="relationship-invalid",
+            )
+
+    @classmethod
+    def measured(cls, relation: Relation, child: CollectionFacts, others: bool | None = None) -> Relationship:
+        """What a scan found out about a relation."""
+        together = None
+        if relation.child_reads:
+            together = relation.read_together >= ALWAYS_TOGETHER_SHARE * relation.child_reads
+        return cls(
+            children_max=int(relation.children.maximum),
+            children_typical=int(relation.children.median),
+            many_to_many=relation.many,
+            read_together=together,
+            child_bytes=round(child.mean_bytes),
+            referred_to_by_others=others,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One question on the way, and what its answer led to."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The choice, the way to it, and what else to weigh."""
+
+    choice: Choice
+    path: tuple[Answer, ...]
+    factors: tuple[str, ...]
+
+    @property
+    def advice(self) -> str:
+        return ADVICE[self.choice]
+
+
+def decide(relationship: Relationship) -> Decision:
+    """Embed or reference, for one relationship."""
+    path: list[Answer] = []
+    choice = _choose(relationship, path)
+    return Decision(choice, tuple(path), tuple(_factors(relationship, choice)))
+
+
+def _choose(given: Relationship, path: list[Answer]) -> Choice:
+    def asked(question: str, yes: bool, answer: str | None = None) -> bool:
+        path.append(Answer(question, answer or ("yes" if yes else "no")))
+        return yes
+
+    if asked("Does a child belong to several parents?", given.many_to_many):
+        return "arrays-of-ids"
+    most = f"at most {given.children_max:,}"
+    if asked("Are there millions of children to a parent?", given.children_max >= MILLIONS, most):
+        return "reference-from-child"
+    if not asked(
+        "Do the children fit into one document?",
+        _bytes(given) <= EMBEDDED_BYTES_MAX,
+        f"{size(_bytes(given))} at most",
+    ):
+        return "reference-from-child"
+    if asked(
+        f"Are there fewer than {FEW_CHILDREN} children to a parent?", given.children_max < FEW_CHILDREN, most
+    ):
+        return "embed"
+    if asked("Must children change together with their parent, in one write?", given.atomic):
+        return "embed"
+    known = "not known" if given.read_together is None else None
+    if asked("Are children always read together with their parent?", bool(given.read_together), known):
+        return "embed"
+    return "reference-from-child" if given.children_max >= 1_000 else "reference"
+
+
+def _bytes(given: Relationship) -> int:
+    return given.children_max * (CHILD_BYTES_DEFAULT if given.child_bytes is None else given.child_bytes)
+
+
+def _factors(given: Relationship, choice: Choice) -> Iterator[str]:
+    embedded = choice == "embed"
+    if given.children_change_often and embedded:
+        yield "Children change often: each change rewrites the parent."
+    if given.children_change_often is False and not embedded:
+        yield "Children hardly change: an Extended Reference can copy what readers want."
+    if given.grows:
+        yield (
+            "Children keep coming: bound the array (Outlier), or embed only the newest (Subset)."
+            if embedded
+            else "Children keep coming: a Subset keeps the newest few in the parent."
+        )
+    if given.referred_to_by_others and embedded:
+        yield "Others refer to the children: keep them apart and copy the hot fields (Extended Reference)."
+    if embedded and given.children_max >= FEW_CHILDREN:
+        yield f"Watch the limit of 16 MB: at most {size(_bytes(given))} by these numbers."
+    typical = given.children_typical
+    if typical is not None and given.children_max >= 100 * max(typical, 1):
+        yield "A few parents have a hundred times more than the rest: see Outlier."
+    if given.atomic and not embedded:
+        yield "One write for both needs a transaction when they are apart."
+    if given.read_together and not embedded:
+        yield "Read together: copy the fields that readers want (Extended Reference), or use $lookup."
+    if not embedded and choice != "arrays-of-ids":
+        yield "Counts and sums over the children can be kept in the parent (Computed)."
+
+
+def could_embed(scan: Scan, relation: Relation) -> bool:
+    """Few children per parent, which nobody else refers to."""
+    if relation.many or relation.child == relation.parent or relation.key != "_id":
+        return False
+    if any(each.parent == relation.child for each in scan.relations):
+        return False
+    # A join table's rows have several parents; they belong to the one with the fewest children.
+    others = [each for each in scan.relations if each.child == relation.child and not each.many]
+    smallest = min(others, key=lambda each: (each.children.maximum, each.path))
+    if smallest != relation:
+        return False
+    child = scan.collections[relation.child]
+    found = decide(Relationship.measured(relation, child))
+    return found.choice == "embed"

@@ -1,0 +1,386 @@
+"""What a scan measured: plain values, without any document's content.
+
+`profile.py` makes them, the rules read them. Names of collections, fields and
+indexes are here, and numbers; values of documents are not, unless the caller
+asked for them (`Scan.values_shown`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+NUMBERS = frozenset({"int", "long", "double", "decimal"})
+WHOLE = frozenset({"int", "long"})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a scan may ask of the server and of this process."""
+
+    full_pass_documents: int = 20_000_000
+    structure_documents: int = 100_000
+    sample_documents: int = 10_000
+    operation_seconds: float = 60.0
+    collections: int = 200
+    shapes: int = 1_000
+    paths: int = 2_000
+    references_checked: int = 5_000
+    workload_operations: int = 200_000
+    index_age_seconds_min: float = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """How many of something lie from `low` to `high`, both included."""
+
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Counts by size, in rising order; `sampled_of` is the whole when only a part was looked at."""
+
+    bins: tuple[Bin, ...]
+    mean: float
+    sampled_of: int | None = None
+
+    @classmethod
+    def of(
+        cls, rows: Iterable[tuple[float, float, int, float]], sampled_of: int | None = None
+    ) -> Distribution:
+        """From (low, high, count, total) rows in any order."""
+        ordered = sorted(rows)
+        count = sum(row[2] for row in ordered)
+        mean = sum(row[3] for row in ordered) / count if count else 0.0
+        return cls(tuple(Bin(low, high, number) for low, high, number, _ in ordered), mean, sampled_of)
+
+    @property
+    def count(self) -> int:
+        return sum(each.count for each in self.bins)
+
+    @property
+    def minimum(self) -> float:
+        return self.bins[0].low if self.bins else 0
+
+    @property
+    def maximum(self) -> float:
+        return self.bins[-1].high if self.bins else 0
+
+    @property
+    def median(self) -> float:
+        return self.quantile(0.5)
+
+    @property
+    def p99(self) -> float:
+        return self.quantile(0.99)
+
+    def quantile(self, share: float) -> float:
+        """The value that at least this share does not exceed."""
+        wanted, seen = share * self.count, 0
+        for each in self.bins:
+            seen += each.count
+            if seen >= wanted:
+                return each.high
+        return self.maximum
+
+    def above(self, bound: float) -> int:
+        """How many lie wholly above the bound."""
+        return sum(each.count for each in self.bins if each.low > bound)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldFacts:
+    """One field of a collection. `path` joins names with dots and marks array elements with []."""
+
+    path: str
+    # How many of the documents looked at have it, by BSON type.
+    types: Mapping[str, int]
+    looked_at: int
+    steps: tuple[str, ...] = ()
+    lengths: Distribution | None = None
+    bytes_max: int | None = None
+    bytes_mean: float | None = None
+    # The object has so many different keys that they are data, not names.
+    is_map: bool = False
+
+    @property
+    def present(self) -> int:
+        return sum(self.types.values())
+
+    @property
+    def share(self) -> float:
+        return self.present / self.looked_at if self.looked_at else 0.0
+
+    @property
+    def filled(self) -> dict[str, int]:
+        """The types without null."""
+        return {name: n for name, n in self.types.items() if name not in ("null", "undefined")}
+
+    @property
+    def type(self) -> str:
+        """The most frequent type other than null."""
+        filled = self.filled
+        return max(filled, key=lambda name: (filled[name], name)) if filled else "null"
+
+    @property
+    def name(self) -> str:
+        return self.steps[-1] if self.steps else self.path
+
+    @property
+    def in_array(self) -> bool:
+        return "[]" in self.steps
+
+    @property
+    def depth(self) -> int:
+        return sum(step != "[]" for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Documents with the same top-level fields of the same types."""
+
+    fields: tuple[tuple[str, str], ...]
+    count: int
+    first: datetime | None = None
+    last: datetime | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.fields)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFacts:
+    """An index and how much it was used since the server began to count."""
+
+    name: str
+    keys: tuple[tuple[str, Any], ...]
+    unique: bool = False
+    special: bool = False
+    partial: bool = False
+    collation_strength: int | None = None
+    expires: bool = False
+    bytes: int | None = None
+    uses: int | None = None
+    counted_seconds: float | None = None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What the creation times in ObjectIds tell."""
+
+    first: datetime
+    last: datetime
+    per_day: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Documents of one value of a discriminating field; `label` is the value only if values are shown."""
+
+    label: str
+    count: int
+    # The share of these documents that have a field.
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """A field with few values, on which the presence of other fields depends."""
+
+    field: str
+    kinds: tuple[Kind, ...]
+    looked_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Documents that are readings: a key, a time, and numbers."""
+
+    key: str
+    time: str
+    measures: tuple[str, ...]
+    metadata: tuple[str, ...]
+    varying: tuple[str, ...]
+    lengths: Distribution
+    seconds: float
+    # The middle one among the series' mean distances between two readings.
+    gap_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TreeFacts:
+    """How deep a collection's references to itself lead."""
+
+    parent: str
+    roots: int
+    looked_at: int
+    depth_mean: float
+    depth_max: int
+    cyclic: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """The field that numbers versions, and how many documents have which."""
+
+    field: str
+    counts: tuple[int, ...]
+    newest: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionFacts:
+    """One collection. Where `skipped` is set, it says why the rest is empty."""
+
+    name: str
+    kind: str = "collection"
+    count: int = 0
+    looked_at: int = 0
+    data_bytes: int = 0
+    storage_bytes: int = 0
+    index_bytes: int = 0
+    capped: bool = False
+    sharded: bool = False
+    validated: bool = False
+    sizes: Distribution | None = None
+    fields: Mapping[str, FieldFacts] = field(default_factory=dict)
+    nested_looked_at: int = 0
+    shapes: tuple[Shape, ...] = ()
+    shapes_complete: bool = True
+    depth: int = 0
+    indexes: tuple[IndexFacts, ...] = ()
+    growth: Growth | None = None
+    kinds: Kinds | None = None
+    series: Series | None = None
+    tree: TreeFacts | None = None
+    versions: Versions | None = None
+    notes: tuple[str, ...] = ()
+    skipped: str | None = None
+
+    @property
+    def sampled(self) -> bool:
+        return self.looked_at < self.count
+
+    @property
+    def plain(self) -> bool:
+        """Whether it was looked into and is no view or time series."""
+        return self.kind == "collection" and self.skipped is None
+
+    @property
+    def mean_bytes(self) -> float:
+        return self.data_bytes / self.count if self.count else 0.0
+
+    def top(self) -> list[FieldFacts]:
+        """The top-level fields, `_id` left out."""
+        return [each for each in self.fields.values() if len(each.steps) == 1 and each.path != "_id"]
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """The field `path` of `child` holds values of `key` in `parent`."""
+
+    child: str
+    path: str
+    parent: str
+    key: str
+    many: bool
+    references: int
+    # Children per parent that has any.
+    children: Distribution
+    parents: int
+    childless: int
+    orphans: int
+    checked: int
+    # How the target was found: "name" or "type".
+    found_by: str = "name"
+    read_together: int = 0
+    child_reads: int = 0
+
+    @property
+    def orphan_share(self) -> float:
+        return self.orphans / self.checked if self.checked else 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every reference was checked."""
+        return self.checked >= self.references
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Operations of one shape in the workload, without any value."""
+
+    collection: str
+    kind: str
+    filtered: tuple[str, ...] = ()
+    sorted_by: tuple[tuple[str, int], ...] = ()
+    limit: int = 0
+    lookups: tuple[tuple[str, str, str], ...] = ()
+    grouped: bool = False
+    sums: tuple[str, ...] = ()
+    increments: tuple[str, ...] = ()
+    pushes: tuple[str, ...] = ()
+    insensitive: tuple[str, ...] = ()
+    collection_scan: bool = False
+    count: int = 0
+    milliseconds: float = 0.0
+    examined: int = 0
+    returned: int = 0
+
+
+READS = frozenset({"find", "aggregate", "count", "distinct"})
+WRITES = frozenset({"insert", "update", "delete"})
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What the profiler recorded."""
+
+    source: str
+    queries: tuple[Query, ...]
+    seconds: float
+    complete: bool = True
+    # (child, parent) -> how often the parent was read right after the child.
+    followed: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+    @property
+    def operations(self) -> int:
+        return sum(each.count for each in self.queries)
+
+    def of(self, collection: str, kinds: Iterable[str]) -> int:
+        wanted = set(kinds)
+        return sum(
+            each.count for each in self.queries if each.collection == collection and each.kind in wanted
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Everything that was measured of one database."""
+
+    database: str
+    version: tuple[int, ...]
+    collections: Mapping[str, CollectionFacts]
+    relations: tuple[Relation, ...] = ()
+    workload: Workload | None = None
+    limits: Limits = Limits()
+    notes: tuple[str, ...] = ()
+    complete: bool = True
+    # The server went away, which is why it is not complete.
+    lost: bool = False
+    values_shown: bool = False
+    # All names, also those that were not looked into.
+    names: tuple[str, ...] = ()
+
+    def plain(self) -> list[CollectionFacts]:
+        return [each for each in self.collections.values() if each.plain and each.count]

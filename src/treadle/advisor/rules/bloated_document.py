@@ -1,0 +1,85 @@
+"""Documents so large that reading one field reads far too much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from treadle.advisor.declare import Source, python_name, quoted
+from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
+from treadle.advisor.relations import subject
+from treadle.advisor.rule import Finding, Rule
+from treadle.advisor.wording import size
+
+RULE = Rule(
+    "bloated-document",
+    "anti-pattern",
+    "Bloated documents",
+    "Documents are tens of kilobytes as a rule, or one comes near the limit of 16 MB.",
+    "Keep what is read often in the document, and move the rest to a document of its own with the same id.",
+    "A second read where the details are wanted.",
+    "More documents fit into memory; writes move less.",
+    "Not where documents are always read and written whole.",
+)
+MEDIAN_BYTES_MIN = 64_000
+MAXIMUM_BYTES_MIN = 4_000_000
+PROBLEM_BYTES = 12_000_000
+
+
+def find(scan: Scan) -> Iterator[Finding]:
+    for facts in scan.plain():
+        if facts.sizes is None or not facts.sizes.count:
+            continue
+        if facts.sizes.median >= MEDIAN_BYTES_MIN or facts.sizes.maximum >= MAXIMUM_BYTES_MIN:
+            yield _finding(facts)
+
+
+def _finding(facts: CollectionFacts) -> Finding:
+    sizes = facts.sizes
+    assert sizes is not None
+    return Finding(
+        RULE,
+        "problem" if sizes.maximum >= PROBLEM_BYTES else "warning",
+        "high",
+        facts.name,
+        "",
+        f"Half of the documents have {size(sizes.median)} or more; the largest has "
+        f"{size(sizes.maximum)} of the 16.8 MB allowed.",
+        {
+            "documents": sizes.count,
+            "size, median": size(sizes.median),
+            "size, p99": size(sizes.p99),
+            "size, max": size(sizes.maximum),
+            "largest in the limit of 16 MB": f"{100 * sizes.maximum / (16 * 1024 * 1024):.0f} %",
+        },
+        _declaration(facts),
+        ("Copy the heavy fields into the new collection under the same _id, then remove them.",),
+    )
+
+
+def _declaration(facts: CollectionFacts) -> str:
+    source = Source()
+    heavy = {each.name for each in _heavy(facts)}
+    parent = source.document(facts, without=frozenset(heavy))
+    about = "_".join(subject(facts.name)) or "document"
+    place = python_name(f"{about}_details", set())
+    source.document(
+        replace(facts, name=f"{facts.name}_details"),
+        only=frozenset(heavy),
+        name=f"{parent}Details",
+        collection=place,
+    )
+    assert quoted(place)
+    return source.text()
+
+
+def _heavy(facts: CollectionFacts) -> list[FieldFacts]:
+    """What probably weighs most: large values, else arrays and objects."""
+    large = [
+        each for each in facts.top() if (each.bytes_mean or 0) >= 4_000 or (each.bytes_max or 0) >= 100_000
+    ]
+    return (
+        large
+        or [each for each in facts.top() if {"array", "object", "binData"} & set(each.types)]
+        or facts.top()[-1:]
+    )

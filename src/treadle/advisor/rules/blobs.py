@@ -1,0 +1,68 @@
+"""Files kept inside documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from treadle.advisor.declare import Source
+from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
+from treadle.advisor.relations import subject
+from treadle.advisor.rule import Finding, Rule
+from treadle.advisor.wording import share, size
+
+RULE = Rule(
+    "blobs",
+    "anti-pattern",
+    "Large blobs in documents",
+    "A field holds large binary data or text, so that every read of the document moves it.",
+    "Keep the file in a collection of its own, in GridFS or in a file store, and its address in the "
+    "document.",
+    "A second request where the file itself is wanted.",
+    "Small documents; a cache that holds data and not pictures.",
+    "Not for small thumbnails, hashes or keys.",
+)
+MEAN_BYTES_MIN = 16_000
+MAXIMUM_BYTES_MIN = 500_000
+
+
+def find(scan: Scan) -> Iterator[Finding]:
+    for facts in scan.plain():
+        for each in facts.fields.values():
+            if each.bytes_max is None or len(each.steps) > 1:
+                continue
+            if (each.bytes_mean or 0) >= MEAN_BYTES_MIN or each.bytes_max >= MAXIMUM_BYTES_MIN:
+                yield _finding(facts, each)
+
+
+def _finding(facts: CollectionFacts, each: FieldFacts) -> Finding:
+    mean = each.bytes_mean or 0
+    return Finding(
+        RULE,
+        "warning",
+        "high" if "binData" in each.types else "medium",
+        facts.name,
+        each.path,
+        f"{each.path} holds {size(mean)} on average, up to {size(each.bytes_max or 0)}.",
+        {
+            "documents with it": each.present,
+            "type": each.type,
+            "size, mean": size(mean),
+            "size, max": size(each.bytes_max or 0),
+            "share of the document": share(min(mean, facts.mean_bytes), facts.mean_bytes),
+        },
+        _declaration(facts, each),
+        ("Copy the field into the new collection under the same _id, then remove it.",),
+    )
+
+
+def _declaration(facts: CollectionFacts, each: FieldFacts) -> str:
+    source = Source()
+    parent = source.document(facts, without=frozenset({each.name}))
+    about = "_".join(subject(facts.name)) or "document"
+    source.document(
+        replace(facts, name=f"{about}_{each.name}"),
+        only=frozenset({each.name}),
+        name=f"{parent}{''.join(part.capitalize() for part in subject(each.name)) or 'Content'}",
+    )
+    return source.text()

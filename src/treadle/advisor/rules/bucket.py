@@ -1,0 +1,112 @@
+"""Very many tiny documents, each one reading of something at some time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from treadle.advisor.declare import Source, class_name, quoted
+from treadle.advisor.facts import CollectionFacts, Scan, Series
+from treadle.advisor.rule import Finding, Rule
+from treadle.advisor.wording import duration, nice, share, size
+
+RULE = Rule(
+    "bucket",
+    "Bucket",
+    "Millions of tiny time-stamped documents",
+    "Small flat documents with a time, a key that recurs, and numbers.",
+    "Keep the readings of one key and one window of time in one document, or use a native time "
+    "series collection.",
+    "A reading is no document of its own: raw readers use the view of flat readings.",
+    "Fewer documents and index entries; statistics of a window without unpacking it.",
+    "Not where readings are often changed one by one, nor where each is looked up by its own id.",
+)
+READINGS_PER_SERIES_MIN = 100
+UPDATES_SHARE_MAX = 0.2
+READINGS_PER_BUCKET = 200
+SPANS_SECONDS = (60, 300, 900, 3_600, 21_600, 86_400, 604_800, 2_592_000)
+
+
+def find(scan: Scan) -> Iterator[Finding]:
+    for facts in scan.plain():
+        series = facts.series
+        # A field that varies within a series and is no number makes these more than readings.
+        if series is None or series.varying or series.lengths.median < READINGS_PER_SERIES_MIN:
+            continue
+        if _is_updated(scan, facts):
+            continue
+        yield _finding(scan, facts, series)
+
+
+def _is_updated(scan: Scan, facts: CollectionFacts) -> bool:
+    if scan.workload is None:
+        return False
+    updates = scan.workload.of(facts.name, ("update",))
+    return updates > UPDATES_SHARE_MAX * max(1, scan.workload.of(facts.name, ("insert", "find", "aggregate")))
+
+
+def _finding(scan: Scan, facts: CollectionFacts, series: Series) -> Finding:
+    span = _span(series)
+    per_bucket = max(1, round(span / series.gap_seconds)) if series.gap_seconds else READINGS_PER_BUCKET
+    buckets = max(1, round(facts.count / min(per_bucket, READINGS_PER_BUCKET * 5)))
+    return Finding(
+        RULE,
+        "warning" if facts.count >= 50_000 else "info",
+        "high" if not series.metadata or series.gap_seconds < 3_600 else "medium",
+        facts.name,
+        series.time,
+        f"{facts.count:,} documents of {size(facts.mean_bytes)} are readings of "
+        f"{series.lengths.count:,} series.",
+        {
+            "documents": facts.count,
+            "mean document size": size(facts.mean_bytes),
+            "series": series.lengths.count,
+            "readings per series, median": series.lengths.median,
+            "between two readings": duration(series.gap_seconds),
+            "index size": size(facts.index_bytes),
+            "index size in data size": share(facts.index_bytes, facts.data_bytes),
+            "buckets instead of documents": buckets,
+        },
+        _declaration(facts, series, span, per_bucket),
+        (
+            f"The declaration names a new collection; copy the readings of {facts.name} into it with "
+            "insert_many.",
+            "On MongoDB 5.0 and newer, timeseries= uses the server's native kind instead of bucket=.",
+        ),
+    )
+
+
+def _span(series: Series) -> int:
+    """The window that holds some two hundred readings."""
+    wanted = series.gap_seconds * READINGS_PER_BUCKET
+    return min(SPANS_SECONDS, key=lambda seconds: abs(seconds - wanted))
+
+
+def _declaration(facts: CollectionFacts, series: Series, span: int, per_bucket: int) -> str:
+    source = Source()
+    source.use("datetime", "timedelta")
+    source.use("treadle", "Bucket")
+    names = source.names(facts)
+    parts = [
+        f"key={quoted(names[series.key])}",
+        f"time={quoted(names[series.time])}",
+        f"span={_timedelta(span)}",
+        f"limit={nice(per_bucket * 1.5)}",
+    ]
+    if series.measures:
+        parts.append(f"stats=({', '.join(quoted(names[name]) for name in series.measures)},)")
+    if series.metadata:
+        parts.append(f"metadata=({', '.join(quoted(names[name]) for name in series.metadata)},)")
+    native = f"time={quoted(names[series.time])}, key={quoted(names[series.key])}"
+    keywords = [
+        "bucket=Bucket(\n" + "".join(f"    {part},\n" for part in parts) + ")",
+        f"# Native: timeseries=TimeSeries({native})",
+    ]
+    source.document(facts, keywords=keywords, collection=f"{facts.name}_buckets", name=class_name(facts.name))
+    return source.text()
+
+
+def _timedelta(seconds: int) -> str:
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds % length == 0:
+            return f"timedelta({unit}={seconds // length})"
+    return f"timedelta(seconds={seconds})"

@@ -1,0 +1,301 @@
+"""Pipelines that ask for structure, and what their rows mean; nothing here talks to a server.
+
+Two questions. *Shapes*: which top-level fields of which types occur together,
+by one `$group` over a signature made from `$objectToArray`. *Paths*: which
+nested fields there are, by an expression that walks a document to a fixed
+depth and yields each path once, so that counts are documents and not
+occurrences.
+
+A path travels as one string: each step is NUL and a letter, `k` and a key or
+`[` for an array's elements. Keys may hold dots, dollars and brackets, but
+never NUL, so that nothing can be mistaken for something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from bson import ObjectId
+
+from treadle.advisor.facts import Distribution, FieldFacts, Shape
+
+NUL = "\x00"
+DEPTH_MAX = 6
+ELEMENTS_LOOKED_AT = 20
+# An object with more different keys than this, most of them rare, is a map.
+MAP_KEYS_MIN = 40
+MAP_KEY_SHARE_MAX = 0.2
+BINS_PER_DOUBLING = 8
+
+Stage = dict[str, Any]
+
+
+def sampled(share: float) -> list[Stage]:
+    """A uniform choice of this share of the documents; every document has the same chance.
+
+    Not `$sample`: below 5 % of a collection the server picks by position on
+    disk, which prefers large documents.
+    """
+    return [] if share >= 1 else [{"$match": {"$sampleRate": share}}]
+
+
+def shapes(share: float, shapes_max: int) -> list[Stage]:
+    """One row per signature: its fields, how many documents, first and last id."""
+    signature = {"$map": {"input": {"$objectToArray": "$$ROOT"}, "in": ["$$this.k", {"$type": "$$this.v"}]}}
+    return [
+        *sampled(share),
+        {
+            "$group": {
+                "_id": signature,
+                "n": {"$sum": 1},
+                "first": {"$min": "$_id"},
+                "last": {"$max": "$_id"},
+            }
+        },
+        {"$sort": {"n": -1, "_id": 1}},
+        {"$limit": shapes_max + 1},
+    ]
+
+
+def read_shapes(rows: Iterable[Mapping[str, Any]]) -> list[Shape]:
+    return [
+        Shape(
+            tuple((name, kind) for name, kind in row["_id"]),
+            row["n"],
+            _created(row.get("first")),
+            _created(row.get("last")),
+        )
+        for row in rows
+    ]
+
+
+def _created(identity: Any) -> datetime | None:
+    return identity.generation_time if isinstance(identity, ObjectId) else None
+
+
+def paths(share: float, paths_max: int, nested_only: bool) -> list[Stage]:
+    """One row per path and type: in how many documents it occurs."""
+    source: Any = {"$objectToArray": "$$ROOT"}
+    if nested_only:
+        is_nested = {"$in": [{"$type": "$$each.v"}, ["object", "array"]]}
+        source = {"$filter": {"input": source, "as": "each", "cond": is_nested}}
+    return [
+        *sampled(share),
+        {"$project": {"_id": 0, "e": {"$setUnion": [_entries(source, "", 1)]}}},
+        {"$unwind": "$e"},
+        {"$group": {"_id": "$e", "n": {"$sum": 1}}},
+        {"$sort": {"n": -1, "_id": 1}},
+        {"$limit": paths_max + 1},
+    ]
+
+
+def _entries(pairs: Any, prefix: Any, depth: int) -> dict[str, Any]:
+    """The [path, type] pairs of an object that was made into key-value pairs."""
+    each = f"f{depth}"
+    path = f"$$p{depth}"
+    value = f"$${each}.v"
+    parts: list[Any] = [[[path, {"$type": value}]]]
+    if depth < DEPTH_MAX:
+        inner = _entries({"$objectToArray": value}, path, depth + 1)
+        parts.append({"$cond": [{"$eq": [{"$type": value}, "object"]}, inner, []]})
+        parts.append({"$cond": [{"$isArray": [value]}, _elements(value, path, depth), []]})
+    body = {
+        "$let": {
+            "vars": {f"p{depth}": {"$concat": [prefix, NUL + "k", f"$${each}.k"]}},
+            "in": {"$concatArrays": parts},
+        }
+    }
+    return _flat({"$map": {"input": pairs, "as": each, "in": body}})
+
+
+def _elements(value: str, path: str, depth: int) -> dict[str, Any]:
+    each = f"e{depth}"
+    element = f"$${each}"
+    here = {"$concat": [path, NUL + "["]}
+    inner = _entries({"$objectToArray": element}, here, depth + 1)
+    body = {
+        "$concatArrays": [
+            [[here, {"$type": element}]],
+            {"$cond": [{"$eq": [{"$type": element}, "object"]}, inner, []]},
+        ]
+    }
+    first = {"$slice": [value, ELEMENTS_LOOKED_AT]}
+    # Equal elements say nothing new; without the union a long array would be carried along.
+    return {"$setUnion": [_flat({"$map": {"input": first, "as": each, "in": body}})]}
+
+
+def _flat(lists: Any) -> dict[str, Any]:
+    return {"$reduce": {"input": lists, "initialValue": [], "in": {"$concatArrays": ["$$value", "$$this"]}}}
+
+
+def steps_of(encoded: str) -> tuple[str, ...]:
+    """The steps of an encoded path; an array's elements are the step `[]`."""
+    return tuple(part[1:] if part[0] == "k" else "[]" for part in encoded.split(NUL)[1:])
+
+
+def label(steps: Iterable[str]) -> str:
+    """A path for people: `lines[].product_id`."""
+    text = ""
+    for step in steps:
+        text += step if step == "[]" else ("." if text else "") + step
+    return text
+
+
+def fields_of_shapes(found: Iterable[Shape]) -> dict[str, FieldFacts]:
+    """The top-level fields of all shapes, the most usual order first."""
+    counts: dict[str, dict[str, int]] = {}
+    looked_at = 0
+    for shape in found:
+        looked_at += shape.count
+        for name, kind in shape.fields:
+            types = counts.setdefault(name, {})
+            types[kind] = types.get(kind, 0) + shape.count
+    return {name: FieldFacts(label((name,)), types, looked_at, (name,)) for name, types in counts.items()}
+
+
+def fields_of_paths(rows: Iterable[Mapping[str, Any]], looked_at: int) -> dict[str, FieldFacts]:
+    """Fields from rows of `paths`; the keys of maps are taken together as `*`."""
+    counts: dict[tuple[str, ...], dict[str, int]] = {}
+    for row in rows:
+        encoded, kind = row["_id"]
+        counts.setdefault(steps_of(encoded), {})[kind] = row["n"]
+    merged = _without_maps(counts, looked_at)
+    return {
+        label(steps): FieldFacts(label(steps), types, looked_at, steps, is_map=(*steps, "*") in merged)
+        for steps, types in merged.items()
+    }
+
+
+def _without_maps(
+    counts: dict[tuple[str, ...], dict[str, int]], looked_at: int
+) -> dict[tuple[str, ...], dict[str, int]]:
+    for depth in range(1, DEPTH_MAX + 4):
+        children: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+        for steps in counts:
+            if len(steps) == depth and steps[-1] != "[]":
+                children.setdefault(steps[:-1], []).append(steps)
+        for parent, siblings in children.items():
+            whole = sum(counts[parent].values()) if parent in counts else looked_at
+            rare = [each for each in siblings if sum(counts[each].values()) <= MAP_KEY_SHARE_MAX * whole]
+            if len(rare) >= MAP_KEYS_MIN:
+                counts = _taken_together(counts, parent, set(rare), whole)
+    return counts
+
+
+def _taken_together(
+    counts: dict[tuple[str, ...], dict[str, int]],
+    parent: tuple[str, ...],
+    keys: set[tuple[str, ...]],
+    whole: int,
+) -> dict[tuple[str, ...], dict[str, int]]:
+    made: dict[tuple[str, ...], dict[str, int]] = {}
+    depth = len(parent)
+    for steps, types in counts.items():
+        if steps[: depth + 1] in keys:
+            steps = (*parent, "*", *steps[depth + 1 :])
+        into = made.setdefault(steps, {})
+        for kind, number in types.items():
+            into[kind] = min(into.get(kind, 0) + number, whole)
+    return made
+
+
+def collapse_shapes(found: list[Shape]) -> tuple[list[Shape], bool]:
+    """The shapes with the keys of a top-level map taken out; whether there was one."""
+    total = sum(shape.count for shape in found)
+    counts: dict[str, int] = {}
+    for shape in found:
+        for name, _ in shape.fields:
+            counts[name] = counts.get(name, 0) + shape.count
+    rare = {name for name, number in counts.items() if number <= MAP_KEY_SHARE_MAX * total}
+    if len(rare) < MAP_KEYS_MIN:
+        return found, False
+    made: dict[tuple[tuple[str, str], ...], Shape] = {}
+    for shape in found:
+        kept = tuple(pair for pair in shape.fields if pair[0] not in rare)
+        kept += tuple(sorted({("*", kind) for name, kind in shape.fields if name in rare})[:1])
+        before = made.get(kept)
+        made[kept] = shape if before is None else _joined(kept, before, shape)
+        if before is None:
+            made[kept] = Shape(kept, shape.count, shape.first, shape.last)
+    return sorted(made.values(), key=lambda shape: -shape.count), True
+
+
+def _joined(fields: tuple[tuple[str, str], ...], one: Shape, other: Shape) -> Shape:
+    firsts = [each for each in (one.first, other.first) if each is not None]
+    lasts = [each for each in (one.last, other.last) if each is not None]
+    return Shape(fields, one.count + other.count, min(firsts, default=None), max(lasts, default=None))
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a field can be named by a path in an expression."""
+    return bool(name) and "." not in name and not name.startswith("$") and NUL not in name
+
+
+def value_of(steps: Iterable[str]) -> Any:
+    """An expression for the value at a path through objects; odd names need MongoDB 5.0."""
+    steps = tuple(steps)
+    if all(map(is_plain_name, steps)):
+        return "$" + ".".join(steps)
+    value: Any = "$$ROOT"
+    for step in steps:
+        value = {"$getField": {"field": {"$literal": step}, "input": value}}
+    return value
+
+
+def sizes(share: float) -> list[Stage]:
+    """Document sizes in bins of an eighth of a doubling, after exact ones, which the server groups fast."""
+    number = {"$floor": {"$multiply": [BINS_PER_DOUBLING, {"$log": ["$_id", 2]}]}}
+    return [
+        *sampled(share),
+        {"$group": {"_id": {"$bsonSize": "$$ROOT"}, "n": {"$sum": 1}}},
+        {
+            "$group": {
+                "_id": number,
+                "n": {"$sum": "$n"},
+                "low": {"$min": "$_id"},
+                "high": {"$max": "$_id"},
+                "total": {"$sum": {"$multiply": ["$_id", "$n"]}},
+            }
+        },
+    ]
+
+
+def read_sizes(rows: Iterable[Mapping[str, Any]], sampled_of: int | None) -> Distribution:
+    return Distribution.of(((row["low"], row["high"], row["n"], row["total"]) for row in rows), sampled_of)
+
+
+def lengths(steps: Iterable[str], share: float) -> list[Stage]:
+    """How many documents have how many items in an array; one row per length."""
+    value = value_of(steps)
+    return [
+        *sampled(share),
+        {"$group": {"_id": {"$cond": [{"$isArray": [value]}, {"$size": value}, None]}, "n": {"$sum": 1}}},
+    ]
+
+
+def read_lengths(rows: Iterable[Mapping[str, Any]], sampled_of: int | None) -> Distribution:
+    return Distribution.of(
+        ((row["_id"], row["_id"], row["n"], row["_id"] * row["n"]) for row in rows if row["_id"] is not None),
+        sampled_of,
+    )
+
+
+def value_bytes(fields: Iterable[FieldFacts], share: float) -> list[Stage]:
+    """The largest and the mean size of text and binary values, per field."""
+    accumulators: dict[str, Any] = {"n": {"$sum": 1}}
+    for number, each in enumerate(fields):
+        value = value_of(each.steps)
+        size = {
+            "$switch": {
+                "branches": [
+                    {"case": {"$eq": [{"$type": value}, "binData"]}, "then": {"$binarySize": value}},
+                    {"case": {"$eq": [{"$type": value}, "string"]}, "then": {"$strLenBytes": value}},
+                ],
+                "default": None,
+            }
+        }
+        accumulators[f"m{number}"] = {"$max": size}
+        accumulators[f"a{number}"] = {"$avg": size}
+    return [*sampled(share), {"$group": {"_id": None, **accumulators}}]

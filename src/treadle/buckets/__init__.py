@@ -1,0 +1,1 @@
+"""Buckets: many readings in one document, behind the calls of one reading each."""

@@ -1,0 +1,249 @@
+"""Rollup: one document per group of sources, with what is computed over the group.
+
+A group is known by its keys: fields of the sources, or windows of their
+dates. Its document appears with the first source and goes with the last. How
+many sources it has is counted in its reserved sub-document; what stands in its
+fields are the aggregates of Computed, over the group in place of a reference.
+
+A unique index on the keys (or the keys as `_id`) makes two writers who open
+the same group meet: without it, both would make a document.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pymongo import ASCENDING, IndexModel
+
+from treadle.errors import DeclarationError
+from treadle.gather import GatherRule, Origin
+from treadle.keys import GroupKey, KeyPart
+from treadle.paths import overlap, resolve
+from treadle.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_maintenance
+from treadle.plan import Raw
+from treadle.query import clean
+from treadle.shape import Shape
+from treadle.windows import Unit, Window, is_timezone
+
+if TYPE_CHECKING:
+    from treadle.graph import Entry, Graph
+
+
+@dataclass(frozen=True)
+class _Windowed:
+    """A key that is the window of a date: `Day("created_at", timezone="Europe/Berlin")`."""
+
+    unit: ClassVar[Unit]
+
+    field: str
+    timezone: str = "UTC"
+
+
+@dataclass(frozen=True)
+class Hour(_Windowed):
+    """The hour of a date, from its full hour on the clock of the time zone."""
+
+    unit: ClassVar[Unit] = "hour"
+
+
+@dataclass(frozen=True)
+class Day(_Windowed):
+    """The day of a date, from midnight to midnight in the time zone."""
+
+    unit: ClassVar[Unit] = "day"
+
+
+@dataclass(frozen=True)
+class Week(_Windowed):
+    """The week of a date, which begins on Monday, in the time zone."""
+
+    unit: ClassVar[Unit] = "week"
+
+
+@dataclass(frozen=True)
+class Month(_Windowed):
+    """The month of a date, in the time zone."""
+
+    unit: ClassVar[Unit] = "month"
+
+
+@dataclass(frozen=True)
+class Rollup(Pattern):
+    """One document per group of `source`: `class DailySales(Document, rollup=Rollup(Sale, keys={…}))`.
+
+    `keys` names the model's fields that hold the group's values, and what
+    they are made of: a field of the source, or `Hour`, `Day`, `Week`, `Month`.
+    """
+
+    pattern: ClassVar[str] = "rollup"
+
+    source: ModelReference
+    keys: Mapping[str, str | _Windowed]
+    where: Mapping[str, Any] | None = None
+    maintain: Maintain = "write"
+    every: dt.timedelta | None = None
+
+    def bind(self, place: Place, graph: Graph) -> Rule:
+        check_maintenance(place, self.maintain, self.every)
+        return MembersRule(place, graph, self)
+
+
+class MembersRule(GatherRule):
+    """How many sources a group has; what makes its document, and removes it."""
+
+    pattern = "rollup"
+    key: GroupKey
+
+    def __init__(self, place: Place, graph: Graph, declared: Rollup) -> None:
+        source = graph.resolve(declared.source, place.label)
+        if source is place.entry:
+            raise DeclarationError(f"{place.label} is a rollup of itself", code="maintenance-cycle")
+        key = GroupKey(_parts(place, source, declared.keys))
+        super().__init__(place, Origin(source, key, clean(dict(declared.where or {}))))
+        self.maintain, self.every = declared.maintain, declared.every
+        _check_identity(place, key)
+
+    def maintained(self) -> set[str]:
+        return {self.path, *self.key.targets}
+
+    def value(self, raw: Raw) -> int:
+        return 1
+
+    def evaluated(self, row: Raw) -> int:
+        return 1
+
+    def empty(self) -> dict[str, Any]:
+        return {self.path: 0}
+
+    def difference(self, removed: Sequence[Any], added: Sequence[Any], version: tuple[int, ...]) -> Any:
+        return len(added) - len(removed) or None
+
+    def apply(self, difference: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {self.path: {"$add": [{"$ifNull": [f"${self.path}", 0]}, difference]}}, {}
+
+    def accumulators(self) -> dict[str, Any]:
+        return {"members": {"$sum": 1}}
+
+    def finish(self, group: Raw | None) -> dict[str, Any]:
+        return {self.path: group["members"] if group else 0}
+
+    def unique_index(self) -> IndexModel:
+        """What keeps a group to one document."""
+        return IndexModel([(path, ASCENDING) for path in self.key.targets], unique=True)
+
+    def blank(self) -> Raw:
+        """What the update of a group's document sets where it has just been made."""
+        return {
+            path: {"$ifNull": [f"${path}", {"$literal": value}]}
+            for rule in self.target.gathers
+            for path, value in rule.empty().items()
+        }
+
+
+def _parts(place: Place, source: Entry[Any], keys: Mapping[str, str | _Windowed]) -> list[KeyPart]:
+    if not isinstance(keys, Mapping) or not keys:
+        raise DeclarationError(
+            f"{place.label} needs keys=, such as keys={{'shop': 'shop_id', 'day': Day('created_at')}}",
+            code="rollup-keys",
+        )
+    parts = []
+    for name, wanted in keys.items():
+        if not isinstance(name, str) or not isinstance(wanted, (str, _Windowed)):
+            raise DeclarationError(
+                f"{place.label} has keys={{{name!r}: {wanted!r}}}; a key is a field of "
+                f"{source.model.__name__} by its name, or Hour, Day, Week or Month of one",
+                code="rollup-keys",
+            )
+        held = resolve(place.owner, name, place.label, "rollup-keys")
+        path = wanted if isinstance(wanted, str) else wanted.field
+        given = resolve(source.codec, path, place.label, "source-field-missing")
+        for each, of in ((held, place.entry), (given, source)):
+            if each.in_array:
+                raise DeclarationError(
+                    f"{place.label} has a key that lies in an array of {of.model.__name__}: {each.python!r}; "
+                    "a document belongs to one group only",
+                    code="rollup-keys",
+                )
+        _check_type(place, name, held.shape, given.shape, wanted)
+        window = None if isinstance(wanted, str) else Window(wanted.unit, wanted.timezone)
+        parts.append(KeyPart(held.stored, given.stored, window, held.shape.optional))
+    return parts
+
+
+def _check_type(place: Place, name: str, held: Shape, given: Shape, wanted: str | _Windowed) -> None:
+    if isinstance(wanted, _Windowed):
+        if not is_timezone(wanted.timezone):
+            raise DeclarationError(
+                f"{place.label} has the time zone {wanted.timezone!r} in its key {name!r}, which is none; "
+                "write one such as 'Europe/Berlin'",
+                code="rollup-keys",
+            )
+        for shape, where in ((held, f"{place.label}.{name}"), (given, wanted.field)):
+            if shape.kind not in ("any", "union", "custom") and shape.python not in (dt.datetime, dt.date):
+                raise DeclarationError(
+                    f"{place.label} has a window as its key {name!r}, but {where} is no datetime",
+                    code="rollup-keys",
+                )
+        return
+    same_kind = held.kind == given.kind and held.python is given.python
+    if not same_kind and not {held.kind, given.kind} & {"any", "union", "custom"}:
+        raise DeclarationError(
+            f"{place.label}.{name} is a {_named(held)}, but the source's {wanted!r} is a {_named(given)}; "
+            "declare the same type",
+            code="rollup-keys",
+        )
+
+
+def _named(shape: Shape) -> str:
+    return getattr(shape.python, "__name__", shape.kind)
+
+
+def _check_identity(place: Place, key: GroupKey) -> None:
+    """The keys are the id, or they have nothing to do with it."""
+    about = [path for path in key.targets if path == "_id" or path.startswith("_id.")]
+    if about and not key.identity:
+        raise DeclarationError(
+            f"{place.label} has {about[0]!r} among several keys; either the one key is the id "
+            "(keys={'id': 'category'}), or all keys are plain fields",
+            code="rollup-keys",
+        )
+    for number, path in enumerate(key.targets):
+        if any(overlap(path, other) for other in key.targets[number + 1 :]):
+            raise DeclarationError(f"{place.label} has the key {path!r} twice", code="rollup-keys")
+    shape = place.entry.identity_shape
+    if not key.identity and getattr(shape.python, "__name__", "") != "ObjectId":
+        raise DeclarationError(
+            f"{place.label} declares an id of its own, but its documents are made by their keys; leave the "
+            "id out, or make it the key: keys={'id': …}",
+            code="rollup-keys",
+        )
+
+
+def check_rollup(entry: Entry[Any]) -> None:
+    """Refuse what a rollup's document cannot hold, because nobody but Treadle makes it."""
+    group = entry.group
+    for rule in entry.references:
+        into = rule.source.settings.rollup is not None
+        if (group is not None and rule.on_delete in ("clear", "cascade")) or (
+            into and rule.on_delete != "keep"
+        ):
+            raise DeclarationError(
+                f"{rule.place.label} has on_delete={rule.on_delete!r}; the documents of a rollup come and go "
+                "with their groups alone: use on_delete='keep'",
+                code="rollup-field",
+            )
+    if group is None:
+        return
+    maintained = [*entry.protected]
+    for field in entry.codec.fields:
+        info = entry.model.__pydantic_fields__[field.name]
+        touched = field.stored == "_id" or any(overlap(field.stored, path) for path in maintained)
+        if info.is_required() and not touched:
+            raise DeclarationError(
+                f"{entry.model.__name__}.{field.name} is neither a key nor computed, and has no default; "
+                "a rollup's documents are made by Treadle, which would not know what to put there",
+                code="rollup-field",
+            )

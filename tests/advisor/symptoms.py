@@ -1,0 +1,599 @@
+"""For each rule a database that has its symptom, and a near miss that has not."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from bson import Binary, ObjectId
+from pymongo.database import Database
+
+from treadle.advisor import Finding
+
+START = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
+Fill = Callable[[Database[Any]], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A symptom with the numbers that its finding must give, and a near miss."""
+
+    code: str
+    symptom: Fill
+    near_miss: Fill
+    where: str
+    evidence: dict[str, Any]
+    severity: str = "warning"
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(
+    code: str, where: str, evidence: dict[str, Any], near_miss: Fill, severity: str = "warning"
+) -> Callable[[Fill], Fill]:
+    def note(symptom: Fill) -> Fill:
+        CASES[code] = Case(code, symptom, near_miss, where, evidence, severity)
+        return symptom
+
+    return note
+
+
+def at(days: float) -> dt.datetime:
+    return START + dt.timedelta(days=days)
+
+
+def identity(days: float, number: int) -> ObjectId:
+    return ObjectId(int(at(days).timestamp()).to_bytes(4, "big") + number.to_bytes(8, "big"))
+
+
+@contextmanager
+def profiled(database: Database[Any]) -> Iterator[None]:
+    """What happens inside is recorded by the server's own profiler."""
+    database.command("profile", 2)
+    try:
+        yield
+    finally:
+        database.command("profile", 0)
+
+
+def shop(database: Database[Any], reviews: int = 600) -> tuple[list[ObjectId], list[ObjectId]]:
+    """Products and their reviews, which hold nothing but the product's id."""
+    products = [identity(number, number) for number in range(30)]
+    database["products"].insert_many(
+        [{"_id": each, "name": f"p{number}", "price": 9.5} for number, each in enumerate(products)]
+    )
+    ids = [identity(number / 10, 1000 + number) for number in range(reviews)]
+    database["reviews"].insert_many(
+        [
+            {
+                "_id": each,
+                "product_id": products[number % 30],
+                "rating": number % 5 + 1,
+                "text": "good",
+                "date": at(number / 10),
+            }
+            for number, each in enumerate(ids)
+        ]
+    )
+    database["reviews"].create_index([("product_id", 1), ("date", -1)])
+    return products, ids
+
+
+def joined(database: Database[Any], lookup: bool) -> None:
+    products, _ = shop(database)
+    with profiled(database):
+        for each in products[:20]:
+            stages: list[dict[str, Any]] = [{"$match": {"product_id": each}}, {"$limit": 3}]
+            if lookup:
+                stages.append(
+                    {
+                        "$lookup": {
+                            "from": "products",
+                            "localField": "product_id",
+                            "foreignField": "_id",
+                            "as": "p",
+                        }
+                    }
+                )
+            list(database["reviews"].aggregate(stages))
+
+
+@case(
+    "extended-reference",
+    "reviews.product_id",
+    {
+        "references": 600,
+        "parents": 30,
+        "orphans": "0 of 600 checked",
+        "children per parent, median": 20,
+        "children per parent, max": 20,
+        "reads in the workload": 20,
+        "of them with the parent": 20,
+    },
+    lambda database: joined(database, False),
+)
+def extended_reference(database: Database[Any]) -> None:
+    joined(database, True)
+
+
+def counted(database: Database[Any], writes: int) -> None:
+    products, ids = shop(database)
+    with profiled(database):
+        for each in products[:20]:
+            database["reviews"].count_documents({"product_id": each})
+            list(
+                database["reviews"].aggregate(
+                    [{"$match": {"product_id": each}}, {"$group": {"_id": None, "mean": {"$avg": "$rating"}}}]
+                )
+            )
+        for number in range(writes):
+            database["reviews"].update_one({"_id": ids[number]}, {"$set": {"rating": 3}})
+
+
+@case(
+    "computed",
+    "reviews.product_id",
+    {"aggregating reads": 40, "writes of the sources": 3, "documents examined per read": "10"},
+    lambda database: counted(database, 50),
+)
+def computed(database: Database[Any]) -> None:
+    counted(database, 3)
+
+
+def embedded(database: Database[Any], least: int, most: int) -> None:
+    chance = random.Random(1)
+    database["posts"].insert_many(
+        [
+            {
+                "title": f"t{number}",
+                "comments": [
+                    {"by": "x", "text": "y", "at": at(place)}
+                    for place in range(
+                        least if number == 0 else most if number == 1 else chance.randint(least, most)
+                    )
+                ],
+            }
+            for number in range(100)
+        ]
+    )
+
+
+@case(
+    "subset",
+    "posts.comments",
+    {"documents": 100, "items, max": 140},
+    lambda database: embedded(database, 0, 40),
+)
+def subset(database: Database[Any]) -> None:
+    embedded(database, 60, 140)
+
+
+def readings(database: Database[Any], status: bool) -> None:
+    database["readings"].insert_many(
+        [
+            {
+                "sensor_id": f"s{number % 20}",
+                "ts": START + dt.timedelta(seconds=30 * (number // 20)),
+                "value": number / 7,
+                "unit": "C",
+                **({"status": ["open", "paid"][number // 20 % 2]} if status else {}),
+            }
+            for number in range(6_000)
+        ]
+    )
+
+
+@case(
+    "bucket",
+    "readings.ts",
+    {"documents": 6_000, "series": 20, "readings per series, median": 300, "between two readings": "30 s"},
+    lambda database: readings(database, True),
+    "info",
+)
+def bucket(database: Database[Any]) -> None:
+    readings(database, False)
+
+
+def followed(database: Database[Any], most: int) -> None:
+    database["people"].insert_many(
+        [
+            {"name": f"n{number}", "followers": list(range(most if number == 77 else number % 9))}
+            for number in range(400)
+        ]
+    )
+
+
+@case(
+    "outlier",
+    "people.followers",
+    {
+        "documents": 400,
+        "items, median": 4,
+        "items, p99": 8,
+        "items, max": 5_000,
+        "documents beyond 50": "1 (0.2 %)",
+    },
+    lambda database: followed(database, 300),
+)
+def outlier(database: Database[Any]) -> None:
+    followed(database, 5_000)
+
+
+def items(database: Database[Any], by_kind: bool) -> None:
+    own = [{"isbn": "1", "pages": 9}, {"volts": 230, "watts": 9}, {"size": "M", "colour": "red"}]
+    chance = random.Random(2)
+    database["items"].insert_many(
+        [
+            {
+                "type": ["book", "lamp", "shirt"][number % 3],
+                "title": f"t{number}",
+                **own[number % 3 if by_kind else chance.randrange(3)],
+            }
+            for number in range(300)
+        ]
+    )
+
+
+@case(
+    "polymorphic",
+    "items.type",
+    {
+        "documents looked at": 300,
+        "discriminating field": "type",
+        "kinds": 3,
+        "kind-1": "33 % of the documents, 2 fields of its own",
+    },
+    lambda database: items(database, False),
+    "info",
+)
+def polymorphic(database: Database[Any]) -> None:
+    items(database, True)
+
+
+def versions(database: Database[Any], changed: bool) -> None:
+    chance = random.Random(3)
+    database["users"].insert_many(
+        [
+            {
+                "_id": identity(number, number),
+                "name": "n",
+                "city": "c",
+                **(
+                    {"phone": "1"}
+                    if (number < 120 if changed else chance.random() < 0.6)
+                    else {"contact": {"phone": "1"}}
+                ),
+            }
+            for number in range(200)
+        ]
+    )
+
+
+@case(
+    "schema-versioning",
+    "users",
+    {
+        "of the older shape": 120,
+        "of the newer shape": 80,
+        "only in older ones": "phone",
+        "only in newer ones": "contact",
+    },
+    lambda database: versions(database, False),
+)
+def schema_versioning(database: Database[Any]) -> None:
+    versions(database, True)
+
+
+def nodes(database: Database[Any], ancestors: bool) -> None:
+    # A binary tree: the parent of n is (n - 1) // 2.
+    database["categories"].insert_many(
+        [
+            {
+                "_id": number,
+                "name": f"c{number}",
+                "parent_id": (number - 1) // 2 if number else None,
+                **({"ancestors": []} if ancestors else {}),
+            }
+            for number in range(127)
+        ]
+    )
+
+
+@case(
+    "tree",
+    "categories.parent_id",
+    {
+        "nodes": 127,
+        "roots": 1,
+        "depth, max": 6,
+        "children per parent, max": 2,
+        "parents that do not exist": "0 of 126 checked",
+    },
+    lambda database: nodes(database, True),
+    "info",
+)
+def tree(database: Database[Any]) -> None:
+    nodes(database, False)
+
+
+def viewed(database: Database[Any], only: bool) -> None:
+    database["pages"].insert_many(
+        [{"_id": number, "title": f"t{number}", "views": 0} for number in range(50)]
+    )
+    with profiled(database):
+        for number in range(200):
+            update: dict[str, Any] = {"$inc": {"views": 1}}
+            if not only:
+                update["$set"] = {"title": f"u{number}"}
+            database["pages"].update_one({"_id": number % 50}, update)
+
+
+@case(
+    "approximation",
+    "pages.views",
+    {"increments": 200, "share of the collection's writes": "100 %"},
+    lambda database: viewed(database, False),
+)
+def approximation(database: Database[Any]) -> None:
+    viewed(database, True)
+
+
+def long_lists(database: Database[Any], length: int) -> None:
+    database["logs"].insert_many(
+        [{"name": f"n{number}", "lines": list(range(length))} for number in range(5)]
+    )
+
+
+@case(
+    "huge-array",
+    "logs.lines",
+    {"documents": 5, "items, median": 1_500, "items, max": 1_500},
+    lambda database: long_lists(database, 500),
+)
+def huge_array(database: Database[Any]) -> None:
+    long_lists(database, 1_500)
+
+
+def bloated(database: Database[Any], size: int) -> None:
+    database["pages"].insert_many(
+        [
+            {"title": f"t{number}", "parts": {f"p{place}": "x" * size for place in range(20)}}
+            for number in range(30)
+        ]
+    )
+
+
+@case("bloated-document", "pages", {"documents": 30}, lambda database: bloated(database, 500))
+def bloated_document(database: Database[Any]) -> None:
+    bloated(database, 5_000)
+
+
+def nested(database: Database[Any], deep: bool) -> None:
+    database["pages"].insert_many(
+        [{"a": {"b": {"c": {"d": 1} if deep else 1}}, "n": number} for number in range(50)]
+    )
+
+
+@case(
+    "deep-nesting",
+    "pages.a.b.c.d",
+    {"levels": 4, "fields deeper than three levels": 1, "documents with one": "100 %"},
+    lambda database: nested(database, False),
+    "info",
+)
+def deep_nesting(database: Database[Any]) -> None:
+    nested(database, True)
+
+
+def tables(database: Database[Any], lines: bool) -> None:
+    database["customers"].insert_many([{"_id": number, "name": "n"} for number in range(40)])
+    database["products"].insert_many([{"_id": number, "name": "p"} for number in range(60)])
+    database["orders"].insert_many(
+        [
+            {"_id": number, "customer_id": number % 40, **({} if lines else {"lines": [{"product_id": 1}]})}
+            for number in range(200)
+        ]
+    )
+    if lines:
+        database["order_lines"].insert_many(
+            [
+                {
+                    "_id": f"{number}-{place}",
+                    "order_id": number,
+                    "product_id": (number + place) % 60,
+                    "quantity": 1,
+                }
+                for number in range(200)
+                for place in range(1 + number % 4)
+            ]
+        )
+    else:
+        database["countries"].insert_many([{"_id": number, "name": "c"} for number in range(40)])
+
+
+@case(
+    "normalised-everything",
+    "order_lines.order_id",
+    {
+        "collections": 4,
+        "flat ones": "4 (100 %)",
+        "children that could be embedded": "order_lines in orders",
+        "order_lines per parent, max": 4,
+    },
+    lambda database: tables(database, False),
+)
+def normalised_everything(database: Database[Any]) -> None:
+    tables(database, True)
+
+
+def pictures(database: Database[Any], size: int) -> None:
+    database["photos"].insert_many(
+        [{"title": f"t{number}", "content": Binary(bytes(size))} for number in range(20)]
+    )
+
+
+@case(
+    "blobs",
+    "photos.content",
+    {"documents with it": 20, "type": "binData", "size, mean": "60.0 kB", "size, max": "60.0 kB"},
+    lambda database: pictures(database, 2_000),
+)
+def blobs(database: Database[Any]) -> None:
+    pictures(database, 60_000)
+
+
+def plain(database: Database[Any], validated: bool) -> None:
+    schema = {"validator": {"$jsonSchema": {"required": ["name"]}}} if validated else {}
+    database.create_collection("people", **schema)
+    database["people"].insert_many([{"name": f"n{number}"} for number in range(150)])
+
+
+@case(
+    "no-validation",
+    "people",
+    {"collections without a validator": 1, "documents in them": 150},
+    lambda database: plain(database, True),
+    "info",
+)
+def no_validation(database: Database[Any]) -> None:
+    plain(database, False)
+
+
+def mixed(database: Database[Any], text: bool) -> None:
+    odd: list[Any] = ["12"] if text else [1.5, None]
+    database["stock"].insert_many(
+        [
+            {"name": "n", "amount": odd[number % len(odd)] if number % 10 == 0 else number}
+            for number in range(200)
+        ]
+    )
+
+
+@case(
+    "mixed-types",
+    "stock.amount",
+    {"documents looked at": 200, "number": "180 (90 %)", "string": "20 (10 %)"},
+    lambda database: mixed(database, False),
+)
+def mixed_types(database: Database[Any]) -> None:
+    mixed(database, True)
+
+
+def indexed(database: Database[Any], used: bool) -> None:
+    database["people"].insert_many([{"name": f"n{number}", "age": number} for number in range(200)])
+    database["people"].create_index("age")
+    if used:
+        database["people"].find_one({"age": 7})
+
+
+@case(
+    "unused-index",
+    "people",
+    {"unused indexes": "age_1", "indexes": 2},
+    lambda database: indexed(database, True),
+    "info",
+)
+def unused_index(database: Database[Any]) -> None:
+    indexed(database, False)
+
+
+def prefixed(database: Database[Any], unique: bool) -> None:
+    database["people"].insert_many([{"name": f"n{number}", "age": number} for number in range(200)])
+    database["people"].create_index("name", unique=unique)
+    database["people"].create_index([("name", 1), ("age", -1)])
+
+
+@case(
+    "redundant-index",
+    "people",
+    {"redundant indexes": "name_1 in name_1_age_-1", "indexes": 3},
+    lambda database: prefixed(database, True),
+)
+def redundant_index(database: Database[Any]) -> None:
+    prefixed(database, False)
+
+
+def many_indexes(database: Database[Any], number: int) -> None:
+    fields = [f"f{place}" for place in range(16)]
+    database["wide"].insert_many([dict.fromkeys(fields, row) for row in range(120)])
+    for name in fields[:number]:
+        database["wide"].create_index(name)
+
+
+@case("too-many-indexes", "wide", {"indexes": 14, "fields": 16}, lambda database: many_indexes(database, 8))
+def too_many_indexes(database: Database[Any]) -> None:
+    many_indexes(database, 14)
+
+
+def searched(database: Database[Any], index: bool) -> None:
+    database["orders"].insert_many([{"code": f"c{number}", "total": number} for number in range(2_000)])
+    if index:
+        database["orders"].create_index("code")
+    with profiled(database):
+        for number in range(4):
+            list(database["orders"].find({"code": f"c{number}"}))
+
+
+@case(
+    "query-without-index",
+    "orders.code",
+    {
+        "queries": 4,
+        "documents examined per query": "2,000",
+        "documents returned per query": "1",
+        "documents in the collection": 2_000,
+    },
+    lambda database: searched(database, True),
+)
+def query_without_index(database: Database[Any]) -> None:
+    searched(database, False)
+
+
+def regular(database: Database[Any], options: str) -> None:
+    database["people"].insert_many([{"name": f"n{number}"} for number in range(300)])
+    with profiled(database):
+        for number in range(6):
+            list(database["people"].find({"name": {"$regex": f"^n{number}$", "$options": options}}))
+
+
+@case(
+    "case-insensitive-search",
+    "people.name",
+    {"queries": 6, "documents examined per query": "300", "an index without case": "there is none"},
+    lambda database: regular(database, ""),
+)
+def case_insensitive_search(database: Database[Any]) -> None:
+    regular(database, "i")
+
+
+def daily(database: Database[Any], number: int) -> None:
+    for day in range(1, number + 1):
+        database[f"events_2025_01_{day:02}"].insert_one({"what": "x", "at": at(day)})
+
+
+@case(
+    "too-many-collections",
+    "events_#_#_#",
+    {"such collections": 24, "collections": 24, "documents in those": 24},
+    lambda database: daily(database, 10),
+)
+def too_many_collections(database: Database[Any]) -> None:
+    daily(database, 24)
+
+
+# What the declaration of a finding is made of, beyond the names of `treadle.__all__`.
+KEYWORDS = {
+    "bucket": "bucket",
+    "polymorphic": "discriminator",
+    "schema-versioning": "version",
+    "tree": "tree",
+}
+
+
+def finding_of(findings: tuple[Finding, ...], code: str) -> list[Finding]:
+    return [each for each in findings if each.code == code]

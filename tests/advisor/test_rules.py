@@ -1,0 +1,160 @@
+"""Each rule finds its symptom with the right numbers, and is silent on a near miss; on a real server."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+import treadle
+from tests.advisor.symptoms import CASES, KEYWORDS, Case, finding_of
+from treadle import Document, Store
+from treadle.advisor import Limits, Report, scan
+from treadle.advisor.rule import SEVERITIES
+from treadle.advisor.rules import load
+from treadle.document import Settings
+
+# The real rule waits for a day of counting; a test cannot.
+LIMITS = Limits(index_age_seconds_min=0.0)
+_numbers = itertools.count()
+
+cases = pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.code)
+
+
+def test_every_rule_has_a_symptom_and_a_near_miss() -> None:
+    assert set(load()) == set(CASES)
+
+
+def test_rules_explain_themselves() -> None:
+    for rule, _ in load().values():
+        for text in (rule.title, rule.symptom, rule.remedy, rule.costs, rule.gains, rule.when_not):
+            assert text
+            assert text[0].isupper() or not text[0].isalpha()
+
+
+@cases
+def test_the_symptom_is_found_with_its_numbers(case: Case, database: Any) -> None:
+    case.symptom(database)
+    report = scan(database, limits=LIMITS)
+    assert () == report.failures
+    found = finding_of(report.findings, case.code)
+    assert [case.where] == [each.where for each in found]
+    assert case.evidence == {name: found[0].evidence.get(name) for name in case.evidence}
+    assert case.severity == found[0].severity
+    assert found[0].confidence in ("low", "medium", "high")
+    assert found[0].summary.endswith(".")
+
+
+@cases
+def test_the_near_miss_is_silent(case: Case, database: Any) -> None:
+    case.near_miss(database)
+    report = scan(database, limits=LIMITS)
+    assert () == report.failures
+    assert [] == finding_of(report.findings, case.code)
+
+
+def compiled(source: str) -> list[type[Document]]:
+    """The documents that a declaration makes, in a module of its own."""
+    name = f"declared_{next(_numbers)}"
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    try:
+        exec(compile(source, name, "exec", dont_inherit=True), vars(module))
+    finally:
+        sys.modules.pop(name)
+    return [
+        each
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, Document) and each.__module__ == name
+    ]
+
+
+def missing_names(source: str, code: str) -> list[str]:
+    """What a declaration needs and this version of Treadle has not got."""
+    wanted = [
+        alias.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and node.module == "treadle"
+        for alias in node.names
+    ]
+    missing = [name for name in wanted if name not in treadle.__all__]
+    known = {each.name for each in fields(Settings)}
+    if code in KEYWORDS and KEYWORDS[code] not in known:
+        missing.append(f"{KEYWORDS[code]}=")
+    return missing
+
+
+@pytest.fixture
+def aloud(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Says something that pytest does not swallow."""
+
+    def say(text: str) -> None:
+        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            sys.stdout.write(f"\n{text}\n")
+
+    return say
+
+
+def check_declarations(report: Report, database: Any, aloud: Callable[[str], None]) -> int:
+    """Every declaration compiles, and a dry set-up accepts it; how many were tried."""
+    tried = 0
+    for each in report.findings:
+        missing = missing_names(each.declaration, each.code)
+        if missing:
+            aloud(
+                f"NOT RUN: the declaration of {each.code} needs {', '.join(missing)}, which treadle has not got yet"
+            )
+            continue
+        documents = compiled(each.declaration)
+        assert documents, each.declaration
+        try:
+            Store(database, models=documents).setup(dry_run=True)
+        except Exception as error:
+            raise AssertionError(f"{each.code}: {error!r}\n{each.declaration}") from error
+        tried += 1
+    return tried
+
+
+@cases
+def test_the_declaration_compiles_and_a_dry_setup_accepts_it(
+    case: Case, database: Any, aloud: Callable[[str], None]
+) -> None:
+    case.symptom(database)
+    before = sorted(database.list_collection_names())
+    report = scan(database, limits=LIMITS)
+    assert finding_of(report.findings, case.code)
+    check_declarations(report, database, aloud)
+    assert before == sorted(database.list_collection_names())
+
+
+def test_a_failing_rule_is_said_and_takes_nothing_with_it(
+    database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CASES["mixed-types"].symptom(database)
+    rules = load()
+    rule, _ = rules["outlier"]
+
+    def fail(scan: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("treadle.advisor.report.load", lambda: {**rules, "outlier": (rule, fail)})
+    report = scan(database)
+    assert finding_of(report.findings, "mixed-types")
+    assert ("The rule outlier failed (ZeroDivisionError); please report it.",) == report.failures
+
+
+def test_findings_are_sorted_by_severity(database: Any) -> None:
+    CASES["mixed-types"].symptom(database)
+    CASES["deep-nesting"].symptom(database)
+    report = scan(database)
+    order = [SEVERITIES.index(each.severity) for each in report.findings]
+    assert order == sorted(order, reverse=True)
+    assert report.fails("info")
+    assert report.fails("warning")
+    assert not report.fails("problem")

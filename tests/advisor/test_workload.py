@@ -1,0 +1,131 @@
+"""Profiler documents become shapes without values."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from typing import Any
+
+from bson.regex import Regex
+
+from treadle.advisor.workload import parse, read, read_together
+
+NOW = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
+
+
+def profile(
+    op: str, command: dict[str, Any], seconds: float = 0, ns: str = "shop.orders", **more: Any
+) -> dict[str, Any]:
+    return {
+        "op": op,
+        "ns": ns,
+        "command": command,
+        "ts": NOW + dt.timedelta(seconds=seconds),
+        "millis": 2,
+        **more,
+    }
+
+
+def test_a_find_keeps_names_and_no_values() -> None:
+    command = {
+        "find": "orders",
+        "filter": {"status": "secret", "$or": [{"a": 1}, {"b.c": {"$gt": "hush"}}]},
+        "sort": {"at": -1},
+        "limit": 5,
+    }
+    query = parse(profile("query", command, docsExamined=10, nreturned=5), "shop")
+    assert query is not None
+    assert ("orders", "find", ("a", "b.c", "status"), (("at", -1),), 5) == (
+        query.collection,
+        query.kind,
+        query.filtered,
+        query.sorted_by,
+        query.limit,
+    )
+    assert (10, 5) == (query.examined, query.returned)
+    assert "secret" not in repr(query)
+    assert "hush" not in repr(query)
+
+
+def test_regular_expressions_without_case_are_noted_in_all_forms() -> None:
+    for value in (
+        {"$regex": "a", "$options": "i"},
+        Regex("a", "i"),
+        re.compile("a", re.IGNORECASE),
+        {"$in": [Regex("a", "i")]},
+        {"$not": Regex("a", "i")},
+    ):
+        query = parse(profile("query", {"find": "orders", "filter": {"name": value}}), "shop")
+        assert query is not None
+        assert ("name",) == query.insensitive, value
+    for value in ({"$regex": "a"}, Regex("a", "m"), "i", {"$eq": "i"}):
+        query = parse(profile("query", {"find": "orders", "filter": {"name": value}}), "shop")
+        assert query is not None
+        assert () == query.insensitive, value
+
+
+def test_only_updates_that_just_count_are_increments() -> None:
+    def increments(update: Any) -> tuple[str, ...]:
+        query = parse(profile("update", {"q": {"_id": 1}, "u": update}), "shop")
+        assert query is not None
+        return query.increments
+
+    assert ("n",) == increments({"$inc": {"n": 1}})
+    assert ("n",) == increments({"$inc": {"n": 1}, "$set": {"at": NOW}})
+    assert () == increments({"$inc": {"n": 1}, "$set": {"name": "x"}})
+    assert () == increments({"$set": {"n": 1}})
+    assert () == increments([{"$set": {"n": 1}}])
+
+
+def test_pushes_with_a_bound_are_not_noted() -> None:
+    pushes = {"$push": {"a": 1, "b": {"$each": [1], "$slice": -5}}, "$addToSet": {"c": 1}}
+    query = parse(profile("update", {"q": {}, "u": pushes}), "shop")
+    assert query is not None
+    assert ("a", "c") == query.pushes
+
+
+def test_other_databases_and_odd_documents_are_left_out() -> None:
+    odd: list[Any] = [
+        {},
+        {"ns": 5},
+        {"op": "query", "ns": "other.orders", "command": {"find": "orders"}},
+        {"op": "query", "ns": "shop.system.profile", "command": {"find": "system.profile"}},
+        {"op": "getmore", "ns": "shop.orders", "command": {"getMore": 1}},
+        {"op": "command", "ns": "shop.orders", "command": {"$truncated": "…"}},
+        {"op": "command", "ns": "shop.orders", "command": "text"},
+        profile("query", {"find": "orders", "filter": {"a": 1}, "comment": "treadle scan"}),
+    ]
+    assert () == read(odd, "shop", "file", 100).queries
+
+
+def test_strange_commands_do_not_fail() -> None:
+    for command in (
+        {"aggregate": "orders", "pipeline": "x"},
+        {
+            "aggregate": "orders",
+            "pipeline": [5, {}, {"$group": 5}, {"$sort": 1}, {"$limit": "x"}, {"$lookup": 1}],
+        },
+        {"find": "orders", "filter": 7, "sort": [], "limit": None},
+        {"find": "orders", "filter": {"$and": 5, "a": {"$in": 7}}},
+    ):
+        assert parse(profile("command", command, docsExamined="x"), "shop") is not None
+
+
+def test_reads_that_follow_each_other_count_as_together() -> None:
+    documents = []
+    for number in range(10):
+        documents.append(profile("query", {"find": "orders", "filter": {"status": 1}}, number))
+        documents.append(
+            profile("query", {"find": "customers", "filter": {"_id": 1}}, number + 0.01, "shop.customers")
+        )
+    # Much later, so not the same page.
+    documents.append(profile("query", {"find": "customers", "filter": {"_id": 1}}, 100, "shop.customers"))
+    found = read(documents, "shop", "file", 100)
+    assert 10 == read_together(found, "orders", "customers", "customer_id", "_id")
+    assert 0 == read_together(found, "customers", "orders", "x", "_id")
+    assert 100 == found.seconds
+
+
+def test_operations_beyond_the_maximum_are_left_out_and_said() -> None:
+    found = read([profile("insert", {}) for _ in range(20)], "shop", "file", 10)
+    assert (10, False) == (found.operations, found.complete)

@@ -1,0 +1,130 @@
+"""`treadle watch` and `treadle status` on an application's own Store."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+APPLICATION = """
+from typing import Annotated
+from pymongo import AsyncMongoClient, MongoClient
+from treadle import AsyncStore, Count, Document, Id, Store
+
+class Review(Document, collection="reviews"):
+    product_id: Id
+
+class Product(Document, collection="products"):
+    count: Annotated[int, Count(Review, by="product_id", maintain="stream")] = 0
+    again: Annotated[int, Count(Review, by="product_id")] = 0
+
+models = [Review, Product]
+store = Store(MongoClient({uri!r})[{name!r}], models)
+
+def asynchronous():
+    return AsyncStore(AsyncMongoClient({uri!r})[{name!r}], models)
+"""
+
+
+@pytest.fixture
+def start(server, database, tmp_path: Path):
+    """A function that starts the command in a folder with an application."""
+    (tmp_path / "shop.py").write_text(APPLICATION.format(uri=server.uri, name=database.name))
+    running = []
+
+    def treadle(*arguments: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "treadle.cli", *arguments],
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "COLUMNS": "200"},
+        )  # fmt: skip
+        running.append(child)
+        return child
+
+    yield treadle
+    for child in running:
+        child.kill()
+        child.communicate()
+
+
+def _output(child: subprocess.Popen[str]) -> str:
+    out, error = child.communicate(timeout=60)
+    assert 0 == child.returncode, error
+    return out
+
+
+def _wait_for(condition, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("app", ["shop:store", "shop:asynchronous"])
+def test_watch_follows_raw_writers_shows_metrics_and_stops_on_sigterm(start, database, app):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert "keep former states of reviews" in _output(start("setup", "--app", app))
+    product = database["products"].insert_one({"count": 0, "again": 0}).inserted_id
+    watching = start("watch", "--app", app, "--metrics-port", str(port))
+    _wait_for(lambda: database["treadle.streams"].find_one({"rules.0": {"$exists": True}}) is not None)
+    database["reviews"].insert_many([{"product_id": product} for _ in range(3)])
+    _wait_for(lambda: database["products"].find_one()["count"] == 3)
+
+    def metrics() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            return str(answer.read(), "utf-8")
+
+    told = metrics()
+    assert "treadle_worker_leading 1.0" in told
+    assert 'treadle_worker_total{what="events"}' in told
+    assert 'treadle_rule_dirty{maintain="stream",pattern="computed",rule="Product.count"}' in told
+    watching.send_signal(signal.SIGTERM)
+    _, error = watching.communicate(timeout=30)
+    assert 0 == watching.returncode
+    assert "leads" in error
+    assert "Stopped." in error
+    assert "" == database["treadle.leases"].find_one({"_id": "worker"})["owner"]
+
+
+def test_status_shows_modes_lag_and_findings(start, database):
+    _output(start("setup", "--app", "shop:store"))
+    product = database["products"].insert_one({"count": 0, "again": 0}).inserted_id
+    assert "NOT RUNNING" in _output(start("status", "--app", "shop:store"))
+    _output(start("rebuild", "--app", "shop:store"))
+    database["reviews"].insert_many([{"product_id": product} for _ in range(3)])
+    found = start("verify", "--app", "shop:store")
+    found.communicate(timeout=60)
+    assert 1 == found.returncode
+    told = json.loads(_output(start("status", "--app", "shop:store", "--json")))
+    rules = {rule["rule"]: rule for rule in told["rules"]}
+    assert "stream" == rules["Product.count"]["maintain"]
+    assert 3 <= rules["Product.count"]["dirty"]
+    assert rules["Product.count"]["lag_seconds"] >= 0
+    assert rules["Product.again"]["dirty"] is None
+    assert 1 == rules["Product.count"]["findings"] == rules["Product.again"]["findings"]
+    assert rules["Product.count"]["verified_at"]
+    assert told["worker"]["active"] is False
+    assert 3 <= told["worker"]["events"]
+    shown = _output(start("status", "--app", "shop:store"))
+    assert "Product.count" in shown
+    assert "1 findings" in shown
+
+
+def test_a_metrics_port_that_is_taken_is_told(start):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        child = start("watch", "--app", "shop:store", "--metrics-port", str(taken.getsockname()[1]))
+        _, error = child.communicate(timeout=60)
+    assert 2 == child.returncode
+    assert "choose another --metrics-port" in error

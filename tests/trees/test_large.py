@@ -1,0 +1,315 @@
+"""Subtrees that are too large for one transaction: what readers, inserts and a crash meet on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+
+from tests import victim
+from tests.faults import Heard
+from tests.trees import forest
+from tests.trees.forest import FOUR, Array, Counted, Listed, Pathed, PathedUp, Turning, names, plant
+from treadle import DataError, Document, Store, UsageError
+from treadle.server import LocalServer, start
+from treadle.trees import state
+from treadle.trees.moves import Move, finish, move_chunk
+
+SHAPE = {
+    "r": {
+        "old": {"x": {"x1": {"x11": {}, "x12": {}}, "x2": {"x21": {"x211": {}}}, "x3": {}}},
+        "new": {"n1": {}},
+    }
+}
+MOVED = ["x1", "x11", "x12", "x2", "x21", "x211", "x3"]
+# With these a move of x goes in chunks; the others write x alone.
+REWRITING = [Array, Pathed, PathedUp, Turning, Counted]
+ALL_POINTS = os.environ.get("TREADLE_CRASH_POINTS") == "all"
+KILLS_MAX = 2
+WRITES = ("insert", "update", "delete", "findAndModify", "commitTransaction")
+
+
+@pytest.fixture
+def chunked():
+    with forest.small_bounds():
+        yield
+
+
+def begun(store: Any, model: type[Document], node: Any, parent: Any) -> Any:
+    """Only the first transaction of a large move; the token of what is owed."""
+    work = Move(store.graph.entry(model), node, parent)
+    store._write(work, None)
+    assert work.owes
+    return store.runner.run(state.owed_by(store.graph.entry(model).tree))["token"]
+
+
+@pytest.mark.parametrize("model", REWRITING, ids=lambda model: model.__name__)
+def test_between_chunks_a_node_has_old_or_new_ancestors_and_verify_names_the_old(database, model, chunked):
+    store = Store(database, [model])
+    store.setup()
+    ids = plant(store, model, SHAPE)
+    tree, inner = store.tree(model), store.graph.entry(model).tree
+    token = begun(store, model, ids["x"], ids["new"])
+    server = store._topology()
+    role = "ancestors" if inner.ancestors else "path"
+    ended, rounds = False, 0
+    while not ended:
+        documents = {each["name"]: each for each in database[inner.entry.collection].find()}
+        still_old = set()
+        for name in MOVED:
+            if inner.ancestors:
+                above = documents[name]["ancestors"]
+                assert (ids["old"] in above) != (ids["new"] in above)
+                is_old = ids["old"] in above
+            else:
+                is_old = documents[name]["path"].startswith(",r,old,x,")
+                assert is_old or documents[name]["path"].startswith(",r,new,x,")
+            still_old |= {ids[name]} if is_old else set()
+        found = {each.document_id for each in store.verify() if each.path == inner.roles[role]}
+        if model is not Pathed:
+            assert still_old == found
+        else:
+            # Without parents, only the topmost ones can be seen to hang in the air.
+            assert bool(still_old) == bool(found)
+        ended = store.runner.transact(lambda: move_chunk(inner, store.graph, server, token))
+        rounds += 1
+    assert rounds > 3
+    assert ["r", "new", "x", "x2", "x21"] == names(tree.ancestors(ids["x211"]))
+    assert [] == store.verify()
+    assert None is store.runner.run(state.owed_by(inner))
+
+
+@pytest.mark.parametrize("model", REWRITING, ids=lambda model: model.__name__)
+def test_what_is_inserted_meanwhile_moves_along(database, model, chunked):
+    """Below a node that has been moved, below one that has not, and below the moved one itself."""
+    store = Store(database, [model])
+    store.setup()
+    ids = plant(store, model, SHAPE)
+    tree, inner = store.tree(model), store.graph.entry(model).tree
+    token = begun(store, model, ids["x"], ids["new"])
+    server = store._topology()
+    count = 0
+    while True:
+        for name in ("x", "x11", "x211", "x3", "n1", "old"):
+            # Also at places that the chunks have passed already.
+            if count < 3:
+                tree.insert(model(name=f"new {name} {count}"), ids[name])
+        count += 1
+        if store.runner.transact(lambda: move_chunk(inner, store.graph, server, token)):
+            break
+    assert [] == store.verify()
+    assert 3 * 4 == sum(name.startswith("new x") for name in names(tree.descendants(ids["new"])))
+    assert 3 == tree.count(ids["old"])
+
+
+@pytest.mark.parametrize("model", [Pathed, PathedUp], ids=lambda model: model.__name__)
+@pytest.mark.parametrize("root", [False, True], ids=["inner", "root"])
+def test_nobody_takes_the_old_path_while_descendants_still_have_it(database, model, root, chunked):
+    """A new node there would seem to have them, and would be moved with them."""
+    store = Store(database, [model])
+    store.setup()
+    ids = plant(store, model, SHAPE if not root else {**SHAPE["r"]["old"], "new": {}, "old": {}})
+    tree = store.tree(model)
+    begun(store, model, ids["x"], ids["new"])
+    place = None if root else ids["old"]
+    stranger = model(name="x")
+    if not root:
+        setattr(stranger, *(("path", ",r,old,x,") if model is Pathed else ("parent_id", place)))
+    with pytest.raises(DataError) as caught:
+        store.insert(stranger)
+    assert "tree-busy" == caught.value.code
+    if not root:
+        with pytest.raises(DataError, match="under way"):
+            store.delete(model, ids["old"])
+    # The tree's own call ends the move first.
+    tree.insert(model(name="x"), place)
+    assert [] == store.verify()
+    assert len(MOVED) == tree.count(ids["x"])
+
+
+@pytest.mark.parametrize("model", REWRITING, ids=lambda model: model.__name__)
+def test_a_second_move_ends_the_first(database, model, chunked):
+    """Or its look for circles would go by ancestors that are not true any more."""
+    store = Store(database, [model])
+    store.setup()
+    ids = plant(store, model, SHAPE)
+    begun(store, model, ids["x"], ids["n1"])
+    with pytest.raises(UsageError) as caught:
+        store.tree(model).move(ids["new"], ids["x211"])
+    assert "tree-cycle" == caught.value.code
+    store.tree(model).move(ids["x2"], ids["old"])
+    assert [] == store.verify()
+
+
+@pytest.mark.parametrize("model", REWRITING, ids=lambda model: model.__name__)
+def test_a_new_store_ends_what_another_left(run, database, model, chunked):
+    store = Store(database, [model])
+    store.setup()
+    ids = plant(store, model, SHAPE)
+    begun(store, model, ids["x"], ids["new"])
+    assert store.verify()
+    fresh = run.store([model])
+    assert [] == fresh.verify()
+    assert 0 == fresh.recover()
+
+
+def test_a_caller_s_own_transaction_moves_all_at_once(run, database, chunked):
+    """Nothing can be left for later there; and when it is aborted nothing has happened."""
+    store = run.store([Array])
+    store.setup()
+    ids = plant(store, Array, SHAPE)
+    with pytest.raises(ZeroDivisionError), store.transaction() as session:
+        store.tree(Array).move(ids["x"], ids["new"], session=session)
+        assert 8 == store.tree(Array).count(ids["new"], session=session) - 1
+        raise ZeroDivisionError
+    assert 1 == store.tree(Array).count(ids["new"])
+    with store.transaction() as session:
+        store.tree(Array).move(ids["x"], ids["new"], session=session)
+        store.tree(Array).remove(ids["old"], session=session)
+    assert [] == store.verify()
+    assert 9 == store.tree(Array).count(ids["new"])
+
+
+# -- kill -9 ---------------------------------------------------------------------------------------
+
+SCENARIOS = {
+    "move": lambda tree, ids: tree.move(ids["x"], ids["new"]),
+    "rename": lambda tree, ids: tree.rename(ids["old"], "older"),
+    "subtree": lambda tree, ids: tree.remove(ids["old"], children="subtree"),
+    "lift": lambda tree, ids: tree.remove(ids["x"], children="lift"),
+    "insert": lambda tree, ids: tree.insert(type_of(tree)(name="late"), ids["x2"]),
+    "delete": lambda tree, ids: tree._store.delete(type_of(tree), ids["x3"]),
+}
+MODELS = {model.__name__: model for model in [*FOUR, Turning]}
+CASES = [
+    (model.__name__, scenario)
+    for model in FOUR
+    for scenario in SCENARIOS
+    if scenario != "rename" or model is Pathed
+]
+
+
+def type_of(tree: Any) -> Any:
+    return tree._entry.model
+
+
+def act(store: Store, model: type[Document], scenario: str) -> None:
+    """One write on the tree of SHAPE, found by its names."""
+    ids = {each["name"]: each["_id"] for each in store.collection(model).find()}
+    with forest.small_bounds():
+        SCENARIOS[scenario](store.tree(model), ids)
+
+
+def perform(uri: str, database: str, model: str, scenario: str, skip: int) -> None:
+    """In a process of its own: die before the command after `skip` others."""
+    heard = Heard()
+    with MongoClient[Any](uri, event_listeners=[heard]) as client:
+        store = Store(client[database], [MODELS[model]])
+        heard.clear()
+        heard.before(WRITES, skip, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        with contextlib.suppress(DataError):
+            act(store, MODELS[model], scenario)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A server without transactions."""
+    with start(replica_set=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> None:
+    victim.prepare()
+
+
+def kill(server: LocalServer, database: str, model: str, scenario: str, skip: int) -> bool:
+    process = victim.CONTEXT.Process(target=perform, args=(server.uri, database, model, scenario, skip))
+    process.start()
+    process.join(victim.SECONDS_MAX)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def refill(store: Store, model: type[Document], documents: list[Any]) -> None:
+    store.collection(model).delete_many({})
+    store.collection(model).insert_many(documents)
+
+
+def moments(
+    server: LocalServer, store: Store, model: type[Document], scenario: str, documents: list[Any]
+) -> list[int]:
+    """Before which of its writing commands to kill a write; some, the same ones each time."""
+    refill(store, model, documents)
+    heard = Heard()
+    with MongoClient[Any](server.uri, event_listeners=[heard]) as client:
+        own = Store(client[store.database.name], [model])
+        heard.clear()
+        act(own, model, scenario)
+    count = sum(name in WRITES for name in heard.names)
+    if ALL_POINTS or count <= KILLS_MAX:
+        return list(range(count))
+    return sorted(random.Random(f"{model.__name__} {scenario}").sample(range(count), KILLS_MAX))
+
+
+def outline(store: Store, model: type[Document]) -> set[tuple[str, ...]]:
+    """The tree, as the names on the way to each node."""
+    tree = store.tree(model)
+    return {tuple(names(tree.path(each["_id"]))) for each in store.collection(model).find({}, {"_id": 1})}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("model", "scenario"), CASES)
+@pytest.mark.parametrize("kind", ["replica-set", "standalone"])
+def test_kill_9_at_any_point_and_recovery_ends_it(server, alone, model, scenario, kind, tried):
+    """Afterwards the tree is as before the write or as after it; nothing is in between or owed."""
+    where = server if kind == "replica-set" else alone
+    kind_of = MODELS[model]
+    name = f"trees_{model}_{scenario}".lower()
+    with MongoClient[Any](where.uri) as client:
+        client.drop_database(name)
+        store = Store(client[name], [kind_of])
+        store.setup()
+        plant(store, kind_of, SHAPE)
+        documents = list(store.collection(kind_of).find())
+        before = outline(store, kind_of)
+        act(store, kind_of, scenario)
+        after = outline(store, kind_of)
+        assert before != after
+        points = moments(where, store, kind_of, scenario, documents)
+        for skip in points:
+            refill(store, kind_of, documents)
+            assert kill(where, name, model, scenario, skip)
+            if kind == "replica-set":
+                # The dead one's transaction would keep its documents for a minute.
+                client.admin.command("killAllSessions", [])
+            fresh = Store(client[name], [kind_of])
+            fresh.recover()
+            assert [] == fresh.verify(), skip
+            state_now = outline(fresh, kind_of)
+            if scenario != "lift":
+                assert state_now in (before, after), skip
+            else:
+                # One child after another where they are many: each is lifted or not.
+                assert {path[-1] for path in state_now} >= {path[-1] for path in after}
+            assert None is fresh.runner.run(state.owed_by(fresh.graph.entry(kind_of).tree))
+        tried(len(points))
+        client.drop_database(name)
+
+
+def test_finishing_twice_changes_nothing(database, chunked):
+    store = Store(database, [Array])
+    store.setup()
+    ids = plant(store, Array, SHAPE)
+    begun(store, Array, ids["x"], ids["new"])
+    tree = store.graph.entry(Array).tree
+    store.runner.run(finish(tree, store.graph, store._topology()))
+    documents = list(store.collection(Array).find())
+    store.runner.run(finish(tree, store.graph, store._topology()))
+    assert documents == list(store.collection(Array).find())
+    assert Listed not in REWRITING
