@@ -139,11 +139,7 @@ class GatherRule(Rule):
 
     def contributions(self, raw: Raw | None) -> list[tuple[Any, Any]]:
         """(target id, value) for each target that this source feeds."""
-        return self.possible_contributions(raw) if raw is not None and self.source.holds(raw) else []
-
-    def possible_contributions(self, raw: Raw | None) -> list[tuple[Any, Any]]:
-        """The same for a source whose kind is not at hand; it may be too many."""
-        if raw is None:
+        if raw is None or not self.source.holds(raw):
             return []
         key = self.key
         depth = key.array_depth

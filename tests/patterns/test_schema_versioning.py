@@ -553,6 +553,23 @@ def test_migrations_that_cannot_work_are_refused():
     assert "version-invalid" == code(no_version)
 
 
+def test_readings_and_groups_have_no_versions_of_their_own():
+    from datetime import datetime, timedelta
+
+    from treadle import Bucket
+
+    with pytest.raises(DeclarationError, match="bucket= and version="):
+
+        class Reading(
+            Document,
+            collection="readings",
+            version=2,
+            bucket=Bucket(key="sensor", time="at", span=timedelta(hours=1), limit=60),
+        ):
+            sensor: str
+            at: datetime
+
+
 def test_code_in_a_pipeline_is_refused():
     class Some(Document, collection="some", version=2): ...
 
