@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
     from treadle.indexes import Indexed
     from treadle.maintenance.finding import Finding
+    from treadle.maintenance.lazy import OldDocuments
+    from treadle.maintenance.migration import Migrated, Sample, SetAside
     from treadle.maintenance.verify import Progress
     from treadle.patterns.ancestor_array import AncestorArray
     from treadle.patterns.approximation import Approximate
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from treadle.patterns.outlier import Outlier
     from treadle.patterns.parent_reference import ParentReference
     from treadle.patterns.rollup import Day, Hour, Month, Rollup, Week
+    from treadle.patterns.schema_versioning import Migration, migration
     from treadle.patterns.subset import Subset
     from treadle.patterns.time_series import TimeSeries
     from treadle.set_up import Action
@@ -51,12 +54,17 @@ __all__ = [
     "Indexed",
     "MaterializedPath",
     "Max",
+    "Migrated",
+    "Migration",
     "Min",
     "Month",
+    "OldDocuments",
     "Outlier",
     "ParentReference",
     "Progress",
     "Rollup",
+    "Sample",
+    "SetAside",
     "Store",
     "Subset",
     "Sum",
@@ -65,6 +73,7 @@ __all__ = [
     "TreadleError",
     "UsageError",
     "Week",
+    "migration",
 ]
 
 # Imported when first asked for: `treadle --help` would otherwise wait for the
@@ -91,12 +100,17 @@ _HOMES = {
     "Indexed": "indexes",
     "MaterializedPath": "patterns.materialized_path",
     "Max": "patterns.computed",
+    "Migrated": "maintenance.migration",
+    "Migration": "patterns.schema_versioning",
     "Min": "patterns.computed",
     "Month": "patterns.rollup",
+    "OldDocuments": "maintenance.lazy",
     "Outlier": "patterns.outlier",
     "ParentReference": "patterns.parent_reference",
     "Progress": "maintenance.verify",
     "Rollup": "patterns.rollup",
+    "Sample": "maintenance.migration",
+    "SetAside": "maintenance.migration",
     "Store": "sync_api",
     "Subset": "patterns.subset",
     "Sum": "patterns.computed",
@@ -105,6 +119,7 @@ _HOMES = {
     "TreadleError": "errors",
     "UsageError": "errors",
     "Week": "patterns.rollup",
+    "migration": "patterns.schema_versioning",
 }
 
 

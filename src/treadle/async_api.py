@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -16,7 +25,7 @@ from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import PyMongoError
 
-from treadle import crud, deletes, set_up, shell, writes
+from treadle import crud, deletes, set_up, shell, validation, writes
 from treadle.array_api import AsyncArray
 from treadle.bson_types import CODEC_OPTIONS
 from treadle.buckets.reading import Summary
@@ -25,13 +34,25 @@ from treadle.combine import AsyncCombiner
 from treadle.counter_api import AsyncCounter, only_one
 from treadle.document import Document
 from treadle.errors import UsageError
-from treadle.graph import Graph
+from treadle.graph import Entry, Graph
 from treadle.layout import PageReader
-from treadle.maintenance import commit, groups, position, rebuild, standalone, status
+from treadle.maintenance import (
+    commit,
+    groups,
+    lazy,
+    migrate,
+    migration,
+    position,
+    rebuild,
+    standalone,
+    status,
+)
+from treadle.maintenance.migration import Migrated, SetAside
 from treadle.maintenance.status import Status
 from treadle.maintenance.verify import Finding, Report
 from treadle.patterns import polymorphic
 from treadle.plan import (
+    Aside,
     Call,
     Command,
     DatabaseCommand,
@@ -47,6 +68,7 @@ from treadle.query import Sort
 from treadle.topology import Topology, read_topology
 from treadle.trees import bulk
 from treadle.trees.handle import AsyncTreeHandle
+from treadle.versions import WriteVersions
 from treadle.worker import AsyncWorker
 from treadle.writes import ChunkedWork, Work
 
@@ -55,6 +77,7 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
+Attend = Callable[[list[Raw]], Coroutine[Any, Any, list[Raw]]]
 Session = AsyncClientSession | None
 
 
@@ -108,6 +131,9 @@ class AsyncRunner:
             return await database.command(
                 dict(command.document), session=session, codec_options=CODEC_OPTIONS
             )
+        if type(command) is Aside:
+            beside = session is None or not session.in_transaction
+            return await self.run(command.make(), session) if beside else None
         if type(command) is Wait:
             return await asyncio.sleep(command.seconds)
         raise TypeError(f"{command!r} is not a command that this runner knows")
@@ -140,7 +166,7 @@ class AsyncFound(Generic[D]):
     ) -> None:
         self._cursor = cursor
         # Not a method: the cursor is to be closed as soon as nobody iterates any more.
-        self._documents = _stream(cursor, codec.load) if documents is None else documents
+        self._documents = _stream(cursor, codec.load, None) if documents is None else documents
 
     def __aiter__(self) -> AsyncIterator[D]:
         return self._documents
@@ -158,13 +184,15 @@ class AsyncFound(Generic[D]):
         await self._cursor.close()
 
 
-async def _stream(cursor: AsyncCursor[Raw], load: Callable[[Raw], D]) -> AsyncGenerator[D]:
+async def _stream(
+    cursor: AsyncCursor[Raw], load: Callable[[Raw], D], attend: Attend | None
+) -> AsyncGenerator[D]:
     async with cursor:
         while True:
             # Whole pages, because PyMongo's own iteration costs as much per
             # document as validating a small one.
             raws = await cursor.to_list(shell.FIND_PAGE)
-            for raw in raws:
+            for raw in raws if attend is None else await attend(raws):
                 yield load(raw)
             if len(raws) < shell.FIND_PAGE:
                 return
@@ -183,9 +211,14 @@ async def _unpack(
 class AsyncStore:
     """Models in a MongoDB database, on asyncio."""
 
-    def __init__(self, database: AsyncDatabase[Any], models: Iterable[type[Document]]) -> None:
+    def __init__(
+        self,
+        database: AsyncDatabase[Any],
+        models: Iterable[type[Document]],
+        write_versions: WriteVersions = None,
+    ) -> None:
         shell.check_database(database, AsyncDatabase)
-        self.graph = Graph(models)
+        self.graph = Graph(models, write_versions)
         self.runner = AsyncRunner(database)
         self.database = database
         self._known: Topology | None = None
@@ -197,13 +230,15 @@ class AsyncStore:
         self._server: LocalServer | None = None
 
     @classmethod
-    def open(cls, uri: str, models: Iterable[type[Document]]) -> AsyncStore:
+    def open(
+        cls, uri: str, models: Iterable[type[Document]], write_versions: WriteVersions = None
+    ) -> AsyncStore:
         """A store on the database that the URI's path names."""
         graph = list(models)
         name = shell.database_name(uri)
         client: AsyncMongoClient[Any] = AsyncMongoClient(uri)
         try:
-            store = cls(client[name], graph)
+            store = cls(client[name], graph, write_versions)
         except BaseException:
             # Nothing was connected yet, so there is nothing to wait for.
             raise
@@ -211,13 +246,18 @@ class AsyncStore:
         return store
 
     @classmethod
-    def local(cls, models: Iterable[type[Document]], path: str | Path | None = None) -> AsyncStore:
+    def local(
+        cls,
+        models: Iterable[type[Document]],
+        path: str | Path | None = None,
+        write_versions: WriteVersions = None,
+    ) -> AsyncStore:
         """A store on a private local server that ends with this process."""
         from treadle import server
 
         running = server.start(path)
         try:
-            store = cls.open(shell.local_uri(running.uri), models)
+            store = cls.open(shell.local_uri(running.uri), models, write_versions)
         except BaseException:
             running.stop()
             raise
@@ -317,7 +357,15 @@ class AsyncStore:
             reader = entry.layout.reader(filter, sort, skip, limit)
             cursor = self.runner.open(reader.command, session)
             return AsyncFound(cursor, entry.codec, _unpack(cursor, reader, self.runner, session))
-        return AsyncFound(self.runner.open(command, session), entry.codec)
+        cursor = self.runner.open(command, session)
+        documents = _stream(cursor, entry.codec.load, self._attend(entry, filter, session))
+        return AsyncFound(cursor, entry.codec, documents)
+
+    def _attend(self, entry: Entry[Any], filter: Any, session: Session) -> Attend | None:
+        """What to do to each page before it is read; None where all are as the model has them."""
+        if not (entry.attends or (entry.versioned and filter and not entry.warned)):
+            return None
+        return lambda raws: self.runner.run(lazy.attend(entry, raws, filter), session)
 
     def search(
         self,
@@ -330,7 +378,9 @@ class AsyncStore:
         """The documents that hold these words, the best match first; words only, no operators."""
         entry = self.graph.entry(model)
         command = polymorphic.search_command(entry, text, filter, limit)
-        return AsyncFound(self.runner.open(command, session), entry.codec)
+        cursor = self.runner.open(command, session)
+        documents = _stream(cursor, entry.codec.load, self._attend(entry, filter, session))
+        return AsyncFound(cursor, entry.codec, documents)
 
     async def count(self, model: type[Document], filter: Any = None, session: Session = None) -> int:
         """How many documents match."""
@@ -519,6 +569,33 @@ class AsyncStore:
             self._given_up.clear()
         return await self.runner.run(shell.recover(self.graph, await self._topology()))
 
+    # -- versions -----------------------------------------------------------------------
+
+    async def migrate(
+        self,
+        model: type[Document],
+        to: int | None = None,
+        dry_run: bool = False,
+        batch: int = migration.BATCH,
+        throttle: float | None = None,
+        retry: bool = False,
+        stop: Callable[[], bool] | None = None,
+        progress: Report | None = None,
+    ) -> Migrated:
+        """Bring all documents of a model to a version, up or down, while readers and writers go on."""
+        owner = f"{shell.owner()}/{ObjectId()}"
+        options = migration.Options(owner, shell.is_dead, batch, throttle, retry, stop, progress)
+        entry, server = self.graph.entry(model), await self._topology()
+        return await self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
+
+    async def migration_status(self, model: type[Document]) -> dict[int, int]:
+        """How many documents there are of each version."""
+        return await self.runner.run(migration.status(self.graph.entry(model)))
+
+    async def migration_failures(self, model: type[Document]) -> list[SetAside]:
+        """The documents that could not be migrated, and why."""
+        return await self.runner.run(migration.set_aside(self.graph.entry(model)))
+
     # -- fields that are stored otherwise ---------------------------------------------------
 
     def array(self, model: type[Document], field: str, id: Any) -> AsyncArray:
@@ -537,9 +614,10 @@ class AsyncStore:
     async def verify(self, *models: type[Document], progress: Report | None = None) -> list[Finding]:
         """Every stored value that is not what it should be; of all models, or of these."""
         entries = self.graph.chosen(models)
-        return await self.runner.run(
+        found = await self.runner.run(
             status.verify_and_note(self.graph, await self._topology(), entries, progress)
         )
+        return found + await self.runner.run(validation.findings(entries))
 
     async def repair(self, *models: type[Document], progress: Report | None = None) -> int:
         """Mend what `verify` finds, while writers go on; how many documents were mended."""

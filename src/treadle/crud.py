@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from treadle.document import Document
 from treadle.errors import DataError, UsageError
 from treadle.graph import Entry
+from treadle.maintenance import lazy
 from treadle.plan import (
     Call,
     Plan,
@@ -114,6 +115,8 @@ def get(entry: Entry[D], identity: Any) -> Plan[D | None]:
     if entry.scope:
         chosen |= entry.scope
     raw = yield Call(entry.collection, "find_one", (chosen,), {}, writes=False)
+    if raw is not None and entry.attends:
+        (raw,) = yield from lazy.present(entry, [raw])
     return None if raw is None else entry.codec.load(raw)
 
 
@@ -122,6 +125,9 @@ def find_first(entry: Entry[D], filter: Any, sort: Sort | None = None) -> Plan[D
     cleaned = clean_filter(entry.codec, filter)
     with translated(entry.model.__name__, [cleaned]):
         raw = yield from find_one(entry.collection, cleaned, sort=sort_keys(sort, entry.codec))
+    if entry.versioned:
+        raws = yield from lazy.attend(entry, [] if raw is None else [raw], filter)
+        raw = raws[0] if raws else None
     return None if raw is None else entry.codec.load(raw)
 
 
@@ -153,8 +159,32 @@ def update(entry: Entry[D], id_or_filter: Any, change: Any) -> Plan[D | None]:
     cleaned = clean_update(entry.codec, change)
     chosen = which(entry, id_or_filter)
     with translated(entry.model.__name__, [chosen, {"update": cleaned}]):
-        raw = yield from find_one_and_update(entry.collection, chosen, cleaned)
+        raw = yield from update_one_raw(entry, chosen, cleaned)
     return None if raw is None else entry.codec.load(raw)
+
+
+def update_one_raw(entry: Entry[Any], chosen: Raw, update: Any) -> Plan[Raw | None]:
+    """Update one document and see it; one of an older version is brought up first."""
+    if not entry.versioned:
+        return (yield from find_one_and_update(entry.collection, chosen, update))
+    current = {"$and": [chosen, lazy.current_only(entry)]}
+    for _ in range(lazy.ATTEMPTS_MAX):
+        raw = yield from find_one_and_update(entry.collection, current, update)
+        if raw is not None:
+            return raw
+        brought = yield from lazy.bring_up(entry, chosen, limit=1)
+        if not brought and (yield from find_one(entry.collection, chosen, {"_id": 1})) is None:
+            return None
+    raise lazy.contended(entry)
+
+
+def update_many_raw(entry: Entry[Any], chosen: Raw, update: Any) -> Plan[int]:
+    """Update all that match; those of older versions are brought up first."""
+    if entry.versioned:
+        yield from lazy.bring_up(entry, chosen)
+        chosen = {"$and": [chosen, lazy.current_only(entry)]}
+    result = yield from update_many(entry.collection, chosen, update)
+    return result.matched_count
 
 
 def update_all(entry: Entry[Any], filter: Any, change: Any) -> Plan[int]:
@@ -162,8 +192,7 @@ def update_all(entry: Entry[Any], filter: Any, change: Any) -> Plan[int]:
     require_filter(entry, filter)
     cleaned = clean_update(entry.codec, change)
     with translated(entry.model.__name__, [{"update": cleaned}]):
-        result = yield from update_many(entry.collection, clean_filter(entry.codec, filter), cleaned)
-    return result.matched_count
+        return (yield from update_many_raw(entry, clean_filter(entry.codec, filter), cleaned))
 
 
 def replace(entry: Entry[D], document: D) -> Plan[D]:
@@ -195,6 +224,8 @@ def delete(entry: Entry[D], id_or_filter: Any) -> Plan[D | None]:
     chosen = which(entry, id_or_filter)
     with translated(entry.model.__name__, [chosen]):
         raw = yield from find_one_and_delete(entry.collection, chosen)
+    if raw is not None and entry.attends:
+        raw = (yield from lazy.in_memory(entry, [raw]))[0]
     return None if raw is None else entry.codec.load(raw)
 
 

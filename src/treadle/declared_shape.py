@@ -45,6 +45,7 @@ def check_shape(cls: type, settings: Settings) -> Settings:
             )
     if settings.version is not None:
         _check_version(name, settings)
+    _refuse_layouts(name, settings)
     return dataclasses.replace(settings, kind=kind)
 
 
@@ -58,6 +59,19 @@ def _check_stored_name(name: str, keyword: str, value: Any) -> None:
             f"empty, without '.', not beginning with '$', and neither '_id' nor {RESERVED!r}",
             code="stored-name-invalid",
         )
+
+
+def _refuse_layouts(name: str, settings: Settings) -> None:
+    """Readings in buckets, and groups of a rollup, are not documents that have a kind or a version each."""
+    shaped = "version" if settings.version is not None else "discriminator"
+    if settings.version is None and settings.discriminator is None:
+        return
+    for layout in ("bucket", "timeseries", "rollup"):
+        if getattr(settings, layout, None) is not None:
+            raise DeclarationError(
+                f"{name} has {layout}= and {shaped}=, which do not go together; keep one of them",
+                code="kind-invalid" if shaped == "discriminator" else "version-invalid",
+            )
 
 
 def _check_version(name: str, settings: Settings) -> None:

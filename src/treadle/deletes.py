@@ -14,6 +14,7 @@ from treadle.document import Document
 from treadle.errors import DataError, UsageError
 from treadle.graph import Entry, Graph
 from treadle.keys import freeze
+from treadle.maintenance import lazy
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import BUMP
 from treadle.paths import put, value_at
@@ -53,7 +54,12 @@ class DeleteOneDocument(Work[D | None]):
         return not deletion_concerns(self.entry)
 
     def direct(self, graph: Graph, server: Topology) -> Plan[Raw | None]:
-        return (yield from find_one_and_delete(self.entry.collection, self.filter))
+        return (yield from self._shown((yield from find_one_and_delete(self.entry.collection, self.filter))))
+
+    def _shown(self, raw: Raw | None) -> Plan[Raw | None]:
+        if raw is None or not self.entry.attends:
+            return raw
+        return (yield from lazy.in_memory(self.entry, [raw]))[0]
 
     def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
@@ -76,7 +82,7 @@ class DeleteOneDocument(Work[D | None]):
         entry = entry.of(before)
         ledger.add(Change(entry.collection, before["_id"], before, None))
         yield from follow_deletions(entry, [before["_id"]], ledger)
-        return before
+        return (yield from self._shown(before))
 
     def result(self, outcome: Raw | None) -> D | None:
         return None if outcome is None else self.entry.codec.load(copy.deepcopy(outcome))

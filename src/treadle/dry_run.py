@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pymongo.results import BulkWriteResult, DeleteResult, InsertManyResult, InsertOneResult, UpdateResult
 
-from treadle.plan import Call, Command, DatabaseCommand, Plan, Transact, Wait, require_fresh
+from treadle.plan import Aside, Call, Command, DatabaseCommand, Plan, Transact, Wait, require_fresh
 
 R = TypeVar("R")
 
@@ -28,7 +28,7 @@ def dry(plan: Plan[R], writes: list[Command]) -> Plan[R]:
             elif _writes(command):
                 writes.append(command)
                 result = _nothing_matched(command)
-            elif isinstance(command, Wait):
+            elif isinstance(command, (Aside, Wait)):
                 result = None
             else:
                 try:

@@ -82,6 +82,10 @@ class Entry(Generic[D]):
         self.declared: dict[str, Pattern] = {}
         # The versions of its documents (`versions.py`); None where it has none.
         self.lineage: versions.Lineage | None = None
+        # Whether documents may be of other versions, and whether reading these may take the server.
+        self.versioned = False
+        self.attends = False
+        self.warned = False
         # What is maintained in any document that a filter on this model may find.
         self.shielded = self.protected
         # The rule that makes and removes documents of this model, if it is a rollup.
@@ -430,6 +434,7 @@ class Graph:
                 watched.add(entry.family.discriminator)
         entry.watched = watched
         entry.plain = not (any(each.rules for each in entry.related) or entry.feeds or entry.restricting)
+        versions.keep_paths(entry)
         reached: set[str] = set()
         pending = [rule.target for rule in entry.feeds]
         while pending:

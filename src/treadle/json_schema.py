@@ -1,8 +1,9 @@
 """A model's shape as MongoDB's `$jsonSchema`: draft 4 with `bsonType`, no `$ref`.
 
 It accepts whatever the model can write, and refuses other types. A field
-without a default is required. Enums, literals and numeric bounds carry over;
-what the server cannot express is left open, never guessed.
+without a default is required. Enums and literals carry over, and constraints
+as `constraints.py` says; what the server cannot express is left open, never
+guessed.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import uuid
 from dataclasses import replace
 from typing import Any, get_args
 
-import annotated_types
 from bson import ObjectId
 from bson.decimal128 import Decimal128
 from pydantic import AfterValidator, BaseModel, PlainValidator, WrapValidator
+from pydantic.fields import FieldInfo
 
 from treadle.bson_types import RESERVED, to_bson
 from treadle.codec import Codec, StoredField, codec_of
+from treadle.constraints import KEYWORDS, add_bounds, add_lengths, add_pattern, fits_pattern
 from treadle.errors import UsageError
+from treadle.schema_check import faults
 from treadle.shape import Shape
 
 Schema = dict[str, Any]
@@ -99,22 +102,46 @@ def _fitting_default(field: StoredField, inside: tuple[type[BaseModel], ...]) ->
     if default is None and not shape.optional:
         shape = replace(shape, optional=True)
     schema = _of(shape, inside)
-    if isinstance(default, (int, float, decimal.Decimal)) and not isinstance(default, bool):
-        schema = _without_broken_bounds(schema, default)
+    if isinstance(field.info.discriminator, str):
+        schema = _tagged(schema, shape, field.info.discriminator)
+    ruled = KEYWORDS & set(schema)
+    if ruled and _may_break(field, schema):
+        return {key: value for key, value in schema.items() if key not in ruled}
     return schema
 
 
-def _without_broken_bounds(schema: Schema, default: Any) -> Schema:
-    low, high = (
-        each.to_decimal() if isinstance(each, Decimal128) else each
-        for each in (schema.get("minimum"), schema.get("maximum"))
-    )
-    broken: set[str] = set()
-    if low is not None and (default < low or (default == low and schema.get("exclusiveMinimum"))):
-        broken |= {"minimum", "exclusiveMinimum"}
-    if high is not None and (default > high or (default == high and schema.get("exclusiveMaximum"))):
-        broken |= {"maximum", "exclusiveMaximum"}
-    return {key: value for key, value in schema.items() if key not in broken}
+def _may_break(field: StoredField, schema: Schema) -> bool:
+    """Whether the default of a field is not what its rules allow, or cannot be told."""
+    factory: Any = field.info.default_factory
+    if field.info.is_required() or field.info.validate_default:
+        return False
+    if factory is not None and factory not in (list, dict, set, str, int, float):
+        return True
+    default = field.info.default if factory is None else factory()
+    try:
+        stored = to_bson(default, [])
+    except UsageError:
+        return True
+    return stored is not None and bool(faults(schema, stored) or not fits_pattern(schema, stored))
+
+
+def _tagged(schema: Schema, shape: Shape, tag: str) -> Schema:
+    """A union whose members cannot do without the field that tells them apart."""
+    models = [item for item in shape.items if item.kind == "model"]
+    if "anyOf" not in schema or len(models) != len(shape.items):
+        return schema
+    members = []
+    for member in schema["anyOf"]:
+        fields = [codec_of(item.python).by_name.get(tag) for item in models]
+        names = {field.stored for field in fields if field is not None}
+        if len(names) == 1 and member.get("bsonType") == "object":
+            (name,) = names
+            member = {
+                **member,
+                "required": [*(each for each in member.get("required", []) if each != name), name],
+            }
+        members.append(member)
+    return {**schema, "anyOf": members}
 
 
 def _of(shape: Shape, inside: tuple[type[BaseModel], ...]) -> Schema:
@@ -143,7 +170,8 @@ def _not_null(shape: Shape, inside: tuple[type[BaseModel], ...]) -> Schema:
         return {"enum": [to_bson(value, []) for value in get_args(shape.python)]}
     if shape.kind == "map":
         values = _of(shape.items[1], inside)
-        return {"bsonType": "object", **({"additionalProperties": values} if values else {})}
+        open_map = {"bsonType": "object", **({"additionalProperties": values} if values else {})}
+        return add_lengths(open_map, shape, "object")
     if shape.kind == "union":
         return _union(shape, inside)
     if shape.kind in ("any", "custom"):
@@ -157,7 +185,7 @@ def _array(shape: Shape, inside: tuple[type[BaseModel], ...]) -> Schema:
         sizes: Schema = {"minItems": len(items), "maxItems": len(items)}
         return {"bsonType": "array", **({"items": items} if items else {}), **sizes}
     item = _of(shape.items[0], inside)
-    return {"bsonType": "array", **({"items": item} if item else {})}
+    return add_lengths({"bsonType": "array", **({"items": item} if item else {})}, shape, "array")
 
 
 def _union(shape: Shape, inside: tuple[type[BaseModel], ...]) -> Schema:
@@ -172,37 +200,15 @@ def _union(shape: Shape, inside: tuple[type[BaseModel], ...]) -> Schema:
                 kind for kind in ([listed] if isinstance(listed, str) else listed) if kind not in kinds
             )
         return {"bsonType": kinds}
-    return {"anyOf": members}
+    tag = next((mark.discriminator for mark in shape.metadata if isinstance(mark, FieldInfo)), None)
+    return _tagged({"anyOf": members}, shape, tag) if isinstance(tag, str) else {"anyOf": members}
 
 
 def _scalar(shape: Shape) -> Schema:
     kinds = _BSON_TYPES[shape.python]
     schema: Schema = {"bsonType": kinds[0] if len(kinds) == 1 else kinds}
     if shape.python in _NUMBERS:
-        for item in shape.metadata:
-            # Field(ge=1) leaves Ge(1); some annotated types are groups of such.
-            for bound in item if isinstance(item, annotated_types.GroupedMetadata) else [item]:
-                _add_bound(schema, bound)
+        return add_bounds(schema, shape)
+    if shape.python is str:
+        return add_pattern(add_lengths(schema, shape, "string"), shape)
     return schema
-
-
-def _add_bound(schema: Schema, bound: Any) -> None:
-    for kind, attribute, key, exclusive in (
-        (annotated_types.Ge, "ge", "minimum", False),
-        (annotated_types.Gt, "gt", "minimum", True),
-        (annotated_types.Le, "le", "maximum", False),
-        (annotated_types.Lt, "lt", "maximum", True),
-    ):
-        if not isinstance(bound, kind):
-            continue
-        try:
-            value = to_bson(getattr(bound, attribute), [])
-        except UsageError:
-            return
-        if isinstance(value, bool) or not isinstance(value, (int, float, Decimal128)):
-            return
-        if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            return
-        schema[key] = value
-        if exclusive:
-            schema["exclusiveMinimum" if key == "minimum" else "exclusiveMaximum"] = True

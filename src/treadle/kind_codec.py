@@ -35,6 +35,8 @@ class StoreCodec(Codec[M]):
         self._members: dict[Any, StoreCodec[Any]] = {}
         self._by_class: dict[type, StoreCodec[Any]] = {}
         self._unknown: Codec[Any] | None = None
+        # The paths that rules depend on; they must be the same in the version that is written.
+        self.kept: list[str] = []
         self._load: Load = codec.load
 
     def dispatch(
@@ -119,7 +121,22 @@ class StoreCodec(Codec[M]):
         lineage = self.lineage
         if lineage is None or lineage.written == lineage.current:
             return raws
-        return [lineage.lower(raw) for raw in raws]
+        return [self._lower(lineage, raw) for raw in raws]
+
+    def _lower(self, lineage: Lineage, raw: dict[str, Any]) -> dict[str, Any]:
+        from treadle.paths import value_at
+
+        kept = [(path, value_at(raw, path.split("."))) for path in self.kept]
+        lowered = lineage.lower(raw)
+        for path, value in kept:
+            if value_at(lowered, path.split(".")) != value:
+                raise UsageError(
+                    f"this Store writes {self.model.__name__} in version {lineage.written}, which has "
+                    f"another {path!r}, and a maintained value depends on that field; migrate first, or "
+                    "write the current version",
+                    code="write-version-update",
+                )
+        return lowered
 
     def _member(self, value: Any) -> StoreCodec[Any]:
         found = self._by_class.get(type(value))

@@ -86,6 +86,16 @@ class Wait(Command):
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Aside(Command):
+    """Run the plan that `make` makes beside the transaction under way: where there is one, not at all.
+
+    For what a reader does as a favour, which must never fail its caller's transaction.
+    """
+
+    make: Callable[[], Plan[Any]]
+
+
 Plan: TypeAlias = Generator[Command, Any, R]
 
 
@@ -240,6 +250,11 @@ def transact(make: Callable[[], Plan[R]]) -> Plan[R]:
     """The result of the plan that `make` makes, committed."""
     result: R = yield Transact(make)
     return result
+
+
+def aside(make: Callable[[], Plan[Any]]) -> Plan[None]:
+    """Do something that may as well be left undone."""
+    yield Aside(make)
 
 
 def wait(seconds: float) -> Plan[None]:

@@ -15,6 +15,7 @@ from typing import Any
 from pymongo import IndexModel
 from pymongo.errors import CollectionInvalid, OperationFailure
 
+from treadle import validation
 from treadle.bson_types import to_bson
 from treadle.codec import Codec, StoredField, codec_of, omitted_when_none
 from treadle.collection_schema import collection_schema
@@ -138,7 +139,8 @@ def _set_up_collection(entry: Entry[Any], found: Raw | None, actions: list[Actio
     level = entry.settings.validation
     if level != "off":
         validator = {"$jsonSchema": collection_schema(entry)}
-    options: Raw = {"validator": validator, "validationLevel": level, "validationAction": "error"}
+    action = entry.settings.validation_action
+    options: Raw = {"validator": validator, "validationLevel": level, "validationAction": action}
     if found is None:
         actions.append(Action("create collection", entry.collection))
         try:
@@ -155,10 +157,11 @@ def _set_up_collection(entry: Entry[Any], found: Raw | None, actions: list[Actio
         "validationLevel": current.get("validationLevel", "strict" if current.get("validator") else "off"),
         "validationAction": current.get("validationAction", "error"),
     }
-    if level == "off" and not now["validator"]:
+    if (level == "off" and not now["validator"]) or validation.is_newer(entry, now["validator"]):
         return
     if now != options:
-        actions.append(Action("change validator", entry.collection, f"{entry.settings.validation}"))
+        told = yield from validation.describe_change(entry, now, options)
+        actions.append(Action("change validator", entry.collection, told))
         yield from database_command({"collMod": entry.collection, **options})
 
 
@@ -209,13 +212,7 @@ def declared_indexes(entry: Entry[Any]) -> list[IndexModel]:
                 continue
             if mark.text:
                 texts[prefix + field.stored] = int(mark.text)
-            if (
-                not mark.text
-                or mark.unique
-                or mark.descending
-                or mark.sparse
-                or mark.expire_after is not None
-            ):
+            if not mark.text or mark != Indexed(text=mark.text):
                 indexes.append(_field_index(each, prefix, field, mark))
         known = {id(index) for above in each.above for index in above.settings.indexes}
         indexes += [index for index in each.settings.indexes if id(index) not in known]

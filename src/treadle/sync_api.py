@@ -16,7 +16,7 @@ from pymongo.cursor import Cursor
 from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
-from treadle import crud, deletes, set_up, shell, writes
+from treadle import crud, deletes, set_up, shell, validation, writes
 from treadle.array_api import Array
 from treadle.bson_types import CODEC_OPTIONS
 from treadle.buckets.reading import Summary
@@ -25,13 +25,25 @@ from treadle.combine import Combiner
 from treadle.counter_api import Counter, only_one
 from treadle.document import Document
 from treadle.errors import UsageError
-from treadle.graph import Graph
+from treadle.graph import Entry, Graph
 from treadle.layout import PageReader
-from treadle.maintenance import commit, groups, position, rebuild, standalone, status
+from treadle.maintenance import (
+    commit,
+    groups,
+    lazy,
+    migrate,
+    migration,
+    position,
+    rebuild,
+    standalone,
+    status,
+)
+from treadle.maintenance.migration import Migrated, SetAside
 from treadle.maintenance.status import Status
 from treadle.maintenance.verify import Finding, Report
 from treadle.patterns import polymorphic
 from treadle.plan import (
+    Aside,
     Call,
     Command,
     DatabaseCommand,
@@ -47,6 +59,7 @@ from treadle.query import Sort
 from treadle.topology import Topology, read_topology
 from treadle.trees import bulk
 from treadle.trees.handle import TreeHandle
+from treadle.versions import WriteVersions
 from treadle.worker import Worker
 from treadle.writes import ChunkedWork, Work
 
@@ -55,6 +68,7 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
+Attend = Callable[[list[Raw]], list[Raw]]
 Session = ClientSession | None
 
 
@@ -102,6 +116,9 @@ class Runner:
         if type(command) is DatabaseCommand:
             database = self.database.client.admin if command.admin else self.database
             return database.command(dict(command.document), session=session, codec_options=CODEC_OPTIONS)
+        if type(command) is Aside:
+            beside = session is None or not session.in_transaction
+            return self.run(command.make(), session) if beside else None
         if type(command) is Wait:
             return time.sleep(command.seconds)
         raise TypeError(f"{command!r} is not a command that this runner knows")
@@ -132,7 +149,7 @@ class Found(Generic[D]):
     def __init__(self, cursor: Cursor[Raw], codec: Codec[D], documents: Generator[D] | None = None) -> None:
         self._cursor = cursor
         # Not a method: the cursor is to be closed as soon as nobody iterates any more.
-        self._documents = _stream(cursor, codec.load) if documents is None else documents
+        self._documents = _stream(cursor, codec.load, None) if documents is None else documents
 
     def __iter__(self) -> Iterator[D]:
         return self._documents
@@ -150,13 +167,13 @@ class Found(Generic[D]):
         self._cursor.close()
 
 
-def _stream(cursor: Cursor[Raw], load: Callable[[Raw], D]) -> Generator[D]:
+def _stream(cursor: Cursor[Raw], load: Callable[[Raw], D], attend: Attend | None) -> Generator[D]:
     with cursor:
         while True:
             # Whole pages, because PyMongo's own iteration costs as much per
             # document as validating a small one.
             raws = cursor.to_list(shell.FIND_PAGE)
-            for raw in raws:
+            for raw in raws if attend is None else attend(raws):
                 yield load(raw)
             if len(raws) < shell.FIND_PAGE:
                 return
@@ -172,9 +189,11 @@ def _unpack(cursor: Cursor[Raw], reader: PageReader[D], runner: Runner, session:
 class Store:
     """Models in a MongoDB database, blocking."""
 
-    def __init__(self, database: Database[Any], models: Iterable[type[Document]]) -> None:
+    def __init__(
+        self, database: Database[Any], models: Iterable[type[Document]], write_versions: WriteVersions = None
+    ) -> None:
         shell.check_database(database, Database)
-        self.graph = Graph(models)
+        self.graph = Graph(models, write_versions)
         self.runner = Runner(database)
         self.database = database
         self._known: Topology | None = None
@@ -188,13 +207,13 @@ class Store:
             self.recover()
 
     @classmethod
-    def open(cls, uri: str, models: Iterable[type[Document]]) -> Store:
+    def open(cls, uri: str, models: Iterable[type[Document]], write_versions: WriteVersions = None) -> Store:
         """A store on the database that the URI's path names."""
         graph = list(models)
         name = shell.database_name(uri)
         client: MongoClient[Any] = MongoClient(uri)
         try:
-            store = cls(client[name], graph)
+            store = cls(client[name], graph, write_versions)
         except BaseException:
             client.close()
             raise
@@ -202,13 +221,18 @@ class Store:
         return store
 
     @classmethod
-    def local(cls, models: Iterable[type[Document]], path: str | Path | None = None) -> Store:
+    def local(
+        cls,
+        models: Iterable[type[Document]],
+        path: str | Path | None = None,
+        write_versions: WriteVersions = None,
+    ) -> Store:
         """A store on a private local server that ends with this process."""
         from treadle import server
 
         running = server.start(path)
         try:
-            store = cls.open(shell.local_uri(running.uri), models)
+            store = cls.open(shell.local_uri(running.uri), models, write_versions)
         except BaseException:
             running.stop()
             raise
@@ -298,7 +322,15 @@ class Store:
             reader = entry.layout.reader(filter, sort, skip, limit)
             cursor = self.runner.open(reader.command, session)
             return Found(cursor, entry.codec, _unpack(cursor, reader, self.runner, session))
-        return Found(self.runner.open(command, session), entry.codec)
+        cursor = self.runner.open(command, session)
+        documents = _stream(cursor, entry.codec.load, self._attend(entry, filter, session))
+        return Found(cursor, entry.codec, documents)
+
+    def _attend(self, entry: Entry[Any], filter: Any, session: Session) -> Attend | None:
+        """What to do to each page before it is read; None where all are as the model has them."""
+        if not (entry.attends or (entry.versioned and filter and not entry.warned)):
+            return None
+        return lambda raws: self.runner.run(lazy.attend(entry, raws, filter), session)
 
     def search(
         self,
@@ -311,7 +343,9 @@ class Store:
         """The documents that hold these words, the best match first; words only, no operators."""
         entry = self.graph.entry(model)
         command = polymorphic.search_command(entry, text, filter, limit)
-        return Found(self.runner.open(command, session), entry.codec)
+        cursor = self.runner.open(command, session)
+        documents = _stream(cursor, entry.codec.load, self._attend(entry, filter, session))
+        return Found(cursor, entry.codec, documents)
 
     def count(self, model: type[Document], filter: Any = None, session: Session = None) -> int:
         """How many documents match."""
@@ -490,6 +524,33 @@ class Store:
             self._given_up.clear()
         return self.runner.run(shell.recover(self.graph, self._topology()))
 
+    # -- versions -----------------------------------------------------------------------
+
+    def migrate(
+        self,
+        model: type[Document],
+        to: int | None = None,
+        dry_run: bool = False,
+        batch: int = migration.BATCH,
+        throttle: float | None = None,
+        retry: bool = False,
+        stop: Callable[[], bool] | None = None,
+        progress: Report | None = None,
+    ) -> Migrated:
+        """Bring all documents of a model to a version, up or down, while readers and writers go on."""
+        owner = f"{shell.owner()}/{ObjectId()}"
+        options = migration.Options(owner, shell.is_dead, batch, throttle, retry, stop, progress)
+        entry, server = self.graph.entry(model), self._topology()
+        return self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
+
+    def migration_status(self, model: type[Document]) -> dict[int, int]:
+        """How many documents there are of each version."""
+        return self.runner.run(migration.status(self.graph.entry(model)))
+
+    def migration_failures(self, model: type[Document]) -> list[SetAside]:
+        """The documents that could not be migrated, and why."""
+        return self.runner.run(migration.set_aside(self.graph.entry(model)))
+
     # -- fields that are stored otherwise ---------------------------------------------------
 
     def array(self, model: type[Document], field: str, id: Any) -> Array:
@@ -508,7 +569,8 @@ class Store:
     def verify(self, *models: type[Document], progress: Report | None = None) -> list[Finding]:
         """Every stored value that is not what it should be; of all models, or of these."""
         entries = self.graph.chosen(models)
-        return self.runner.run(status.verify_and_note(self.graph, self._topology(), entries, progress))
+        found = self.runner.run(status.verify_and_note(self.graph, self._topology(), entries, progress))
+        return found + self.runner.run(validation.findings(entries))
 
     def repair(self, *models: type[Document], progress: Report | None = None) -> int:
         """Mend what `verify` finds, while writers go on; how many documents were mended."""

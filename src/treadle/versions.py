@@ -1,128 +1,24 @@
-"""Versions of a document's shape, and the migrations that lead from one to the next.
+"""The versions of a document's shape, as one Store sees them.
 
-`@migration(User, from_version=1)` declares the step from 1 to 2, as a Python
-function or as a pipeline, with a way down where there is one. A `Lineage` is
-the chain of these steps as one Store sees it for one class. What is here
-needs no server: a step that is a pipeline is done by `maintenance/lazy.py` or
-`maintenance/migrate.py`, on the server.
+A `Lineage` is the chain of migrations of one class. What is here needs no
+server: a step that is a pipeline is done by `maintenance/convert.py`, for
+documents that are at hand, or by `maintenance/migrate_ranges.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
-from treadle.query import UPDATE_STAGES, clean
-from treadle.watched import Watched, copied
+from treadle.patterns.schema_versioning import Function, Raw, Way, declared
+from treadle.watched import Watched
 
 if TYPE_CHECKING:
     from treadle.document import Document
     from treadle.graph import Entry, Graph
 
-Raw: TypeAlias = dict[str, Any]
-Function: TypeAlias = Callable[[Raw], Raw]
-Pipeline: TypeAlias = list[Raw]
-Way: TypeAlias = Function | Pipeline
-
-_ATTRIBUTE = "__treadle_migrations__"
-
-
-class Migration:
-    """One step between two versions of a model; `down` declares the way back."""
-
-    def __init__(self, model: type[Document], from_version: int, up: Way, down: Way | None) -> None:
-        self.model = model
-        self.from_version = from_version
-        self.up = up
-        self.back = down
-
-    def __call__(self, document: Raw) -> Raw:
-        if not callable(self.up):
-            raise UsageError(f"{self.label} is a pipeline, which the server runs", code="migration-pipeline")
-        return self.up(document)
-
-    def down(self, function: Function) -> Function:
-        """Declare the way back: `@split_phone.down`."""
-        if self.back is not None:
-            raise DeclarationError(f"{self.label} has two ways down; keep one", code="migration-twice")
-        self.back = _way(self.label, function)
-        return function
-
-    @property
-    def label(self) -> str:
-        return f"the migration of {self.model.__name__} from version {self.from_version}"
-
-
-class _Declaring:
-    """What `@migration(User, from_version=1)` returns: it waits for the function."""
-
-    def __init__(self, model: type[Document], from_version: int, down: Way | None) -> None:
-        self.model, self.from_version, self.back = model, from_version, down
-
-    def __call__(self, function: Function) -> Migration:
-        return _register(self.model, self.from_version, function, self.back)
-
-
-def migration(model: type[Document], from_version: int, *, up: Any = None, down: Any = None) -> Any:
-    """Declare how documents get from one version to the next; a decorator unless `up` is given.
-
-    A function takes a stored document and returns it changed. A pipeline is a
-    list of MongoDB's update stages. The version itself is set by Treadle.
-    """
-    if up is None:
-        return _Declaring(model, from_version, down)
-    return _register(model, from_version, up, down)
-
-
-def _register(model: Any, from_version: Any, up: Any, down: Any) -> Migration:
-    name = getattr(model, "__name__", repr(model))
-    settings = getattr(model, "__treadle__", None)
-    if (
-        settings is None
-        or isinstance(from_version, bool)
-        or not isinstance(from_version, int)
-        or from_version < 1
-    ):
-        raise DeclarationError(
-            f"a migration of {name} from version {from_version!r} cannot be; it takes a Document and a whole "
-            "number from 1",
-            code="version-invalid",
-        )
-    step = Migration(model, from_version, [], None)
-    step.up = _way(step.label, up)
-    step.back = None if down is None else _way(step.label, down)
-    own: dict[int, Migration] = model.__dict__.get(_ATTRIBUTE) or {}
-    if from_version in own:
-        raise DeclarationError(f"{step.label} is declared twice; keep one", code="migration-twice")
-    type.__setattr__(model, _ATTRIBUTE, {**own, from_version: step})
-    return step
-
-
-def _way(label: str, way: Any) -> Way:
-    if callable(way):
-        return way  # type: ignore[no-any-return]
-    stages = list(way) if isinstance(way, Sequence) and not isinstance(way, (str, bytes)) else []
-    fits = stages and all(
-        isinstance(stage, Mapping) and len(stage) == 1 and next(iter(stage)) in UPDATE_STAGES
-        for stage in stages
-    )
-    if not fits:
-        raise DeclarationError(
-            f"{label} is neither a function nor a pipeline of {', '.join(sorted(UPDATE_STAGES))}",
-            code="migration-invalid",
-        )
-    cleaned: Pipeline = clean(stages)
-    return cleaned
-
-
-def declared(model: type) -> dict[int, Migration]:
-    """The migrations of a model by their first version; a kind's own come before its base's."""
-    found: dict[int, Migration] = {}
-    for base in model.__mro__:
-        for version, step in (base.__dict__.get(_ATTRIBUTE) or {}).items():
-            found.setdefault(version, step)
-    return found
+WriteVersions: TypeAlias = "Mapping[type[Document], int] | None"
 
 
 class Lineage:
@@ -258,7 +154,8 @@ class Lineage:
 
     def apply(self, way: Function, raw: Raw, version: int) -> Raw:
         """One step of one document; whatever goes wrong in it is told with the document's id."""
-        identity = raw.get("_id")
+        # Past a `Watched` document's own methods: this is not the function's reading.
+        identity = dict.get(raw, "_id")
         try:
             after = way(raw)
         except TreadleError:
@@ -268,17 +165,20 @@ class Lineage:
         if not isinstance(after, dict):
             reason = f"the function returned {type(after).__name__}, not the document"
             raise failed(self.model, identity, version, reason)
-        if after.get("_id") != identity:
+        if dict.get(after, "_id") != identity:
             raise failed(self.model, identity, version, "the function changed the _id")
-        after[self.field] = version
+        dict.__setitem__(after, self.field, version)
         return after
 
-    def change(self, raw: Raw, end: int) -> tuple[Raw, set[str] | None]:
-        """A document as another version has it, and the fields that the functions read; None for all."""
-        watched = Watched(copied(raw))
-        after = self.convert(watched, end)
-        if isinstance(after, Watched):
-            return after.plain(), after.read
+    def change(self, raw: Raw, ways: Sequence[tuple[Way, int]]) -> tuple[Raw, set[str] | None]:
+        """A document after these functions, and the fields that they read; None for all."""
+        watched = Watched(raw)
+        after: Raw = watched
+        for way, version in ways:
+            assert callable(way)
+            after = self.apply(way, after, version)
+        if after is watched:
+            return watched.plain(), watched.read
         return dict(after), watched.read
 
 
@@ -307,13 +207,23 @@ def trace(graph: Graph, write_versions: Mapping[type[Document], int] | None) -> 
         codec: Any = entry.codec
         codec.lineage = entry.lineage
     for entry in graph.entries.values():
-        if entry.lineage is not None:
+        lineages = [each.lineage for each in [entry, *entry.below] if each.lineage is not None]
+        entry.versioned = bool(lineages)
+        entry.attends = any(lineage.needs_server for lineage in lineages)
+        if lineages or entry.family is not None:
             codec = entry.codec
             codec.settle()
-    for entry in graph.entries.values():
-        if entry.family is not None and entry.lineage is None:
-            codec = entry.codec
-            codec.settle()
+
+
+def keep_paths(entry: Entry[Any]) -> None:
+    """Where a Store writes an older version: an update takes a transaction, and rules must not notice."""
+    lineage = entry.lineage
+    if lineage is None or lineage.written == lineage.current:
+        return
+    codec: Any = entry.codec
+    watched = entry.watched if entry.watched is not None else set(entry.codec.by_stored)
+    codec.kept = sorted({*watched, *entry.protected} if not entry.plain else set())
+    entry.plain = False
 
 
 def _refuse_unused(entry: Entry[Any]) -> None:

@@ -27,12 +27,18 @@ _DEEP = frozenset({dict, list})
 class Watched(dict[str, Any]):
     """A dict that keeps the keys which were looked at in `read`; None once all were."""
 
+    __slots__ = ("read",)
+
     def __init__(self, raw: dict[str, Any]) -> None:
         super().__init__(raw)
         self.read: set[str] | None = set()
+        for key, value in raw.items():
+            if type(value) in _DEEP:
+                super().__setitem__(key, copied(value))
 
     def plain(self) -> dict[str, Any]:
         """The same as an ordinary dict, without noting anything."""
+        # Not dict.copy, which would go by the methods below.
         return dict(dict.items(self))
 
     def _note(self, key: Any) -> None:

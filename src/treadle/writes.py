@@ -22,6 +22,7 @@ from treadle.document import Document
 from treadle.errors import UsageError
 from treadle.graph import Entry, Graph
 from treadle.keys import freeze
+from treadle.maintenance import lazy
 from treadle.maintenance.fill import compute_formulas, fill_references
 from treadle.maintenance.guards import guard
 from treadle.maintenance.layouts import insert_overflow, replace_keeping, split_arrays
@@ -298,6 +299,19 @@ def concerns(entry: Entry[Any], touched: set[str] | None) -> bool:
     return any(overlap(path, watched) for path in touched for watched in entry.watched)
 
 
+def writes_older(entry: Entry[Any]) -> bool:
+    """Whether this Store stores some of a model's documents in an older version than the current one."""
+    lineages = [each.lineage for each in [entry, *entry.below]]
+    return any(lineage is not None and lineage.written < lineage.current for lineage in lineages)
+
+
+def _raised(entry: Entry[Any], befores: Sequence[Raw], server: Topology) -> Plan[list[Raw]]:
+    """The documents in the version of which an update speaks."""
+    if writes_older(entry):
+        lazy.check_lowering(entry, server)
+    return (yield from lazy.raised(entry, befores))
+
+
 class UpdateOneDocument(Work[D | None]):
     """An update of one document, which somebody may have to follow."""
 
@@ -309,20 +323,22 @@ class UpdateOneDocument(Work[D | None]):
 
     @property
     def alone(self) -> bool:
-        return not concerns(self.entry, self.touched)
+        return not concerns(self.entry, self.touched) and not writes_older(self.entry)
 
     def direct(self, graph: Graph, server: Topology) -> Plan[Raw | None]:
         with crud.translated(self.entry.model.__name__, [{"update": self.update}]):
-            return (yield from find_one_and_update(self.entry.collection, self.filter, self.update))
+            return (yield from crud.update_one_raw(self.entry, self.filter, self.update))
 
     def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
         maintains = any(each.rules for each in entry.related)
-        if server.transactions and not (maintains or entry.feeds_gathers):
+        if server.transactions and not (maintains or entry.feeds_gathers or entry.versioned):
             return (yield from self._only_copied(ledger))
         before = yield from find_one(entry.collection, self.filter)
         if before is None:
             return None
+        if entry.versioned:
+            (before,) = yield from _raised(entry, [before], server)
         yield from ledger.note_before(entry, [before["_id"]])
         only = {"$and": [by_id(before["_id"]), self.filter]}
         with crud.translated(entry.model.__name__, [{"update": self.update}]):
@@ -330,6 +346,8 @@ class UpdateOneDocument(Work[D | None]):
         if after is None:
             return None
         (after,) = yield from follow_own(entry, [(before, after)])
+        if entry.versioned:
+            yield from lazy.lowered(entry, [after])
         ledger.add(Change(entry.collection, before["_id"], before, after))
         return after
 
@@ -402,12 +420,11 @@ class UpdateManyDocuments(ChunkedWork):
 
     @property
     def alone(self) -> bool:
-        return not concerns(self.entry, self.touched)
+        return not concerns(self.entry, self.touched) and not writes_older(self.entry)
 
     def direct(self, graph: Graph, server: Topology) -> Plan[int]:
         with crud.translated(self.entry.model.__name__, [{"update": self.update}]):
-            result = yield from update_many(self.entry.collection, self.filter, self.update)
-        return result.matched_count
+            return (yield from crud.update_many_raw(self.entry, self.filter, self.update))
 
     def within(self, keys: list[Any]) -> UpdateManyDocuments:
         """The same update, of these documents only."""
@@ -422,6 +439,8 @@ class UpdateManyDocuments(ChunkedWork):
         if not befores:
             return 0
         keys = [each["_id"] for each in befores]
+        if entry.versioned:
+            befores = yield from _raised(entry, befores, server)
         yield from ledger.note_before(entry, keys)
         with crud.translated(entry.model.__name__, [{"update": self.update}]):
             yield from update_many(entry.collection, only(self.filter, keys), self.update)
@@ -429,6 +448,8 @@ class UpdateManyDocuments(ChunkedWork):
         afters = {freeze(each["_id"]): each for each in found}
         pairs = [(before, afters[freeze(before["_id"])]) for before in befores]
         final = yield from follow_own(entry, pairs)
+        if entry.versioned:
+            yield from lazy.lowered(entry, final)
         for before, after in zip(befores, final, strict=True):
             ledger.add(Change(entry.collection, before["_id"], before, after))
         return len(befores)

@@ -837,3 +837,41 @@ def test_patterns_inside_a_union_are_refused_and_not_forgotten(database):
     with pytest.raises(DeclarationError) as caught:
         Store(database, [Customer, Paper])
     assert "pattern-in-union" == caught.value.code
+
+
+# -- kinds that a worker looks after -------------------------------------------------------------
+
+
+class Streamed(Document, collection="streamed", discriminator="kind"):
+    reviews: Annotated[int, Count(Review, by="product_id", maintain="stream")] = 0
+
+
+class Loud(Streamed, kind="loud"):
+    stars: Annotated[int, Sum(Review, "stars", by="product_id", maintain="stream")] = 0
+
+
+class Quiet(Streamed, kind="quiet"):
+    loud_id: Id | None = None
+
+
+class Reader(Document, collection="readers"):
+    quiet: Annotated[int, Count(Quiet, by="loud_id", maintain="stream")] = 0
+
+
+def test_the_worker_knows_kinds(run, database):
+    store = run.store([Review, Streamed, Loud, Quiet, Reader])
+    store.setup()
+    reader = store.insert(Reader())
+    loud, quiet = store.insert_many([Loud(), Quiet(loud_id=reader.id)])
+    worker = store.worker()
+    worker.run_until_idle()
+    database["reviews"].insert_many(
+        [{"product_id": each.id, "stars": 3, "when": datetime(2026, 1, 1)} for each in (loud, quiet)]
+    )
+    database["streamed"].insert_one({"kind": "loud", "loud_id": reader.id})
+    worker.run_until_idle()
+    assert (1, 3) == (store.get(Streamed, loud.id).reviews, store.get(Streamed, loud.id).stars)
+    assert 1 == store.get(Streamed, quiet.id).reviews
+    assert "stars" not in database["streamed"].find_one({"_id": quiet.id})
+    assert 1 == store.get(Reader, reader.id).quiet
+    assert [] == store.verify()

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from treadle.async_api import AsyncStore
@@ -51,6 +51,33 @@ def call(store: Store | AsyncStore, method: str, *arguments: Any, **options: Any
     async def waited() -> Any:
         try:
             return await getattr(store, method)(*arguments, **options)
+        finally:
+            await store.close()
+
+    return asyncio.run(waited())
+
+
+def several(
+    store: Store | AsyncStore,
+    calls: Sequence[tuple[str, tuple[Any, ...], dict[str, Any]]],
+    stop: Callable[[Any], bool] = lambda result: False,
+) -> list[Any]:
+    """The results of several calls, one after another; an asyncio store has one event loop for all."""
+    results: list[Any] = []
+    if isinstance(store, Store):
+        for method, arguments, options in calls:
+            results.append(getattr(store, method)(*arguments, **options))
+            if stop(results[-1]):
+                break
+        return results
+
+    async def waited() -> list[Any]:
+        try:
+            for method, arguments, options in calls:
+                results.append(await getattr(store, method)(*arguments, **options))
+                if stop(results[-1]):
+                    break
+            return results
         finally:
             await store.close()
 

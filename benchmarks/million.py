@@ -1,0 +1,100 @@
+"""A million documents migrated in bounded memory, killed ten times on the way.
+
+Not one of the groups: run it by itself, `python -m benchmarks.million`. It
+says how long each way took, and the peak memory of the migrating process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import random
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+import bson
+from pymongo import MongoClient
+
+from benchmarks.shapes import Piped, User
+from treadle import Store
+
+DATABASE = "bench_million"
+KILLS = 10
+
+
+def fill(database: Any, count: int) -> None:
+    database.client.drop_database(DATABASE)
+    for start in range(0, count, 10_000):
+        database["users"].insert_many(
+            [
+                {"_id": number, "name": f"Person {number}", "phone": str(number), "visits": 0}
+                for number in range(start, min(start + 10_000, count))
+            ]
+        )
+
+
+def digest(database: Any) -> str:
+    """A fingerprint of all documents; the order of fields does not count."""
+    total = hashlib.sha256()
+    for raw in database["users"].find().sort("_id", 1):
+        total.update(bson.encode(dict(sorted(raw.items()))))
+    return total.hexdigest()
+
+
+def child(uri: str, way: str) -> None:
+    model = User if way == "function" else Piped
+    result = Store(MongoClient(uri)[DATABASE], [model]).migrate(model)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{result.migrated} {result.remaining} {peak:.0f}")
+
+
+def start(uri: str, way: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "benchmarks.million", "--uri", uri, "--child", way]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--uri")
+    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--child")
+    options = parser.parse_args()
+    if options.child:
+        child(options.uri, options.child)
+        return
+    from treadle import server
+
+    with server.start() as running:
+        uri = options.uri or running.uri
+        database: Any = MongoClient(uri)[DATABASE]
+        prints = set()
+        for way in ("function", "pipeline"):
+            fill(database, options.count)
+            began = time.monotonic()
+            out, _ = start(uri, way).communicate()
+            migrated, remaining, peak = out.split()
+            seconds = time.monotonic() - began
+            print(f"{way}: {migrated} migrated, {remaining} remain, {seconds:.1f} s, peak {peak} MiB")
+            prints.add(digest(database))
+        fill(database, options.count)
+        chance = random.Random(1)
+        for kill in range(KILLS):
+            process = start(uri, "function")
+            wanted = (kill + 1) * options.count // (KILLS + 2) + chance.randrange(options.count // 100)
+            while database["users"].count_documents({"schema_version": 2}) < wanted:
+                if process.poll() is not None:
+                    raise SystemExit("it ended before it could be killed")
+                time.sleep(0.05)
+            process.kill()
+            process.wait()
+        migrated, remaining, peak = start(uri, "function").communicate()[0].split()
+        print(f"killed {KILLS} times: the last run migrated {migrated}, {remaining} remain, peak {peak} MiB")
+        prints.add(digest(database))
+        print("all results are the same" if len(prints) == 1 else "THE RESULTS DIFFER")
+
+
+if __name__ == "__main__":
+    main()

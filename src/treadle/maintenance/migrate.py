@@ -1,0 +1,335 @@
+"""Migrating whole collections in the background, up or down, while readers and writers go on.
+
+One run at a time per collection, under a lease. It goes through the documents
+in batches, in the order of `_id`, and notes after each batch how far it came,
+in the lease itself: a run that was stopped or killed is taken up from there.
+Nothing depends on that note: a document that was migrated is not migrated
+again, and what old writers left behind is found in another pass.
+
+Functions work on documents that are fetched, and write them back guarded
+(`convert.py`). Pipelines run on the server, by ranges of `_id`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import bson
+from pymongo.errors import BulkWriteError
+
+from treadle.bson_types import CODEC_OPTIONS
+from treadle.errors import DataError
+from treadle.gather import freeze
+from treadle.maintenance import follow, lease
+from treadle.maintenance.convert import Converted, convert, guarded_write
+from treadle.maintenance.intents import SET_ASIDE
+from treadle.maintenance.migrate_ranges import migrate_range
+from treadle.maintenance.migration import (
+    FOLLOWED_BATCH,
+    LEASE_SECONDS,
+    PASSES_MAX,
+    PAUSE_SECONDS,
+    ROUNDS_MAX,
+    SAMPLED_MAX,
+    SAMPLES,
+    WAIT_STEP_SECONDS,
+    Migrated,
+    Options,
+    Run,
+    Sample,
+    SetAside,
+    beginning_after,
+    forget_settled,
+    put_aside,
+    runs,
+    set_aside,
+)
+from treadle.maintenance.verify import Progress
+from treadle.plan import (
+    Plan,
+    Raw,
+    bulk_write,
+    count_documents,
+    delete_many,
+    find,
+    find_one,
+    update_one,
+    wait,
+)
+from treadle.storable import ENCODING_ERRORS
+from treadle.topology import Topology
+
+if TYPE_CHECKING:
+    from treadle.graph import Entry, Graph
+
+# -- the run ------------------------------------------------------------------------------------
+
+
+def migrate(run: Run) -> Plan[Migrated]:
+    """Bring every document to the version asked for; what was done."""
+    options = run.options
+    token = yield from lease.attempt(run.name, options.owner, LEASE_SECONDS, options.is_dead)
+    if token is None:
+        held = yield from find_one(lease.COLLECTION, {"_id": run.name})
+        raise DataError(
+            f"{run.entry.collection} is being migrated already, by {(held or {}).get('owner', 'somebody')}; "
+            "wait for that run, or stop it",
+            code="migration-running",
+        )
+    run.token = token
+    try:
+        finished = yield from _passes(run)
+    except Exception:
+        yield from lease.release(run.name, token)
+        raise
+    yield from lease.release(run.name, token)
+    remaining = yield from count_documents(run.entry.collection, run.stale)
+    yield from forget_settled(run)
+    listed = yield from set_aside(run.entry)
+    mine = tuple(each for each in listed if each.model == run.lineage.model.__name__)
+    return Migrated(run.entry.model.__name__, run.to, run.done, remaining, finished, mine)
+
+
+def _passes(run: Run) -> Plan[bool]:
+    """Go through the documents until none is left; whether that is so."""
+    if run.options.retry:
+        yield from delete_many(SET_ASIDE, {"_id.rule": run.label, "_id.collection": run.entry.collection})
+    run.aside = yield from count_documents(
+        SET_ASIDE, {"_id.rule": run.label, "_id.collection": run.entry.collection}
+    )
+    row = yield from find_one(lease.COLLECTION, {"_id": run.name})
+    noted = (row or {}).get("progress") or {}
+    last = noted.get("after") if noted.get("key") == run.key and not run.options.retry else None
+    if run.options.report:
+        run.total = yield from count_documents(run.entry.collection, run.stale)
+    for _ in range(PASSES_MAX):
+        before = run.done
+        if not (yield from _pass(run, last)):
+            return False
+        last = None
+        yield from _note(run, None)
+        left = yield from count_documents(run.entry.collection, run.stale, limit=run.aside + 1)
+        if left <= run.aside:
+            return True
+        if run.done == before:
+            # Writers of the other version were quicker everywhere; give them a moment.
+            yield from wait(PAUSE_SECONDS * 10)
+    return False
+
+
+def _pass(run: Run, last: list[Any] | None) -> Plan[bool]:
+    """Once through the documents after `last`; False if it was to stop on the way."""
+    ways = run.lineage.steps.values()
+    server_side = not run.followed and all(_is_pipeline(run, step) for step in ways)
+    while True:
+        if run.options.stop is not None and run.options.stop():
+            return False
+        step = migrate_range if server_side else _batch
+        reached = yield from step(run, last)
+        if reached is None:
+            return True
+        last, number = reached
+        yield from _note(run, last)
+        if run.options.report:
+            shown = min(run.done, run.total)
+            run.options.report(Progress(run.entry.model.__name__, shown, max(run.total, 1)))
+        yield from _hold_back(run, number)
+
+
+def _is_pipeline(run: Run, step: Any) -> bool:
+    lowers = run.to < run.lineage.current
+    needed = step.from_version < run.to or lowers
+    return not needed or (not callable(step.up) and (not lowers or isinstance(step.back, list)))
+
+
+def _note(run: Run, last: list[Any] | None) -> Plan[None]:
+    """Hold the lease for longer, and note how far the run has come; both in one write."""
+    until = {"$add": ["$$NOW", int(LEASE_SECONDS * 1000)]}
+    progress = {"key": run.key, "after": last, "done": run.done}
+    held = yield from update_one(
+        lease.COLLECTION,
+        {"_id": run.name, "n": run.token},
+        [{"$set": {"until": until, "progress": {"$literal": progress}}}],
+    )
+    if not held.matched_count:
+        raise DataError(
+            f"the lease of the migration of {run.entry.collection} was lost to another run, which goes on "
+            "from here; this one has stopped",
+            code="migration-running",
+        )
+
+
+def _hold_back(run: Run, number: int) -> Plan[None]:
+    """Wait so long that no more documents per second are migrated than allowed."""
+    left = number / run.options.throttle if run.options.throttle else 0.0
+    while left > 0:
+        yield from wait(min(left, WAIT_STEP_SECONDS))
+        left -= WAIT_STEP_SECONDS
+        if left > 0:
+            yield from lease.renew(run.name, run.token, LEASE_SECONDS)
+
+
+# -- batches of documents ------------------------------------------------------------------------
+
+
+def _batch(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int] | None]:
+    """Migrate the next documents; the last id and their number, None where there are no more."""
+    size = min(run.options.batch, FOLLOWED_BATCH) if run.followed else run.options.batch
+    options = beginning_after(last)
+    # One more, because the last one comes again where it could not be migrated.
+    most = size if last is None else size + 1
+    found = yield from find(run.entry.collection, run.stale, sort=[("_id", 1)], limit=most, **options)
+    fresh = [each for each in found if last is None or freeze(each["_id"]) != freeze(last[0])][:size]
+    if not fresh:
+        return None
+    documents = yield from _without_set_aside(run, fresh)
+    if run.followed:
+        yield from _migrate_followed(run, documents)
+    else:
+        yield from _migrate(run, documents)
+    return [fresh[-1]["_id"]], len(fresh)
+
+
+def _without_set_aside(run: Run, documents: Sequence[Raw]) -> Plan[list[Raw]]:
+    if not run.aside:
+        return list(documents)
+    keys = [{"rule": run.label, "collection": run.entry.collection, "key": each["_id"]} for each in documents]
+    rows = yield from find(SET_ASIDE, {"_id": {"$in": keys}}, {"_id": 1})
+    known = {freeze(row["_id"]["key"]) for row in rows}
+    return [each for each in documents if freeze(each["_id"]) not in known]
+
+
+def _migrate(run: Run, documents: Sequence[Raw]) -> Plan[None]:
+    """Convert documents and write them back; those that changed meanwhile again, a few times."""
+    pending = list(documents)
+    checked = False
+    for attempt in range(ROUNDS_MAX):
+        converted = yield from _convertible(run, pending, checked)
+        writes = [write for each in converted if (write := guarded_write(each)) is not None]
+        if not writes:
+            return
+        refused: list[tuple[Any, str]] = []
+        try:
+            matched = yield from _write(run, writes, refused)
+        except ENCODING_ERRORS:
+            # One of them is no BSON at all; the driver refused the batch because of it.
+            if checked:
+                raise
+            checked = True
+            continue
+        run.done += matched
+        for key, reason in refused:
+            yield from put_aside(run, key, reason)
+        if matched + len(refused) == len(writes):
+            return
+        keys = [each.before["_id"] for each in converted]
+        pending = yield from find(run.entry.collection, {"$and": [{"_id": {"$in": keys}}, run.stale]})
+        pending = yield from _without_set_aside(run, pending)
+        yield from wait(PAUSE_SECONDS * attempt)
+    # Left for the next pass: somebody writes them all the time.
+
+
+def _write(run: Run, writes: Sequence[Any], refused: list[tuple[Any, str]]) -> Plan[int]:
+    try:
+        return (yield from bulk_write(run.entry.collection, writes, ordered=False)).matched_count
+    except BulkWriteError as error:
+        details = error.details or {}
+        for each in details.get("writeErrors", []):
+            identity = writes[each["index"]]._filter["_id"]
+            key = identity["$eq"] if isinstance(identity, dict) and "$eq" in identity else identity
+            refused.append((key, str(each.get("errmsg"))))
+        if details.get("writeConcernErrors"):
+            raise
+        return int(details.get("nMatched", 0))
+
+
+def _convertible(run: Run, documents: Sequence[Raw], checked: bool) -> Plan[list[Converted]]:
+    """The documents that could be converted; the others are set aside."""
+    converted: list[Converted] = []
+    outcomes = yield from convert(run.entry, documents, run.to)
+    for raw, outcome in zip(documents, outcomes, strict=True):
+        if isinstance(outcome, DataError):
+            yield from put_aside(run, raw["_id"], str(outcome))
+        elif checked and not _storable(outcome.after):
+            yield from put_aside(run, raw["_id"], "the result cannot be stored")
+        else:
+            converted.append(outcome)
+    return converted
+
+
+def _storable(raw: Raw) -> bool:
+    try:
+        bson.encode(raw, codec_options=CODEC_OPTIONS)
+    except Exception:
+        return False
+    return True
+
+
+def _migrate_followed(run: Run, documents: Sequence[Raw]) -> Plan[None]:
+    """The same where other documents follow: in a transaction, with all that follows from it."""
+    keys = [each["_id"] for each in documents]
+
+    def attempt() -> Plan[tuple[list[Raw], list[Any], dict[Any, str]]]:
+        befores = yield from find(run.entry.collection, {"$and": [{"_id": {"$in": keys}}, run.stale]})
+        writes, failures, changing = [], {}, []
+        for raw, outcome in zip(befores, (yield from convert(run.entry, befores, run.to)), strict=True):
+            if isinstance(outcome, DataError):
+                failures[freeze(raw["_id"])] = str(outcome)
+            else:
+                write = guarded_write(outcome)
+                if write is not None:
+                    writes.append(write)
+                    changing.append(raw)
+        return changing, writes, failures
+
+    failures, changed = yield from follow.perform(run.graph, run.server, run.entry, attempt)
+    run.done += changed
+    for raw in documents:
+        if freeze(raw["_id"]) in failures:
+            yield from put_aside(run, raw["_id"], failures[freeze(raw["_id"])])
+
+
+# -- a look ahead ---------------------------------------------------------------------------------
+
+
+def rehearse(run: Run) -> Plan[Migrated]:
+    """What a run would do: how many documents, and what becomes of some of them."""
+    remaining = yield from count_documents(run.entry.collection, run.stale)
+    found = yield from find(run.entry.collection, run.stale, sort=[("_id", 1)], limit=SAMPLED_MAX)
+    samples: list[Sample] = []
+    aside: list[SetAside] = []
+    for raw, outcome in zip(found, (yield from convert(run.entry, found, run.to)), strict=True):
+        if isinstance(outcome, DataError):
+            aside.append(SetAside(run.lineage.model.__name__, raw["_id"], str(outcome)))
+        elif len(samples) < SAMPLES:
+            samples.append(Sample(raw["_id"], raw, outcome.after))
+    return Migrated(
+        run.entry.model.__name__, run.to, 0, remaining, not remaining, tuple(aside), tuple(samples)
+    )
+
+
+def together(results: Sequence[Migrated]) -> Migrated:
+    """The outcome of several runs of one model as one."""
+    first = results[0]
+    return Migrated(
+        first.model,
+        first.to,
+        sum(each.migrated for each in results),
+        sum(each.remaining for each in results),
+        all(each.finished for each in results),
+        tuple(one for each in results for one in each.set_aside),
+        tuple(one for each in results for one in each.samples)[:SAMPLES],
+    )
+
+
+def perform(
+    graph: Graph, server: Topology, entry: Entry[Any], to: int | None, dry_run: bool, options: Options
+) -> Plan[Migrated]:
+    """Migrate a model, or say what that would do."""
+    results = []
+    for run in runs(graph, server, entry, to, options):
+        results.append((yield from (rehearse(run) if dry_run else migrate(run))))
+        if not results[-1].finished and not dry_run:
+            break
+    return together(results)
