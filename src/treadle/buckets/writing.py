@@ -1,7 +1,8 @@
 """Writing: new readings into the buckets of their own windows, one update per bucket.
 
 The key of a bucket is (series, start of its window, sequence number), and a
-unique index holds it. An append is one upsert whose filter says that there is
+unique index holds it. Several readings for a window of which this process has
+written nothing are tried as a new bucket. An append is one upsert whose filter says that there is
 room. Where it meets a bucket that is full, packed or of other metadata, the
 upsert collides with the index; then the window is read and the readings go on
 in whichever bucket has room, or in the next number. Inside a transaction an
@@ -34,17 +35,29 @@ from treadle.buckets.contents import (
     columns_of_batch,
     is_number,
     readings_of,
+    stats_of,
     values_of,
 )
 from treadle.buckets.spec import CLOSED, NEXT, SEQUENCE, TIME_BITS, YEAR_ONE, Spec, milliseconds, moment
 from treadle.errors import DataError, UsageError
-from treadle.plan import Plan, Raw, aggregate, bulk_write, find, find_one_and_update, update_one, wait
+from treadle.plan import (
+    Plan,
+    Raw,
+    aggregate,
+    bulk_write,
+    find,
+    find_one_and_update,
+    insert_many,
+    update_one,
+    wait,
+)
 
 ATTEMPTS_MAX = 500
 PAUSE_SECONDS = 0.001
 PAUSE_MAX_SECONDS = 0.05
 REMEMBERED_MAX = 20_000
 OPERATIONS_MAX = 5_000
+FRESH_MIN = 8
 # A window may have many buckets; room is in the last ones.
 LOOKED_AT_MAX = 8
 BATCH_BYTES_MAX = 8 * 1024 * 1024
@@ -70,6 +83,8 @@ class Batch:
     places: list[int] = field(default_factory=list)
     # The readings' times in milliseconds, where they are known already.
     counts: list[int] = field(default_factory=list)
+    # Whether to try it as a new bucket first, which costs the server less than an upsert.
+    fresh: bool = False
     # How often a bucket would have become too large for the server with these.
     crowded: int = 0
 
@@ -166,6 +181,8 @@ class Writer:
                 pending.append(batch)
             else:
                 located.append(self._guess(batch))
+        if any(batch.fresh for batch in located):
+            located = yield from self._write_fresh(located)
         pause = PAUSE_SECONDS
         for attempt in range(ATTEMPTS_MAX):
             later: list[Batch] = []
@@ -188,13 +205,51 @@ class Writer:
         )
 
     def _guess(self, batch: Batch) -> Batch:
-        """Aim at the last bucket that this process knows of the window."""
-        if self._sequences:
-            try:
-                batch.sequence = self._sequences.get((batch.outer, batch.start), 0)
-            except TypeError:
-                batch.sequence = 0
+        """Aim at the last bucket that this process knows of the window; at a new one if it knows none."""
+        try:
+            known = self._sequences.get((batch.outer, batch.start))
+        except TypeError:
+            return batch
+        batch.sequence = known or 0
+        batch.fresh = known is None and len(batch.readings) >= FRESH_MIN
+        if known is None:
+            self.remember(batch)
         return batch
+
+    def _write_fresh(self, batches: Sequence[Batch]) -> Plan[list[Batch]]:
+        """Insert what are probably new buckets; the batches that are still to be appended."""
+        rest = [batch for batch in batches if not batch.fresh]
+        fresh = [batch for batch in batches if batch.fresh]
+        for at in range(0, len(fresh), OPERATIONS_MAX):
+            part = fresh[at : at + OPERATIONS_MAX]
+            try:
+                yield from insert_many(
+                    self.collection, [self._bucket(batch) for batch in part], ordered=False
+                )
+            except BulkWriteError as error:
+                refused = (error.details or {}).get("writeErrors", [])
+                if not refused or not all(self.answerable(each["code"], each) for each in refused):
+                    raise
+                # Another process opened it; the ordinary append comes next.
+                rest += [part[each["index"]] for each in refused]
+        return rest
+
+    def _bucket(self, batch: Batch) -> Raw:
+        """A whole new bucket, the first of its window."""
+        spec, names = self.spec, self.spec.names
+        assert batch.start is not None
+        held: Any = batch.readings
+        if batch.form != "rows":
+            held = columns_of_batch(spec, batch.start, batch.readings, batch.counts)
+        stats = stats_of(spec, batch.readings)
+        return {
+            **dict(zip(spec.outer_names, batch.outer, strict=True)),
+            names.start: moment(batch.start),
+            names.end: moment(spec.last(batch.start)),
+            names.count: len(batch.readings),
+            names.readings: held,
+            **({names.stats: stats} if stats else {}),
+        }
 
     def write(self, batches: Sequence[Batch]) -> Plan[list[Batch]]:
         """Perform the appends; those that found no room."""
