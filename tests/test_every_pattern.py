@@ -33,6 +33,7 @@ from treadle.pattern import Pattern, Rule
 # From their own files, so that a missing export is named by a test and not by a failed import.
 from treadle.patterns.ancestor_array import AncestorArray
 from treadle.patterns.approximation import Approximate
+from treadle.patterns.bucket import Bucket
 from treadle.patterns.child_references import ChildReferences
 from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
 from treadle.patterns.extended_reference import ExtendedReference
@@ -41,6 +42,7 @@ from treadle.patterns.outlier import Outlier
 from treadle.patterns.parent_reference import ParentReference
 from treadle.patterns.rollup import Day, Rollup
 from treadle.patterns.subset import Subset
+from treadle.patterns.time_series import TimeSeries
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "treadle"
@@ -143,6 +145,30 @@ class ReviewDay(
     average: Annotated[float | None, Average("rating")] = None
 
 
+class Reading(Document, collection="readings", bucket=Bucket(key="sensor", time="ts", limit=4, stats="temp")):
+    sensor: str
+    ts: datetime
+    temp: float
+
+
+class Measurement(
+    Document, collection="measurements", timeseries=TimeSeries(time="ts", key="sensor", adopt="single")
+):
+    sensor: str
+    ts: datetime
+    temp: float
+
+
+def readings(collection: str) -> Callable[[], dict[str, list[dict[str, Any]]]]:
+    """One document per reading, as somebody stored them before."""
+    return lambda: {
+        collection: [
+            {"sensor": "a", "ts": datetime(2026, 1, 1, number, tzinfo=UTC), "temp": number / 2}
+            for number in range(9)
+        ]
+    }
+
+
 def orders() -> dict[str, list[dict[str, Any]]]:
     ada, ben = ObjectId(), ObjectId()
     return {
@@ -231,12 +257,14 @@ SAMPLES = {
     "ancestor_array": Sample((Category,), nodes("categories")),
     "child_references": Sample((Shelved,), nodes("shelved")),
     "approximation": Sample((Article,), articles),
+    "bucket": Sample((Reading,), readings("readings")),
     "computed": Sample((Review, Product), reviews("products")),
     "extended_reference": Sample((Customer, Order), orders),
     "materialized_path": Sample((Folder,), nodes("folders")),
     "outlier": Sample((Fan,), fans),
     "parent_reference": Sample((Section,), nodes("sections")),
     "rollup": Sample((Review, ReviewDay), reviews("products")),
+    "time_series": Sample((Measurement,), readings("single")),
     "subset": Sample((Review, Shelf), reviews("shelves")),
 }
 
@@ -335,10 +363,21 @@ def test_the_pattern_has_a_page(name):
 def test_the_samples_use_every_declaration(name):
     graph = Graph(sample(name).models)
     used = {type(mark) for entry in graph.entries.values() for _, mark in declarations(entry)}
+    used |= {
+        type(mark)
+        for entry in graph.entries.values()
+        for mark in (entry.settings.bucket, entry.settings.timeseries)
+    }
     assert set() == {each.__name__ for each in patterns_of(name)} - {each.__name__ for each in used}
 
 
-@pytest.mark.parametrize("name", DECLARED)
+# Patterns of the whole model, which say how it is stored, have no rules.
+LAYOUTS = [
+    name for name in SAMPLES if any(entry.layout for entry in Graph(SAMPLES[name].models).entries.values())
+]
+
+
+@pytest.mark.parametrize("name", [name for name in DECLARED if name not in LAYOUTS])
 def test_each_rule_answers_the_interface(name):
     graph = Graph(sample(name).models)
     rules = [rule for rule in graph.rules if type(rule).__module__ == module_of(name).__name__]

@@ -26,6 +26,17 @@ def layout_of(entry: Entry[Any]) -> Layout[Any] | None:
                 f"{entry.model.__name__} has {keyword}={given!r}; it takes {kind.__name__}(…)",
                 code="bucket-declaration",
             )
+    if bucket is None and series is None:
+        return None
+    settings = entry.settings
+    others = {"tree": settings.tree, "discriminator": settings.discriminator, "version": settings.version,
+              "rollup": settings.rollup}  # fmt: skip
+    for keyword, other in others.items():
+        if other is not None:
+            raise DeclarationError(
+                f"{entry.model.__name__} has {keyword}= beside bucket= or timeseries=; readings have none",
+                code="bucket-declaration",
+            )
     if bucket is not None:
         return bucket.lay_out(entry)
     return None if series is None else series.lay_out(entry)

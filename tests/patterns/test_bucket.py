@@ -157,6 +157,18 @@ def test_one_layout_per_model():
         Graph([Odd])
 
 
+@pytest.mark.parametrize("keyword", [{"discriminator": "type"}, {"version": 2}], ids=str)
+def test_what_concerns_documents_does_not_go_with_readings(keyword):
+    class Odd(Document, collection="odd", bucket=Bucket(key="a", time="ts", limit=1), **keyword):
+        a: str
+        ts: datetime
+
+    from treadle.graph import Graph
+
+    with pytest.raises(DeclarationError, match="readings have none"):
+        Graph([Odd])
+
+
 def test_derived_data_of_readings_is_refused():
     """Readings are not documents, so nothing can follow each of them."""
     from treadle.graph import Graph
@@ -391,8 +403,36 @@ def test_a_bulk_insert_is_one_update_per_bucket(heard):
     store.insert_many(
         [Reading(sensor_id=key, ts=at(minute), temp=1) for minute in range(120) for key in ("a", "b", "c")]
     )
-    assert ["update"] == listener.names
-    assert 6 == len(listener.commands[0][1]["updates"])
+    assert ["insert"] == listener.names
+    assert 6 == len(listener.commands[0][1]["documents"])
+    listener.clear()
+    store.insert_many(
+        [
+            Reading(sensor_id=key, ts=at(minute), temp=1)
+            for minute in range(120, 150)
+            for key in ("a", "b", "c")
+        ]
+    )
+    store.insert_many(
+        [
+            Reading(sensor_id=key, ts=at(minute), temp=1)
+            for minute in range(150, 180)
+            for key in ("a", "b", "c")
+        ]
+    )
+    assert ["insert", "update"] == listener.names
+    assert 3 == len(listener.commands[1][1]["updates"])
+    # A process that does not know the windows finds them taken, and appends.
+    listener.clear()
+    Store(database, [Reading]).insert_many(
+        [Reading(sensor_id="d", ts=at(minute), temp=1) for minute in range(20)]
+    )
+    Store(database, [Reading]).insert_many(
+        [Reading(sensor_id="d", ts=at(minute), temp=1) for minute in range(20, 40)]
+    )
+    assert ["insert", "insert", "update"] == [name for name in listener.names if name != "buildInfo"]
+    assert 580 == store.count(Reading)
+    assert [] == store.verify()
 
 
 def test_set_up_makes_what_expires_and_what_is_compressed(run, database):
@@ -402,7 +442,7 @@ def test_set_up_makes_what_expires_and_what_is_compressed(run, database):
     assert [] == store.setup()
     assert 30 * 24 * 3600 == database.measured.index_information()["end_1"]["expireAfterSeconds"]
     (found,) = database.list_collections(filter={"name": "measured"})
-    assert "block_compressor=zstd" == found["options"]["storageEngine"]["wiredTiger"]["configString"]
+    assert "block_compressor=zstd" in found["options"]["storageEngine"]["wiredTiger"]["configString"]
     longer = run.store([reading_in("columns", expire_after=timedelta(days=60), compression="zstd")])
     (action,) = longer.setup()
     assert "change index" == action.what
@@ -417,10 +457,37 @@ def test_the_validator_is_that_of_buckets(run, database):
     with pytest.raises(WriteError):
         database.sensor_data.insert_one({"sensor_id": "s", "ts": at(1), "temp": 1.0})
     with pytest.raises(WriteError):
-        database.sensor_data.update_one({}, {"$push": {"readings": {"ts": at(1), "temp": "hot"}}})
+        database.sensor_data.update_one({}, {"$set": {"readings": "none"}})
     with pytest.raises(DataError) as caught:
         store.update_many(Reading, {}, {"$set": {"sensor_id": 5}})
     assert "validator-refused" == caught.value.code
+
+
+def test_a_strict_validator_looks_at_the_readings_too(run, database):
+    from pymongo.errors import WriteError
+
+    for layout, wrong in (
+        ("rows", {"readings": {"ts": at(1), "temp": "hot"}}),
+        ("columns", {"readings.ts": 1, "readings.temp": "hot"}),
+    ):
+
+        class Strict(
+            Document,
+            collection=f"strict_{layout}",
+            validation="strict",
+            bucket=Bucket(key="sensor_id", time="ts", span=HOUR, layout=layout),
+        ):
+            sensor_id: str
+            ts: datetime
+            temp: float | None = None
+
+        store = run.store([Strict])
+        store.setup()
+        assert [] == store.setup()
+        store.insert_many([Strict(sensor_id="s", ts=at(minute)) for minute in range(20)])
+        store.insert(Strict(sensor_id="s", ts=at(1), temp=1))
+        with pytest.raises(WriteError):
+            database[f"strict_{layout}"].update_one({}, {"$push": wrong})
 
 
 def test_a_view_does_not_take_a_name_that_is_in_use(run, database):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any, Literal
 
 from bson.binary import Binary
@@ -109,15 +110,26 @@ def readings_of(spec: Spec, bucket: Raw) -> list[Raw]:
     return [dict(zip(names, values, strict=True)) for values in zip(times, *columns.values(), strict=True)]
 
 
-def stored_form(spec: Spec, form: Form, start: int, readings: Sequence[Raw], *, trusted: bool = False) -> Any:
-    """What `readings` holds for these readings; `trusted` if they come straight from a model."""
+def columns_of_batch(spec: Spec, start: int, readings: Sequence[Raw], counts: Sequence[int]) -> Raw:
+    """The columns of new readings; `counts` are their times in milliseconds, if they are known."""
+    time = spec.time.stored
+    try:
+        columns = {name: list(map(itemgetter(name), readings)) for name in spec.value_names}
+    except KeyError:
+        # Adopted documents may lack fields.
+        columns = {name: [row.get(name) for row in readings] for name in spec.value_names}
+    if len(counts) != len(readings):
+        counts = [milliseconds(row[time]) for row in readings]
+    return {time: [count - start for count in counts], **columns}
+
+
+def stored_form(spec: Spec, form: Form, start: int, readings: Sequence[Raw]) -> Any:
+    """What `readings` holds for these readings."""
     time = spec.time.stored
     if form == "rows":
         return list(readings)
     columns = {name: [row.get(name) for row in readings] for name in spec.value_names}
-    if not trusted and any(
-        len(row) > len(columns) + 1 or row.keys() - columns.keys() - {time} for row in readings
-    ):
+    if any(len(row) > len(columns) + 1 or row.keys() - columns.keys() - {time} for row in readings):
         raise unknown_fields(spec, {name for row in readings for name in row} - {*columns, time})
     if form == "columns":
         return {time: [milliseconds(row[time]) - start for row in readings], **columns}
@@ -127,11 +139,14 @@ def stored_form(spec: Spec, form: Form, start: int, readings: Sequence[Raw], *, 
 # -- statistics ---------------------------------------------------------------------------
 
 
-def values_of(stat: Stat, readings: Iterable[Raw]) -> list[Any]:
+def values_of(stat: Stat, readings: Sequence[Raw]) -> list[Any]:
     """The numbers of one field, without what is none."""
     if len(stat.segments) == 1:
         name = stat.segments[0]
-        found = [row.get(name) for row in readings]
+        try:
+            found = list(map(itemgetter(name), readings))
+        except KeyError:
+            found = [row.get(name) for row in readings]
     else:
         found = [value_at(row, stat.segments) for row in readings]
     if not stat.decimal and not stat.optional and None not in found:

@@ -85,8 +85,14 @@ class BucketLayout(Layout[D]):
         altered: list[Any] = []
         raws = crud.dump_all(entry, given, altered)
         check_batch(raws, entry.model.__name__)
-        shown = self._as_stored(given, raws, altered)
-        batches = self.writer.group(raws)
+        shown = given
+        if altered:
+            shown = [
+                self._as_stored(document, raw, altered) for document, raw in zip(given, raws, strict=True)
+            ]
+        for document in given:
+            document.__pydantic_fields_set__.add("id")
+        batches = self.writer.group(raws, documents=given)
         with crud.translated(entry.model.__name__, raws):
             duplicates = yield from self.writer.append(batches, careful=careful)
         if not duplicates:
@@ -96,22 +102,13 @@ class BucketLayout(Layout[D]):
         stored.duplicates = len(duplicates)
         return stored
 
-    def _as_stored(self, given: list[D], raws: list[Raw], altered: list[Any]) -> list[D]:
+    def _as_stored(self, document: D, raw: Raw, altered: list[Any]) -> D:
+        """A reading as it will be read, where storing alters it."""
         spec = self.spec
         if not spec.stores_id:
-            time, names, reading_id, series = spec.time.stored, spec.key_names, spec.reading_id, spec.series
-            for document, raw in zip(given, raws, strict=True):
-                number = series(tuple([raw[name] for name in names]))
-                identity = reading_id(number, round(raw[time].timestamp() * 1000))
-                raw["_id"] = document.__dict__["id"] = identity
-        if altered:
-            return [
-                crud.as_stored(self.entry, document, raw, altered)
-                for document, raw in zip(given, raws, strict=True)
-            ]
-        for document in given:
-            document.__pydantic_fields_set__.add("id")
-        return given
+            series = spec.series(tuple([raw[name] for name in spec.key_names]))
+            raw["_id"] = spec.reading_id(series, milliseconds(raw[spec.time.stored]))
+        return crud.as_stored(self.entry, document, raw, altered)
 
     # -- reading --------------------------------------------------------------------------
 

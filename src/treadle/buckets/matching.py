@@ -210,6 +210,9 @@ def times_filter(spec: Spec, selection: Selection) -> list[Raw]:
     parts: list[Raw] = []
     if low is not None and high is not None and low > high:
         return [{"_id": {"$in": []}}]
+    if low is None and high is None:
+        # A document that is no bucket yet, because nobody adopted it so far.
+        return [{spec.names.start: {"$exists": True}}]
     if high is not None:
         parts.append({spec.names.start: {"$lte": moment(high)}})
     if low is not None and spec.span is not None:
@@ -253,7 +256,8 @@ def _branch(spec: Spec, filter: Any) -> Raw:
             _narrow(selection, bounds)
         elif not name.startswith("$"):
             parts += _necessary(spec, {name: condition})
-    parts += times_filter(spec, selection)
+    if selection.low is not None or selection.high is not None:
+        parts += times_filter(spec, selection)
     return {"$and": parts} if parts else {}
 
 

@@ -171,7 +171,14 @@ class NativeLayout(Layout[D]):
             **({"$gte": moment(low)} if low is not None else {}),
             **({"$lte": moment(high)} if high is not None else {}),
         }
-        series = {} if self.key is None else {self.key.stored: {"$eq": clean(key)}}
+        series: Raw = {}
+        if self.key is not None:
+            value = clean(key)
+            if isinstance(value, dict):
+                # The server sorts the fields of a series, so the whole would not be equal.
+                series = {f"{self.key.stored}.{name}": {"$eq": item} for name, item in value.items()}
+            else:
+                series = {self.key.stored: {"$eq": value}}
         return {**series, **({self.time.stored: times} if times else {})}
 
     def summary(self, key: Any, start: Any, end: Any) -> Plan[list[Summary]]:

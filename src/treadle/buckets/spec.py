@@ -100,6 +100,13 @@ class Spec:
         self.value_names = tuple(each.stored for each in inner)
         self.stats = tuple(_stat(codec, name, model, self) for name in as_tuple(declared.stats))
         self.unique = None if declared.unique is None else _field(codec, declared.unique, "unique", model)
+        # The ordinary declaration, for which grouping has a loop of its own.
+        self.one_key = (
+            len(self.outer_names) == 1
+            and self.keys[0].shape.kind == "scalar"
+            and self.span is not None
+            and not self.stores_id
+        )
         self._hashes: dict[Any, int] = {}
         _check(self)
 

@@ -13,15 +13,18 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pymongo.errors import OperationFailure
+
 from treadle.bson_types import RESERVED
 from treadle.buckets.changing import guard, rewritten
 from treadle.buckets.contents import Form, derived_parts, form_of, readings_of, start_of
 from treadle.buckets.matching import Opened
 from treadle.buckets.reading import Scan
 from treadle.buckets.spec import NEXT, SEQUENCE, Spec, milliseconds, moment
-from treadle.buckets.writing import frozen
+from treadle.buckets.writing import Batch, frozen, split_large
 from treadle.canonical import same
 from treadle.errors import DataError, TreadleError, UsageError
+from treadle.gather import freeze
 from treadle.maintenance.verify import Finding, Progress, Report
 from treadle.paths import value_at
 from treadle.plan import (
@@ -372,7 +375,7 @@ class Upkeep:
             return False
 
     def _adopt_page(self, source: str, filter: Raw, keys: list[Any], server: Topology) -> Plan[int]:
-        """Move these documents in one transaction; without transactions only if a repetition is noticed."""
+        """Move these documents, one transaction per bucket; without any only if repetitions are noticed."""
         if not server.transactions and self.spec.unique is None:
             raise UsageError(
                 f"moving single documents into the buckets of {self.name} needs transactions, so that none "
@@ -380,17 +383,64 @@ class Upkeep:
                 code="transactions-unavailable",
             )
 
-        def attempt() -> Plan[int]:
-            documents = yield from find(source, {"$and": [filter, {"_id": {"$in": keys}}]})
-            if not documents:
-                return 0
-            found = [each["_id"] for each in documents]
-            raws = [self.layout.normal(each) for each in documents]
-            yield from self.layout.writer.append(self.layout.writer.group(raws), careful=True)
-            yield from delete_many(source, {"_id": {"$in": found}})
-            return len(found)
+        documents = yield from find(source, {"$and": [filter, {"_id": {"$in": keys}}]})
+        found = [each["_id"] for each in documents]
+        writer = self.layout.writer
+        pending = writer.group([self.layout.normal(each) for each in documents], range(len(documents)))
+        moved = 0
+        for _ in range(ATTEMPTS_MAX):
+            again: list[Batch] = []
+            for batch in split_large(pending):
+                duplicates: list[int] = []
+                located, later = yield from writer.locate(batch, duplicates)
+                if duplicates:
+                    gone = yield from delete_many(
+                        source, {"_id": {"$in": [found[each] for each in duplicates]}}
+                    )
+                    moved += gone.deleted_count
+                again += later
+                for part in located:
+                    number = yield from self._adopt_part(source, part, found, server)
+                    moved += number
+                    again += [] if number or not part.readings else [part]
+            pending = again
+            if not pending:
+                break
+        return moved
 
-        return (yield from transact(attempt) if server.transactions else attempt())
+    def _adopt_part(self, source: str, part: Batch, found: list[Any], server: Topology) -> Plan[int]:
+        """Move the documents of one bucket; 0 if others came between, and then `part` is what is left.
+
+        The bucket is written first and nothing is read before, so that a
+        writer who is busy with it does not make the transaction fail for ever.
+        """
+        keys = [found[place] for place in part.places]
+
+        def attempt() -> Plan[int]:
+            if (yield from self.layout.writer.write([part])):
+                return 0
+            gone = yield from delete_many(source, {"_id": {"$in": keys}})
+            if gone.deleted_count != len(keys) and server.transactions:
+                raise _Taken
+            return len(keys)
+
+        try:
+            return (yield from transact(attempt) if server.transactions else attempt())
+        except OperationFailure as error:
+            if not self.layout.writer.answerable(error.code, error.details):
+                raise
+        except _Taken:
+            left = yield from find(source, {"_id": {"$in": keys}}, {"_id": 1})
+            there = {freeze(each["_id"]) for each in left}
+            kept = [number for number, key in enumerate(keys) if freeze(key) in there]
+            part.readings = [part.readings[number] for number in kept]
+            part.places = [part.places[number] for number in kept]
+            part.counts = []
+        return 0
+
+
+class _Taken(Exception):
+    """Somebody else adopted a document meanwhile."""
 
 
 _LAST = dt.datetime.max.replace(tzinfo=dt.UTC)

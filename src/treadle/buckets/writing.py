@@ -1,7 +1,8 @@
 """Writing: new readings into the buckets of their own windows, one update per bucket.
 
 The key of a bucket is (series, start of its window, sequence number), and a
-unique index holds it. An append is one upsert whose filter says that there is
+unique index holds it. Several readings for a window of which this process has
+written nothing are tried as a new bucket. An append is one upsert whose filter says that there is
 room. Where it meets a bucket that is full, packed or of other metadata, the
 upsert collides with the index; then the window is read and the readings go on
 in whichever bucket has room, or in the next number. Inside a transaction an
@@ -18,11 +19,12 @@ in the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import bson
+from bson import ObjectId
 from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError, OperationFailure
 
@@ -30,22 +32,38 @@ from treadle.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.buckets.contents import (
     Form,
     aggregate_of,
+    columns_of_batch,
     is_number,
     readings_of,
-    stored_form,
+    stats_of,
     values_of,
 )
-from treadle.buckets.spec import CLOSED, NEXT, SEQUENCE, Spec, milliseconds, moment
+from treadle.buckets.spec import CLOSED, NEXT, SEQUENCE, TIME_BITS, YEAR_ONE, Spec, milliseconds, moment
 from treadle.errors import DataError, UsageError
-from treadle.plan import Plan, Raw, aggregate, bulk_write, find, find_one_and_update, update_one, wait
+from treadle.plan import (
+    Plan,
+    Raw,
+    aggregate,
+    bulk_write,
+    find,
+    find_one_and_update,
+    insert_many,
+    update_one,
+    wait,
+)
 
 ATTEMPTS_MAX = 500
 PAUSE_SECONDS = 0.001
 PAUSE_MAX_SECONDS = 0.05
 REMEMBERED_MAX = 20_000
 OPERATIONS_MAX = 5_000
+FRESH_MIN = 8
+# A window may have many buckets; room is in the last ones.
+LOOKED_AT_MAX = 8
 BATCH_BYTES_MAX = 8 * 1024 * 1024
 DUPLICATE_KEY = 11000
+# An id from its bytes without the checks of its constructor, as unpickling does.
+_new_id = ObjectId.__new__
 TOO_LARGE = frozenset({10334, 17419, 17420})
 
 
@@ -63,6 +81,10 @@ class Batch:
     next: int | None = None
     # Positions in what the caller gave, for `unique`.
     places: list[int] = field(default_factory=list)
+    # The readings' times in milliseconds, where they are known already.
+    counts: list[int] = field(default_factory=list)
+    # Whether to try it as a new bucket first, which costs the server less than an upsert.
+    fresh: bool = False
     # How often a bucket would have become too large for the server with these.
     crowded: int = 0
 
@@ -78,36 +100,69 @@ class Writer:
 
     # -- grouping -----------------------------------------------------------------------
 
-    def group(self, raws: Sequence[Raw], places: Iterable[int] | None = None) -> list[Batch]:
-        """The readings by bucket; takes the documents over."""
+    def group(
+        self, raws: Sequence[Raw], places: Iterable[int] | None = None, documents: Sequence[Any] | None = None
+    ) -> list[Batch]:
+        """The readings by bucket; takes the raw ones over, and gives `documents` their derived ids."""
         spec = self.spec
+        if documents is not None and spec.one_key and spec.unique is None:
+            return self._group_one_key(raws, documents)
         time, names, span, origin = spec.time.stored, spec.outer_names, spec.span, spec.origin
-        drop_id = not spec.stores_id
-        single = len(names) == 1
-        only = names[0]
-        groups: dict[Any, Batch] = {}
-        tracked = spec.unique is not None
+        drop_id, only = not spec.stores_id, names[0] if len(names) == 1 else None
+        tracked = spec.unique is not None or places is not None
+        # One loop for everything: bulk inserts live by it.
+        groups: dict[Any, tuple[Batch, Callable[[Raw], None], int]] = {}
         for place, raw in zip(places or range(len(raws)), raws, strict=False):
             if drop_id:
                 del raw["_id"]
-            outer = (raw.pop(only),) if single else tuple([raw.pop(name) for name in names])
-            start = None
-            if span is not None:
-                count = round(raw[time].timestamp() * 1000)
-                start = count - (count - origin) % span
+            outer = (raw.pop(only),) if only is not None else tuple([raw.pop(name) for name in names])
+            count = round(raw[time].timestamp() * 1000)
+            start = None if span is None else count - (count - origin) % span
+            known: Any = (outer, start)
             try:
-                batch = groups.get((outer, start))
-                known: Any = (outer, start)
+                group = groups.get(known)
             except TypeError:
                 known = (bson.encode({"": outer}, codec_options=CODEC_OPTIONS), start)
-                batch = groups.get(known)
-            if batch is None:
-                key = outer if single else outer[: len(spec.keys)]
-                batch = groups[known] = Batch(key, outer, start, [], form=self.form)
-            batch.readings.append(raw)
+                group = groups.get(known)
+            if group is None:
+                key = outer[: len(spec.keys)]
+                batch = Batch(key, outer, start, [], form=self.form)
+                first = (spec.series(key) << TIME_BITS) + YEAR_ONE if drop_id else 0
+                group = groups[known] = batch, batch.readings.append, first
+            group[1](raw)
             if tracked:
-                batch.places.append(place)
-        return list(groups.values())
+                group[0].places.append(place)
+            if documents is not None and drop_id:
+                identity = _new_id(ObjectId)
+                identity.__setstate__((group[2] + count).to_bytes(12, "big"))
+                documents[place].__dict__["id"] = identity
+        return [group[0] for group in groups.values()]
+
+    def _group_one_key(self, raws: Sequence[Raw], documents: Sequence[Any]) -> list[Batch]:
+        """The same for the ordinary declaration: one plain key, windows with a span, derived ids."""
+        spec = self.spec
+        time, only, span, origin = spec.time.stored, spec.outer_names[0], spec.span, spec.origin
+        assert span is not None
+        groups: dict[Any, tuple[Callable[[Raw], None], Callable[[int], None], int, Batch]] = {}
+        last, count, start = None, 0, 0
+        for document, raw in zip(documents, raws, strict=True):
+            del raw["_id"]
+            key, when = raw.pop(only), raw[time]
+            if when != last:
+                # Readings of many series often have the same time.
+                last, count = when, round(when.timestamp() * 1000)
+                start = count - (count - origin) % span
+            group = groups.get((key, start))
+            if group is None:
+                batch = Batch((key,), (key,), start, [], form=self.form)
+                first = (spec.series((key,)) << TIME_BITS) + YEAR_ONE
+                group = groups[key, start] = batch.readings.append, batch.counts.append, first, batch
+            group[0](raw)
+            group[1](count)
+            identity = _new_id(ObjectId)
+            identity.__setstate__((group[2] + count).to_bytes(12, "big"))
+            document.__dict__["id"] = identity
+        return [group[3] for group in groups.values()]
 
     # -- appending ----------------------------------------------------------------------
 
@@ -126,14 +181,16 @@ class Writer:
                 pending.append(batch)
             else:
                 located.append(self._guess(batch))
+        if any(batch.fresh for batch in located):
+            located = yield from self._write_fresh(located)
         pause = PAUSE_SECONDS
         for attempt in range(ATTEMPTS_MAX):
             later: list[Batch] = []
             for batch in pending:
-                found, rest = yield from self._locate(batch, duplicates)
+                found, rest = yield from self.locate(batch, duplicates)
                 located += found
                 later += rest
-            failed = yield from self._write(located)
+            failed = yield from self.write(located)
             pending, located = [*failed, *later], []
             if not pending:
                 return duplicates
@@ -148,15 +205,53 @@ class Writer:
         )
 
     def _guess(self, batch: Batch) -> Batch:
-        """Aim at the last bucket that this process knows of the window."""
-        if self._sequences:
-            try:
-                batch.sequence = self._sequences.get((batch.outer, batch.start), 0)
-            except TypeError:
-                batch.sequence = 0
+        """Aim at the last bucket that this process knows of the window; at a new one if it knows none."""
+        try:
+            known = self._sequences.get((batch.outer, batch.start))
+        except TypeError:
+            return batch
+        batch.sequence = known or 0
+        batch.fresh = known is None and len(batch.readings) >= FRESH_MIN
+        if known is None:
+            self.remember(batch)
         return batch
 
-    def _write(self, batches: Sequence[Batch]) -> Plan[list[Batch]]:
+    def _write_fresh(self, batches: Sequence[Batch]) -> Plan[list[Batch]]:
+        """Insert what are probably new buckets; the batches that are still to be appended."""
+        rest = [batch for batch in batches if not batch.fresh]
+        fresh = [batch for batch in batches if batch.fresh]
+        for at in range(0, len(fresh), OPERATIONS_MAX):
+            part = fresh[at : at + OPERATIONS_MAX]
+            try:
+                yield from insert_many(
+                    self.collection, [self._bucket(batch) for batch in part], ordered=False
+                )
+            except BulkWriteError as error:
+                refused = (error.details or {}).get("writeErrors", [])
+                if not refused or not all(self.answerable(each["code"], each) for each in refused):
+                    raise
+                # Another process opened it; the ordinary append comes next.
+                rest += [part[each["index"]] for each in refused]
+        return rest
+
+    def _bucket(self, batch: Batch) -> Raw:
+        """A whole new bucket, the first of its window."""
+        spec, names = self.spec, self.spec.names
+        assert batch.start is not None
+        held: Any = batch.readings
+        if batch.form != "rows":
+            held = columns_of_batch(spec, batch.start, batch.readings, batch.counts)
+        stats = stats_of(spec, batch.readings)
+        return {
+            **dict(zip(spec.outer_names, batch.outer, strict=True)),
+            names.start: moment(batch.start),
+            names.end: moment(spec.last(batch.start)),
+            names.count: len(batch.readings),
+            names.readings: held,
+            **({names.stats: stats} if stats else {}),
+        }
+
+    def write(self, batches: Sequence[Batch]) -> Plan[list[Batch]]:
         """Perform the appends; those that found no room."""
         failed: list[Batch] = []
         if not batches:
@@ -166,7 +261,7 @@ class Writer:
             try:
                 yield from update_one(self.collection, filter, update, upsert=True)
             except OperationFailure as error:
-                if not self._answerable(error.code, error.details):
+                if not self.answerable(error.code, error.details):
                     raise
                 self._noted(batches[0], error.code)
                 failed.append(batches[0])
@@ -178,14 +273,14 @@ class Writer:
                 yield from bulk_write(self.collection, operations, ordered=False)
             except BulkWriteError as error:
                 refused = (error.details or {}).get("writeErrors", [])
-                if not refused or not all(self._answerable(each["code"], each) for each in refused):
+                if not refused or not all(self.answerable(each["code"], each) for each in refused):
                     raise
                 for each in refused:
                     self._noted(part[each["index"]], each["code"])
                     failed.append(part[each["index"]])
         return failed
 
-    def _answerable(self, code: Any, details: Any) -> bool:
+    def answerable(self, code: Any, details: Any) -> bool:
         """Whether an append only met a bucket without room."""
         if code in TOO_LARGE:
             return True
@@ -231,7 +326,7 @@ class Writer:
             push: Raw = {names.readings: {"$each": readings}}
         else:
             filter[f"{names.readings}.{time}"] = {"$type": "array"}
-            held = stored_form(spec, "columns", start, readings, trusted=True)
+            held = columns_of_batch(spec, start, readings, batch.counts)
             push = {f"{names.readings}.{name}": {"$each": values} for name, values in held.items()}
         update: Raw = {"$push": push, "$inc": {names.count: number}}
         fresh: Raw = {}
@@ -284,7 +379,7 @@ class Writer:
 
     # -- finding the bucket -------------------------------------------------------------
 
-    def _locate(self, batch: Batch, duplicates: list[int]) -> Plan[tuple[list[Batch], list[Batch]]]:
+    def locate(self, batch: Batch, duplicates: list[int]) -> Plan[tuple[list[Batch], list[Batch]]]:
         """Where the readings of one batch go now, and those that must wait for that."""
         if self.spec.span is None:
             return (yield from self._locate_by_limit(batch, duplicates))
@@ -309,10 +404,10 @@ class Writer:
             shown["bucket"] = "$$ROOT"
         assert start is not None
         match = {**spec.key_filter(batch.key), names.start: {"$eq": moment(start)}}
-        found = yield from aggregate(
-            self.collection, [{"$match": match}, {"$project": shown}, {"$sort": {"sequence": -1}}]
-        )
-        return found
+        # What is unique must be looked for in all of them.
+        few: list[Raw] = [] if spec.unique is not None else [{"$limit": LOOKED_AT_MAX}]
+        stages = [{"$match": match}, {"$sort": {SEQUENCE: -1}}, *few, {"$project": shown}]
+        return (yield from aggregate(self.collection, stages))
 
     def _fits(self, batch: Batch, bucket: Raw) -> bool:
         """Whether readings can be added to a bucket at all."""
@@ -367,6 +462,7 @@ class Writer:
         batch = replace(
             batch,
             readings=[batch.readings[place] for place in order],
+            counts=[],
             places=[batch.places[place] for place in order] if batch.places else [],
         )
         first = milliseconds(batch.readings[0][time])
@@ -463,7 +559,12 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _part(batch: Batch, begin: int, end: int) -> Batch:
-    return replace(batch, readings=batch.readings[begin:end], places=batch.places[begin:end])
+    return replace(
+        batch,
+        readings=batch.readings[begin:end],
+        places=batch.places[begin:end],
+        counts=batch.counts[begin:end],
+    )
 
 
 def frozen(value: Any) -> Any:
@@ -486,7 +587,7 @@ def _drop_repeated(spec: Spec, batch: Batch, duplicates: list[int], known: set[A
             seen.add(frozen(value))
         readings.append(reading)
         places.append(place)
-    batch.readings, batch.places = readings, places
+    batch.readings, batch.places, batch.counts = readings, places, []
 
 
 def _cut(batch: Batch, following: int | None, time: str) -> tuple[Batch, list[Batch]]:

@@ -1,0 +1,320 @@
+"""Buckets in three layouts beside one document per reading, and beside the server's native kind.
+
+The data is that of 100 sensors for a week, one reading per minute each. What
+is read is stored once, at the start of a group; what is written goes into new
+collections each time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime as dt
+import random
+from collections.abc import Callable, Sequence
+from itertools import count
+from operator import itemgetter
+from typing import Any
+
+import pymongo
+from pymongo import MongoClient
+from pymongo.database import Database
+from pymongo.errors import PyMongoError
+
+from benchmarks.harness import Contender, Context, Goal, Group
+from treadle import Bucket, Document, Store, TimeSeries
+from treadle.bson_types import CODEC_OPTIONS
+from treadle.buckets.upkeep import compact_due
+
+START = dt.datetime(2026, 1, 5, tzinfo=dt.UTC)
+MINUTE = dt.timedelta(minutes=1)
+SENSORS = 100
+DAYS = 7
+HOUR = dt.timedelta(hours=1)
+DAY = dt.timedelta(days=1)
+Row = dict[str, Any]
+_serial = count()
+
+
+def model(collection: str, **keywords: Any) -> type[Document]:
+    class Reading(Document, collection=collection, **keywords):
+        sensor_id: int
+        ts: dt.datetime
+        temp: float
+
+    return Reading
+
+
+def bucket(layout: str, span: dt.timedelta = HOUR, **options: Any) -> Bucket:
+    return Bucket(key="sensor_id", time="ts", span=span, stats=("temp",), layout=layout, **options)  # type: ignore[arg-type]
+
+
+def rows(minutes: int, sensors: int = SENSORS) -> list[Row]:
+    """Readings as they arrive: each minute one of every sensor; a slow walk with one decimal place."""
+    chance = random.Random(7)
+    temperatures = [20.0 + number % 10 for number in range(sensors)]
+    made = []
+    for minute in range(minutes):
+        ts = START + minute * MINUTE
+        for sensor in range(sensors):
+            temperatures[sensor] = round(temperatures[sensor] + chance.choice((-0.1, 0.0, 0.0, 0.1)), 1)
+            made.append({"sensor_id": sensor, "ts": ts, "temp": temperatures[sensor]})
+    return made
+
+
+def _database(context: Context) -> Database[Any]:
+    client: MongoClient[Any] = context.stack.enter_context(MongoClient(context.uri, tz_aware=True))
+    name = f"buckets_{next(_serial)}"
+    context.stack.callback(client.drop_database, name)
+    return client.get_database(name, codec_options=CODEC_OPTIONS)
+
+
+# -- ingest -----------------------------------------------------------------------------------
+
+
+def _ingest(batch: int) -> Callable[[Context], list[Contender]]:
+    def contenders(context: Context) -> list[Contender]:
+        database = _database(context)
+        total = context.scale(48_000, 12_000) if batch > 1000 else context.scale(12_000, 4000)
+        data = rows(total // SENSORS)
+        batches = [data[at : at + batch] for at in range(0, len(data), batch)]
+
+        def naive() -> Any:
+            collection = database[f"naive_{next(_serial)}"]
+            collection.create_index([("sensor_id", 1), ("ts", 1)])
+            return collection, [[dict(row) for row in part] for part in batches]
+
+        def write_naive(state: Any) -> Any:
+            collection, parts = state
+            for part in parts:
+                collection.insert_many(part)
+            return collection
+
+        def native() -> Any:
+            name = f"native_{next(_serial)}"
+            database.create_collection(
+                name, timeseries={"timeField": "ts", "metaField": "sensor_id", "granularity": "minutes"}
+            )
+            return database[name], [[dict(row) for row in part] for part in batches]
+
+        def treadle(**keywords: Any) -> Any:
+            def prepare() -> Any:
+                reading = model(f"treadle_{next(_serial)}", **keywords)
+                store = Store(database, [reading])
+                store.setup()
+                return store, [[reading(**row) for row in part] for part in batches]
+
+            return prepare
+
+        def write(state: Any) -> Any:
+            store, parts = state
+            for part in parts:
+                store.insert_many(part)
+            return store
+
+        goals = {"rows": 1 / 2.2, "columns": 1 / 3} if batch > 1000 else {"rows": 1 / 0.85, "columns": 1.0}
+        return [
+            Contender("one document each, insert_many", naive, write_naive, total),
+            Contender("native, PyMongo", native, write_naive, total),
+            *(
+                Contender(
+                    f"Bucket, {layout}",
+                    treadle(bucket=bucket(layout, limit=60)),
+                    write,
+                    total,
+                    goal=Goal(goals[layout]),
+                )
+                for layout in ("rows", "columns")
+            ),
+            Contender(
+                "TimeSeries",
+                treadle(timeseries=TimeSeries(time="ts", key="sensor_id", granularity="minutes")),
+                write,
+                total,
+            ),
+        ]
+
+    return contenders
+
+
+# -- what is stored once ----------------------------------------------------------------------
+
+
+class Kept:
+    """The same readings in every way, for reading and for weighing."""
+
+    def __init__(self, context: Context) -> None:
+        # Not closed with the group: the others read it too.
+        client: MongoClient[Any] = MongoClient(context.uri)
+        client.drop_database("buckets_kept")
+        atexit.register(_dropped, client, "buckets_kept")
+        self.database = client.get_database("buckets_kept", codec_options=CODEC_OPTIONS)
+        self.days = context.scale(DAYS, 1)
+        self.sensors = context.scale(SENSORS, 20)
+        data = rows(self.days * 1440, self.sensors)
+        self.total = len(data)
+        self.naive = self.database["naive"]
+        self.naive.create_index([("sensor_id", 1), ("ts", 1)])
+        self.models: dict[str, Any] = {
+            "native": model(
+                "native", timeseries=TimeSeries(time="ts", key="sensor_id", granularity="minutes")
+            ),
+            "rows": model("rows", bucket=bucket("rows", limit=60)),
+            "columns": model("columns", bucket=bucket("columns", limit=60)),
+            "columns, zstd": model("columns_zstd", bucket=bucket("columns", limit=60, compression="zstd")),
+            "packed by days": model("packed", bucket=bucket("packed", DAY, compression="zstd")),
+        }
+        self.store = Store(self.database, list(self.models.values()))
+        self.store.setup()
+        for at in range(0, len(data), 12_000):
+            part = data[at : at + 12_000]
+            for reading in self.models.values():
+                self.store.insert_many([reading(**row) for row in part])
+            self.naive.insert_many(part)
+            if at % (1440 * self.sensors) < 12_000:
+                # As scheduled work would, day by day.
+                packed = self.store.graph.entry(self.models["packed by days"])
+                self.store.runner.run(compact_due(packed, self.store._topology(), part[0]["ts"]))
+        self.store.rebuild(self.models["packed by days"])
+        self.compact()
+
+    def compact(self) -> None:
+        self.database.client.admin.command("fsync", 1)
+        for reading in self.models.values():
+            if reading is not self.models["native"]:
+                self.database.command({"compact": self.store.collection(reading).name, "force": True})
+        self.database.client.admin.command("fsync", 1)
+
+    def size(self, collection: str) -> float:
+        """Storage and indexes, in bytes per reading."""
+        found = self.database.command("collStats", collection)
+        return float(found["storageSize"] + found["totalIndexSize"]) / self.total
+
+
+def _dropped(client: MongoClient[Any], name: str) -> None:
+    """Clean up on a server that is not ours; a private one has ended by now."""
+    with contextlib.suppress(PyMongoError), pymongo.timeout(1):
+        client.drop_database(name)
+
+
+_KEPT: dict[str, Kept] = {}
+
+
+def kept(context: Context) -> Kept:
+    """Stored once for all groups that only read; a million readings take a while."""
+    if context.uri not in _KEPT:
+        _KEPT[context.uri] = Kept(context)
+    return _KEPT[context.uri]
+
+
+def _sizes(context: Context) -> list[Contender]:
+    made = kept(context)
+
+    def weigh(collection: str) -> Callable[[Any], float]:
+        # The harness counts seconds; a microsecond stands for a byte here.
+        return lambda _: made.size(collection) / 1e6
+
+    goals = {"rows": 12.0, "columns, zstd": 5.0, "packed by days": 1.7}
+    return [
+        Contender("one document each", lambda: None, weigh("naive"), measured=True),
+        *(
+            Contender(
+                name,
+                lambda: None,
+                weigh(reading.__treadle__.collection),
+                measured=True,
+                goal=Goal(goals[name], "bytes") if name in goals else None,
+            )
+            for name, reading in made.models.items()
+        ),
+    ]
+
+
+def _reads(context: Context) -> list[Contender]:
+    made = kept(context)
+    numbers = count()
+    expected = 1440
+
+    def sensor() -> int:
+        return next(numbers) * 37 % made.sensors
+
+    def check(found: Sequence[Any]) -> None:
+        assert expected == len(found)
+
+    begin = START + DAY * (made.days - 1)
+    window = (begin, begin + DAY)
+
+    def by_hand(number: int) -> list[tuple[Any, ...]]:
+        cursor = made.database["native"].find(
+            {"sensor_id": number, "ts": {"$gte": window[0], "$lt": window[1]}}, {"_id": 0, "ts": 1, "temp": 1}
+        )
+        return list(map(itemgetter("ts", "temp"), cursor.sort("ts", 1).to_list()))
+
+    def tuples(name: str) -> Callable[[int], Any]:
+        return lambda number: made.store.readings(made.models[name], number, *window)
+
+    def models(name: str) -> Callable[[int], Any]:
+        filter = {"ts": {"$gte": window[0], "$lt": window[1]}}
+        return lambda number: made.store.find(
+            made.models[name], {"sensor_id": number, **filter}, sort="ts"
+        ).to_list()
+
+    goals = {"rows": 1 / 1.7, "columns": 1 / 2.2, "packed by days": 1 / 3}
+    return [
+        Contender("native, PyMongo, tuples", sensor, by_hand, check=check),
+        Contender("TimeSeries, tuples", sensor, tuples("native"), check=check),
+        *(
+            Contender(f"Bucket, {name}, tuples", sensor, tuples(name), goal=Goal(goal), check=check)
+            for name, goal in goals.items()
+        ),
+        *(Contender(f"Bucket, {name}, models", sensor, models(name), check=check) for name in goals),
+    ]
+
+
+def _averages(context: Context) -> list[Contender]:
+    made = kept(context)
+    numbers = count()
+    begin = START + DAY * (made.days - 1)
+    window = (begin, begin + DAY)
+
+    def sensor() -> int:
+        return next(numbers) * 37 % made.sensors
+
+    def pipeline(collection: str) -> Callable[[int], float]:
+        def average(number: int) -> float:
+            match = {"sensor_id": number, "ts": {"$gte": window[0], "$lt": window[1]}}
+            stages: list[Any] = [{"$match": match}, {"$group": {"_id": None, "avg": {"$avg": "$temp"}}}]
+            return float(next(iter(made.database[collection].aggregate(stages)))["avg"])
+
+        return average
+
+    def from_statistics(name: str) -> Callable[[int], float]:
+        def average(number: int) -> float:
+            entries = made.store.summary(made.models[name], number, *window)
+            return float(
+                sum(each.stats["temp"].sum for each in entries) / sum(each.count for each in entries)
+            )
+
+        return average
+
+    def check(found: float) -> None:
+        assert 0 < found < 60
+
+    return [
+        Contender("one document each, $group", sensor, pipeline("naive"), check=check),
+        Contender("native, $group", sensor, pipeline("native"), check=check),
+        *(
+            Contender(f"summary, {name}", sensor, from_statistics(name), goal=Goal(1 / 3.5), check=check)
+            for name in ("rows", "columns", "packed by days")
+        ),
+    ]
+
+
+def groups() -> list[Group]:
+    return [
+        Group("buckets", "ingest in batches of 12,000 readings", _ingest(12_000), rounds=7),
+        Group("buckets", "ingest in batches of 1,000 readings", _ingest(1000), rounds=11),
+        Group("buckets", "storage and indexes, bytes per reading (shown as µs)", _sizes, rounds=1),
+        Group("buckets", "24 hours of one sensor", _reads),
+        Group("buckets", "average of 24 hours", _averages),
+    ]
