@@ -22,7 +22,7 @@ class Limits:
 
     full_pass_documents: int = 20_000_000
     structure_documents: int = 100_000
-    sample_documents: int = 10_000
+    sample_documents: int = 4_000
     operation_seconds: float = 60.0
     collections: int = 200
     shapes: int = 1_000

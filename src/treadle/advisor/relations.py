@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.advisor.facts import CollectionFacts, FieldFacts
-from treadle.advisor.structure import Stage, is_plain_name
+from treadle.advisor.facts import CollectionFacts, Distribution, FieldFacts
+from treadle.advisor.structure import Stage, is_plain_name, sampled
 
 KEY_TYPES = frozenset({"objectId", "string", "int", "long", "binData"})
 # Values of these types are found in another collection by reference, not by chance.
@@ -22,6 +22,9 @@ TELLING_TYPES = frozenset({"objectId", "binData"})
 TARGETS_BY_TYPE_MAX = 30
 CANDIDATES_MAX = 400
 PROBED_VALUES = 64
+SAMPLED_VALUES_MAX = 2_000
+DRAWN_VALUES = 300
+HEAVY_VALUES = 50
 PROBED_DOCUMENTS = 200
 # Below this many distinct values, containment proves little.
 DISTINCT_MIN_UNNAMED = 3
@@ -227,6 +230,53 @@ def grouped(field: FieldFacts, path: str, checked_max: int) -> list[Stage]:
             }
         },
     ]
+
+
+def sampled_values(candidate: Candidate, share: float) -> list[Stage]:
+    """The references in a uniform sample of documents, one row each."""
+    path = candidate.path
+    return [
+        *sampled(share),
+        *_unwound(candidate.field),
+        {"$match": {path: {"$type": candidate.field.type}}},
+        {"$project": {"_id": 0, "v": f"${path}"}},
+        {"$limit": SAMPLED_VALUES_MAX},
+    ]
+
+
+def counted(candidate: Candidate, values: list[Any]) -> list[Stage]:
+    """How many references there are to each of some values; an index is used where there is one."""
+    path = candidate.path
+    among = {"$match": {path: {"$in": values}}}
+    unwound = _unwound(candidate.field)
+    again = [*unwound, among] if unwound else []
+    return [among, *again, {"$group": {"_id": f"${path}", "n": {"$sum": 1}}}]
+
+
+def heaviest(values: list[Any]) -> list[Any]:
+    """The values that occur most often in a sample; the parent with the most children is among them."""
+    counts: dict[Any, int] = {}
+    for value in values:
+        counts[value] = counts.get(value, 0) + 1
+    return sorted(counts, key=lambda value: -counts[value])[:HEAVY_VALUES]
+
+
+def per_parent(drawn: list[int], heaviest: int, references: int) -> Distribution:
+    """Children per parent, from the numbers of children of parents that references were drawn of.
+
+    A parent with many children is drawn more often, in just that proportion;
+    so each counts for one over its number.
+    """
+    weights: dict[int, float] = {}
+    for number in drawn:
+        weights[number] = weights.get(number, 0.0) + 1 / number
+    parents = references * sum(weights.values()) / len(drawn)
+    scale = parents / sum(weights.values())
+    rows = [(number, number, max(1, round(weight * scale)), 0.0) for number, weight in weights.items()]
+    if heaviest > max(weights):
+        rows.append((heaviest, heaviest, 1, 0.0))
+    rows = [(low, high, count, low * count) for low, high, count, _ in rows]
+    return Distribution.of(rows, references)
 
 
 def _unwound(field: FieldFacts) -> list[Stage]:
