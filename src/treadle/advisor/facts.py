@@ -132,6 +132,11 @@ class FieldFacts:
         return self.steps[-1] if self.steps else self.path
 
     @property
+    def called(self) -> str:
+        """The name that a reader sees: that of the array for its elements."""
+        return next((step for step in reversed(self.steps) if step != "[]"), self.path)
+
+    @property
     def in_array(self) -> bool:
         return "[]" in self.steps
 

@@ -159,7 +159,7 @@ def distinct_pipeline(keys: Iterable[str], share: float) -> list[Stage]:
 
 def is_unlike_series(keys: Iterable[str], sample: Mapping[str, list[Any]]) -> bool:
     """Whether values at hand already show an id that hardly recurs, so that nobody need ask."""
-    return any(len(set(sample[name])) > len(sample[name]) / 2 for name in keys if sample.get(name))
+    return any(len(set(map(str, sample[name]))) > len(sample[name]) / 2 for name in keys if sample.get(name))
 
 
 def choose_key(keys: list[str], row: Mapping[str, Any], facts: CollectionFacts) -> str | None:

@@ -133,17 +133,20 @@ class Profiler:
             self.notes.append("The database has no collections, or the login may see none.")
         kept = sorted(listed)
         if len(kept) > self.limits.collections:
-            sizes = {name: self._bytes(name) for name in kept}
-            kept = sorted(sorted(kept, key=lambda name: (-sizes[name], name))[: self.limits.collections])
+            counts = {name: self._documents(name, listed[name]) for name in kept}
+            kept = sorted(sorted(kept, key=lambda name: (-counts[name], name))[: self.limits.collections])
             self.notes.append(
                 f"The database has {len(listed):,} collections; the {len(kept)} largest were looked into."
             )
         return [(name, listed[name]) for name in kept]
 
-    def _bytes(self, name: str) -> int:
+    def _documents(self, name: str, listed: Mapping[str, Any]) -> int:
+        """How many documents, as the server's catalogue says; a view would have to be computed."""
+        if listed.get("type", "collection") != "collection":
+            return 0
         try:
-            return sum(row["storageStats"]["size"] for row in self._statistics(name))
-        except (Refused, KeyError):
+            return int(self.reader.command({"count": name})["n"])
+        except Refused:
             return 0
 
     def _statistics(self, name: str) -> list[dict[str, Any]]:
@@ -253,7 +256,7 @@ class Profiler:
                 raise
             if len(rows) <= self.limits.shapes:
                 if keys:
-                    self.samples[facts.name] = structure.read_values(rows, keys, relations.SAMPLED_VALUES_MAX)
+                    self.samples[facts.name] = structure.read_values(rows, keys)
                 return self._with_shapes(facts, structure.read_shapes(rows), share * smaller)
             break
         return self._with_paths_only(facts)
@@ -447,7 +450,8 @@ class Profiler:
 
     def _best(self, found: list[Candidate]) -> Candidate | None:
         """The target that holds most of the values; by name where several hold them."""
-        values = list(dict.fromkeys(self._sample_of(found[0])))[: relations.PROBED_VALUES]
+        brought = [value for value in self._sample_of(found[0]) if not isinstance(value, (dict, list))]
+        values = relations.thinned(list(dict.fromkeys(brought)), relations.PROBED_VALUES)
         for anywhere in (True, False):
             if not values:
                 rows = self.reader.aggregate(found[0].child, relations.probe(found[0], anywhere))
@@ -529,15 +533,18 @@ class Profiler:
         if not values:
             rows = self.reader.aggregate(candidate.child, relations.sampled_values(candidate, share))
             values = [row["v"] for row in rows]
+        # A field may hold other types too, and the values were brought along before that was known.
+        values = [value for value in values if not isinstance(value, (dict, list))]
         if not values:
             return None
+        values = relations.thinned(values, relations.SAMPLED_VALUES_MAX)
         held = self._held(candidate.parent, candidate.key, list(dict.fromkeys(values)))
         orphans = sum(relations.hashable(value) not in held for value in values)
         distinct = len(set(values))
         contained = len(held) / distinct
         if not relations.contained_enough(candidate, contained, distinct):
             return None
-        drawn, heavy = values[: relations.DRAWN_VALUES], relations.heaviest(values)
+        drawn, heavy = relations.thinned(values, relations.DRAWN_VALUES), relations.heaviest(values)
         rows = self.reader.aggregate(
             candidate.child, relations.counted(candidate, list(dict.fromkeys([*drawn, *heavy])))
         )

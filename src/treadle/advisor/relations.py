@@ -89,7 +89,7 @@ def subject(collection: str) -> tuple[str, ...]:
 
 def name_score(field: FieldFacts, collection: str) -> int:
     """How well a field's name fits a collection; 0 is not at all."""
-    about, wanted = stem(field.name), subject(collection)
+    about, wanted = stem(field.called), subject(collection)
     if not about or not wanted:
         return 0
     if about == wanted:
@@ -100,7 +100,7 @@ def name_score(field: FieldFacts, collection: str) -> int:
     if wanted == about[-len(wanted) :]:
         return 2
     # The reference is named by its surroundings: `customer.id`, `customer._id`.
-    if field.name in ("id", "_id") and len(field.steps) > 1:
+    if field.called in ("id", "_id") and len(field.steps) > 1:
         owner = [step for step in field.steps[:-1] if step != "[]"][-1]
         return 3 if stem(owner) == wanted else 0
     return 0
@@ -149,7 +149,7 @@ def _targets(
     for parent in parents:
         score = name_score(field, parent.name)
         if parent.name == child.name:
-            score = max(score if stem(field.name) != subject(child.name) else 0, _self_score(field))
+            score = max(score if stem(field.called) != subject(child.name) else 0, _self_score(field))
         for key in keys[parent.name]:
             if parent.name == child.name and (key == field.path or (key != "_id" and not _self_score(field))):
                 continue
@@ -171,7 +171,7 @@ def _targets(
 def _self_score(field: FieldFacts) -> int:
     return (
         3
-        if {"_".join(stem(field.name)), words(field.name)[0] if words(field.name) else ""} & SELF_NAMES
+        if {"_".join(stem(field.called)), words(field.called)[0] if words(field.called) else ""} & SELF_NAMES
         else 0
     )
 
@@ -182,7 +182,7 @@ def _is_id(key: str) -> bool:
 
 def _natural_score(field: FieldFacts, parent: CollectionFacts, key: str) -> int:
     """`sku` names `products.sku`, and `customer_email` names `customers.email`."""
-    names, wanted = words(field.name), words(key)
+    names, wanted = words(field.called), words(key)
     if names == wanted:
         # Two collections may both have a unique field `name` without referring to each other.
         return 2 if key not in ("name", "title", "slug", "code") else 0
@@ -240,7 +240,6 @@ def sampled_values(candidate: Candidate, share: float) -> list[Stage]:
         *_unwound(candidate.field),
         {"$match": {path: {"$type": candidate.field.type}}},
         {"$project": {"_id": 0, "v": f"${path}"}},
-        {"$limit": SAMPLED_VALUES_MAX},
     ]
 
 
@@ -251,6 +250,13 @@ def counted(candidate: Candidate, values: list[Any]) -> list[Stage]:
     unwound = _unwound(candidate.field)
     again = [*unwound, among] if unwound else []
     return [among, *again, {"$group": {"_id": f"${path}", "n": {"$sum": 1}}}]
+
+
+def thinned(values: list[Any], number: int) -> list[Any]:
+    """So many of the values at most, evenly from all: the first may be of one day or one parent."""
+    if len(values) <= number:
+        return values
+    return [values[place * len(values) // number] for place in range(number)]
 
 
 def heaviest(values: list[Any]) -> list[Any]:

@@ -76,15 +76,12 @@ def likely_keys(rows: Iterable[Mapping[str, Any]], keys_max: int) -> list[str]:
     return list(found)[:keys_max]
 
 
-def read_values(
-    rows: Iterable[Mapping[str, Any]], keys: Sequence[str], values_max: int
-) -> dict[str, list[Any]]:
+def read_values(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, list[Any]]:
     """The values that `shapes` brought along, per field."""
     values: dict[str, list[Any]] = {name: [] for name in keys}
     for row in rows:
         for number, name in enumerate(keys):
-            kept = values[name]
-            kept += [value for value in row[f"v{number}"][: values_max - len(kept)] if value is not None]
+            values[name] += [value for value in row[f"v{number}"] if value is not None]
     return values
 
 
