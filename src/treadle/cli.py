@@ -349,7 +349,7 @@ def scan(
     documents: Annotated[
         int, typer.Option("--documents", min=1, help="Larger collections are measured by a uniform sample.")
     ] = 20_000_000,
-    sample: Annotated[int, typer.Option("--sample", min=100, help="How large such a sample is.")] = 10_000,
+    sample: Annotated[int, typer.Option("--sample", min=100, help="How large such a sample is.")] = 4_000,
     seconds: Annotated[
         float, typer.Option("--seconds", min=0.001, help="The most for one operation.")
     ] = 60.0,

@@ -23,7 +23,16 @@ from treadle.advisor.reading import COMMENT
 from treadle.advisor.statistics import counted
 
 PASSWORD = "hush"
-READS = {"aggregate", "find", "getMore", "listCollections", "listIndexes", "buildInfo", "killCursors"}
+READS = {
+    "aggregate",
+    "find",
+    "getMore",
+    "listCollections",
+    "listIndexes",
+    "buildInfo",
+    "killCursors",
+    "count",
+}
 
 
 class Watch(monitoring.CommandListener):
@@ -278,6 +287,47 @@ def test_relations_are_proven_with_orphans_and_cardinalities(database: Any) -> N
     assert 0 == by_mail.orphans
 
 
+def test_children_of_a_large_collection_come_from_drawn_references(database: Any) -> None:
+    """999 customers have 10 orders each, one has 3,000; a tenth of the orders of one kind name nobody."""
+    ids = [ObjectId() for _ in range(1_000)]
+    database["customers"].insert_many([{"_id": each, "name": "n"} for each in ids])
+    owners = [ids[0]] * 3_000 + [each for each in ids[1:] for _ in range(10)]
+    lost = [ObjectId() for _ in range(100)]
+    database["orders"].insert_many(
+        [
+            {"customer_id": each, "seller": lost[n % 100] if n % 10 == 0 else ids[n % 1_000]}
+            for n, each in enumerate(owners)
+        ]
+    )
+    limits = Limits(structure_documents=5_000, sample_documents=2_000)
+    found = {each.path: each for each in scan(database, limits=limits).scan.relations}
+    relation = found["customer_id"]
+    # The heaviest is counted exactly, the usual one too; only how many there are of each is estimated.
+    assert (10, 10, 3_000) == (relation.children.minimum, relation.children.median, relation.children.maximum)
+    assert 1_000 == pytest.approx(relation.children.count, rel=0.25)
+    assert 12_990 == relation.references == relation.children.sampled_of
+    assert 0 == relation.orphans
+    assert relation.checked == pytest.approx(2_000, rel=0.15)
+    assert 0.1 == pytest.approx(found["seller"].orphan_share, abs=0.04)
+
+
+def test_references_in_arrays_of_a_large_collection(database: Any) -> None:
+    database["tags"].insert_many([{"_id": f"t{n}", "name": "n"} for n in range(20)])
+    database["posts"].insert_many(
+        [{"title": "t", "tag_ids": [f"t{n % 20}", f"t{(n + 1) % 20}"]} for n in range(4_000)]
+    )
+    relation = scan(
+        database, limits=Limits(structure_documents=1_000, sample_documents=1_000)
+    ).scan.relations[0]
+    assert ("tag_ids[]", "tags", True, 8_000) == (
+        relation.path,
+        relation.parent,
+        relation.many,
+        relation.references,
+    )
+    assert (400, 400) == (relation.children.minimum, relation.children.maximum)
+
+
 def test_numbers_that_coincide_are_no_relation(database: Any) -> None:
     database["levels"].insert_many([{"_id": n, "name": "n"} for n in range(50)])
     database["visits"].insert_many([{"_id": n, "minutes": n % 50, "score": n % 7} for n in range(500)])
@@ -403,6 +453,30 @@ def test_of_very_many_collections_the_largest_are_looked_into(database: Any) -> 
     assert {"c0", "c10", "c20", "c30"} == set(found.collections)
     assert 40 == len(found.names)
     assert "40 collections; the 4 largest" in found.notes[0]
+
+
+@pytest.mark.heavy
+def test_five_thousand_collections() -> None:
+    """Empty ones, made in bulk; the scan names the pattern of their names and looks into the largest."""
+    arguments = ["--storageEngine", "ephemeralForTest"]
+    with (
+        servers.start(replica_set=False, arguments=arguments) as running,
+        MongoClient[dict[str, Any]](running.uri) as client,
+    ):
+        database = client["many"]
+        database["tenant_17"].insert_many([{"n": n} for n in range(50)])
+        names = [f"tenant_{n}" for n in range(5_000) if n != 17]
+        for start in range(0, len(names), 250):
+            made = [
+                {"op": "c", "ns": "many.$cmd", "o": {"create": name}} for name in names[start : start + 250]
+            ]
+            client.admin.command({"applyOps": made})
+        report = scan(database, limits=Limits(collections=20))
+    assert 5_000 == len(report.scan.names)
+    assert 20 == len(report.scan.collections)
+    assert 50 == report.scan.collections["tenant_17"].count
+    assert "5,000 collections; the 20 largest" in report.scan.notes[0]
+    assert ["tenant_#"] == [each.where for each in report.findings if each.code == "too-many-collections"]
 
 
 def test_an_asyncio_database_is_refused(server: Any) -> None:

@@ -39,8 +39,12 @@ def test_rules_explain_themselves() -> None:
 
 
 @cases
-def test_the_symptom_is_found_with_its_numbers(case: Case, database: Any) -> None:
+def test_the_symptom_is_found_with_its_numbers(
+    case: Case, database: Any, aloud: Callable[[str], None]
+) -> None:
+    """And what it declares compiles, and a dry set-up accepts it."""
     case.symptom(database)
+    before = sorted(database.list_collection_names())
     report = scan(database, limits=LIMITS)
     assert () == report.failures
     found = finding_of(report.findings, case.code)
@@ -49,6 +53,8 @@ def test_the_symptom_is_found_with_its_numbers(case: Case, database: Any) -> Non
     assert case.severity == found[0].severity
     assert found[0].confidence in ("low", "medium", "high")
     assert found[0].summary.endswith(".")
+    check_declarations(report, database, aloud)
+    assert before == sorted(database.list_collection_names())
 
 
 @cases
@@ -119,18 +125,6 @@ def check_declarations(report: Report, database: Any, aloud: Callable[[str], Non
             raise AssertionError(f"{each.code}: {error!r}\n{each.declaration}") from error
         tried += 1
     return tried
-
-
-@cases
-def test_the_declaration_compiles_and_a_dry_setup_accepts_it(
-    case: Case, database: Any, aloud: Callable[[str], None]
-) -> None:
-    case.symptom(database)
-    before = sorted(database.list_collection_names())
-    report = scan(database, limits=LIMITS)
-    assert finding_of(report.findings, case.code)
-    check_declarations(report, database, aloud)
-    assert before == sorted(database.list_collection_names())
 
 
 def test_a_failing_rule_is_said_and_takes_nothing_with_it(

@@ -124,9 +124,10 @@ _USED_NAMES = frozenset(
 def python_name(stored: str, taken: set[str]) -> str:
     """An attribute name for a stored name, the same one where that is possible."""
     name = re.sub(r"\W", "_", stored, flags=re.ASCII).lstrip("_")
-    if not name or name[0].isdigit():
+    # Pydantic keeps names that begin with model_ for itself.
+    if not name or name[0].isdigit() or name.startswith("model_"):
         name = f"field_{name}".rstrip("_")
-    if keyword.iskeyword(name) or name in _RESERVED or name.startswith(("model_", "__")):
+    if keyword.iskeyword(name) or name in _RESERVED:
         name = f"{name}_"
     base, number = name, 2
     while name in taken:

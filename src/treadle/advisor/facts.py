@@ -22,7 +22,7 @@ class Limits:
 
     full_pass_documents: int = 20_000_000
     structure_documents: int = 100_000
-    sample_documents: int = 10_000
+    sample_documents: int = 4_000
     operation_seconds: float = 60.0
     collections: int = 200
     shapes: int = 1_000
@@ -130,6 +130,11 @@ class FieldFacts:
     @property
     def name(self) -> str:
         return self.steps[-1] if self.steps else self.path
+
+    @property
+    def called(self) -> str:
+        """The name that a reader sees: that of the array for its elements."""
+        return next((step for step in reversed(self.steps) if step != "[]"), self.path)
 
     @property
     def in_array(self) -> bool:

@@ -67,7 +67,7 @@ table { border-collapse: collapse; font-size: .85rem; width: 100%; font-variant-
 th { text-align: left; font-weight: 600; color: var(--quiet); }
 th, td { padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 details { margin: .35rem 0; } summary { cursor: pointer; font-size: .85rem; color: var(--quiet); }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr)); gap: 0
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(20rem, 100%), 1fr)); gap: 0
   2rem; }
 figure { margin: .75rem 0 0; min-width: 0; } figcaption { font-size: .85rem; color: var(--quiet); }
 svg { display: block; width: 100%; height: auto; }

@@ -157,6 +157,11 @@ def distinct_pipeline(keys: Iterable[str], share: float) -> list[Stage]:
     return [*sampled(share), {"$facet": {"n": [{"$count": "n"}], **parts}}]
 
 
+def is_unlike_series(keys: Iterable[str], sample: Mapping[str, list[Any]]) -> bool:
+    """Whether values at hand already show an id that hardly recurs, so that nobody need ask."""
+    return any(len(set(map(str, sample[name]))) > len(sample[name]) / 2 for name in keys if sample.get(name))
+
+
 def choose_key(keys: list[str], row: Mapping[str, Any], facts: CollectionFacts) -> str | None:
     """The key with the most values that still leaves many documents to each.
 

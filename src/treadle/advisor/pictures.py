@@ -22,6 +22,7 @@ COLUMN, ROW = 260, 66
 NODES_MAX = 40
 LABEL_LENGTH_MAX = 19
 BAR_GAP = 3
+BAR_WIDTH_MAX = 60
 
 Show = Callable[[float], str]
 
@@ -43,7 +44,7 @@ def histogram(number_: int, title: str, found: Distribution, show: Show, what: s
         return ""
     tail = found.p99
     highest = max(log10(each.count + 1) for each in bins)
-    width = (WIDTH - 2 * LEFT) / len(bins)
+    width = min(BAR_WIDTH_MAX, (WIDTH - 2 * LEFT) / len(bins))
     room = HEIGHT - BOTTOM - TOP
     parts = [
         f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {HEIGHT}" '

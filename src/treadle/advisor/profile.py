@@ -25,6 +25,7 @@ from treadle.advisor.facts import (
     Limits,
     Relation,
     Scan,
+    Shape,
     TreeFacts,
     Workload,
 )
@@ -42,6 +43,10 @@ VALUES_MEASURED_MAX = 20
 # Documents smaller than this hold no large value worth measuring.
 LARGE_DOCUMENT_BYTES = 16 * 1024
 TREE_NODES_MAX = 200_000
+# Values kept of samples until relations are looked for; some 40 MB at most.
+KEPT_VALUES_MAX = 500_000
+KEYS_BROUGHT_MAX = 6
+GUESSED_DOCUMENTS = 50
 DAY_SECONDS = 86_400.0
 
 
@@ -70,6 +75,8 @@ class Profiler:
     workload: Workload | None = None
     notes: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    # Values of possible keys, per collection and field; never part of the facts.
+    samples: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     version: tuple[int, ...] = (0,)
     complete: bool = False
     lost: bool = False
@@ -126,17 +133,20 @@ class Profiler:
             self.notes.append("The database has no collections, or the login may see none.")
         kept = sorted(listed)
         if len(kept) > self.limits.collections:
-            sizes = {name: self._bytes(name) for name in kept}
-            kept = sorted(sorted(kept, key=lambda name: (-sizes[name], name))[: self.limits.collections])
+            counts = {name: self._documents(name, listed[name]) for name in kept}
+            kept = sorted(sorted(kept, key=lambda name: (-counts[name], name))[: self.limits.collections])
             self.notes.append(
                 f"The database has {len(listed):,} collections; the {len(kept)} largest were looked into."
             )
         return [(name, listed[name]) for name in kept]
 
-    def _bytes(self, name: str) -> int:
+    def _documents(self, name: str, listed: Mapping[str, Any]) -> int:
+        """How many documents, as the server's catalogue says; a view would have to be computed."""
+        if listed.get("type", "collection") != "collection":
+            return 0
         try:
-            return sum(row["storageStats"]["size"] for row in self._statistics(name))
-        except (Refused, KeyError):
+            return int(self.reader.command({"count": name})["n"])
+        except Refused:
             return 0
 
     def _statistics(self, name: str) -> list[dict[str, Any]]:
@@ -234,24 +244,34 @@ class Profiler:
         """The top-level fields and which occur together; of a sample where that was too much."""
         share = 1.0 if facts.count <= self.limits.structure_documents else 0.0
         share = share or self._share(facts, self.limits.sample_documents)
+        keys = self._likely_keys(facts) if share < 1 else []
         for smaller in (1.0, 0.1, 0.01):
             try:
                 rows = self.reader.aggregate(
-                    facts.name, structure.shapes(min(1.0, share * smaller), self.limits.shapes)
+                    facts.name, structure.shapes(min(1.0, share * smaller), self.limits.shapes, keys)
                 )
             except Refused as refused:
                 if refused.reason == TOO_LARGE:
                     continue
                 raise
             if len(rows) <= self.limits.shapes:
-                return self._with_shapes(facts, rows, share * smaller)
+                if keys:
+                    self.samples[facts.name] = structure.read_values(rows, keys)
+                return self._with_shapes(facts, structure.read_shapes(rows), share * smaller)
             break
         return self._with_paths_only(facts)
 
-    def _with_shapes(
-        self, facts: CollectionFacts, rows: list[dict[str, Any]], share: float
-    ) -> CollectionFacts:
-        shapes, had_map = structure.collapse_shapes(structure.read_shapes(rows))
+    def _likely_keys(self, facts: CollectionFacts) -> list[str]:
+        """Fields whose values are worth bringing along; a guess, which a few documents are enough for."""
+        kept = sum(len(values) for sample in self.samples.values() for values in sample.values())
+        if kept > KEPT_VALUES_MAX:
+            return []
+        # `$sample` prefers large documents, which does no harm to a guess.
+        few = [{"$sample": {"size": GUESSED_DOCUMENTS}}, *structure.shapes(1.0, self.limits.shapes)]
+        return structure.likely_keys(self.reader.aggregate(facts.name, few), KEYS_BROUGHT_MAX)
+
+    def _with_shapes(self, facts: CollectionFacts, found: list[Shape], share: float) -> CollectionFacts:
+        shapes, had_map = structure.collapse_shapes(found)
         looked_at = sum(shape.count for shape in shapes)
         if share < 1:
             facts = _noted(facts, f"fields are of a uniform sample of {looked_at:,} documents")
@@ -266,7 +286,7 @@ class Profiler:
 
     def _with_paths_only(self, facts: CollectionFacts) -> CollectionFacts:
         """For collections with more shapes than fit: each field by itself, of a sample."""
-        share = self._share(facts, max(1, self.limits.sample_documents // 5))
+        share = self._share(facts, max(1, self.limits.sample_documents // 2))
         rows = self.reader.aggregate(facts.name, structure.paths(share, self.limits.paths, False))
         looked_at = max((row["n"] for row in rows), default=0)
         cut = len(rows) > self.limits.paths
@@ -286,7 +306,7 @@ class Profiler:
         nested = {"object", "array"}
         if not any(nested & set(each.types) for each in facts.fields.values()):
             return replace(facts, depth=1)
-        share = self._share(facts, max(1, self.limits.sample_documents // 5))
+        share = self._share(facts, max(1, self.limits.sample_documents // 2))
         try:
             rows = self.reader.aggregate(facts.name, structure.paths(share, self.limits.paths, True))
         except Refused as refused:
@@ -389,8 +409,10 @@ class Profiler:
             return facts
         time, keys, measures = fields
         share = self._share(facts, self.limits.sample_documents)
-        rows = self.reader.aggregate(facts.name, inner.distinct_pipeline(keys, share))
-        key = inner.choose_key(keys, rows[0], facts)
+        if inner.is_unlike_series(keys, self.samples.get(facts.name, {})):
+            return facts
+        row = self.reader.aggregate(facts.name, inner.distinct_pipeline(keys, share))[0]
+        key = inner.choose_key(keys, row, facts)
         if key is None:
             return facts
         others = [each.name for each in facts.top() if each.name not in (key, time, *measures)]
@@ -428,9 +450,12 @@ class Profiler:
 
     def _best(self, found: list[Candidate]) -> Candidate | None:
         """The target that holds most of the values; by name where several hold them."""
-        rows = self.reader.aggregate(found[0].child, relations.probe(found[0], anywhere=True))
-        rows = rows or self.reader.aggregate(found[0].child, relations.probe(found[0], anywhere=False))
-        values = [row["_id"] for row in rows]
+        brought = [value for value in self._sample_of(found[0]) if not isinstance(value, (dict, list))]
+        values = relations.thinned(list(dict.fromkeys(brought)), relations.PROBED_VALUES)
+        for anywhere in (True, False):
+            if not values:
+                rows = self.reader.aggregate(found[0].child, relations.probe(found[0], anywhere))
+                values = [row["_id"] for row in rows]
         if not values:
             return None
         best: tuple[float, int] | None = None
@@ -448,45 +473,99 @@ class Profiler:
         rows = self.reader.find(parent, {key: {"$in": values}}, projection)
         return {relations.hashable(row[key]) for row in rows if key in row}
 
+    def _sample_of(self, candidate: Candidate) -> list[Any]:
+        """Values of the field that an earlier pass brought along."""
+        return self.samples.get(candidate.child, {}).get(candidate.field.path, [])
+
     def _proven(self, candidate: Candidate) -> Relation | None:
-        """Children per parent from a full pass, and orphans by looking the values up."""
+        """Children per parent and orphans; from a full pass, or where that costs too much, a sample."""
         child, parent = self.found[candidate.child], self.found[candidate.parent]
-        if child.count > self.limits.full_pass_documents:
-            raise Refused("the collection is larger than the budget")
-        rows = self.reader.aggregate(
-            candidate.child,
-            relations.grouped(candidate.field, candidate.path, self.limits.references_checked),
-        )
-        counts, sampled_values = rows[0]["counts"], rows[0]["values"]
-        if not counts:
-            return None
-        held = self._held(candidate.parent, candidate.key, [row["_id"] for row in sampled_values])
-        checked = sum(row["n"] for row in sampled_values)
-        orphans = sum(row["n"] for row in sampled_values if relations.hashable(row["_id"]) not in held)
-        distinct = sum(row["values"] for row in counts)
-        if not relations.contained_enough(candidate, len(held) / len(sampled_values), distinct):
+        exact = child.count <= self.limits.structure_documents
+        found = self._counted_all(candidate) if exact else self._counted_sample(candidate, child)
+        if found is None:
             return None
         if candidate.key != "_id" and not self._is_unique(parent, candidate.key):
             return None
-        found = round(distinct * len(held) / len(sampled_values))
-        reads = self._reads(candidate)
+        children, references, checked, orphans, held_share = found
         return Relation(
             candidate.child,
             candidate.field.path,
             candidate.parent,
             candidate.key,
             candidate.field.in_array,
-            sum(row["_id"] * row["values"] for row in counts),
-            Distribution.of(
-                (row["_id"], row["_id"], row["values"], row["_id"] * row["values"]) for row in counts
-            ),
+            references,
+            children,
             parent.count,
-            max(0, parent.count - found),
+            max(0, parent.count - round(children.count * held_share)),
             orphans,
             checked,
             "name" if candidate.named else "type",
-            *reads,
+            *self._reads(candidate),
         )
+
+    def _counted_all(self, candidate: Candidate) -> tuple[Distribution, int, int, int, float] | None:
+        """Every reference is counted; up to a limit of different ones are looked up."""
+        rows = self.reader.aggregate(
+            candidate.child,
+            relations.grouped(candidate.field, candidate.path, self.limits.references_checked),
+        )
+        counts, values = rows[0]["counts"], rows[0]["values"]
+        if not counts:
+            return None
+        held = self._held(candidate.parent, candidate.key, [row["_id"] for row in values])
+        share = len(held) / len(values)
+        if not relations.contained_enough(candidate, share, sum(row["values"] for row in counts)):
+            return None
+        children = Distribution.of(
+            (row["_id"], row["_id"], row["values"], row["_id"] * row["values"]) for row in counts
+        )
+        references = sum(row["_id"] * row["values"] for row in counts)
+        checked = sum(row["n"] for row in values)
+        orphans = sum(row["n"] for row in values if relations.hashable(row["_id"]) not in held)
+        return children, references, checked, orphans, share
+
+    def _counted_sample(
+        self, candidate: Candidate, child: CollectionFacts
+    ) -> tuple[Distribution, int, int, int, float] | None:
+        """References of a uniform sample are looked up; of some and of the heaviest, children are counted."""
+        share = self._share(child, self.limits.sample_documents)
+        values = self._sample_of(candidate)
+        if not values:
+            rows = self.reader.aggregate(candidate.child, relations.sampled_values(candidate, share))
+            values = [row["v"] for row in rows]
+        # A field may hold other types too, and the values were brought along before that was known.
+        values = [value for value in values if not isinstance(value, (dict, list))]
+        if not values:
+            return None
+        values = relations.thinned(values, relations.SAMPLED_VALUES_MAX)
+        held = self._held(candidate.parent, candidate.key, list(dict.fromkeys(values)))
+        orphans = sum(relations.hashable(value) not in held for value in values)
+        distinct = len(set(values))
+        contained = len(held) / distinct
+        if not relations.contained_enough(candidate, contained, distinct):
+            return None
+        drawn, heavy = relations.thinned(values, relations.DRAWN_VALUES), relations.heaviest(values)
+        rows = self.reader.aggregate(
+            candidate.child, relations.counted(candidate, list(dict.fromkeys([*drawn, *heavy])))
+        )
+        numbers = {row["_id"]: int(row["n"]) for row in rows}
+        references = self._references(candidate, child)
+        children = relations.per_parent(
+            [numbers[value] for value in drawn if value in numbers] or [1],
+            max(numbers.values(), default=1),
+            references,
+        )
+        return children, references, len(values), orphans, contained
+
+    def _references(self, candidate: Candidate, child: CollectionFacts) -> int:
+        """About how many references a large collection holds."""
+        field = candidate.field
+        if not field.in_array:
+            return round(child.count * field.filled.get(field.type, 0) / max(1, field.looked_at))
+        place = field.steps.index("[]")
+        array = child.fields.get(structure.label(field.steps[:place]))
+        mean = array.lengths.mean if array is not None and array.lengths is not None else 1.0
+        return round(child.count * mean)
 
     def _reads(self, candidate: Candidate) -> tuple[int, int]:
         if self.workload is None:

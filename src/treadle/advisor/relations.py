@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.advisor.facts import CollectionFacts, FieldFacts
-from treadle.advisor.structure import Stage, is_plain_name
+from treadle.advisor.facts import CollectionFacts, Distribution, FieldFacts
+from treadle.advisor.structure import Stage, is_plain_name, sampled
 
 KEY_TYPES = frozenset({"objectId", "string", "int", "long", "binData"})
 # Values of these types are found in another collection by reference, not by chance.
@@ -22,6 +22,9 @@ TELLING_TYPES = frozenset({"objectId", "binData"})
 TARGETS_BY_TYPE_MAX = 30
 CANDIDATES_MAX = 400
 PROBED_VALUES = 64
+SAMPLED_VALUES_MAX = 2_000
+DRAWN_VALUES = 300
+HEAVY_VALUES = 50
 PROBED_DOCUMENTS = 200
 # Below this many distinct values, containment proves little.
 DISTINCT_MIN_UNNAMED = 3
@@ -86,7 +89,7 @@ def subject(collection: str) -> tuple[str, ...]:
 
 def name_score(field: FieldFacts, collection: str) -> int:
     """How well a field's name fits a collection; 0 is not at all."""
-    about, wanted = stem(field.name), subject(collection)
+    about, wanted = stem(field.called), subject(collection)
     if not about or not wanted:
         return 0
     if about == wanted:
@@ -97,7 +100,7 @@ def name_score(field: FieldFacts, collection: str) -> int:
     if wanted == about[-len(wanted) :]:
         return 2
     # The reference is named by its surroundings: `customer.id`, `customer._id`.
-    if field.name in ("id", "_id") and len(field.steps) > 1:
+    if field.called in ("id", "_id") and len(field.steps) > 1:
         owner = [step for step in field.steps[:-1] if step != "[]"][-1]
         return 3 if stem(owner) == wanted else 0
     return 0
@@ -146,7 +149,7 @@ def _targets(
     for parent in parents:
         score = name_score(field, parent.name)
         if parent.name == child.name:
-            score = max(score if stem(field.name) != subject(child.name) else 0, _self_score(field))
+            score = max(score if stem(field.called) != subject(child.name) else 0, _self_score(field))
         for key in keys[parent.name]:
             if parent.name == child.name and (key == field.path or (key != "_id" and not _self_score(field))):
                 continue
@@ -168,7 +171,7 @@ def _targets(
 def _self_score(field: FieldFacts) -> int:
     return (
         3
-        if {"_".join(stem(field.name)), words(field.name)[0] if words(field.name) else ""} & SELF_NAMES
+        if {"_".join(stem(field.called)), words(field.called)[0] if words(field.called) else ""} & SELF_NAMES
         else 0
     )
 
@@ -179,7 +182,7 @@ def _is_id(key: str) -> bool:
 
 def _natural_score(field: FieldFacts, parent: CollectionFacts, key: str) -> int:
     """`sku` names `products.sku`, and `customer_email` names `customers.email`."""
-    names, wanted = words(field.name), words(key)
+    names, wanted = words(field.called), words(key)
     if names == wanted:
         # Two collections may both have a unique field `name` without referring to each other.
         return 2 if key not in ("name", "title", "slug", "code") else 0
@@ -227,6 +230,59 @@ def grouped(field: FieldFacts, path: str, checked_max: int) -> list[Stage]:
             }
         },
     ]
+
+
+def sampled_values(candidate: Candidate, share: float) -> list[Stage]:
+    """The references in a uniform sample of documents, one row each."""
+    path = candidate.path
+    return [
+        *sampled(share),
+        *_unwound(candidate.field),
+        {"$match": {path: {"$type": candidate.field.type}}},
+        {"$project": {"_id": 0, "v": f"${path}"}},
+    ]
+
+
+def counted(candidate: Candidate, values: list[Any]) -> list[Stage]:
+    """How many references there are to each of some values; an index is used where there is one."""
+    path = candidate.path
+    among = {"$match": {path: {"$in": values}}}
+    unwound = _unwound(candidate.field)
+    again = [*unwound, among] if unwound else []
+    return [among, *again, {"$group": {"_id": f"${path}", "n": {"$sum": 1}}}]
+
+
+def thinned(values: list[Any], number: int) -> list[Any]:
+    """So many of the values at most, evenly from all: the first may be of one day or one parent."""
+    if len(values) <= number:
+        return values
+    return [values[place * len(values) // number] for place in range(number)]
+
+
+def heaviest(values: list[Any]) -> list[Any]:
+    """The values that occur most often in a sample; the parent with the most children is among them."""
+    counts: dict[Any, int] = {}
+    for value in values:
+        counts[value] = counts.get(value, 0) + 1
+    return sorted(counts, key=lambda value: -counts[value])[:HEAVY_VALUES]
+
+
+def per_parent(drawn: list[int], heaviest: int, references: int) -> Distribution:
+    """Children per parent, from the numbers of children of parents that references were drawn of.
+
+    A parent with many children is drawn more often, in just that proportion;
+    so each counts for one over its number.
+    """
+    weights: dict[int, float] = {}
+    for number in drawn:
+        weights[number] = weights.get(number, 0.0) + 1 / number
+    parents = references * sum(weights.values()) / len(drawn)
+    scale = parents / sum(weights.values())
+    rows = [(number, number, max(1, round(weight * scale)), 0.0) for number, weight in weights.items()]
+    if heaviest > max(weights):
+        rows.append((heaviest, heaviest, 1, 0.0))
+    rows = [(low, high, count, low * count) for low, high, count, _ in rows]
+    return Distribution.of(rows, references)
 
 
 def _unwound(field: FieldFacts) -> list[Stage]:

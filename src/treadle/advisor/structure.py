@@ -13,7 +13,7 @@ never NUL, so that nothing can be mistaken for something else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -41,9 +41,14 @@ def sampled(share: float) -> list[Stage]:
     return [] if share >= 1 else [{"$match": {"$sampleRate": share}}]
 
 
-def shapes(share: float, shapes_max: int) -> list[Stage]:
-    """One row per signature: its fields, how many documents, first and last id."""
+def shapes(share: float, shapes_max: int, keys: Sequence[str] = ()) -> list[Stage]:
+    """One row per signature: its fields, how many documents, first and last id, and values of `keys`.
+
+    The values serve to find references without another pass; they stay in
+    this process. They are asked for with small samples only.
+    """
     signature = {"$map": {"input": {"$objectToArray": "$$ROOT"}, "in": ["$$this.k", {"$type": "$$this.v"}]}}
+    accumulators = {f"v{number}": {"$push": f"${name}"} for number, name in enumerate(keys)}
     return [
         *sampled(share),
         {
@@ -52,11 +57,32 @@ def shapes(share: float, shapes_max: int) -> list[Stage]:
                 "n": {"$sum": 1},
                 "first": {"$min": "$_id"},
                 "last": {"$max": "$_id"},
+                **accumulators,
             }
         },
         {"$sort": {"n": -1, "_id": 1}},
         {"$limit": shapes_max + 1},
     ]
+
+
+def likely_keys(rows: Iterable[Mapping[str, Any]], keys_max: int) -> list[str]:
+    """Names of top-level fields that may refer to something, by a look at a few signatures."""
+    found: dict[str, None] = {}
+    for row in rows:
+        for name, kind in row["_id"]:
+            named = name.lower().endswith(("id", "_ref", "_key")) and kind in ("int", "long", "string")
+            if name != "_id" and is_plain_name(name) and (kind == "objectId" or named):
+                found[name] = None
+    return list(found)[:keys_max]
+
+
+def read_values(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, list[Any]]:
+    """The values that `shapes` brought along, per field."""
+    values: dict[str, list[Any]] = {name: [] for name in keys}
+    for row in rows:
+        for number, name in enumerate(keys):
+            values[name] += [value for value in row[f"v{number}"] if value is not None]
+    return values
 
 
 def read_shapes(rows: Iterable[Mapping[str, Any]]) -> list[Shape]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from treadle.advisor.declare import Source, python_name, quoted
 from treadle.advisor.facts import CollectionFacts, Relation, Scan
@@ -35,6 +36,9 @@ def find(scan: Scan) -> Iterator[Finding]:
         if tree is None or relation.path != tree.parent or facts.count < NODES_MIN:
             continue
         if tree.depth_max < DEPTH_MIN and tree.looked_at:
+            continue
+        # Ids of several types are to be mended first; `mixed-types` says so.
+        if len(facts.fields["_id"].filled) != 1:
             continue
         if _is_kept(facts) or relation.key != "_id" or not is_plain_name(relation.path):
             continue
@@ -100,8 +104,11 @@ def _declaration(facts: CollectionFacts, relation: Relation) -> str:
     place = python_name("ancestors", set(names.values()))
     identity = facts.fields["_id"]
     kind = source.scalar(identity.type)
+    # A root has no parent, even if no root was among the documents looked at.
+    parent = facts.fields[relation.path]
+    known = replace(parent, types={identity.type: parent.present, "null": 1}, looked_at=parent.present + 1)
     source.document(
-        facts,
+        replace(facts, fields={**facts.fields, relation.path: known}),
         keywords=[f"tree=AncestorArray(parent={quoted(names[relation.path])}, ancestors={quoted(place)})"],
         added=(f"{place}: list[{kind}] = []",),
     )
