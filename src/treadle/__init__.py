@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
     from treadle.indexes import Indexed
     from treadle.maintenance.finding import Finding
+    from treadle.maintenance.schedule import Ran
     from treadle.maintenance.verify import Progress
     from treadle.patterns.ancestor_array import AncestorArray
     from treadle.patterns.bucket import Bucket
@@ -54,6 +55,7 @@ __all__ = [
     "Outlier",
     "ParentReference",
     "Progress",
+    "Ran",
     "Rollup",
     "Store",
     "Subset",
@@ -93,6 +95,7 @@ _HOMES = {
     "Outlier": "patterns.outlier",
     "ParentReference": "patterns.parent_reference",
     "Progress": "maintenance.verify",
+    "Ran": "maintenance.schedule",
     "Rollup": "patterns.rollup",
     "Store": "sync_api",
     "Subset": "patterns.subset",
