@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from treadle.maintenance.finding import Finding
     from treadle.maintenance.lazy import OldDocuments
     from treadle.maintenance.migration import Migrated, Sample, SetAside
+    from treadle.maintenance.schedule import Ran
     from treadle.maintenance.verify import Progress
     from treadle.patterns.ancestor_array import AncestorArray
     from treadle.patterns.approximation import Approximate
@@ -62,6 +63,7 @@ __all__ = [
     "Outlier",
     "ParentReference",
     "Progress",
+    "Ran",
     "Rollup",
     "Sample",
     "SetAside",
@@ -108,6 +110,7 @@ _HOMES = {
     "Outlier": "patterns.outlier",
     "ParentReference": "patterns.parent_reference",
     "Progress": "maintenance.verify",
+    "Ran": "maintenance.schedule",
     "Rollup": "patterns.rollup",
     "Sample": "maintenance.migration",
     "SetAside": "maintenance.migration",

@@ -14,6 +14,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -25,7 +26,7 @@ from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import PyMongoError
 
-from treadle import crud, deletes, set_up, shell, validation, writes
+from treadle import crud, deletes, due, set_up, shell, validation, writes
 from treadle.array_api import AsyncArray
 from treadle.bson_types import CODEC_OPTIONS
 from treadle.buckets.reading import Summary
@@ -48,6 +49,7 @@ from treadle.maintenance import (
     status,
 )
 from treadle.maintenance.migration import Migrated, SetAside
+from treadle.maintenance.schedule import Ran
 from treadle.maintenance.status import Status
 from treadle.maintenance.verify import Finding, Report
 from treadle.patterns import polymorphic
@@ -632,6 +634,10 @@ class AsyncStore:
     def worker(self, name: str = position.NAME) -> AsyncWorker:
         """The worker that keeps what is declared with `maintain="stream"` right."""
         return AsyncWorker(self, name)
+
+    async def run_due(self, now: datetime | None = None, dry_run: bool = False) -> list[Ran]:
+        """Do the scheduled work that is due, by the server's clock or at `now`; what was done."""
+        return await due.run_due_async(self, now, dry_run)
 
     async def status(self) -> Status:
         """How the maintenance stands: per rule its mode, how far behind, last run, last findings."""

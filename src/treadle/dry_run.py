@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pymongo.results import BulkWriteResult, DeleteResult, InsertManyResult, InsertOneResult, UpdateResult
 
-from treadle.plan import Aside, Call, Command, DatabaseCommand, Plan, Transact, Wait, require_fresh
+from treadle.plan import Aside, Call, Command, DatabaseCommand, Plan, Read, Transact, Wait, require_fresh
 
 R = TypeVar("R")
 
@@ -45,10 +45,15 @@ def dry(plan: Plan[R], writes: list[Command]) -> Plan[R]:
 
 
 def _writes(command: Command) -> bool:
+    if isinstance(command, Read):
+        stages = command.arguments[0] if command.method == "aggregate" else []
+        return any(name in stage for stage in stages for name in ("$merge", "$out"))
     return isinstance(command, (Call, DatabaseCommand)) and command.writes
 
 
 def _nothing_matched(command: Command) -> Any:
+    if isinstance(command, Read):
+        return []
     if not isinstance(command, Call):
         return {"ok": 1.0}
     if command.method == "insert_one":

@@ -197,6 +197,10 @@ class GatherRule(Rule):
         """Stored path and value of each part, from what the group gave."""
         return self.empty()
 
+    def finish_expressions(self, group: Mapping[str, str]) -> dict[str, Any]:
+        """The same as `finish`, for the server: `group` says by which path it finds an accumulator."""
+        return {}
+
     def evaluation(self) -> dict[str, Any]:
         """What to project so that `evaluated` can read a contribution off the result."""
         return {}
@@ -206,7 +210,7 @@ class GatherRule(Rule):
         return None
 
     def index_keys(self) -> list[tuple[str, int]]:
-        return self.key.index_keys()
+        return self.key.index_keys(windows_first=self.maintain == "schedule")
 
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
         return [(self.source, IndexModel(self.index_keys()))]

@@ -90,8 +90,8 @@ class Key:
         """Stages that leave one document per contribution, with its key in KEY."""
         raise NotImplementedError  # pragma: no cover
 
-    def index_keys(self) -> list[tuple[str, int]]:
-        """An index on the sources by which they are found."""
+    def index_keys(self, *, windows_first: bool = False) -> list[tuple[str, int]]:
+        """An index on the sources by which they are found; where whole windows are, those first."""
         raise NotImplementedError  # pragma: no cover
 
 
@@ -145,7 +145,7 @@ class ReferenceKey(Key):
         )
         return [{"$set": {KEY: distinct}}, {"$unwind": f"${KEY}"}]
 
-    def index_keys(self) -> list[tuple[str, int]]:
+    def index_keys(self, *, windows_first: bool = False) -> list[tuple[str, int]]:
         return [(self.by.stored, ASCENDING)]
 
 
@@ -232,9 +232,9 @@ class GroupKey(Key):
             stages.append({"$match": {f"{KEY}.{number}": {"$ne": None} for number in self._required}})
         return stages
 
-    def index_keys(self) -> list[tuple[str, int]]:
+    def index_keys(self, *, windows_first: bool = False) -> list[tuple[str, int]]:
         # Equal values first, then ranges.
-        ordered = sorted(self.parts, key=lambda part: part.window is not None)
+        ordered = sorted(self.parts, key=lambda part: (part.window is not None) != windows_first)
         return list(dict.fromkeys((part.source, ASCENDING) for part in ordered))
 
     # -- the targets --------------------------------------------------------------------

@@ -24,6 +24,7 @@ from treadle.errors import DataError
 from treadle.graph import Entry, Graph
 from treadle.indexes import Indexed
 from treadle.json_schema import stored_types
+from treadle.maintenance.changes import needs_before
 from treadle.maintenance.events import PRE_IMAGES_SINCE, Watch
 from treadle.paths import models_of
 from treadle.plan import Plan, Raw, aggregate, database_command
@@ -88,7 +89,7 @@ def _setup(graph: Graph) -> Plan[list[Action]]:
 
 def _keep_former_states(graph: Graph, existing: Mapping[str, Raw], actions: list[Action]) -> Plan[None]:
     """Let the server keep former states of documents where the worker has to know them."""
-    wanted = Watch(graph).needs_before()
+    wanted = sorted({*Watch(graph).needs_before(), *needs_before(graph)})
     if not wanted:
         return
     server = yield from read_topology()

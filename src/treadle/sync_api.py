@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -16,7 +17,7 @@ from pymongo.cursor import Cursor
 from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
-from treadle import crud, deletes, set_up, shell, validation, writes
+from treadle import crud, deletes, due, set_up, shell, validation, writes
 from treadle.array_api import Array
 from treadle.bson_types import CODEC_OPTIONS
 from treadle.buckets.reading import Summary
@@ -39,6 +40,7 @@ from treadle.maintenance import (
     status,
 )
 from treadle.maintenance.migration import Migrated, SetAside
+from treadle.maintenance.schedule import Ran
 from treadle.maintenance.status import Status
 from treadle.maintenance.verify import Finding, Report
 from treadle.patterns import polymorphic
@@ -585,6 +587,10 @@ class Store:
     def worker(self, name: str = position.NAME) -> Worker:
         """The worker that keeps what is declared with `maintain="stream"` right."""
         return Worker(self, name)
+
+    def run_due(self, now: datetime | None = None, dry_run: bool = False) -> list[Ran]:
+        """Do the scheduled work that is due, by the server's clock or at `now`; what was done."""
+        return due.run_due(self, now, dry_run)
 
     def status(self) -> Status:
         """How the maintenance stands: per rule its mode, how far behind, last run, last findings."""

@@ -17,13 +17,14 @@ from treadle.canonical import same
 from treadle.change import Change
 from treadle.keys import freeze
 from treadle.maintenance import counts, outliers, position, standalone
+from treadle.maintenance.closed import Bounds, is_closed, last_bounds
 from treadle.maintenance.fill import fill_references
 from treadle.maintenance.groups import Arranged, arrange, differing, keys_found, require_indexes
 from treadle.maintenance.intents import is_about_one_document, set_aside
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.pipelines import stamps_of, update_pipeline
 from treadle.maintenance.react import UNBOUNDED, react
-from treadle.maintenance.verify import Finding, Progress, Report, expected, page, verify
+from treadle.maintenance.verify import Finding, Progress, Report, expected, page, verify, within
 from treadle.paths import outermost, value_at
 from treadle.plan import Plan, Raw, bulk_write, by_id, count_documents, find, transact
 from treadle.topology import Topology
@@ -63,6 +64,12 @@ def rebuild(
             visited += 0 if entry.derived else nodes
         if not entry.derived:
             continue
+        bounds: Bounds | None = None
+        if entry.group is not None and entry.group.maintain == "schedule":
+            bounds = yield from last_bounds(entry)
+            if bounds is None:
+                # Its first scheduled run computes it.
+                continue
         total = (yield from count_documents(entry.collection, entry.exactly)) if report else 0
         done = 0
         last: Any = None
@@ -71,7 +78,8 @@ def rebuild(
             if not documents:
                 break
             last = documents[-1]["_id"]
-            yield from mend(graph, server, entry, [entry.key_of(each) for each in documents])
+            keys = [entry.key_of(each) for each in documents if within(entry, each, bounds)]
+            yield from mend(graph, server, entry, keys)
             done += len(documents)
             if report:
                 report(Progress(entry.model.__name__, done, max(total, done)))
@@ -80,7 +88,7 @@ def rebuild(
             yield from counts.forget_old_writers()
         if entry.group is not None:
             # Groups that have no document yet, or too many.
-            others = yield from differing(entry)
+            others = [key for key in (yield from differing(entry)) if not bounds or is_closed(key, bounds)]
             yield from _in_chunks(graph, server, entry, others)
             done += len(others)
         visited += done
@@ -134,6 +142,8 @@ def mend(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any])
     """Recompute what these documents maintain, and what that feeds; the keys of those that changed."""
     if entry.group is not None:
         yield from require_indexes([] if entry.group.key.identity else [entry.group])
+    if not keys:
+        return []
     changed = yield from outliers.mend(graph, server, entry, keys)
     changed += yield from counts.mend(graph, server, entry, keys)
     if not changed and not (entry.outliers or entry.counters):

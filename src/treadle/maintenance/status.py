@@ -12,6 +12,7 @@ from pymongo.errors import OperationFailure
 
 from treadle.gather import freeze
 from treadle.maintenance import intents, lease, position
+from treadle.maintenance.closed import COLLECTION as SCHEDULES
 from treadle.maintenance.events import BEATS, Watch
 from treadle.maintenance.verify import Finding, Report, verify
 from treadle.pattern import Rule
@@ -95,13 +96,14 @@ def status(graph: Graph, server: Topology, name: str = position.NAME) -> Plan[St
         worker = yield from _worker(name, waiting)
     verified = {row["_id"]: row for row in (yield from find(VERIFICATIONS, {}))}
     watch = Watch(graph)
-    shown = [_of_rule(rule, watch, waiting, verified) for rule in rules]
+    runs = {label: row for row in (yield from find(SCHEDULES, {})) for label in row.get("rules", [])}
+    shown = [_of_rule(rule, watch, waiting, verified, runs.get(rule.place.label) or {}) for rule in rules]
     aside = yield from find(intents.SET_ASIDE, {}, {"_id": 1})
     owed = yield from find(intents.COLLECTION, {}, {"_id": 1})
     return Status(shown, worker, len(aside), len(owed))
 
 
-def _of_rule(rule: Rule, watch: Watch, waiting: Pending, verified: dict[str, Raw]) -> RuleStatus:
+def _of_rule(rule: Rule, watch: Watch, waiting: Pending, verified: dict[str, Raw], run: Raw) -> RuleStatus:
     label = rule.place.label
     row = verified.get(rule.target.model.__name__) or {}
     found = {each["rule"]: each["findings"] for each in row.get("rules", [])}
@@ -116,6 +118,8 @@ def _of_rule(rule: Rule, watch: Watch, waiting: Pending, verified: dict[str, Raw
         every_seconds=rule.every.total_seconds() if rule.every is not None else None,
         lag_seconds=(waiting.lag.seconds if dirty else 0.0) if stream else None,
         dirty=dirty if stream else None,
+        last_run=run.get("last_run"),
+        last_seconds=run.get("last_seconds"),
         findings=found.get(label),
         verified_at=row.get("at"),
     )

@@ -19,6 +19,7 @@ from pymongo.errors import OperationFailure
 from treadle.canonical import same
 from treadle.keys import freeze
 from treadle.maintenance import counts, outliers
+from treadle.maintenance.closed import Bounds, is_closed, last_bounds
 from treadle.maintenance.fill import fill_references
 from treadle.maintenance.finding import Finding as Finding
 from treadle.maintenance.groups import PAGE as GROUPS_PAGE
@@ -69,6 +70,12 @@ def verify(
             findings.extend((yield from verify_tree(server, entry.tree, report)))
         if not entry.derived:
             continue
+        bounds: Bounds | None = None
+        if entry.group is not None and entry.group.maintain == "schedule":
+            bounds = yield from last_bounds(entry)
+            if bounds is None:
+                # Nothing has been computed yet, so that nothing can be wrong.
+                continue
         total = (yield from count_documents(entry.collection, entry.exactly)) if report else 0
         done = 0
         last: Any = None
@@ -77,24 +84,30 @@ def verify(
             if not documents:
                 break
             last = documents[-1]["_id"]
+            done += len(documents)
+            documents = [each for each in documents if within(entry, each, bounds)]
             suspects = yield from examine(server, entry, documents)
             if suspects:
                 confirmed = yield from _look_again(server, entry, suspects)
                 findings.extend((yield from _give_time(server, entry, confirmed)))
-            done += len(documents)
             if report:
                 report(Progress(entry.model.__name__, done, max(total, done)))
         findings.extend(Finding(*each) for each in (yield from outliers.orphans(entry)))
         findings.extend(Finding(*each) for each in (yield from counts.overdue(entry)))
         if entry.group is not None:
-            findings.extend((yield from _verify_groups(server, entry)))
+            findings.extend((yield from _verify_groups(server, entry, bounds)))
     return findings
 
 
-def _verify_groups(server: Topology, entry: Entry[Any]) -> Plan[list[Finding]]:
+def within(entry: Entry[Any], document: Raw, bounds: Bounds | None) -> bool:
+    """Whether a document is one that the last scheduled run computed; any, where none is scheduled."""
+    return bounds is None or is_closed(entry.key_of(document), bounds)
+
+
+def _verify_groups(server: Topology, entry: Entry[Any], bounds: Bounds | None) -> Plan[list[Finding]]:
     """Groups that have no document, or more than one."""
     findings: list[Finding] = []
-    keys = yield from differing(entry)
+    keys = [key for key in (yield from differing(entry)) if bounds is None or is_closed(key, bounds)]
     for start in range(0, len(keys), GROUPS_PAGE):
         chunk = keys[start : start + GROUPS_PAGE]
         findings.extend((yield from _settled(server, partial(examine_groups, server, entry, chunk))))

@@ -170,6 +170,9 @@ class CountRule(ComputedRule):
     def finish(self, group: Raw | None) -> dict[str, Any]:
         return {self.path: group["count"] if group else 0}
 
+    def finish_expressions(self, group: Mapping[str, str]) -> dict[str, Any]:
+        return {self.path: {"$ifNull": [group["count"], 0]}}
+
 
 class FieldRule(ComputedRule):
     """A value computed from one field, or one expression, of the sources."""
@@ -260,6 +263,9 @@ class SumRule(FieldRule):
     def finish(self, group: Raw | None) -> dict[str, Any]:
         return {self.path: self.numbers.stored(group["sum"]) if group else self.numbers.zero}
 
+    def finish_expressions(self, group: Mapping[str, str]) -> dict[str, Any]:
+        return {self.path: self.numbers.stored_expression(group["sum"])}
+
 
 class AverageRule(FieldRule):
     def __init__(self, place: Place, graph: Graph, declared: Average) -> None:
@@ -301,6 +307,11 @@ class AverageRule(FieldRule):
         total, count = self.numbers.stored(group["sum"]), group["count"]
         return {self.path: _quotient(total, count), self.state: {"sum": total, "count": count}}
 
+    def finish_expressions(self, group: Mapping[str, str]) -> dict[str, Any]:
+        total, count = self.numbers.stored_expression(group["sum"]), {"$ifNull": [group["count"], 0]}
+        quotient = {"$cond": [{"$gt": [count, 0]}, {"$divide": [total, count]}, None]}
+        return {self.path: quotient, f"{self.state}.sum": total, f"{self.state}.count": count}
+
 
 class ExtremeRule(FieldRule):
     """Min and Max."""
@@ -337,6 +348,9 @@ class ExtremeRule(FieldRule):
 
     def finish(self, group: Raw | None) -> dict[str, Any]:
         return {self.path: group["extreme"] if group else None}
+
+    def finish_expressions(self, group: Mapping[str, str]) -> dict[str, Any]:
+        return {self.path: {"$ifNull": [group["extreme"], None]}}
 
     def index_keys(self) -> list[tuple[str, int]]:
         keys = super().index_keys()
@@ -392,6 +406,13 @@ class _Numbers:
         if self.python is float and isinstance(value, int):
             return float(value)
         return value
+
+    def stored_expression(self, value: str) -> Any:
+        """The same as `stored`, for the server."""
+        known = {"$ifNull": [value, self.zero]}
+        if self.python is decimal.Decimal:
+            return {"$toDecimal": known}
+        return {"$toDouble": known} if self.python is float else known
 
 
 def _is_number(value: Any) -> bool:

@@ -130,6 +130,9 @@ class MembersRule(GatherRule):
     def finish(self, group: Raw | None) -> dict[str, Any]:
         return {self.path: group["members"] if group else 0}
 
+    def finish_expressions(self, group: Mapping[str, str]) -> dict[str, Any]:
+        return {self.path: {"$ifNull": [group["members"], 0]}}
+
     def unique_index(self) -> IndexModel:
         """What keeps a group to one document."""
         return IndexModel([(path, ASCENDING) for path in self.key.targets], unique=True)
