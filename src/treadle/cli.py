@@ -292,8 +292,9 @@ def watch(
         str, typer.Option("--name", help="Its name, if several applications share a database.")
     ] = "worker",
 ) -> None:
-    """Keep what is declared with maintain="stream" right, until SIGTERM or Ctrl-C.
+    """Keep what is declared with maintain="stream" right, and run what is scheduled and due.
 
+    Until SIGTERM or Ctrl-C.
     One worker per database is active; others stand by and take over.
 
     \b
@@ -303,6 +304,35 @@ def watch(
     from treadle.commands import app, watch
 
     watch.watch(app.load_store(app_name), name, metrics_port, lambda line: typer.echo(line, err=True))
+
+
+@app.command("run-due")
+def run_due(
+    app_name: AppOption,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute what is declared with maintain="schedule" and due by now; for cron.
+
+    Also packs the closed buckets of models with layout="packed". A run that
+    is not due, or that another process is at, is left out. What it writes can
+    be computed again at any time. Exits with 1 when a run failed.
+
+    \b
+    Example:
+      treadle run-due --app shop.models:store
+    """
+    from rich.console import Console
+
+    from treadle.commands import app, watch
+
+    done = watch.run_due(app.load_store(app_name), dry_run)
+    if as_json:
+        typer.echo(watch.ran_as_json(done))
+    else:
+        watch.show_ran(done, dry_run, Console())
+    if any(each.error is not None for each in done):
+        raise typer.Exit(FINDINGS)
 
 
 @app.command()

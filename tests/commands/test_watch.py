@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 APPLICATION = """
+from datetime import timedelta
 from typing import Annotated
 from pymongo import AsyncMongoClient, MongoClient
 from treadle import AsyncStore, Count, Document, Id, Store
@@ -25,6 +26,9 @@ class Review(Document, collection="reviews"):
 class Product(Document, collection="products"):
     count: Annotated[int, Count(Review, by="product_id", maintain="stream")] = 0
     again: Annotated[int, Count(Review, by="product_id")] = 0
+    hourly: Annotated[
+        int, Count(Review, by="product_id", maintain="schedule", every=timedelta(hours=1))
+    ] = 0
 
 models = [Review, Product]
 store = Store(MongoClient({uri!r})[{name!r}], models)
@@ -84,6 +88,8 @@ def test_watch_follows_raw_writers_shows_metrics_and_stops_on_sigterm(start, dat
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
             return str(answer.read(), "utf-8")
 
+    # What is scheduled is due at once, as it has never run.
+    _wait_for(lambda: database["treadle.schedules"].find_one() is not None)
     told = metrics()
     assert "treadle_worker_leading 1.0" in told
     assert 'treadle_worker_total{what="events"}' in told
@@ -128,3 +134,21 @@ def test_a_metrics_port_that_is_taken_is_told(start):
         _, error = child.communicate(timeout=60)
     assert 2 == child.returncode
     assert "choose another --metrics-port" in error
+
+
+@pytest.mark.parametrize("app", ["shop:store", "shop:asynchronous"])
+def test_run_due_computes_once_and_is_shown(start, database, app):
+    _output(start("setup", "--app", app))
+    product = database["products"].insert_one({"count": 0, "again": 0, "hourly": 0}).inserted_id
+    database["reviews"].insert_many([{"product_id": product} for _ in range(3)])
+    assert "would run Product every 1:00:00" in _output(start("run-due", "--app", app, "--dry-run"))
+    assert 0 == database["products"].find_one()["hourly"]
+    (ran,) = json.loads(_output(start("run-due", "--app", app, "--json")))
+    assert ("Product", ["Product.hourly"], None) == (ran["model"], ran["rules"], ran["error"])
+    assert 3 == database["products"].find_one()["hourly"]
+    assert "Nothing is due." in _output(start("run-due", "--app", app))
+    told = json.loads(_output(start("status", "--app", app, "--json")))
+    (rule,) = [each for each in told["rules"] if each["rule"] == "Product.hourly"]
+    assert ("schedule", 3600.0) == (rule["maintain"], rule["every_seconds"])
+    assert rule["last_run"]
+    assert rule["last_seconds"] >= 0

@@ -1,30 +1,38 @@
-"""`treadle watch` and `treadle status`: the worker on the command line, and how the maintenance stands."""
+"""`treadle watch`, `run-due` and `status`: maintenance beside the writers, and how it stands."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from pymongo.errors import PyMongoError
 from rich.console import Console
 from rich.table import Table
 
 from treadle.async_api import AsyncStore
 from treadle.commands.app import call
+from treadle.due import is_scheduled
+from treadle.maintenance.schedule import Ran, jobs
 from treadle.maintenance.status import RuleStatus, Status
 from treadle.sync_api import Store
 
 STATUS_SECONDS_MAX = 30.0
+# How often to look whether something scheduled is due.
+LOOK_SECONDS_MIN = 0.5
+LOOK_SECONDS_MAX = 15.0
 
 
 def watch(store: Store | AsyncStore, name: str, metrics_port: int | None, say: Callable[[str], None]) -> None:
-    """Run the worker until SIGTERM or Ctrl-C, telling on the way what it does."""
+    """Run the worker, and what is scheduled, until SIGTERM or Ctrl-C."""
     _log_to(say)
     if isinstance(store, Store):
         _watch(store, name, metrics_port, say)
@@ -34,16 +42,38 @@ def watch(store: Store | AsyncStore, name: str, metrics_port: int | None, say: C
 
 def _watch(store: Store, name: str, metrics_port: int | None, say: Callable[[str], None]) -> None:
     worker = store.worker(name)
+    stopping = threading.Event()
+
+    def stop() -> None:
+        worker.stop()
+        stopping.set()
+
     with ExitStack() as stack:
         if metrics_port is not None:
             from treadle.commands import metrics
 
             stack.enter_context(metrics.served(metrics_port, store.status, worker))
             say(f"Metrics at http://127.0.0.1:{metrics_port}/metrics")
-        signal.signal(signal.SIGINT, lambda *_: worker.stop())
+        _on_signals(stop)
         say("Watching; stop with Ctrl-C or SIGTERM.")
-        worker.run()
+        scheduled = threading.Thread(target=_run_due, args=(store, stopping, say), daemon=True)
+        scheduled.start()
+        if _streams(store) or not is_scheduled(store):
+            worker.run()
+        stopping.wait()
+        scheduled.join()
     say(_summary(worker.totals))
+
+
+def _run_due(store: Store, stopping: threading.Event, say: Callable[[str], None]) -> None:
+    """Run what is due, now and then, until it is time to stop."""
+    while is_scheduled(store) and not stopping.is_set():
+        try:
+            for ran in store.run_due():
+                say(_told(ran))
+        except PyMongoError as error:
+            say(f"What is scheduled could not be run, and is tried again: {error}")
+        stopping.wait(_period(store))
 
 
 async def _watch_async(
@@ -51,6 +81,11 @@ async def _watch_async(
 ) -> None:
     loop = asyncio.get_running_loop()
     worker = store.worker(name)
+    stopping = asyncio.Event()
+
+    def stop() -> None:
+        worker.stop()
+        loop.call_soon_threadsafe(stopping.set)
 
     def status() -> Status:
         return asyncio.run_coroutine_threadsafe(store.status(), loop).result(STATUS_SECONDS_MAX)
@@ -61,11 +96,70 @@ async def _watch_async(
 
             stack.enter_context(metrics.served(metrics_port, status, worker))
             say(f"Metrics at http://127.0.0.1:{metrics_port}/metrics")
-        signal.signal(signal.SIGINT, lambda *_: worker.stop())
+        _on_signals(stop)
         say("Watching; stop with Ctrl-C or SIGTERM.")
-        await worker.run()
+        scheduled = asyncio.create_task(_run_due_async(store, stopping, say))
+        if _streams(store) or not is_scheduled(store):
+            await worker.run()
+        await stopping.wait()
+        await scheduled
     await store.close()
     say(_summary(worker.totals))
+
+
+async def _run_due_async(store: AsyncStore, stopping: asyncio.Event, say: Callable[[str], None]) -> None:
+    while is_scheduled(store) and not stopping.is_set():
+        try:
+            for ran in await store.run_due():
+                say(_told(ran))
+        except PyMongoError as error:
+            say(f"What is scheduled could not be run, and is tried again: {error}")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), _period(store))
+
+
+def _on_signals(stop: Callable[[], None]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop())
+
+
+def _streams(store: Store | AsyncStore) -> bool:
+    return any(rule.maintain == "stream" for rule in store.graph.rules)
+
+
+def _period(store: Store | AsyncStore) -> float:
+    """How long to wait before looking again; half of the shortest schedule, within bounds."""
+    every = [job.every.total_seconds() / 2 for job in jobs(store.graph)]
+    return max(LOOK_SECONDS_MIN, min([LOOK_SECONDS_MAX, *every]))
+
+
+def _told(ran: Ran) -> str:
+    if ran.error is not None:
+        return f"{ran.name}: failed: {ran.error}"
+    removed = f", {ran.removed} removed" if ran.removed else ""
+    return f"{ran.name}: {ran.written} written{removed} in {ran.seconds:.1f} s"
+
+
+# -- run-due ----------------------------------------------------------------------------------------
+
+
+def run_due(store: Store | AsyncStore, dry_run: bool) -> list[Ran]:
+    """Do what is due, or say what would be done."""
+    done: list[Ran] = call(store, "run_due", dry_run=dry_run)
+    return done
+
+
+def ran_as_json(done: list[Ran]) -> str:
+    """One object per run."""
+    return json.dumps([asdict(each) for each in done], indent=2, default=_plain)
+
+
+def show_ran(done: list[Ran], dry_run: bool, console: Console) -> None:
+    """A line per run."""
+    for each in done:
+        console.print(f"would run {each.name}" if dry_run else _told(each), markup=False)
+    if not done:
+        console.print("Nothing is due.")
 
 
 def _summary(totals: dict[str, int]) -> str:
