@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from treadle.codec import Codec, codec_of
 from treadle.errors import DataError, UsageError
@@ -80,14 +80,30 @@ class StoreCodec(Codec[M]):
 
     def _by_kind(self, discriminator: str) -> Load:
         loads = {kind: member._exact() for kind, member in self._members.items()}
+        # Most documents are ready for Pydantic as they are; they are handed over without a call more.
+        direct = {
+            kind: member.own._validate
+            for kind, member in self._members.items()
+            if member.lineage is None and member.own._adapt is None
+        }
         unknown = self._load_unknown
+
+        def load_slowly(raw: dict[str, Any]) -> Any:
+            load = loads.get(raw.get(discriminator))
+            return unknown(raw) if load is None else load(raw)
 
         def load_kind(raw: dict[str, Any]) -> Any:
             try:
-                load = loads.get(raw.get(discriminator))
+                validate = direct.get(raw.get(discriminator))
             except TypeError:
-                load = None
-            return unknown(raw) if load is None else load(raw)
+                return unknown(raw)
+            if validate is None:
+                return load_slowly(raw)
+            try:
+                return validate(raw)
+            except ValidationError:
+                # Again, for an error that names the document.
+                return load_slowly(raw)
 
         return load_kind
 

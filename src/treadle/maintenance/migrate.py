@@ -84,7 +84,9 @@ def migrate(run: Run) -> Plan[Migrated]:
         yield from lease.release(run.name, token)
         raise
     yield from lease.release(run.name, token)
-    remaining = yield from count_documents(run.entry.collection, run.stale)
+    remaining = run.left
+    if remaining is None:
+        remaining = yield from count_documents(run.entry.collection, run.stale)
     yield from forget_settled(run)
     listed = yield from set_aside(run.entry)
     mine = tuple(each for each in listed if each.model == run.lineage.model.__name__)
@@ -111,6 +113,7 @@ def _passes(run: Run) -> Plan[bool]:
         yield from _note(run, None)
         left = yield from count_documents(run.entry.collection, run.stale, limit=run.aside + 1)
         if left <= run.aside:
+            run.left = left
             return True
         if run.done == before:
             # Writers of the other version were quicker everywhere; give them a moment.

@@ -100,6 +100,8 @@ class Run:
     total: int = 0
     done: int = 0
     aside: int = 0
+    # How many were left when it ended, where that was counted.
+    left: int | None = None
 
     @property
     def name(self) -> str:
