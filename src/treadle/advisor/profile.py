@@ -266,8 +266,8 @@ class Profiler:
         kept = sum(len(values) for sample in self.samples.values() for values in sample.values())
         if kept > KEPT_VALUES_MAX:
             return []
-        # `$sample` prefers large documents, which does no harm to a guess.
-        few = [{"$sample": {"size": GUESSED_DOCUMENTS}}, *structure.shapes(1.0, self.limits.shapes)]
+        # The first documents will do: a field that is missed here is asked for by itself later.
+        few = [{"$limit": GUESSED_DOCUMENTS}, *structure.shapes(1.0, self.limits.shapes)]
         return structure.likely_keys(self.reader.aggregate(facts.name, few), KEYS_BROUGHT_MAX)
 
     def _with_shapes(self, facts: CollectionFacts, found: list[Shape], share: float) -> CollectionFacts:
