@@ -429,7 +429,9 @@ def test_old_data_is_rebuilt_and_twice_equals_once(name, run, database):
     store = run.store(models)
     store.setup()
     found = store.verify()
-    assert {each.pattern for each in patterns_of(name)} == {each.pattern for each in found}
+    # Old data may also be of another shape than the model's.
+    seen = {each.pattern for each in found} - {"validation"}
+    assert {each.pattern for each in patterns_of(name)} == seen
     store.rebuild()
     once = stored(database, models)
     assert [] == store.verify()

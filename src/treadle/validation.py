@@ -63,7 +63,8 @@ def findings(entries: Iterable[Entry[Any]]) -> Plan[list[Finding]]:
     found: list[Finding] = []
     chosen: dict[str, list[Entry[Any]]] = {}
     for entry in entries:
-        if entry.settings.validation != "off":
+        # Buckets have a validator of their own, which speaks of buckets.
+        if entry.settings.validation != "off" and entry.layout is None:
             chosen.setdefault(entry.collection, []).append(entry)
     for collection, members in chosen.items():
         root = members[0].root
