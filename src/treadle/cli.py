@@ -305,6 +305,34 @@ def watch(
     watch.watch(app.load_store(app_name), name, metrics_port, lambda line: typer.echo(line, err=True))
 
 
+@app.command("run-due")
+def run_due(
+    app_name: AppOption,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what is due.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Do the work of maintain="schedule" that is due; for cron.
+
+    Another runner that is at it is left alone. What is computed are maintained
+    fields only; remove them to undo. Exits with 1 when a run failed.
+
+    \b
+    Example:
+      treadle run-due --app shop.models:store
+    """
+    from rich.console import Console
+
+    from treadle.commands import app, due
+
+    ran = due.run_due(app.load_store(app_name), dry_run)
+    if as_json:
+        typer.echo(due.as_json(ran))
+    else:
+        due.show(ran, Console(), dry_run)
+    if any(each.error for each in ran):
+        raise typer.Exit(FINDINGS)
+
+
 @app.command()
 def status(app_name: AppOption, as_json: JsonOption = False) -> None:
     """Show per pattern how it is maintained, how far behind it is, and what verify found last.

@@ -6,21 +6,29 @@ import asyncio
 import json
 import logging
 import signal
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from pymongo.errors import PyMongoError
 from rich.console import Console
 from rich.table import Table
 
 from treadle.async_api import AsyncStore
 from treadle.commands.app import call
+from treadle.errors import TreadleError
+from treadle.maintenance import schedule
 from treadle.maintenance.status import RuleStatus, Status
 from treadle.sync_api import Store
 
 STATUS_SECONDS_MAX = 30.0
+# How often is looked whether scheduled work is due.
+DUE_SECONDS = 1.0
+
+log = logging.getLogger("treadle")
 
 
 def watch(store: Store | AsyncStore, name: str, metrics_port: int | None, say: Callable[[str], None]) -> None:
@@ -42,6 +50,7 @@ def _watch(store: Store, name: str, metrics_port: int | None, say: Callable[[str
             say(f"Metrics at http://127.0.0.1:{metrics_port}/metrics")
         signal.signal(signal.SIGINT, lambda *_: worker.stop())
         say("Watching; stop with Ctrl-C or SIGTERM.")
+        stack.enter_context(_schedules(store))
         worker.run()
     say(_summary(worker.totals))
 
@@ -63,9 +72,49 @@ async def _watch_async(
             say(f"Metrics at http://127.0.0.1:{metrics_port}/metrics")
         signal.signal(signal.SIGINT, lambda *_: worker.stop())
         say("Watching; stop with Ctrl-C or SIGTERM.")
-        await worker.run()
+        scheduling = asyncio.create_task(_schedule(store))
+        try:
+            await worker.run()
+        finally:
+            scheduling.cancel()
+            with suppress(asyncio.CancelledError):
+                await scheduling
     await store.close()
     say(_summary(worker.totals))
+
+
+@contextmanager
+def _schedules(store: Store) -> Generator[None]:
+    """Do what is due beside the worker, in a thread of its own."""
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.wait(DUE_SECONDS):
+            try:
+                store.run_due()
+            except (PyMongoError, TreadleError) as error:
+                log.warning("the scheduled work could not be done: %s", error)
+
+    if not schedule.jobs(store.graph):
+        yield
+        return
+    thread = threading.Thread(target=work, name="treadle-schedules", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+async def _schedule(store: AsyncStore) -> None:
+    """The same as a task."""
+    while schedule.jobs(store.graph):
+        await asyncio.sleep(DUE_SECONDS)
+        try:
+            await store.run_due()
+        except (PyMongoError, TreadleError) as error:
+            log.warning("the scheduled work could not be done: %s", error)
 
 
 def _summary(totals: dict[str, int]) -> str:
