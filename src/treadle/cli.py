@@ -324,14 +324,14 @@ def run_due(
     """
     from rich.console import Console
 
-    from treadle.commands import app, watch
+    from treadle.commands import app, due
 
-    done = watch.run_due(app.load_store(app_name), dry_run)
+    ran = due.run_due(app.load_store(app_name), dry_run)
     if as_json:
-        typer.echo(watch.ran_as_json(done))
+        typer.echo(due.as_json(ran))
     else:
-        watch.show_ran(done, dry_run, Console())
-    if any(each.error is not None for each in done):
+        due.show(ran, Console(), dry_run)
+    if any(each.error for each in ran):
         raise typer.Exit(FINDINGS)
 
 

@@ -141,7 +141,7 @@ def test_run_due_computes_once_and_is_shown(start, database, app):
     _output(start("setup", "--app", app))
     product = database["products"].insert_one({"count": 0, "again": 0, "hourly": 0}).inserted_id
     database["reviews"].insert_many([{"product_id": product} for _ in range(3)])
-    assert "would run Product every 1:00:00" in _output(start("run-due", "--app", app, "--dry-run"))
+    assert "Product every 1:00:00 is due." in _output(start("run-due", "--app", app, "--dry-run"))
     assert 0 == database["products"].find_one()["hourly"]
     (ran,) = json.loads(_output(start("run-due", "--app", app, "--json")))
     assert ("Product", ["Product.hourly"], None) == (ran["model"], ran["rules"], ran["error"])

@@ -140,28 +140,6 @@ def _told(ran: Ran) -> str:
     return f"{ran.name}: {ran.written} written{removed} in {ran.seconds:.1f} s"
 
 
-# -- run-due ----------------------------------------------------------------------------------------
-
-
-def run_due(store: Store | AsyncStore, dry_run: bool) -> list[Ran]:
-    """Do what is due, or say what would be done."""
-    done: list[Ran] = call(store, "run_due", dry_run=dry_run)
-    return done
-
-
-def ran_as_json(done: list[Ran]) -> str:
-    """One object per run."""
-    return json.dumps([asdict(each) for each in done], indent=2, default=_plain)
-
-
-def show_ran(done: list[Ran], dry_run: bool, console: Console) -> None:
-    """A line per run."""
-    for each in done:
-        console.print(f"would run {each.name}" if dry_run else _told(each), markup=False)
-    if not done:
-        console.print("Nothing is due.")
-
-
 def _summary(totals: dict[str, int]) -> str:
     told = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in sorted(totals.items()))
     return f"Stopped. {told or 'Nothing happened'}."

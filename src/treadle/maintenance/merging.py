@@ -117,8 +117,11 @@ def group_stages(entry: Entry[Any], before: Raw, after: Raw) -> list[Raw]:
     return [*stages, {"$project": shown}]
 
 
-def merge_groups(entry: Entry[Any], before: Raw, after: Raw, run: int) -> list[Raw]:
-    """The whole recomputation of groups, ending in `$merge`; each document is stamped with the run."""
+def merge_groups(entry: Entry[Any], before: Raw, after: Raw, run: int, *, empty: bool = False) -> list[Raw]:
+    """The whole recomputation of groups, ending in `$merge`; each document is stamped with the run.
+
+    Into an empty collection they are only inserted, which is quicker.
+    """
     group = entry.group
     assert group is not None
     stamps = stamps_of(entry.gathers)
@@ -126,7 +129,11 @@ def merge_groups(entry: Entry[Any], before: Raw, after: Raw, run: int) -> list[R
     paths = sorted({path for rule in entry.gathers for path in _parts(rule)})
     taken: Raw = {path: f"$$new.{path}" for path in paths}
     matched: list[Raw] = [{"$set": {**taken, **stamps, RUN: run, **BUMP}}, *formulas]
-    into: Raw = {"into": entry.collection, "whenMatched": matched, "whenNotMatched": "insert"}
+    into: Raw = {
+        "into": entry.collection,
+        "whenMatched": "fail" if empty else matched,
+        "whenNotMatched": "insert",
+    }
     if not group.key.identity:
         into["on"] = group.key.targets
     new: list[Raw] = [{"$set": {**stamps, RUN: run, REVISION: 1}}, *formulas]
@@ -163,7 +170,11 @@ def merge_fields(entry: Entry[Any], rules: Sequence[GatherRule]) -> list[Raw]:
     for rule in rules:
         shown.update(rule.finish_expressions(accumulators.of_rule[rule]))
     paths = sorted(shown)
-    stages = _joined([{"$project": {"_id": 1}}], others, accumulators.names)
+    # Sources may name documents of another kind, or none.
+    targets: list[Raw] = [{"$match": entry.exactly}] if entry.exactly else []
+    targets.append({"$project": {"_id": 1, "is_target": {"$literal": 1}}})
+    stages = _joined(targets, others, [*accumulators.names, "is_target"])
+    stages.append({"$match": {"is_target": 1}})
     changed = {"$or": [{"$ne": [{"$ifNull": [f"${path}", None]}, f"$$new.{path}"]} for path in paths]}
     stamps: Mapping[str, Any] = {
         path: {"$cond": ["$$changed", value, f"${path}"]} for path, value in stamps_of(rules).items()

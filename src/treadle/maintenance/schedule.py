@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 LEASE = "schedule"
 LEASE_SECONDS = 15.0
 MEND_PAGE = 100
+DUPLICATE_KEY = 11000
 # Beyond so many changed windows (or groups, where there are no windows) everything is computed.
 DIRTY_MAX = 5_000
 EXAMINE_PAGE = 200
@@ -399,9 +400,7 @@ class GroupWork:
         if not self._by_merge:
             return (yield from self._mend(within))
         try:
-            stages = merging.merge_groups(entry, before, after, self.run)
-            assert entry.group is not None
-            yield from merging.perform(entry.group.source.collection, stages)
+            yield from self._merge(before, after)
         except OperationFailure as error:
             if not is_about_one_document(error):
                 raise
@@ -426,6 +425,22 @@ class GroupWork:
             )
             yield from self._in_chunks([entry.key_of(each) for each in written_now])
         return written, removed
+
+    def _merge(self, before: Raw, after: Raw) -> Plan[None]:
+        entry, group = self.entry, self.entry.group
+        assert group is not None
+        if (yield from find_one(entry.collection, {}, {"_id": 1})) is None:
+            stages = merging.merge_groups(entry, before, after, self.run, empty=True)
+            try:
+                yield from merging.perform(group.source.collection, stages)
+                return
+            except OperationFailure as error:
+                if error.code != DUPLICATE_KEY:
+                    raise
+                # Somebody repaired a group meanwhile.
+        yield from merging.perform(
+            group.source.collection, merging.merge_groups(entry, before, after, self.run)
+        )
 
     def _mend(
         self, within: Callable[[Sequence[str]], Raw], besides: Raw | None = None
