@@ -1,16 +1,29 @@
-"""Workers in processes of their own, to be killed: started through a fork server, so that they cost little."""
+"""Workers, rebuilds and raw writers in processes of their own, to be killed.
+
+Started through a fork server that has everything imported already, so that
+a hundred of them cost little.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import importlib
 import multiprocessing
 import os
+import signal
 import sys
+import time
+from collections.abc import Collection, Generator
 from typing import Any
 
 from pymongo import MongoClient
+from pymongo.errors import PyMongoError
 
-from treadle import Store
+from tests.faults import Heard
+from tests.streamed import Writer
+from treadle import Store, shell
+from treadle.maintenance import stream
 
 CONTEXT = multiprocessing.get_context("forkserver")
 SECONDS_MAX = 60.0
@@ -22,7 +35,7 @@ def prepare() -> None:
     global _prepared
     if _prepared:
         return
-    CONTEXT.set_forkserver_preload(["tests.mill", "tests.streamed"])
+    CONTEXT.set_forkserver_preload(["tests.mill", "tests.victim"])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if each)
     try:
@@ -37,20 +50,117 @@ def prepare() -> None:
     _prepared = True
 
 
+def start(target: Any, *arguments: Any, **options: Any) -> Any:
+    """A process that does one of the things below."""
+    prepare()
+    process = CONTEXT.Process(target=target, args=arguments, kwargs=options, daemon=True)
+    process.start()
+    return process
+
+
+def end(process: Any, number: int = signal.SIGKILL) -> int | None:
+    """End a process by a signal; its exit code."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, number)
+    process.join(SECONDS_MAX)
+    code: int | None = process.exitcode
+    return code
+
+
+# -- what the processes do -----------------------------------------------------------------------------
+
+
 def models_of(named: str) -> Any:
     module, _, name = named.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
-def work(models: str, uri: str, database: str) -> None:
-    """Run a worker until it is asked to stop."""
+def work(
+    models: str,
+    uri: str,
+    database: str,
+    *,
+    lease_seconds: float = stream.LEASE_SECONDS,
+    elsewhere: bool = False,
+    clock_seconds: float = 0.0,
+) -> None:
+    """Run a worker until it is asked to stop.
+
+    `elsewhere` lets it take every other process for one of another host, of
+    which nobody can tell whether it has ended; `clock_seconds` sets the clock
+    of this process wrong.
+    """
+    stream.LEASE_SECONDS = lease_seconds
+    if elsewhere:
+        shell.is_dead = lambda described: False
+    if clock_seconds:
+        set_clock_wrong(clock_seconds)
     with MongoClient[Any](uri) as client:
         Store(client[database], models_of(models)).worker().run()
 
 
-def start(models: str, uri: str, database: str, target: Any = work, **options: Any) -> Any:
-    """A process that works."""
-    prepare()
-    process = CONTEXT.Process(target=target, args=(models, uri, database), kwargs=options, daemon=True)
-    process.start()
-    return process
+def work_until(models: str, uri: str, database: str, commands: Collection[str], skip: int) -> None:
+    """Catch up, and die just before one of these commands, after `skip` of them."""
+    heard = Heard()
+    client: MongoClient[Any] = MongoClient(uri, event_listeners=[heard])
+    store = Store(client[database], models_of(models))
+    heard.clear()
+    heard.before(commands, skip, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    store.worker().run_until_idle()
+
+
+def rebuild(models: str, uri: str, database: str) -> None:
+    """Rebuild everything, again and again."""
+    with MongoClient[Any](uri) as client:
+        store = Store(client[database], models_of(models))
+        while True:
+            store.rebuild()
+
+
+def run_due(models: str, uri: str, database: str) -> None:
+    """Do what is due, again and again; by a clock that runs ahead, so that something always is."""
+    with MongoClient[Any](uri) as client:
+        store: Any = Store(client[database], models_of(models))
+        now = dt.datetime.now(dt.UTC)
+        while True:
+            now += dt.timedelta(days=1)
+            store.run_due(now=now)
+
+
+def write(uri: str, database: str, seed: int, seconds: float, pause: float = 0.0) -> None:
+    """Random raw writes for a while; a server that is away for a moment is waited for."""
+    with MongoClient[Any](uri) as client:
+        writer = Writer(client[database], seed, numbers=60)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with contextlib.suppress(PyMongoError):
+                writer.write()
+            if pause:
+                time.sleep(pause)
+
+
+def set_clock_wrong(seconds: float) -> None:
+    """Let this process believe in another time."""
+    real = time.time
+    time.time = lambda: real() + seconds
+
+    class Wrong(dt.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return dt.datetime.fromtimestamp(time.time(), tz)
+
+    dt.datetime = Wrong  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def writers(
+    uri: str, database: str, seconds: float, count: int = 4, pause: float = 0.0
+) -> Generator[list[Any]]:
+    """Some processes that write; the block ends when they have."""
+    processes = [start(write, uri, database, seed, seconds, pause) for seed in range(count)]
+    try:
+        yield processes
+    finally:
+        for each in processes:
+            each.join(SECONDS_MAX + seconds)
+    assert [0] * count == [each.exitcode for each in processes]

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from tests import faults
+from tests import faults, mill
 from treadle import Count, DataError, Document, ExtendedReference, Id, Store, Sum, server
 from treadle.maintenance import lease, stream
 
@@ -496,11 +496,10 @@ def test_a_worker_that_was_replaced_moves_nothing(market, database):
 
 def test_sigterm_ends_the_worker_after_its_batch(server, database):
     """It resigns, so that nobody has to wait for its lease to run out."""
-    from tests import mill
-
     store = Store(database, MODELS)
     store.setup()
-    worker = mill.start("tests.maintenance.test_stream_trouble:MODELS", server.uri, database.name)
+    models = "tests.maintenance.test_stream_trouble:MODELS"
+    worker = mill.start(mill.work, models, server.uri, database.name)
     wait_for(lambda: (database["treadle.leases"].find_one() or {}).get("owner"))
     key = database["shops"].insert_one({"name": "a"}).inserted_id
     database["sales"].insert_one({"shop_id": key, "amount": 4})
