@@ -586,14 +586,5 @@ def too_many_collections(database: Database[Any]) -> None:
     daily(database, 24)
 
 
-# What the declaration of a finding is made of, beyond the names of `treadle.__all__`.
-KEYWORDS = {
-    "bucket": "bucket",
-    "polymorphic": "discriminator",
-    "schema-versioning": "version",
-    "tree": "tree",
-}
-
-
 def finding_of(findings: tuple[Finding, ...], code: str) -> list[Finding]:
     return [each for each in findings if each.code == code]

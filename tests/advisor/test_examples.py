@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ import pytest
 from examples.databases.__main__ import NAMES
 from examples.databases.maker import Maker
 
-from tests.advisor.test_rules import aloud, check_declarations
+from tests.advisor.test_rules import check_declarations
 from treadle.advisor import Limits, Report, scan
-
-__all__ = ["aloud"]
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 # Whole collections, so that no chance is left.
@@ -52,7 +49,7 @@ def stable(report: Report) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_report_is_as_before(name: str, database: Any, aloud: Callable[[str], None]) -> None:
+def test_the_report_is_as_before(name: str, database: Any) -> None:
     importlib.import_module(f"examples.databases.{name}").fill(Maker(database))
     documents = sum(database[each].estimated_document_count() for each in database.list_collection_names())
     assert 10_000 <= documents <= 200_000
@@ -61,7 +58,7 @@ def test_the_report_is_as_before(name: str, database: Any, aloud: Callable[[str]
     assert EXPECTED[name] == {each.code for each in report.findings}
     if name == "good_shop":
         assert {"customers", "orders", "products", "reviews"} == {facts.name for facts in report.healthy}
-    check_declarations(report, database, aloud)
+    check_declarations(report, database)
     path = SNAPSHOTS / f"{name}.json"
     found = json.loads(json.dumps(stable(report)))
     if os.environ.get("TREADLE_SNAPSHOTS") == "write":
