@@ -17,13 +17,11 @@ from bson import ObjectId
 from pymongo.errors import PyMongoError
 
 from treadle import shell
-from treadle.buckets.upkeep import compact_due, server_time
+from treadle.buckets.upkeep import packing
 from treadle.maintenance.schedule import LEASE_SECONDS, Ran, Scheduler, jobs
-from treadle.plan import Plan
 
 if TYPE_CHECKING:
     from treadle.async_api import AsyncStore
-    from treadle.graph import Graph
     from treadle.sync_api import Store
     from treadle.topology import Topology
 
@@ -40,25 +38,9 @@ def _scheduler(store: Store | AsyncStore, server: Topology, session: Any) -> Sch
     )
 
 
-def _compact(graph: Graph, server: Topology, now: dt.datetime | None) -> Plan[list[Ran]]:
-    """Pack the buckets that closed since the last time; nothing is told of a model without any."""
-    done: list[Ran] = []
-    for entry in graph.entries.values():
-        if entry.layout is None:
-            continue
-        started = yield from server_time()
-        packed = yield from compact_due(entry, server, now)
-        if packed:
-            seconds = ((yield from server_time()) - started).total_seconds()
-            name = entry.model.__name__
-            ran = Ran(f"{name} packed", "bucket", name, (), now or started, written=packed, seconds=seconds)
-            done.append(ran)
-    return done
-
-
 def is_scheduled(store: Store | AsyncStore) -> bool:
     """Whether there is anything for `run_due` to do, now or later."""
-    return bool(jobs(store.graph)) or any(entry.layout for entry in store.graph.entries.values())
+    return bool(jobs(store.graph) or packing(store.graph))
 
 
 def run_due(store: Store, now: dt.datetime | None, dry_run: bool) -> list[Ran]:
@@ -76,8 +58,7 @@ def run_due(store: Store, now: dt.datetime | None, dry_run: bool) -> list[Ran]:
         thread = threading.Thread(target=renew, name="treadle-schedule", daemon=True)
         thread.start()
         try:
-            ran = store.runner.run(scheduler.run_due(now, dry_run), session)
-            return ran if dry_run else [*ran, *store.runner.run(_compact(store.graph, scheduler.server, now))]
+            return store.runner.run(scheduler.run_due(now, dry_run), session)
         finally:
             done.set()
             thread.join()
@@ -98,12 +79,7 @@ async def run_due_async(store: AsyncStore, now: dt.datetime | None, dry_run: boo
 
         renewing = asyncio.create_task(renew())
         try:
-            ran = await store.runner.run(scheduler.run_due(now, dry_run), session)
-            return (
-                ran
-                if dry_run
-                else [*ran, *(await store.runner.run(_compact(store.graph, scheduler.server, now)))]
-            )
+            return await store.runner.run(scheduler.run_due(now, dry_run), session)
         finally:
             renewing.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -82,6 +82,10 @@ class Layout(Generic[D]):
     ) -> Plan[list[tuple[Any, ...]]]:
         raise NotImplementedError  # pragma: no cover
 
+    def schema(self) -> Raw | None:
+        """What each stored document must be like; None where the server alone looks after them."""
+        return None
+
     # -- set-up, proof and repair ---------------------------------------------------------
 
     def setup(self, existing: dict[str, Raw], actions: list[Action]) -> Plan[None]:

@@ -63,12 +63,12 @@ def findings(entries: Iterable[Entry[Any]]) -> Plan[list[Finding]]:
     found: list[Finding] = []
     chosen: dict[str, list[Entry[Any]]] = {}
     for entry in entries:
-        # Buckets have a validator of their own, which speaks of buckets.
-        if entry.settings.validation != "off" and entry.layout is None:
+        if entry.settings.validation != "off" and (entry.layout is None or entry.layout.schema() is not None):
             chosen.setdefault(entry.collection, []).append(entry)
     for collection, members in chosen.items():
         root = members[0].root
-        schema = collection_schema(root)
+        layout = root.layout
+        schema = (None if layout is None else layout.schema()) or collection_schema(root)
         scopes = [member.exactly for member in members if member.exactly]
         condition: Raw = {"$nor": [{"$jsonSchema": schema}]}
         if scopes and root not in members:

@@ -133,6 +133,18 @@ def test_verify_names_it_and_repair_mends_it(name, run, database):
         assert [("s", at(90), 0.0)] == [each for each in seen(store, reading) if each[2] == 0]
 
 
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_a_reading_of_the_wrong_type_is_found(layout, run, database):
+    """The validator of a bucket lets it pass unless it is strict; verify does not."""
+    reading = reading_in(layout)
+    store = run.store([reading])
+    store.setup()
+    fill(store, reading)
+    path = "readings.0.temp" if layout == "rows" else "readings.temp.0"
+    database.readings.update_one({"start": START}, {"$set": {path: "hot"}})
+    assert "validation" in {each.pattern for each in store.verify()}
+
+
 def test_a_repeated_reading_in_another_bucket_of_the_window_is_found(run, database):
     reading = reading_in("rows", unique="ts")
     store = run.store([reading])
@@ -259,6 +271,30 @@ def test_closed_buckets_are_packed_when_due(run, database):
     assert 0 == run(compact_due(run.store([plain]).graph.entry(plain), SERVER))
 
 
+def test_scheduled_work_packs_what_is_due(run, database):
+    reading = reading_in("packed", limit=None)
+    store = run.store([reading])
+    store.setup()
+    fill(store, reading)
+    assert [] == store.run_due(now=at(60))
+    (would,) = store.run_due(now=at(70), dry_run=True)
+    assert ("Reading packing", 0) == (would.name, would.written)
+    (ran,) = store.run_due(now=at(70))
+    assert ("bucket", "Reading", 1, None) == (ran.pattern, ran.model, ran.written, ran.error)
+    assert [] == store.run_due(now=at(70))
+    assert [1] == [each.written for each in store.run_due()]
+    assert {bytes} == {type(each["readings"]) for each in database.readings.find()}
+    assert [] == store.verify()
+    by_limit = reading_in("packed", span=None, limit=3)
+    database.readings.drop()
+    store = run.store([by_limit])
+    store.setup()
+    fill(store, by_limit, range(8))
+    assert [2] == [each.written for each in store.run_due()]
+    assert [] == store.run_due()
+    assert 8 == store.count(by_limit)
+
+
 def test_due_packing_finds_open_buckets_by_an_index(database):
     reading = reading_in("packed")
     store = Store(database, [reading])
@@ -294,7 +330,7 @@ def test_single_documents_are_adopted(layout, source, run, database, monkeypatch
     store = run.store([reading])
     store.setup()
     assert [] == store.setup()
-    assert 451 == len(store.verify())
+    assert 451 == len([each for each in store.verify() if each.pattern == "bucket"])
     told: list[Any] = []
     store.rebuild(progress=told.append)
     assert 450 in {each.done for each in told}
@@ -302,7 +338,7 @@ def test_single_documents_are_adopted(layout, source, run, database, monkeypatch
         (each["sensor_id"], each["ts"], each["temp"])
         for each in sorted(single(450), key=lambda each: (each["sensor_id"], each["ts"]))
     ] == seen(store, reading)
-    assert 1 == len(store.verify())
+    assert 1 == len([each for each in store.verify() if each.pattern == "bucket"])
     assert 1 == database[source].count_documents({"start": {"$exists": False}, "count": {"$exists": False}})
     # Those who do not know of buckets yet may go on.
     database[source].insert_many(single(5, 5000))

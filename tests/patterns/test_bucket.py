@@ -21,6 +21,7 @@ from treadle import (
     Formula,
     Id,
     Indexed,
+    Rollup,
     Store,
     TimeSeries,
     UsageError,
@@ -157,16 +158,21 @@ def test_one_layout_per_model():
         Graph([Odd])
 
 
-@pytest.mark.parametrize("keyword", [{"discriminator": "type"}, {"version": 2}], ids=str)
+@pytest.mark.parametrize(
+    "keyword",
+    [{"discriminator": "type"}, {"version": 2}, {"rollup": Rollup("Reading", keys={"a": "sensor_id"})}],
+    ids=lambda keyword: next(iter(keyword)),
+)
 def test_what_concerns_documents_does_not_go_with_readings(keyword):
-    class Odd(Document, collection="odd", bucket=Bucket(key="a", time="ts", limit=1), **keyword):
-        a: str
-        ts: datetime
-
     from treadle.graph import Graph
 
-    with pytest.raises(DeclarationError, match="readings have none"):
-        Graph([Odd])
+    with pytest.raises(DeclarationError, match=r"keep one|readings have none|Rollup|tree"):
+
+        class Odd(Document, collection="odd", bucket=Bucket(key="a", time="ts", limit=1), **keyword):
+            a: str
+            ts: datetime
+
+        Graph([Odd, Reading])
 
 
 def test_derived_data_of_readings_is_refused():

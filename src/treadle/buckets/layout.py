@@ -216,6 +216,10 @@ class BucketLayout(Layout[D]):
         """A stored reading with every part that grouping takes out."""
         return {**dict.fromkeys(self.spec.outer_names), **document}
 
+    def schema(self) -> Raw:
+        # A document that is to be adopted is not invalid for that.
+        return prepare.bucket_schema(self.entry, self.spec, adopting=True, deep=True)
+
     def setup(self, existing: dict[str, Raw], actions: list[Action]) -> Plan[None]:
         yield from prepare.setup(self.entry, self.spec, existing, actions)
 

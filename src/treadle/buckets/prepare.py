@@ -114,7 +114,9 @@ def _collection(
     from treadle.set_up import Action
 
     level = entry.settings.validation
-    validator: Raw = {} if level == "off" else {"$jsonSchema": bucket_schema(entry, spec, adopting)}
+    # The server looks at the whole bucket again with each append, so at its readings only if asked to.
+    schema = bucket_schema(entry, spec, adopting, deep=level == "strict")
+    validator: Raw = {} if level == "off" else {"$jsonSchema": schema}
     options: Raw = {
         "validator": validator,
         "validationLevel": level,
@@ -152,8 +154,8 @@ def _detail(spec: Spec) -> str:
     return f"buckets, {spec.layout}{compressed}"
 
 
-def bucket_schema(entry: Entry[Any], spec: Spec, adopting: bool) -> Raw:
-    """What a stored bucket looks like, in any of the three forms."""
+def bucket_schema(entry: Entry[Any], spec: Spec, adopting: bool, *, deep: bool) -> Raw:
+    """What a stored bucket looks like, in any of the three forms; its readings too if `deep`."""
     reading = model_schema(entry.codec)
     if "properties" not in reading:
         reading = {"bsonType": "object", "properties": {}, "required": []}
@@ -173,8 +175,6 @@ def bucket_schema(entry: Entry[Any], spec: Spec, adopting: bool) -> Raw:
     # A column's time is the distance from the start of its bucket.
     columns[spec.time.stored] = {"bsonType": "array", "items": {"bsonType": ["int", "long"]}}
     names = spec.names
-    # The server looks at the whole bucket again with each append, so at its readings only if asked to.
-    deep = entry.settings.validation == "strict"
     held = [
         {"bsonType": "array", "items": rows},
         {"bsonType": "object", "properties": columns, "required": [spec.time.stored]},

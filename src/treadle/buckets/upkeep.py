@@ -42,7 +42,7 @@ from treadle.topology import Topology
 
 if TYPE_CHECKING:
     from treadle.buckets.layout import BucketLayout
-    from treadle.graph import Entry
+    from treadle.graph import Entry, Graph
 
 PAGE = 50
 ADOPTED_PAGE = 1000
@@ -304,19 +304,20 @@ class Upkeep:
                 return True
         return False
 
+    def due(self, now: dt.datetime) -> Raw:
+        """The filter for buckets that are not packed yet and whose windows are over."""
+        spec = self.spec
+        held: Raw = {f"{spec.names.readings}.{spec.time.stored}": {"$exists": True}}
+        if spec.span is None:
+            # With the start, so that the index of open buckets serves.
+            return {**held, spec.names.start: {"$exists": True}, NEXT: {"$exists": True}}
+        over = milliseconds(now) - spec.span - GRACE_SECONDS * 1000
+        return {**held, spec.names.start: {"$lte": moment(over)}}
+
     def compact(self, now: dt.datetime) -> Plan[int]:
         """Pack the buckets whose windows are over; how many there were."""
-        spec = self.spec
-        if spec.layout != "packed":
-            return 0
-        filter: Raw = {f"{spec.names.readings}.{spec.time.stored}": {"$exists": True}}
-        if spec.span is not None:
-            over = moment(milliseconds(now) - spec.span - GRACE_SECONDS * 1000)
-            done: Raw = {spec.names.start: {"$lte": over}}
-        else:
-            done = {NEXT: {"$exists": True}}
         packed = 0
-        scan = Scan(self.collection, {"$and": [filter, done]}, PAGE)
+        scan = Scan(self.collection, self.due(now), PAGE)
         while buckets := (yield from scan.next()):
             for bucket in buckets:
                 packed += yield from self._convert(bucket["_id"], bucket, now)
@@ -458,8 +459,10 @@ def server_time() -> Plan[dt.datetime]:
     return now if now.tzinfo else now.replace(tzinfo=dt.UTC)
 
 
-def compact_due(entry: Entry[Any], server: Topology, now: dt.datetime | None = None) -> Plan[int]:
-    """Pack the closed buckets of a model with `layout="packed"`; how many there were.
+def compact_due(
+    entry: Entry[Any], server: Topology, now: dt.datetime | None = None, *, dry_run: bool = False
+) -> Plan[int]:
+    """Pack the closed buckets of a model with `layout="packed"`; how many there were, or would be.
 
     By the server's clock, unless another moment is given. Twice equals once,
     and two who do it at the same time do not disturb each other.
@@ -468,5 +471,14 @@ def compact_due(entry: Entry[Any], server: Topology, now: dt.datetime | None = N
 
     if not isinstance(entry.layout, BucketLayout) or entry.layout.spec.layout != "packed":
         return 0
+    upkeep = Upkeep(entry.layout)
     moment_now = (yield from server_time()) if now is None else now
-    return (yield from Upkeep(entry.layout).compact(moment_now))
+    if dry_run:
+        return (yield from count_documents(upkeep.collection, upkeep.due(moment_now)))
+    return (yield from upkeep.compact(moment_now))
+
+
+def packing(graph: Graph) -> list[Entry[Any]]:
+    """The models whose closed buckets are to be packed."""
+    declared = [(entry, entry.settings.bucket) for entry in graph.entries.values()]
+    return [entry for entry, bucket in declared if bucket is not None and bucket.layout == "packed"]

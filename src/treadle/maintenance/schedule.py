@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import OperationFailure
 
+from treadle.buckets.upkeep import compact_due, packing
 from treadle.errors import DataError, UsageError
 from treadle.gather import contribution_stages
 from treadle.keys import APART_MAX, KEY, freeze
@@ -135,6 +136,25 @@ class Scheduler:
 
     def run_due(self, now: dt.datetime | None, dry_run: bool) -> Plan[list[Ran]]:
         """Do what is due, unless another runner is at it; what was done."""
+        done = yield from self._run_jobs(now, dry_run)
+        given = None if now is None else _aware(now)
+        # Packing needs no lease: two who do it do not disturb each other.
+        for entry in packing(self.graph):
+            name = entry.model.__name__
+            at = given or (yield from clock())
+            ran = Ran(f"{name} packing", "bucket", name, (), at)
+            try:
+                number = yield from compact_due(entry, self.server, at, dry_run=dry_run)
+            except (OperationFailure, DataError) as error:
+                log.warning("%s: the scheduled run failed: %s", ran.name, error)
+                done.append(replace(ran, error=str(error)[:500]))
+                continue
+            if number:
+                done.append(ran if dry_run else replace(ran, written=number))
+        return done
+
+    def _run_jobs(self, now: dt.datetime | None, dry_run: bool) -> Plan[list[Ran]]:
+        """Compute what is scheduled and due."""
         planned = jobs(self.graph)
         if not planned:
             return []
