@@ -45,7 +45,7 @@ def check_shape(cls: type, settings: Settings) -> Settings:
             )
     if settings.version is not None:
         _check_version(name, settings)
-    _refuse_layouts(name, settings)
+    _refuse_rollups(name, settings)
     return dataclasses.replace(settings, kind=kind)
 
 
@@ -61,17 +61,14 @@ def _check_stored_name(name: str, keyword: str, value: Any) -> None:
         )
 
 
-def _refuse_layouts(name: str, settings: Settings) -> None:
-    """Readings in buckets, and groups of a rollup, are not documents that have a kind or a version each."""
+def _refuse_rollups(name: str, settings: Settings) -> None:
+    """The groups of a rollup are made by Treadle; they have no kinds, and no older versions."""
     shaped = "version" if settings.version is not None else "discriminator"
-    if settings.version is None and settings.discriminator is None:
-        return
-    for layout in ("bucket", "timeseries", "rollup"):
-        if getattr(settings, layout, None) is not None:
-            raise DeclarationError(
-                f"{name} has {layout}= and {shaped}=, which do not go together; keep one of them",
-                code="kind-invalid" if shaped == "discriminator" else "version-invalid",
-            )
+    if settings.rollup is not None and getattr(settings, shaped) is not None:
+        raise DeclarationError(
+            f"{name} has rollup= and {shaped}=, which do not go together; keep one of them",
+            code="kind-invalid" if shaped == "discriminator" else "version-invalid",
+        )
 
 
 def _check_version(name: str, settings: Settings) -> None:

@@ -21,6 +21,7 @@ from treadle import (
     Formula,
     Id,
     OldDocuments,
+    Rollup,
     Store,
     Sum,
     UsageError,
@@ -553,21 +554,15 @@ def test_migrations_that_cannot_work_are_refused():
     assert "version-invalid" == code(no_version)
 
 
-def test_readings_and_groups_have_no_versions_of_their_own():
-    from datetime import datetime, timedelta
+@pytest.mark.parametrize("keyword", [{"version": 2}, {"discriminator": "kind"}], ids=str)
+def test_the_groups_of_a_rollup_have_no_versions_or_kinds(keyword):
+    with pytest.raises(DeclarationError, match="rollup= and"):
 
-    from treadle import Bucket
-
-    with pytest.raises(DeclarationError, match="bucket= and version="):
-
-        class Reading(
-            Document,
-            collection="readings",
-            version=2,
-            bucket=Bucket(key="sensor", time="at", span=timedelta(hours=1), limit=60),
+        class PerProduct(
+            Document, collection="per_product", rollup=Rollup(Review, keys={"id": "product_id"}), **keyword
         ):
-            sensor: str
-            at: datetime
+            id: Id
+            n: Annotated[int, Count()] = 0
 
 
 def test_code_in_a_pipeline_is_refused():
