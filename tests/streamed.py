@@ -8,6 +8,7 @@ it is recomputed in plain Python.
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 from typing import Annotated, Any
 
 from pydantic import BaseModel
@@ -21,6 +22,7 @@ from treadle import (
     Formula,
     Max,
     Min,
+    Rollup,
     Subset,
     Sum,
 )
@@ -139,6 +141,32 @@ class Order(Document, collection="orders", naming="camel"):
 
 
 MODELS: list[type[Document]] = [Customer, Review, Article, Product, Order]
+
+
+class BySite(
+    Document,
+    collection="by_site",
+    rollup=Rollup(Review, keys={"id": "product_key.site"}, maintain="stream"),
+):
+    id: str
+    review_count: Annotated[int, Count()]
+    rating_total: Annotated[int, Sum("star_rating")]
+
+
+class ByNumber(
+    Document,
+    collection="by_number",
+    rollup=Rollup(
+        Review, keys={"number": "product_key.number"}, maintain="schedule", every=timedelta(hours=1)
+    ),
+):
+    number: int
+    review_count: Annotated[int, Count()]
+    rating_total: Annotated[int, Sum("star_rating")]
+
+
+# With documents that come and go with their groups, by the worker and on a schedule.
+ROLLED = [*MODELS, BySite, ByNumber]
 COLLECTIONS = ["customers", "reviews", "articles", "products", "orders"]
 KEYS = [{"site": site, "number": number} for site in ("north", "south") for number in (1, 2, 3)]
 CUSTOMERS = [1, 2, 3, 4]

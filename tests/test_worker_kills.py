@@ -8,6 +8,8 @@ convergence took is said at the end.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
+import itertools
 import os
 import random
 import signal
@@ -23,17 +25,20 @@ from pymongo import MongoClient, WriteConcern
 from pymongo.errors import PyMongoError
 
 from tests import mill, streamed
-from tests.streamed import KEYS, MODELS
+from tests.streamed import KEYS, ROLLED
 from treadle import Store, server
 from treadle.maintenance import stream
 
 pytestmark = pytest.mark.heavy
 
-SHOP = "tests.streamed:MODELS"
+SHOP = "tests.streamed:ROLLED"
 WAIT_SECONDS_MAX = 40.0
 KILLS_OF_WORKERS = 45
 KILLS_OF_REBUILDS = 20
+KILLS_OF_SCHEDULES = 20
 LIFE_SECONDS = (0.1, 0.4)
+# Each look at what is due is a day later than the one before.
+DAYS = itertools.count()
 DEADLY = ("insert", "update", "delete", "findAndModify", "commitTransaction", "getMore")
 
 
@@ -55,13 +60,15 @@ def said(request: pytest.FixtureRequest) -> Generator[dict[str, list[float]]]:
 
 
 @pytest.fixture
-def shop(database: Any) -> Store:
-    store = Store(database, MODELS)
+def shop(database: Any) -> Generator[Store]:
+    store = Store(database, ROLLED)
     store.setup()
     for number, key in enumerate(KEYS):
         database["products"].insert_one(streamed.product(key, number))
     streamed.Writer(database, 99, numbers=60).write(150)
-    return store
+    yield store
+    # Rebuilds that were killed have no successor; the server would keep what they locked for half a minute.
+    database.client.admin.command({"killAllSessions": []})
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = WAIT_SECONDS_MAX) -> float:
@@ -76,6 +83,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = WAIT_SECONDS_MAX) ->
 def settled(store: Store, database: Any) -> None:
     """After a last look by a worker nothing is wrong, neither for `verify` nor for the oracle."""
     store.worker().run_until_idle()
+    store.run_due(now=dt.datetime(3000, 1, 1, tzinfo=dt.UTC) + dt.timedelta(days=next(DAYS)))
     assert [] == store.verify()
     assert [] == streamed.wrong(database)
 
@@ -142,13 +150,8 @@ def test_killed_workers_and_rebuilds_leave_no_drift(server, database, shop, said
     lanes = [
         threading.Thread(target=kill_again_and_again, args=(KILLS_OF_WORKERS // 2, 1, mill.work, *what)),
         threading.Thread(target=kill_again_and_again, args=(KILLS_OF_REBUILDS // 2, 2, mill.rebuild, *what)),
+        threading.Thread(target=kill_again_and_again, args=(KILLS_OF_SCHEDULES // 2, 3, mill.run_due, *what)),
     ]
-    if hasattr(Store, "run_due"):
-        lanes.append(
-            threading.Thread(
-                target=kill_again_and_again, args=(KILLS_OF_REBUILDS // 2, 3, mill.run_due, *what)
-            )
-        )
     with mill.writers(server.uri, database.name, 7.0, pause=0.005), Probe(database) as probe:
         for lane in lanes:
             lane.start()
@@ -157,7 +160,9 @@ def test_killed_workers_and_rebuilds_leave_no_drift(server, database, shop, said
         # One that lives shows what the others left.
         last = mill.start(mill.work, *what)
         time.sleep(1.0)
-    said.setdefault("kills", []).append(KILLS_OF_WORKERS // 2 + (len(lanes) - 1) * (KILLS_OF_REBUILDS // 2))
+    said.setdefault("kills", []).append(
+        KILLS_OF_WORKERS // 2 + KILLS_OF_REBUILDS // 2 + KILLS_OF_SCHEDULES // 2
+    )
     said.setdefault("convergence while workers are killed", []).extend(probe.taken)
     start = time.monotonic()
     wait_for(lambda: not streamed.wrong(database))
@@ -291,12 +296,12 @@ def test_a_leader_that_wakes_up_after_its_lease_does_no_harm(server, database, s
 
 
 def test_a_killed_server_loses_nothing_that_was_acknowledged(tmp_path, said):
-    """mongod is killed twice and started again on the same data; the worker resumes by itself."""
+    """mongod is killed and started again on the same data; the worker resumes by itself."""
     with contextlib.ExitStack() as stack:
         running = stack.enter_context(server.start(tmp_path / "data"))
         client: MongoClient[Any] = stack.enter_context(MongoClient(running.uri))
         database = client["killed"]
-        store = Store(database, MODELS)
+        store = Store(database, ROLLED)
         store.setup()
         for number, key in enumerate(KEYS):
             database["products"].insert_one(streamed.product(key, number))
@@ -324,13 +329,12 @@ def test_a_killed_server_loses_nothing_that_was_acknowledged(tmp_path, said):
         writer = threading.Thread(target=insert)
         writer.start()
         try:
-            for _ in range(2):
-                time.sleep(0.7)
-                before = len(acknowledged)
-                os.kill(running.pid, signal.SIGKILL)
-                running = stack.enter_context(server.start(tmp_path / "data"))
-                said.setdefault("kills", []).append(1)
-                wait_for(lambda before=before: len(acknowledged) > before + 20)
+            time.sleep(0.7)
+            before = len(acknowledged)
+            os.kill(running.pid, signal.SIGKILL)
+            stack.enter_context(server.start(tmp_path / "data"))
+            said.setdefault("kills", []).append(1)
+            wait_for(lambda: len(acknowledged) > before + 20)
         finally:
             done.set()
             writer.join()
@@ -358,7 +362,7 @@ def test_a_pattern_is_adopted_while_writers_go_on(server, database, said):
         for number in range(ADOPTED)
     ]
     database["reviews"].insert_many(rows)
-    store = Store(database, MODELS)
+    store = Store(database, ROLLED)
     store.setup()
     start = time.monotonic()
     done = threading.Event()
@@ -378,8 +382,7 @@ def test_a_pattern_is_adopted_while_writers_go_on(server, database, said):
         worker = mill.start(mill.work, SHOP, server.uri, database.name)
     done.set()
     mover.join()
-    start = time.monotonic()
-    wait_for(lambda: not streamed.wrong(database))
-    said.setdefault("drift gone after the adoption", []).append(time.monotonic() - start)
+    taken = wait_for(lambda: not store.worker().lag().events)
+    said.setdefault("nothing left to read after the adoption", []).append(taken)
     assert 0 == mill.end(worker, signal.SIGTERM)
     settled(store, database)

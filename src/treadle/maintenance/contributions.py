@@ -20,7 +20,7 @@ from treadle.gather import GatherRule
 from treadle.keys import GroupKey, freeze
 from treadle.maintenance import position
 from treadle.maintenance.events import Doubt
-from treadle.paths import put, value_at
+from treadle.paths import outermost, put, value_at
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 
 if TYPE_CHECKING:
@@ -148,4 +148,4 @@ def sources(collection: str, last: Any, rules: Sequence[GatherRule]) -> Plan[lis
         # Compares ids of all types, which a plain range does not.
         stages.insert(0, {"$match": {"$expr": {"$gt": ["$_id", {"$literal": last}]}}})
     fields = {path for rule in rules for path in rule.key.paths}
-    return (yield from aggregate(collection, [*stages, {"$project": dict.fromkeys(fields, 1)}]))
+    return (yield from aggregate(collection, [*stages, {"$project": dict.fromkeys(outermost(fields), 1)}]))

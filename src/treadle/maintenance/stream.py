@@ -32,6 +32,7 @@ from treadle.maintenance.intents import is_about_one_document
 from treadle.maintenance.position import COLLECTION, HISTORY_LOST, operation_time, resume, signature
 from treadle.maintenance.rebuild import mend
 from treadle.maintenance.verify import examine, page
+from treadle.paths import outermost
 from treadle.pattern import Rule
 from treadle.plan import (
     Plan,
@@ -424,7 +425,8 @@ class Follower:
         """Mark the targets that changed sources feed now."""
         for rule, keys in doubt.lookups.items():
             there = {"_id": {"$in": list(keys.values())}}
-            documents = yield from find(rule.source.collection, there, dict.fromkeys(rule.key.paths, 1))
+            shown = dict.fromkeys(outermost(rule.key.paths), 1)
+            documents = yield from find(rule.source.collection, there, shown)
             if isinstance(rule.key, GroupKey):
                 targets = yield from contributions.groups_of(rule, documents)
             else:
