@@ -133,11 +133,13 @@ def _pipeline(group: MembersRule, server: Topology, position: Raw, bounds: Bound
         {"operationType": {"$in": ["dropDatabase", "invalidate"]}},
     ]
     touched = {"$objectToArray": {"$ifNull": ["$updateDescription.updatedFields", {}]}}
+    inserted = {"$and": [{"$eq": ["$operationType", "insert"]}, {"$eq": ["$ns.coll", source]}]}
     shown: Raw = {
         "operationType": 1,
-        "documentKey": 1,
         "coll": "$ns.coll",
-        "touched": {"$map": {"input": touched, "in": "$$this.k"}},
+        # Of inserts, which are most of what comes late, no more is needed than their key.
+        "documentKey": {"$cond": [inserted, "$$REMOVE", "$documentKey"]},
+        "touched": {"$cond": [inserted, "$$REMOVE", {"$map": {"input": touched, "in": "$$this.k"}}]},
         "removed": "$updateDescription.removedFields",
         "cut": "$updateDescription.truncatedArrays.field",
     }
