@@ -357,7 +357,9 @@ def test_odd_references_of_cards_do_not_stop_the_worker(run, database):
         [{"_id": number, "person_id": key, "items": []} for number, key in enumerate(odd)]
     )
     database["letters"].insert_one({"_id": 9, "person_id": 1, "items": []})
-    settled(store)
+    store.worker().run_until_idle()
+    # The references are of no shape that the model has; the cards are as they should be.
+    assert {"validation"} == {each.pattern for each in store.verify()}
     assert ("Ann", "Ann") == (of(database, "letters", 9)["name"], of(database, "letters", 4)["name"])
     database["people"].update_one({"_id": 1}, {"$set": {"name": "Eve"}})
     store.worker().run_until_idle()
