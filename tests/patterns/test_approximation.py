@@ -223,7 +223,8 @@ def test_a_document_without_a_number_does_not_stop_the_others(run, database, fie
     counter.add_many({1: 2, 2: 5})
     done = counter.flush()
     assert ({2: 5}, 2) == (done.unknown, stored(database, field))
-    assert [(2, field)] == [(each.document_id, each.path) for each in store.verify()]
+    # It is no count, and it is not of the type that the model declares.
+    assert {(2, field)} == {(each.document_id, each.path) for each in store.verify()}
     assert 1 == store.repair()
     counter.add(2, 3)
     counter.flush()
