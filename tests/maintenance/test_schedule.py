@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -556,6 +557,49 @@ def test_two_runners_at_once_do_the_work_once(server, database):
         each.database.client.close()
     assert 1 == len(ran)
     assert [] == store.verify()
+
+
+@pytest.mark.heavy
+def test_raw_writers_and_runs_at_once(store, database):
+    """Writers that do not use Treadle insert, change, move and delete while runs come one after another."""
+    stop = threading.Event()
+    failed: list[BaseException] = []
+
+    def write(number: int) -> None:
+        chance = random.Random(number)
+        try:
+            while not stop.is_set():
+                key = {"product_id": chance.randrange(5), "number": chance.randrange(40)}
+                moved = {"created_at": at(2026, 3, chance.randrange(1, 5), chance.randrange(24))}
+                match chance.randrange(4):
+                    case 0:
+                        database.sales.delete_one(key)
+                    case 1:
+                        database.sales.update_many(
+                            key, {"$set": {**moved, "product_id": chance.randrange(5)}}
+                        )
+                    case _:
+                        database.sales.insert_one({**key, **moved, "amount": Decimal128("1.5"), "paid": True})
+        except BaseException as error:
+            failed.append(error)
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+    for writer in writers:
+        writer.start()
+    wholes = []
+    for number in range(12):
+        wholes += [each.whole for each in store.run_due(now=NOON + number * HOURLY)]
+    stop.set()
+    for writer in writers:
+        writer.join(60)
+    assert [] == failed
+    (last,) = store.run_due(now=NOON + 20 * HOURLY)
+    assert [True, *[False] * 12] == [*wholes, last.whole]
+    assert [] == store.verify()
+    expected: dict[Any, list[Decimal]] = {}
+    for each in database.sales.find():
+        expected.setdefault((each["product_id"], each["created_at"].day), []).append(Decimal("1.5"))
+    assert {key: (len(values), sum(values)) for key, values in expected.items()} == summaries(database)
 
 
 def test_a_runner_that_was_replaced_moves_nothing(store, database, monkeypatch):

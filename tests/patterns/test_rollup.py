@@ -457,6 +457,29 @@ def test_weeks_begin_on_monday(run):
     assert [] == store.verify()
 
 
+class DayById(Document, collection="days", rollup=Rollup(Event, keys={"id": Day("at")})):
+    id: dt.datetime
+    count: Annotated[int, Count()] = 0
+
+
+class MonthByDate(Document, collection="months", rollup=Rollup(Event, keys={"month": Month("at")})):
+    month: dt.date
+    count: Annotated[int, Count()] = 0
+
+
+def test_a_window_may_be_the_id_or_a_date(run):
+    store = run.store([Event, DayById, MonthByDate])
+    store.setup()
+    store.insert_many([Event(at=at(2026, 3, 1, 5)), Event(at=at(2026, 3, 1, 9)), Event(at=at(2026, 4, 2))])
+    assert 2 == store.get(DayById, at(2026, 3, 1)).count
+    assert {dt.date(2026, 3, 1): 2, dt.date(2026, 4, 1): 1} == {
+        each.month: each.count for each in store.find(MonthByDate)
+    }
+    store.delete_many(Event, {"at": {"$lt": at(2026, 4, 1)}})
+    assert store.get(DayById, at(2026, 3, 1)) is None
+    assert [] == store.verify()
+
+
 # -- what callers may not do --------------------------------------------------------------------------------
 
 
@@ -817,6 +840,11 @@ def refused(**keywords: Any) -> DeclarationError:
     return raised.value
 
 
+class Figures(BaseModel):
+    count: Annotated[int, Count()] = 0
+    unit: str
+
+
 BOTH = {"product_id": "product_id", "day": Day("created_at")}
 
 
@@ -834,6 +862,8 @@ BOTH = {"product_id": "product_id", "day": Day("created_at")}
         ("rollup-keys", {"keys": {**BOTH, "id": "shop"}}),
         ("rollup-keys", {"keys": BOTH, "fields": {"id": str}}),
         ("rollup-field", {"keys": BOTH, "fields": {"note": str}}),
+        ("rollup-field", {"keys": BOTH, "fields": {"figures": Figures}}),
+        ("rollup-keys", {"keys": {**BOTH, "on": Day("created_at", timezone="Asia/Tokyo")}, "fields": {"on": dt.date}}),
         ("rollup-source", {"keys": BOTH, "fields": {"n": Annotated[int, Count(DailySales)]}}),
         ("rollup-source", {"keys": BOTH, "fields": {"n": Annotated[int, Count(by="product_id")]}}),
         ("source-field-missing", {"keys": BOTH, "fields": {"n": Annotated[Decimal, Sum()]}}),

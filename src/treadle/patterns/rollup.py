@@ -12,16 +12,17 @@ the same group meet: without it, both would make a document.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pymongo import ASCENDING, IndexModel
 
+from treadle.codec import Codec, codec_of
 from treadle.errors import DeclarationError
 from treadle.gather import GatherRule, Origin
 from treadle.keys import GroupKey, KeyPart
-from treadle.paths import overlap, resolve
+from treadle.paths import model_of, overlap, resolve
 from treadle.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_maintenance
 from treadle.plan import Raw
 from treadle.query import clean
@@ -190,6 +191,13 @@ def _check_type(place: Place, name: str, held: Shape, given: Shape, wanted: str 
                     f"{place.label} has a window as its key {name!r}, but {where} is no datetime",
                     code="rollup-keys",
                 )
+        window = Window(wanted.unit, wanted.timezone)
+        if held.python is dt.date and (wanted.unit == "hour" or not window.utc):
+            raise DeclarationError(
+                f"{place.label}.{name} is a date, which cannot hold the first instant of this window; "
+                "declare a datetime",
+                code="rollup-keys",
+            )
         return
     same_kind = held.kind == given.kind and held.python is given.python
     if not same_kind and not {held.kind, given.kind} & {"any", "union", "custom"}:
@@ -240,13 +248,26 @@ def check_rollup(entry: Entry[Any]) -> None:
             )
     if group is None:
         return
-    maintained = [*entry.protected]
-    for field in entry.codec.fields:
-        info = entry.model.__pydantic_fields__[field.name]
-        touched = field.stored == "_id" or any(overlap(field.stored, path) for path in maintained)
-        if info.is_required() and not touched:
-            raise DeclarationError(
-                f"{entry.model.__name__}.{field.name} is neither a key nor computed, and has no default; "
-                "a rollup's documents are made by Treadle, which would not know what to put there",
-                code="rollup-field",
-            )
+    for name in _unfilled(entry.codec, "", [*entry.protected]):
+        raise DeclarationError(
+            f"{entry.model.__name__}.{name} is neither a key nor computed, and has no default; "
+            "a rollup's documents are made by Treadle, which would not know what to put there",
+            code="rollup-field",
+        )
+
+
+def _unfilled(codec: Codec[Any], prefix: str, maintained: Sequence[str]) -> Iterator[str]:
+    """The fields that a document must have and that nobody fills."""
+    for field in codec.fields:
+        path = prefix + field.stored
+        if path == "_id" or path in maintained:
+            continue
+        inside = any(each.startswith(f"{path}.") for each in maintained)
+        model = model_of(field.shape)
+        if inside and model is not None:
+            # Treadle makes the nested document, so that all of it must be there.
+            yield from (f"{field.name}.{each}" for each in _unfilled(codec_of(model), f"{path}.", maintained))
+        elif codec.model.__pydantic_fields__[field.name].is_required() and not any(
+            path.startswith(f"{each}.") for each in maintained
+        ):
+            yield field.name
