@@ -29,8 +29,12 @@ def layout_of(entry: Entry[Any]) -> Layout[Any] | None:
     if bucket is None and series is None:
         return None
     settings = entry.settings
-    # Kinds and versions are refused where the class is made.
-    others = {"tree": settings.tree, "rollup": settings.rollup}
+    others = {
+        "tree": settings.tree,
+        "discriminator": settings.discriminator,
+        "version": settings.version,
+        "rollup": settings.rollup,
+    }
     for keyword, other in others.items():
         if other is not None:
             raise DeclarationError(
