@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import threading
 import time
@@ -25,6 +26,7 @@ from pymongo.errors import PyMongoError
 from tests import faults, mill
 from treadle import Count, DataError, Document, ExtendedReference, Id, Store, Sum, server
 from treadle.maintenance import lease, stream
+from treadle.plan import Read
 
 Raw = dict[str, Any]
 WAIT_SECONDS_MAX = 30.0
@@ -377,6 +379,67 @@ def test_text_that_is_no_text_is_set_aside(market, database):
     database["visits"].update_one({"_id": key}, {"$unset": {"shop": ""}})
     worker.run_until_idle()
     assert {"name": "shop"} == database["visits"].find_one({"_id": key})["shop"]
+
+
+# -- documents that others write all the time --------------------------------------------------------------
+
+
+def test_targets_that_others_write_all_the_time_are_brought_right(database):
+    """Whatever is read of them is old before it can be written, unless they are held meanwhile."""
+    store = Store(database, MODELS)
+    store.setup()
+    keys = [ObjectId() for _ in range(3)]
+    database["shops"].insert_many([{"_id": key, "name": "shop"} for key in keys])
+    settled(store)
+    real, spoilt = store.runner._perform, []
+
+    def perform(command: Any, session: Any) -> Any:
+        answer = real(command, session)
+        reads_sources = isinstance(command, Read) and command.collection == "sales"
+        if reads_sources and session is not None and session.in_transaction:
+            with contextlib.suppress(PyMongoError):
+                spoil = {"update": "shops", "updates": [{"q": {"_id": keys[1]}, "u": {"$inc": {"views": 1}}}]}
+                database.command({**spoil, "maxTimeMS": 100})
+                spoilt.append(True)
+        return answer
+
+    store.runner._perform = perform  # type: ignore[method-assign]
+    database["sales"].insert_many([{"shop_id": key, "amount": 5} for key in keys])
+    start = time.monotonic()
+    store.worker().run_until_idle()
+    assert [5, 5, 5] == totals(database, keys)
+    assert 1 <= len(spoilt)
+    assert time.monotonic() - start < 20.0
+
+
+def test_a_crowd_of_writers_does_not_starve_the_worker(database):
+    """Views are counted in the very documents whose totals the worker keeps."""
+    store = Store(database, MODELS)
+    store.setup()
+    keys = [ObjectId() for _ in range(200)]
+    database["shops"].insert_many([{"_id": key, "name": "shop"} for key in keys])
+    done = threading.Event()
+
+    def view() -> None:
+        order = random.Random(1)
+        while not done.is_set():
+            database["shops"].update_one({"_id": order.choice(keys)}, {"$inc": {"views": 1}})
+
+    crowd = [threading.Thread(target=view) for _ in range(3)]
+    worker = store.worker()
+    with working(worker):
+        wait_for(lambda: worker.leading)
+        for each in crowd:
+            each.start()
+        try:
+            for amount in range(1, 6):
+                database["sales"].insert_many([{"shop_id": key, "amount": 1} for key in keys])
+                wait_for(lambda amount=amount: totals(database, keys) == [amount] * len(keys))
+        finally:
+            done.set()
+            for each in crowd:
+                each.join()
+    assert [] == store.verify()
 
 
 # -- errors on the way --------------------------------------------------------------------------------------

@@ -40,8 +40,9 @@ from treadle.maintenance.recompute import recompute
 from treadle.maintenance.standalone import top
 from treadle.maintenance.verify import formulas_now, places_of
 from treadle.paths import has, outermost, overlap, put, value_at
+from treadle.pattern import REVISION
 from treadle.patterns.extended_reference import ReferenceRule
-from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one, transact
+from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one, transact, update_many
 from treadle.topology import Topology
 
 if TYPE_CHECKING:
@@ -55,8 +56,15 @@ GONE_MAX = 1000
 Finish = Callable[[], Plan[None]]
 # What may be about one document: the server's refusals, the data, and what the driver cannot read.
 POISONOUS = (OperationFailure, DataError, UsageError, BSONError)
+# After so many attempts that others' writes of the same documents spoilt, a transaction is cut to pieces.
+SPOILT_MAX = 3
+PIECES = 8
 # Of a target that an event's key names in another numeric type, nothing more is known.
 UNKNOWN = Mark(None, sourced=True)
+
+
+class Contended(Exception):
+    """Others write these documents faster than so many can be recomputed at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +77,19 @@ class Targets:
     def __len__(self) -> int:
         return len(self.marks)
 
+    @property
+    def items(self) -> int:
+        return len(self.marks)
+
     def part(self, start: int, end: int) -> Targets:
         return Targets(self.entry, self.marks[start:end])
+
+    def hold(self) -> Plan[None]:
+        """Write these documents before their sources are read, so that other writers wait meanwhile."""
+        sourced = [mark.key for mark in self.marks if mark.sourced]
+        if sourced:
+            condition = self.entry.at_any(sourced)
+            yield from update_many(self.entry.collection, condition, {"$inc": {REVISION: 1}})
 
     def bring_right(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[None]:
         yield from recompute_targets(server, self.entry, self.marks, ledger)
@@ -91,8 +110,16 @@ class Copies:
         # Each may have many copies.
         return len(self.keys) * (TARGETS_MAX // COPIES_MAX)
 
+    @property
+    def items(self) -> int:
+        return len(self.keys)
+
     def part(self, start: int, end: int) -> Copies:
         return Copies(self.rule, self.keys[start:end])
+
+    def hold(self) -> Plan[None]:
+        """Copies are written as soon as their source is read."""
+        yield from ()
 
     def bring_right(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[None]:
         rule = self.rule
@@ -167,51 +194,71 @@ def _transaction(
     fence: Finish,
     end: Finish,
 ) -> Plan[None]:
+    try:
+        yield from transact(_attempting(graph, server, units, end))
+    except (*POISONOUS, Contended) as error:
+        if not _is_about_one_document(error):
+            raise
+        for unit in units:
+            yield from _in_pieces(graph, server, unit, doubt, fence, error)
+        yield from transact(end)
+
+
+def _attempting(
+    graph: Graph, server: Topology, units: Sequence[Targets | Copies], end: Finish
+) -> Callable[[], Plan[None]]:
+    """What a transaction does, each time it is attempted.
+
+    The first time it takes its chance. If somebody writes a target between the
+    reading and the writing, it holds the targets first; if that is of no use,
+    because there are too many, it gives up for smaller pieces.
+    """
+    attempts = 0
+
     def attempt() -> Plan[None]:
+        nonlocal attempts
+        attempts += 1
+        if attempts > SPOILT_MAX and sum(unit.items for unit in units) > 1:
+            raise Contended
         ledger = Ledger()
+        if attempts > 1:
+            for unit in units:
+                yield from unit.hold()
         for unit in units:
             yield from unit.bring_right(graph, server, ledger)
         yield from react(graph, server, ledger, copies_max=UNBOUNDED)
         yield from end()
 
-    try:
-        yield from transact(attempt)
-    except POISONOUS as error:
-        if not _is_about_one_document(error):
-            raise
-        for unit in units:
-            yield from _around_poison(graph, server, unit, doubt, fence)
-        yield from transact(end)
+    return attempt
 
 
 def _is_about_one_document(error: Exception) -> bool:
     return not isinstance(error, OperationFailure) or intents.is_about_one_document(error)
 
 
-def _around_poison(
-    graph: Graph, server: Topology, unit: Targets | Copies, doubt: Doubt, fence: Finish
+def _in_pieces(
+    graph: Graph,
+    server: Topology,
+    unit: Targets | Copies,
+    doubt: Doubt,
+    fence: Finish,
+    reason: Exception,
 ) -> Plan[None]:
-    """Halve a unit until the document that stops it stands alone."""
-
-    def attempt() -> Plan[None]:
-        ledger = Ledger()
-        yield from unit.bring_right(graph, server, ledger)
-        yield from react(graph, server, ledger, copies_max=UNBOUNDED)
-        yield from fence()
-
-    items = len(unit.marks) if isinstance(unit, Targets) else len(unit.keys)
-    try:
-        yield from transact(attempt)
-    except POISONOUS as error:
-        if not _is_about_one_document(error):
-            raise
-        if items == 1:
+    """Do a unit in pieces: until a document that cannot be written stands alone, or others leave room."""
+    number = PIECES if isinstance(reason, Contended) else 2
+    size = max(1, -(-unit.items // number))
+    for start in range(0, unit.items, size):
+        part = unit.part(start, min(start + size, unit.items))
+        try:
+            yield from transact(_attempting(graph, server, [part], fence))
+        except (*POISONOUS, Contended) as error:
+            if not _is_about_one_document(error):
+                raise
+            if part.items > 1:
+                yield from _in_pieces(graph, server, part, doubt, fence, error)
+                continue
             doubt.aside += 1
-            yield from unit.set_aside(graph, server, error)
-            return
-        middle = items // 2
-        yield from _around_poison(graph, server, unit.part(0, middle), doubt, fence)
-        yield from _around_poison(graph, server, unit.part(middle, items), doubt, fence)
+            yield from part.set_aside(graph, server, error)
 
 
 def copy_widely(graph: Graph, server: Topology, rule: ReferenceRule, key: Any) -> Plan[None]:
