@@ -529,11 +529,11 @@ def test_two_databases_have_a_worker_each(database, client):
             client.drop_database(name)
 
 
+# The follower is stepped by hand, on the blocking runner.
+@pytest.mark.parametrize("run", ["sync"], indirect=True)
 def test_a_worker_that_was_replaced_moves_nothing(market, database):
     """Its lease went to another while it slept: what it still does changes neither position nor values."""
     store, keys = market
-    if not isinstance(store, Store):
-        pytest.skip("the follower is stepped by hand, on the blocking runner")
     run = store.runner.run
     with (
         store.runner.database.client.start_session() as mine,
@@ -575,11 +575,10 @@ def test_sigterm_ends_the_worker_after_its_batch(server, database):
     assert "" == database["treadle.leases"].find_one()["owner"]
 
 
+@pytest.mark.parametrize("run", ["sync"], indirect=True)
 def test_a_leader_that_works_keeps_others_waiting(market, database, monkeypatch):
     """`run_until_idle` says so after a while, instead of doing the work twice."""
     store, _ = market
-    if not isinstance(store, Store):
-        pytest.skip("one shell is enough")
     monkeypatch.setattr("treadle.worker.WAIT_MAX_SECONDS", 1.0)
     worker = store.worker()
     with working(worker):
