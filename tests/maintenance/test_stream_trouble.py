@@ -412,36 +412,76 @@ def test_targets_that_others_write_all_the_time_are_brought_right(database):
     assert time.monotonic() - start < 20.0
 
 
-def test_a_crowd_of_writers_does_not_starve_the_worker(database):
-    """Views are counted in the very documents whose totals the worker keeps."""
+@contextlib.contextmanager
+def crowd(database: Any, keys: list[Any]) -> Generator[None]:
+    """Views are counted in the very documents whose totals are maintained."""
+    done = threading.Event()
+
+    def view(seed: int) -> None:
+        order = random.Random(seed)
+        while not done.is_set():
+            database["shops"].update_one({"_id": order.choice(keys)}, {"$inc": {"views": 1}})
+
+    viewers = [threading.Thread(target=view, args=(seed,)) for seed in range(3)]
+    for each in viewers:
+        each.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for each in viewers:
+            each.join()
+
+
+@pytest.fixture
+def crowded(database) -> Any:
     store = Store(database, MODELS)
     store.setup()
     keys = [ObjectId() for _ in range(200)]
     database["shops"].insert_many([{"_id": key, "name": "shop"} for key in keys])
-    done = threading.Event()
+    return store, keys
 
-    def view() -> None:
-        order = random.Random(1)
-        while not done.is_set():
-            database["shops"].update_one({"_id": order.choice(keys)}, {"$inc": {"views": 1}})
 
-    crowd = [threading.Thread(target=view) for _ in range(3)]
+def test_a_crowd_of_writers_does_not_starve_the_worker(crowded, database):
+    store, keys = crowded
     worker = store.worker()
-    with working(worker):
-        wait_for(lambda: worker.leading)
-        for each in crowd:
-            each.start()
-        try:
-            for amount in range(1, 6):
-                database["sales"].insert_many([{"shop_id": key, "amount": 1} for key in keys])
-                wait_for(
-                    lambda amount=amount: database["shops"].count_documents({"total": amount}) == len(keys)
-                )
-        finally:
-            done.set()
-            for each in crowd:
-                each.join()
+    with crowd(database, keys), working(worker):
+        for amount in range(1, 6):
+            database["sales"].insert_many([{"shop_id": key, "amount": 1} for key in keys])
+            wait_for(lambda amount=amount: database["shops"].count_documents({"total": amount}) == len(keys))
+            assert worker.lag().events <= len(keys)
     assert [] == store.verify()
+
+
+def test_a_crowd_of_writers_does_not_starve_repair(crowded, database):
+    store, keys = crowded
+    database["sales"].insert_many([{"shop_id": key, "amount": 1} for key in keys])
+    with crowd(database, keys):
+        assert len(keys) == store.repair()
+    assert [] == store.verify()
+
+
+def test_updates_of_fields_that_nobody_watches_are_not_even_sent(market, database):
+    store, _ = market
+    database["shops"].update_many({}, {"$inc": {"views": 1}, "$set": {"place.name": "here"}})
+    worker = store.worker()
+    assert 0 == worker.lag().events
+    worker.run_until_idle()
+    assert 0 == worker.totals.get("events", 0)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [{"$set": {"shop.name": "x"}}, {"$unset": {"shop": 1}}, {"$set": {"shop": None}}],
+    ids=["inside", "removed", "cleared"],
+)
+def test_whoever_writes_into_a_maintained_field_is_noticed(market, database, update):
+    store, keys = market
+    visit = database["visits"].insert_one({"shop_id": keys[0]}).inserted_id
+    settled(store)
+    database["visits"].update_one({"_id": visit}, update)
+    settled(store)
+    assert {"name": "shop"} == database["visits"].find_one({"_id": visit})["shop"]
 
 
 # -- errors on the way --------------------------------------------------------------------------------------

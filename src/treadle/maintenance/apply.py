@@ -22,6 +22,7 @@ from treadle.deletes import delete_documents, detach
 from treadle.errors import DataError, UsageError
 from treadle.gather import GatherRule, freeze
 from treadle.maintenance import intents
+from treadle.maintenance.contention import Contended, attempting, pieces
 from treadle.maintenance.events import Doubt, Mark
 from treadle.maintenance.fill import fill_references
 from treadle.maintenance.groups import arrange
@@ -56,15 +57,8 @@ GONE_MAX = 1000
 Finish = Callable[[], Plan[None]]
 # What may be about one document: the server's refusals, the data, and what the driver cannot read.
 POISONOUS = (OperationFailure, DataError, UsageError, BSONError)
-# After so many attempts that others' writes of the same documents spoilt, a transaction is cut to pieces.
-SPOILT_MAX = 3
-PIECES = 8
 # Of a target that an event's key names in another numeric type, nothing more is known.
 UNKNOWN = Mark(None, sourced=True)
-
-
-class Contended(Exception):
-    """Others write these documents faster than so many can be recomputed at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,29 +201,20 @@ def _transaction(
 def _attempting(
     graph: Graph, server: Topology, units: Sequence[Targets | Copies], end: Finish
 ) -> Callable[[], Plan[None]]:
-    """What a transaction does, each time it is attempted.
-
-    The first time it takes its chance. If somebody writes a target between the
-    reading and the writing, it holds the targets first; if that is of no use,
-    because there are too many, it gives up for smaller pieces.
-    """
-    attempts = 0
+    """What a transaction does, each time it is attempted."""
 
     def attempt() -> Plan[None]:
-        nonlocal attempts
-        attempts += 1
-        if attempts > SPOILT_MAX and sum(unit.items for unit in units) > 1:
-            raise Contended
         ledger = Ledger()
-        if attempts > 1:
-            for unit in units:
-                yield from unit.hold()
         for unit in units:
             yield from unit.bring_right(graph, server, ledger)
         yield from react(graph, server, ledger, copies_max=UNBOUNDED)
         yield from end()
 
-    return attempt
+    def hold() -> Plan[None]:
+        for unit in units:
+            yield from unit.hold()
+
+    return attempting(attempt, hold, sum(unit.items for unit in units))
 
 
 def _is_about_one_document(error: Exception) -> bool:
@@ -245,10 +230,8 @@ def _in_pieces(
     reason: Exception,
 ) -> Plan[None]:
     """Do a unit in pieces: until a document that cannot be written stands alone, or others leave room."""
-    number = PIECES if isinstance(reason, Contended) else 2
-    size = max(1, -(-unit.items // number))
-    for start in range(0, unit.items, size):
-        part = unit.part(start, min(start + size, unit.items))
+    for start, end in pieces(unit.items, reason):
+        part = unit.part(start, end)
         try:
             yield from transact(_attempting(graph, server, [part], fence))
         except (*POISONOUS, Contended) as error:

@@ -33,6 +33,8 @@ BEFORE = "fullDocumentBeforeChange"
 AFTER = "fullDocument"
 # Whole collections, or the database, were dropped or renamed.
 UPHEAVALS = frozenset({"drop", "rename", "dropDatabase", "invalidate"})
+_UPDATED = {"$ifNull": ["$updateDescription.updatedFields", {}]}
+_CUT = "truncatedArrays.field"
 
 
 @dataclass(slots=True)
@@ -180,10 +182,52 @@ class Watch:
                 {"operationType": {"$in": ["dropDatabase", "invalidate"]}},
             ]
         }
-        return [{"$changeStream": stream}, {"$match": concerns}, {"$project": self._projection(lean)}]
+        return [
+            {"$changeStream": stream},
+            {"$match": concerns},
+            {"$match": self._matters()},
+            {"$project": self._projection(lean)},
+        ]
+
+    def _matters(self) -> Raw:
+        """Which events are sent at all: updates only where they touch a field that somebody watches.
+
+        Documents whose views are counted all day would else come by at every
+        view. Names are compared up to their first dot; `note` looks closer.
+        """
+        branches: list[Raw] = [{"operationType": {"$ne": "update"}}]
+        for collection in self.collections:
+            fields = self._fields(collection)
+            if fields is None:
+                branches.append({"ns.coll": collection})
+                continue
+            watched, maintained = fields
+            # Treadle's own writes count a revision; another writer's hand in a maintained field does not.
+            foreign = {"$and": [_touching(maintained), {"$not": [_touching({RESERVED})]}]}
+            branches.append({"ns.coll": collection, "$expr": {"$or": [_touching(watched), foreign]}})
+        return {"$or": branches}
+
+    def _fields(self, collection: str) -> tuple[set[str], set[str]] | None:
+        """The fields of a collection that somebody watches, and those that are maintained in it.
+
+        None where any field may matter.
+        """
+        paths: set[str] = set()
+        maintained: set[str] = set()
+        for rule in [*self.gathers.get(collection, ()), *self.references.get(collection, ())]:
+            watched = self._watched[rule].get(collection, set())
+            if watched is None:
+                return None
+            paths |= watched
+        for own in self.own.get(collection, {}).values():
+            if own.all_matters:
+                return None
+            paths |= own.inputs | own.keys
+            maintained |= own.maintained
+        return {path.split(".")[0] for path in paths}, {path.split(".")[0] for path in maintained}
 
     def _projection(self, lean: bool) -> Raw:
-        touched = {"$objectToArray": {"$ifNull": ["$updateDescription.updatedFields", {}]}}
+        touched = {"$objectToArray": _UPDATED}
         projection: Raw = {
             "operationType": 1,
             "clusterTime": 1,
@@ -192,7 +236,7 @@ class Watch:
             "documentKey": 1,
             "touched": {"$map": {"input": touched, "in": "$$this.k"}},
             "removed": "$updateDescription.removedFields",
-            "cut": "$updateDescription.truncatedArrays.field",
+            "cut": f"$updateDescription.{_CUT}",
         }
         if not lean:
             for path in outermost(self._paths()):
@@ -371,6 +415,15 @@ class _Own:
         if any(_reserved(path) for path in touched):
             return False
         return self.all_matters or any(overlap(path, each) for path in touched for each in self.maintained)
+
+
+def _touching(fields: set[str]) -> Raw:
+    """Whether an update touched one of these fields, or something inside."""
+    updated = {"$map": {"input": {"$objectToArray": _UPDATED}, "in": "$$this.k"}}
+    others = [{"$ifNull": [f"$updateDescription.{path}", []]} for path in ("removedFields", _CUT)]
+    top = {"$arrayElemAt": [{"$split": ["$$this", "."]}, 0]}
+    touched = {"$map": {"input": {"$concatArrays": [updated, *others]}, "in": top}}
+    return {"$gt": [{"$size": {"$setIntersection": [touched, {"$literal": sorted(fields)}]}}, 0]}
 
 
 def _fed(rule: GatherRule, kind: str, event: Mapping[str, Any], key: Any) -> Fed:

@@ -18,6 +18,7 @@ from treadle.change import Change
 from treadle.keys import freeze
 from treadle.maintenance import counts, outliers, position, standalone
 from treadle.maintenance.closed import Bounds, is_closed, last_bounds
+from treadle.maintenance.contention import Contended, attempting, pieces
 from treadle.maintenance.fill import fill_references
 from treadle.maintenance.groups import Arranged, arrange, differing, keys_found, require_indexes
 from treadle.maintenance.intents import is_about_one_document, set_aside
@@ -26,7 +27,8 @@ from treadle.maintenance.pipelines import stamps_of, update_pipeline
 from treadle.maintenance.react import UNBOUNDED, react
 from treadle.maintenance.verify import Finding, Progress, Report, expected, page, verify, within
 from treadle.paths import outermost, value_at
-from treadle.plan import Plan, Raw, bulk_write, by_id, count_documents, find, transact
+from treadle.pattern import REVISION
+from treadle.plan import Plan, Raw, bulk_write, by_id, count_documents, find, transact, update_many
 from treadle.topology import Topology
 from treadle.trees.inspection import mend_tree, rebuild_tree
 
@@ -156,9 +158,15 @@ def mend(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any])
 def _mend_derived(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
     if not server.transactions:
         return (yield from _mend_without_transactions(graph, server, entry, keys))
+
+    def hold() -> Plan[None]:
+        held = {**entry.at_any(keys), **entry.exactly}
+        yield from update_many(entry.collection, held, {"$inc": {REVISION: 1}})
+
+    attempt = attempting(lambda: _attempt(graph, server, entry, keys), hold, len(keys))
     try:
-        return (yield from transact(lambda: _attempt(graph, server, entry, keys)))
-    except (OperationFailure, BSONError) as error:
+        return (yield from transact(attempt))
+    except (OperationFailure, BSONError, Contended) as error:
         if isinstance(error, OperationFailure) and (
             error.has_error_label("TransientTransactionError") or not is_about_one_document(error)
         ):
@@ -166,9 +174,10 @@ def _mend_derived(graph: Graph, server: Topology, entry: Entry[Any], keys: Seque
         if len(keys) == 1:
             yield from set_aside(entry.model.__name__, entry.collection, keys[0], error)
             return []
-        middle = len(keys) // 2
-        first = yield from _mend_derived(graph, server, entry, keys[:middle])
-        return [*first, *(yield from _mend_derived(graph, server, entry, keys[middle:]))]
+        changed: list[Any] = []
+        for start, end in pieces(len(keys), error):
+            changed += yield from _mend_derived(graph, server, entry, keys[start:end])
+        return changed
 
 
 def _mend_without_transactions(

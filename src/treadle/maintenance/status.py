@@ -159,11 +159,13 @@ def pending(graph: Graph, name: str) -> Plan[Pending]:
 
 
 def _pending_from(graph: Graph, begin: Raw) -> Plan[Pending]:
-    stages = Watch(graph).pipeline(begin, [BEATS], lean=True)[:2]
+    stages = [stage for stage in Watch(graph).pipeline(begin, [BEATS], lean=True) if "$project" not in stage]
     shown = [
         {"$match": {"ns.coll": {"$ne": BEATS}}},
         {"$project": {"clusterTime": 1, "ns": 1, "documentKey": 1}},
     ]
+    # What is written from here on is not counted, or beside busy writers counting would not end.
+    now = yield from position.operation_time()
     opened = {"aggregate": 1, "pipeline": [*stages, *shown], "cursor": {"batchSize": 0}}
     cursor = (yield from database_command(opened, writes=False))["cursor"]["id"]
     documents: dict[str, set[Any]] = {}
@@ -176,7 +178,8 @@ def _pending_from(graph: Graph, begin: Raw) -> Plan[Pending]:
             "maxTimeMS": AWAIT_MILLISECONDS,
         }
         reply = yield from database_command(more, writes=False)
-        cursor, batch = reply["cursor"]["id"], reply["cursor"]["nextBatch"]
+        cursor, found = reply["cursor"]["id"], reply["cursor"]["nextBatch"]
+        batch = [event for event in found if event["clusterTime"] <= now]
         if not batch:
             break
         first = first or batch[0]["clusterTime"].as_datetime()
@@ -185,6 +188,8 @@ def _pending_from(graph: Graph, begin: Raw) -> Plan[Pending]:
             if "documentKey" in event:
                 key = freeze(event["documentKey"]["_id"])
                 documents.setdefault(event["ns"]["coll"], set()).add(key)
+        if len(batch) < len(found):
+            break
     if cursor:
         yield from database_command({"killCursors": "$cmd.aggregate", "cursors": [cursor]}, writes=False)
     return Pending(Lag((yield from _seconds_since(first)), events), documents)

@@ -316,9 +316,10 @@ class Follower:
                 events += yield from self._read(0.001)
             while LINGER_BELOW <= len(events) < BATCH_MAX and self._cursor:
                 more = yield from self._read(0.001)
-                if not more:
-                    break
                 events += more
+                if len(more) < LINGER_BELOW:
+                    # That was all for now. Whoever waits for none at all never begins beside busy writers.
+                    break
         except OperationFailure as error:
             yield from self._answer(error)
             return 1
