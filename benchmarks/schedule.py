@@ -103,8 +103,11 @@ def _roll_up(context: Context) -> list[Contender]:
     def late() -> dt.datetime:
         if database["treadle.schedules"].find_one() is None:
             store.run_due(now=AFTER)
-        database.sales.insert_many(_sales(chance, total // LATE_PART, LATE_DAYS), ordered=False)
-        return AFTER + HOUR * next(hours)
+        # Other days each time, or these few would grow with every round.
+        hour = next(hours)
+        days = [day + hour for day in LATE_DAYS]
+        database.sales.insert_many(_sales(chance, total // LATE_PART, days), ordered=False)
+        return AFTER + HOUR * hour
 
     def second(now: dt.datetime) -> int:
         (ran,) = store.run_due(now=now)
