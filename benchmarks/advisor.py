@@ -39,7 +39,7 @@ def groups() -> list[Group]:
         Group(
             "advisor", "scan 1,000,000 small documents in 5 collections, time per document", _scan, rounds=5
         ),
-        Group("advisor", "peak memory of a process that scans them, in MB per 300 MB", _memory, rounds=1),
+        Group("advisor", "peak memory of a process that scans them", _memory, rounds=1, unit="MB"),
     ]
 
 
@@ -141,14 +141,11 @@ def _memory(context: Context) -> list[Contender]:
     _open(context)
     context.stack.callback(lambda: MongoClient[Any](context.uri).drop_database(DATABASE))
 
-    def limit(_: None) -> float:
-        return float(MEMORY_MB_MAX)
-
     def peak(_: None) -> float:
         command = [sys.executable, "-c", MEASURED, context.uri, DATABASE]
-        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        megabytes = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        # The harness counts seconds; a microsecond stands for a megabyte here.
+        return megabytes / 1e6
 
-    return [
-        Contender("the limit", lambda: None, limit, measured=True),
-        Contender("scan and HTML report", lambda: None, peak, goal=Goal(1.0), measured=True),
-    ]
+    goal = Goal(MEMORY_MB_MAX, "MB")
+    return [Contender("scan and HTML report", lambda: None, peak, goal=goal, measured=True)]

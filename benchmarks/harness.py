@@ -7,6 +7,7 @@ The rules:
   quartiles of the ratios within each round.
 - Each timed run starts after a full collection, with the collector on.
 - A contender's first result is checked, so that nobody wins by doing less.
+- A group that takes long gets fewer rounds, never less data.
 """
 
 from __future__ import annotations
@@ -29,18 +30,23 @@ SEED = 20_240_601
 WARM_UP_ROUNDS = 1
 ROUNDS = 21
 ROUNDS_QUICK = 5
+# However long a round takes, so many there are: fewer would have no quartiles.
+ROUNDS_MIN = 3
+SECONDS_MAX = 25.0
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The most that a contender may cost: a ratio to its baseline, or microseconds per operation."""
+    """The most that a contender may cost: a ratio to its baseline, microseconds per operation, or other units."""
 
     maximum: float
     kind: str = "ratio"
 
     def __str__(self) -> str:
+        if self.kind == "microseconds":
+            return f"≤ {time_text(self.maximum)}"
         if self.kind != "ratio":
-            return f"≤ {self.maximum:g} µs"
+            return f"≤ {self.maximum:g} {self.kind}"
         return f"≤ {self.maximum:.2g}" if self.maximum < 1 else f"≤ {self.maximum:.2f}"
 
 
@@ -85,12 +91,18 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Contenders that do the same work; `make` connects and builds them when the group's turn comes."""
+    """Contenders that do the same work; `make` connects and builds them when the group's turn comes.
+
+    No round begins after `seconds_max`, apart from the first few. `unit` is
+    for what is not a time, such as bytes: then a microsecond stands for one.
+    """
 
     name: str
     work: str
     make: Callable[[Context], Sequence[Contender]]
     rounds: int = ROUNDS
+    unit: str = ""
+    seconds_max: float = SECONDS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +129,7 @@ class Result:
     round_ratios: Spread | None
     goal: Goal | None
     seconds: list[float] = field(repr=False)
+    unit: str = ""
 
     @property
     def met(self) -> bool | None:
@@ -141,7 +154,7 @@ def measure(group: Group, context: Context) -> list[Result]:
     with ExitStack() as stack:
         inner = Context(context.uri, context.quick, context.runner, stack)
         contenders = list(group.make(inner))
-        times = _interleave(contenders, rounds, inner, f"{group.name}: {group.work}")
+        times = _interleave(contenders, rounds, inner, group)
     per_operation = {
         contender.name: [seconds / contender.operations for seconds in times[contender.name]]
         for contender in contenders
@@ -150,11 +163,15 @@ def measure(group: Group, context: Context) -> list[Result]:
 
 
 def _interleave(
-    contenders: Sequence[Contender], rounds: int, context: Context, title: str
+    contenders: Sequence[Contender], rounds: int, context: Context, group: Group
 ) -> dict[str, list[float]]:
+    title = f"{group.name}: {group.work}"
+    last_start = perf_counter() + group.seconds_max
     order = random.Random(SEED)
     times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     for number in range(-WARM_UP_ROUNDS, rounds):
+        if number >= ROUNDS_MIN and perf_counter() > last_start:
+            break
         _progress(f"{title}: round {max(number + 1, 0)} of {rounds}")
         for contender in order.sample(contenders, len(contenders)):
             if contender.rounds_max is not None and number >= contender.rounds_max:
@@ -211,7 +228,22 @@ def _result(group: Group, contender: Contender, first: str, times: dict[str, lis
         round_ratios=None if is_own else spread([mine / other for mine, other in zip(own, base)]),
         goal=contender.goal,
         seconds=own,
+        unit=group.unit,
     )
+
+
+def time_text(microseconds: float) -> str:
+    """A time in the unit that suits it, with three digits."""
+    for limit, factor, unit in ((1e3, 1, "µs"), (1e6, 1e3, "ms")):
+        if microseconds < limit * 0.9995:
+            return f"{_digits(microseconds / factor)} {unit}"
+    return f"{_digits(microseconds / 1e6)} s"
+
+
+def _digits(value: float) -> str:
+    if value >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
 def _progress(text: str) -> None:

@@ -1,103 +1,181 @@
-"""Results as Markdown and JSON, with the machine and the versions that gave them."""
+"""The stored results as Markdown, with a plot per family beside it; nothing in them by hand."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
-import os
-import platform
-from collections.abc import Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-from pymongo import MongoClient
+from benchmarks import plot
+from benchmarks.harness import Result, Spread, time_text
+from benchmarks.stored import Entry, Stored
 
-from benchmarks.harness import Result, Spread
-
-PACKAGES = ("pymongo", "pydantic", "pydantic-core", "beanie", "odmantic", "mongoengine")
+PLOTS = "plots"
 COLUMNS = (
-    "contender", "median", "quartiles", "ratio", "ratio per round", "to", "rounds × operations", "goal",
-    "met",
-)  # fmt: skip
+    "contender",
+    "median",
+    "quartiles",
+    "ratio",
+    "ratio per round",
+    "to",
+    "rounds × operations",
+    "goal",
+    "",
+)
+INTRODUCTION = """\
+# Benchmark results
+
+Written by `make bench` (`python -m benchmarks`); do not edit. `python -m benchmarks buckets trees`
+measures these families again and keeps the others.
+
+Contenders of a table take turns in one process, in a new order each round. Times are per operation, and
+those of one machine at one moment: judge the ratios. *Median* and *quartiles* are over the rounds. *Ratio*
+is that of the medians to the contender named under *to*; *ratio per round* gives the quartiles of the
+ratios within a round."""
 
 
-def surroundings(uri: str, *, quick: bool) -> dict[str, str]:
-    """Where and with what the results were measured."""
-    with MongoClient[Any](uri) as client:
-        mongod = str(client.server_info()["version"])
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    found = {
-        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "mode": "quick" if quick else "full",
-        "cores": str(os.cpu_count()),
-        "memory": f"{memory:.0f} GiB",
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "mongod": mongod,
-    }
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+def write(path: Path, stored: Stored) -> None:
+    """The report at `path`, and its plots in a folder beside it."""
+    folder = path.parent / PLOTS
+    folder.mkdir(exist_ok=True)
+    plots = {}
+    for name, entries in families(stored):
+        drawn = plot.svg(name, entries)
+        if drawn is not None:
+            plots[name] = f"{PLOTS}/{name}.svg"
+            (path.parent / plots[name]).write_text(drawn, encoding="utf-8")
+    for old in folder.glob("*.svg"):
+        if old.stem not in plots:
+            old.unlink()
+    path.write_text(markdown(stored, plots), encoding="utf-8")
 
 
-def markdown(results: Sequence[Result], found: dict[str, str]) -> str:
-    """The whole report."""
-    lines = [
-        "# Benchmark results",
-        "",
-        "Written by `python -m benchmarks`; do not edit.",
-        "",
-        "Contenders take turns in one process, in a new order each round. Times are per operation, and",
-        "those of one machine at one moment: judge the ratios. *Ratio* is that of the medians to the",
-        "contender named under *to*; *ratio per round* gives the quartiles of the ratios within a round.",
-        "",
-        *_table(("", ""), [[name, value] for name, value in found.items()]),
-    ]
-    for (group, work), rows in groupby(results, key=lambda result: (result.group, result.work)):
-        lines += ["", f"## {group}: {work}", "", *_table(COLUMNS, [_row(result) for result in rows])]
+def families(stored: Stored) -> Iterable[tuple[str, list[Entry]]]:
+    """The entries of each group, in order."""
+    for name, entries in groupby(stored.entries, key=lambda entry: entry.group):
+        yield name, list(entries)
+
+
+def markdown(stored: Stored, plots: dict[str, str]) -> str:
+    """The whole report; `plots` says which family has which picture."""
+    lines = [INTRODUCTION, "", *_failures(stored), *_goals(stored), *_machines(stored), *_durations(stored)]
+    for name, entries in families(stored):
+        lines += ["", f"## {name}"]
+        if name in plots:
+            lines += ["", f"![{name}: medians and quartiles]({plots[name]})"]
+        for entry in entries:
+            lines += ["", f"### {entry.work}", "", *_body(entry)]
     return "\n".join(lines) + "\n"
+
+
+def _body(entry: Entry) -> list[str]:
+    if entry.failure is not None:
+        return [f"**Failed**: {entry.failure}"]
+    if entry.lines:
+        return ["```text", *entry.lines, "```"]
+    return _table(COLUMNS, [_row(result) for result in entry.results])
+
+
+# -- what comes first ----------------------------------------------------------
+
+
+def _failures(stored: Stored) -> list[str]:
+    failed = [entry for entry in stored.entries if entry.failure is not None]
+    if not failed:
+        return []
+    named = [f"- **{entry.group}: {entry.work}** failed: {entry.failure}" for entry in failed]
+    return ["## Failed", "", *named, ""]
+
+
+def _goals(stored: Stored) -> list[str]:
+    results = [result for entry in stored.entries for result in entry.results if result.goal is not None]
+    missed = [result for result in results if not result.met]
+    lines = ["## Goals", "", f"{len(results) - len(missed)} of {len(results)} goals are met."]
+    if missed:
+        lines += [f"Missed are these {len(missed)}:" if len(missed) > 1 else "Missed is this one:", ""]
+        lines += _table(("family", "work", "contender", "measured", "goal"), [_goal(each) for each in missed])
+    met = [result for result in results if result.met]
+    if met:
+        lines += ["", "Met:", ""]
+        lines += _table(("family", "work", "contender", "measured", "goal"), [_goal(each) for each in met])
+    return [*lines, ""]
+
+
+def _goal(result: Result) -> list[str]:
+    assert result.goal is not None
+    if result.goal.kind == "ratio":
+        measured = f"{_ratio(result.ratio)} times {result.baseline}"
+        if result.round_ratios is not None:
+            measured += f" ({_ratios(result.round_ratios)})"
+    else:
+        measured = _amount(result.microseconds.median, result)
+    return [result.group, result.work, result.contender, measured, str(result.goal)]
+
+
+def _machines(stored: Stored) -> list[str]:
+    """The machine and the versions; one column per combination, should the entries differ."""
+    found: dict[str, dict[str, str]] = {}
+    where: dict[str, list[Entry]] = {}
+    for entry in stored.entries:
+        key = repr(sorted(entry.surroundings.items()))
+        found[key] = entry.surroundings
+        where.setdefault(key, []).append(entry)
+    names = list(dict.fromkeys(name for each in found.values() for name in each))
+    rows = [[name, *(each.get(name, "") for each in found.values())] for name in names]
+    dates = [sorted(entry.date for entry in entries) for entries in where.values()]
+    rows.append(["measured", *(f"{each[0]} to {each[-1]} UTC" for each in dates)])
+    if len(found) > 1:
+        groups = [", ".join(dict.fromkeys(entry.group for entry in entries)) for entries in where.values()]
+        rows.append(["families", *groups])
+    return ["## Machine and versions", "", *_table(["", *[""] * len(found)], rows)]
+
+
+def _durations(stored: Stored) -> list[str]:
+    """What each family took, with everything that it had to store first."""
+    rows = [
+        [name, str(len(entries)), f"{sum(entry.seconds for entry in entries):,.0f} s", entries[-1].date]
+        for name, entries in families(stored)
+    ]
+    total = sum(entry.seconds for entry in stored.entries)
+    rows.append(["together", str(len(stored.entries)), f"{total:,.0f} s", ""])
+    return ["", "## Time taken", "", *_table(("family", "works", "took", "measured (UTC)"), rows)]
+
+
+# -- tables ----------------------------------------------------------------------
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [
         f"| {' | '.join(columns)} |",
         f"|{' --- |' * len(columns)}",
-        *(f"| {' | '.join(row)} |" for row in rows),
+        *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows),
     ]
 
 
 def _row(result: Result) -> list[str]:
-    times, ratios = result.microseconds, result.round_ratios
-    met = {True: "yes", False: "**no**", None: ""}[result.met]
+    amounts, ratios = result.microseconds, result.round_ratios
     return [
         result.contender,
-        _microseconds(times.median),
-        f"{_microseconds(times.low)} – {_microseconds(times.high)}",
-        "" if result.ratio is None else f"{result.ratio:.2f}",
-        "" if ratios is None else _ratios(ratios),
+        _amount(amounts.median, result),
+        f"{_amount(amounts.low, result)} – {_amount(amounts.high, result)}" if result.rounds > 1 else "",
+        "" if result.ratio is None else _ratio(result.ratio),
+        "" if ratios is None or result.rounds == 1 else _ratios(ratios),
         result.baseline or "",
         f"{result.rounds} × {result.operations:,}",
         "" if result.goal is None else str(result.goal),
-        met,
+        {True: "met", False: "**missed**", None: ""}[result.met],
     ]
 
 
-def _microseconds(value: float) -> str:
-    return f"{value:.1f} µs" if value < 100 else f"{value:.0f} µs"
+def _amount(value: float, result: Result) -> str:
+    return f"{value:,.3g} {result.unit}" if result.unit else time_text(value)
+
+
+def _ratio(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def _ratios(ratios: Spread) -> str:
-    return f"{ratios.low:.2f} – {ratios.high:.2f}"
-
-
-def write(path: Path, results: Sequence[Result], found: dict[str, str]) -> None:
-    """The report at `path`, and the numbers beside it as JSON."""
-    path.write_text(markdown(results, found), encoding="utf-8")
-    data = {"surroundings": found, "results": [{**asdict(result), "met": result.met} for result in results]}
-    path.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    return f"{_ratio(ratios.low)} – {_ratio(ratios.high)}"
