@@ -182,6 +182,19 @@ def test_every_block_has_a_known_language(page):
     assert {} == {place: given for place, given in unknown.items() if given not in LANGUAGES}
 
 
+@pytest.mark.parametrize("page", LINKING, ids=name)
+def test_every_row_of_a_table_has_its_cells(page):
+    """A bar inside of code ends the cell all the same, and what follows is not shown."""
+    odd, cells = [], 0
+    for line in FENCE.sub("", page.read_text()).splitlines():
+        found = len(re.split(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        if cells and found not in (0, cells):
+            odd.append(line)
+        # The first row of a table says how many there are.
+        cells = (cells or found) if found else 0
+    assert [] == odd
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
     text = FENCE.sub("", page.read_text())

@@ -7,28 +7,17 @@ that no navigation shows, a picture that is not there.
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+FOREIGN_STYLE = r"(?:url\(|@import)\s*['\"]?((?:https?:)?//[^'\")\s]+)"
+FOREIGN_LINK = r"href=['\"](http[^'\"]+)"
 COMMAND = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-c", "docs"]
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site")
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [*COMMAND, "-d", str(folder / "doctrees"), ".", str(folder / "html")]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert 0 == done.returncode, done.stdout + done.stderr
-    return folder / "html"
 
 
 class Assets(HTMLParser):
@@ -47,39 +36,39 @@ class Assets(HTMLParser):
                 self.found.append(value)
 
 
-def test_every_page_is_in_the_site(site):
+def test_the_site_is_whole_and_needs_no_network(tmp_path):
+    """One test, because the build is what takes its time."""
+    site = tmp_path / "html"
+    command = [*COMMAND, "-d", str(tmp_path / "doctrees"), ".", str(site)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+
     pages = {path.relative_to(ROOT).with_suffix(".html") for path in DOCS.rglob("*.md")}
     built = {path.relative_to(site) for path in site.rglob("*.html")}
     assert set() == pages - built
     assert "docs/index.html" in (site / "index.html").read_text()
 
+    assert [] == [each for path in site.rglob("*.html") for each in foreign_or_missing(path)]
+    assert [] == [
+        each for path in site.rglob("*.css") for each in re.findall(FOREIGN_STYLE, path.read_text())
+    ]
+    assert [] == [each for path in site.rglob("*.svg") for each in re.findall(FOREIGN_LINK, path.read_text())]
 
-def test_nothing_is_fetched_from_elsewhere(site):
-    """Neither by the pages, nor by their style sheets and scripts."""
-    foreign = []
-    for path in site.rglob("*.html"):
-        assets = Assets()
-        assets.feed(path.read_text())
-        foreign += [(path.name, each) for each in assets.found if re.match(r"(https?:)?//", each)]
-        missing = [
-            each
-            for each in assets.found
-            if not re.match(r"(https?:)?//|data:|#", each)
-            and not (path.parent / each.partition("?")[0].partition("#")[0]).exists()
-        ]
-        foreign += [(path.name, f"missing: {each}") for each in missing]
-    for path in site.rglob("*.css"):
-        imported = re.findall(r"(?:url\(|@import)\s*['\"]?((?:https?:)?//[^'\")\s]+)", path.read_text())
-        foreign += [(path.name, each) for each in imported]
-    for path in site.rglob("*.svg"):
-        foreign += [(path.name, each) for each in re.findall(r"href=['\"](http[^'\"]+)", path.read_text())]
-    assert [] == foreign
-
-
-def test_the_site_can_be_searched_and_has_two_colour_schemes(site):
     index = (site / "searchindex.js").read_text()
     assert all(word in index for word in ("docs/patterns/bucket", "docs/limits"))
     assert "prefers-color-scheme:dark" in (site / "_static" / "styles" / "furo.css").read_text()
+
+
+def foreign_or_missing(page: Path) -> list[tuple[str, str]]:
+    """What a page would fetch from elsewhere, and what is not where it looks for it."""
+    assets = Assets()
+    assets.feed(page.read_text())
+    return [
+        (page.name, each)
+        for each in assets.found
+        if re.match(r"(https?:)?//", each)
+        or not (re.match(r"data:|#", each) or (page.parent / re.split(r"[?#]", each)[0]).exists())
+    ]
 
 
 def test_the_picture_says_in_words_what_it_shows():
