@@ -34,5 +34,10 @@ lint: $(VENV)/installed ## ruff and mypy
 bench: $(VENV)/installed-bench ## measure, and write benchmarks/RESULTS.md
 	$(RUN)/python -m benchmarks
 
+docs: $(VENV)/installed ## build the site into build/site; a broken link is an error
+	$(RUN)/python docs/write_cli_reference.py
+	$(RUN)/python -m sphinx -q -W --keep-going -b html -c docs -d build/doctrees . build/site
+	@echo build/site/index.html
+
 clean: ## remove what the targets made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,13 +4,18 @@ The `python` blocks of one page share a namespace, in their order. The README
 is run as a reader would run it, with nothing prepared. The pages under `docs/`
 find two names that stand for the reader's own: `database`, a PyMongo database,
 and `uri`, the address of one. The blocks of `docs/testing.md` are files of a
-test suite, and are run by pytest.
+test suite, and are run by pytest. The tutorial is typed as a reader would type
+it: its Python blocks are files, and its commands must print what it says, where
+`…` stands for anything. Only the installation is left out; the tests are run by
+an environment that has it.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
 import types
@@ -19,9 +24,12 @@ from typing import NamedTuple
 
 import pytest
 
+from treadle.server import start
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 TESTING = ROOT / "docs" / "testing.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 # What is not Python has another language; a Python block is never left out.
@@ -75,7 +83,9 @@ def test_the_readme_runs_as_it_stands(module):
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page not in (README, TESTING) and python_blocks(page)], ids=name
+    "page",
+    [page for page in PAGES if page not in (README, TESTING, TUTORIAL) and python_blocks(page)],
+    ids=name,
 )
 def test_the_page_runs(page, module, server, database):
     module.database = database
@@ -100,10 +110,89 @@ def test_the_testing_page_is_a_test_suite_that_passes(tmp_path):
     assert re.search(r"\d+ passed", done.stdout)
 
 
+class Typist:
+    """Types a tutorial into a folder: writes its files, and performs its commands."""
+
+    INSTALLATION = ("python -m venv ", ". .venv/", "pip install ")
+    SECONDS_MAX = 60
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, "COLUMNS": "100"}
+        self.typed: list[str] = []
+        self.beside: subprocess.Popen[str] | None = None
+
+    def write(self, block: Block) -> None:
+        """A file; whatever runs beside is stopped first, as it has the old files."""
+        self.stop()
+        first = block.code.splitlines()[0]
+        assert re.fullmatch(r"# \w+\.py", first), f"line {block.line} does not name its file"
+        (self.folder / first.removeprefix("# ")).write_text(block.code)
+
+    def type(self, block: Block) -> None:
+        """Commands, each with what it prints."""
+        for said in re.split(r"^\$ ", block.code, flags=re.MULTILINE)[1:]:
+            command, _, expected = said.partition("\n")
+            if not command.startswith(self.INSTALLATION):
+                self.typed.append(command)
+                self.perform(command, expected)
+
+    def perform(self, command: str, expected: str) -> None:
+        program, *arguments = shlex.split(command)
+        start = {"python": [sys.executable], "treadle": [sys.executable, "-m", "treadle.cli"]}[program]
+        options = {"cwd": self.folder, "env": self.environment, "text": True}
+        if arguments[0] == "watch":
+            self.beside = subprocess.Popen([*start, *arguments], stderr=subprocess.PIPE, **options)
+            assert "Watching" in self.beside.stderr.readline()
+            return
+        done = subprocess.run(
+            [*start, *arguments], capture_output=True, check=False, timeout=self.SECONDS_MAX, **options
+        )
+        assert done.returncode == int("finding." in expected), f"{command}: {done.stdout}{done.stderr}"
+        pattern = ".*".join(re.escape(piece) for piece in re.split("… *", expected))
+        assert re.fullmatch(pattern, done.stdout, re.DOTALL), f"{command} printed:\n{done.stdout}"
+
+    def stop(self) -> None:
+        if self.beside is not None:
+            self.beside.send_signal(signal.SIGINT)
+            self.beside.communicate(timeout=self.SECONDS_MAX)
+            assert 0 == self.beside.returncode
+            self.beside = None
+
+
+def test_the_tutorial_works_as_it_is_typed(tmp_path):
+    typist = Typist(tmp_path)
+    # The commands share a server that is there already, so that it starts once.
+    with start(path=tmp_path / "shop-data"):
+        try:
+            for block in blocks(TUTORIAL):
+                if block.language == "python":
+                    typist.write(block)
+                elif block.language == "console":
+                    typist.type(block)
+        finally:
+            typist.stop()
+    typed = {command.split()[1] for command in typist.typed}
+    assert {"setup", "verify", "repair", "watch", "migrate"} <= typed
+
+
 @pytest.mark.parametrize("page", LINKING, ids=name)
 def test_every_block_has_a_known_language(page):
     unknown = {f"{name(page)}:{block.line}": block.language for block in blocks(page)}
     assert {} == {place: given for place, given in unknown.items() if given not in LANGUAGES}
+
+
+@pytest.mark.parametrize("page", LINKING, ids=name)
+def test_every_row_of_a_table_has_its_cells(page):
+    """A bar inside of code ends the cell all the same, and what follows is not shown."""
+    odd, cells = [], 0
+    for line in FENCE.sub("", page.read_text()).splitlines():
+        found = len(re.split(r"(?<!\\)\|", line)) if line.startswith("|") else 0
+        if cells and found not in (0, cells):
+            odd.append(line)
+        # The first row of a table says how many there are.
+        cells = (cells or found) if found else 0
+    assert [] == odd
 
 
 def anchors(page: Path) -> set[str]:

@@ -56,10 +56,12 @@ HEADINGS = [
     "What is stored",
     "What is guaranteed",
     "How it is maintained",
-    "Adopting it on existing data",
+    "How to adopt it on existing data",
     "When not to",
-    "Cost",
+    "Cost measured",
 ]
+# Those of the patterns, and of validation, which needs no file here.
+PAGES = sorted((ROOT / "docs" / "patterns").glob("*.md"))
 
 
 # -- sample models, and documents as somebody wrote them before the pattern was declared --
@@ -349,11 +351,24 @@ def test_the_pattern_has_a_test(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_pattern_has_a_page(name):
     path = ROOT / "docs" / "patterns" / f"{name.replace('_', '-')}.md"
-    assert path.exists(), f"{path.relative_to(ROOT)} is missing"
-    found = re.findall(r"^## (.+?) *$", path.read_text(), re.MULTILINE)
-    missing = [heading for heading in HEADINGS if heading not in found]
-    assert [] == missing, f"{path.relative_to(ROOT)} lacks headings"
-    assert HEADINGS == [heading for heading in found if heading in HEADINGS], "the headings are out of order"
+    assert path in PAGES, f"{path.relative_to(ROOT)} is missing"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_page_has_the_same_headings(page):
+    assert HEADINGS == re.findall(r"^## (.+?) *$", page.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_page_says_where_its_cost_was_measured(page):
+    """By the name of a family of benchmarks, and without figures of its own, which would grow old."""
+    cost = page.read_text().partition("\n## Cost measured\n")[2]
+    assert "(../../benchmarks/RESULTS.md)" in cost
+    families = re.findall(r"famil(?:y|ies) `(\w+)`(?: and `(\w+)`)?", cost)
+    assert families, f"{page.stem} names no family"
+    for family in filter(None, (name for names in families for name in names)):
+        assert (ROOT / "benchmarks" / f"{family}.py").exists(), f"there is no family {family}"
+    assert [] == re.findall(r"\b\d[\d,.]*(?: ?(?:µs|ms|seconds|times|%|percent|MB))", cost)
 
 
 # -- the interface ----------------------------------------------------------------------------

@@ -242,7 +242,7 @@ def repair(
 
     with maintain.progress_bar(Console(stderr=True)) as progress:
         mended = maintain.repair(app.load_store(app_name), models or [], progress)
-    typer.echo(f'{{"mended": {mended}}}' if as_json else f"Mended {mended} documents.")
+    typer.echo(f'{{"mended": {mended}}}' if as_json else f"Mended {maintain.counted(mended, 'document')}.")
 
 
 @app.command()
@@ -278,7 +278,9 @@ def rebuild(
 
     with maintain.progress_bar(Console(stderr=True)) as progress:
         visited = maintain.rebuild(app.load_store(app_name), models or [], progress)
-    typer.echo(f'{{"rebuilt": {visited}}}' if as_json else f"Rebuilt {visited} documents.")
+    typer.echo(
+        f'{{"rebuilt": {visited}}}' if as_json else f"Rebuilt {maintain.counted(visited, 'document')}."
+    )
 
 
 @app.command()

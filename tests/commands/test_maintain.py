@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,6 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
+from treadle import Finding
+from treadle.commands import maintain
 
 APPLICATION = """
 from typing import Annotated
@@ -55,16 +60,24 @@ def test_what_a_raw_write_broke_is_found_and_mended(application, database, app):
     database["reviews"].insert_many([{"product_id": product}] * 1 + [{"product_id": product}])
     found = application("verify", "--app", app)
     assert 1 == found.returncode
-    assert "1 findings." in found.stdout
+    assert "1 finding." in found.stdout
     listed = json.loads(application("verify", "--app", app, "--json").stdout)
     assert [("computed", "Product", {"$oid": str(product)}, "count", 0, 2)] == [
         tuple(each.values()) for each in listed
     ]
     assert 1 == application("repair", "--app", app, "--dry-run").returncode
-    assert "Mended 1 documents." in application("repair", "--app", app, "Product").stdout
+    assert "Mended 1 document." in application("repair", "--app", app, "Product").stdout
     clean = application("verify", "--app", app)
     assert (0, "Every maintained value is right.\n") == (clean.returncode, clean.stdout)
     assert {"rebuilt": 1} == json.loads(application("rebuild", "--app", app, "--json").stdout)
+
+
+def test_what_looks_like_markup_is_shown_as_it_is():
+    """The console would swallow "[red]", and fail at "[/x]"."""
+    written = io.StringIO()
+    findings = [Finding("subset", "Product", "[/x]", "newest", "[red]", ["[/bold]"])]
+    maintain.show_findings(findings, Console(file=written, width=200))
+    assert all(text in written.getvalue() for text in ("[/x]", "[red]", "['[/bold]']"))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from treadle.async_api import AsyncStore
 from treadle.commands.app import call
@@ -39,6 +40,6 @@ def show(ran: list[Ran], console: Console, dry_run: bool) -> None:
         computed = f"everything: {each.why}" if each.why else "everything" if each.whole else "what changed"
         outcome = each.error or "done"
         table.add_row(
-            each.name, computed, str(each.written), str(each.removed), f"{each.seconds:.3f}", outcome
+            each.name, computed, str(each.written), str(each.removed), f"{each.seconds:.3f}", Text(outcome)
         )
     console.print(table)

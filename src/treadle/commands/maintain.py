@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
+from rich.text import Text
 
 from treadle.async_api import AsyncStore
 from treadle.commands.app import Reporter, call, models_named
@@ -88,16 +89,19 @@ def show_findings(findings: list[Finding], console: Console) -> None:
         return
     table = Table("pattern", "document", "path", "stored", "expected")
     for each in findings[:SHOWN_MAX]:
-        table.add_row(
-            each.pattern,
-            f"{each.model} {each.document_id}",
-            each.path,
-            _short(each.stored),
-            _short(each.expected),
-        )
+        # As text: what is stored may look like the console's own markup.
+        stored, expected = _short(each.stored), _short(each.expected)
+        told = (each.pattern, f"{each.model} {each.document_id}", each.path, stored, expected)
+        table.add_row(*map(Text, told))
     console.print(table)
     more = len(findings) - SHOWN_MAX
-    console.print(f"{len(findings)} findings" + (f", {more} of them not shown" if more > 0 else "") + ".")
+    total = counted(len(findings), "finding")
+    console.print(total + (f", {more} of them not shown" if more > 0 else "") + ".")
+
+
+def counted(number: int, noun: str) -> str:
+    """1 document, 2 documents."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _short(value: Any) -> str:
