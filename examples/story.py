@@ -1,0 +1,101 @@
+"""What the stories share: a store to tell them on, and a few ways to print.
+
+A story is a module with `MODELS` and a function `story(store)`. It prints what
+it does and asserts what it claims.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any
+
+from bson import Decimal128, ObjectId
+
+from treadle import Document, Store
+from treadle.errors import TreadleError
+
+WIDTH = 96
+
+
+def tell(story: Callable[[Store], None], models: list[type[Document]]) -> int:
+    """Run a story on the database that the command line names, or on a private server of its own."""
+    parser = argparse.ArgumentParser(description=inspect.getdoc(inspect.getmodule(story)))
+    parser.add_argument(
+        "uri",
+        nargs="?",
+        help="an empty database, such as mongodb://localhost:27017/story; else a private one",
+    )
+    uri = parser.parse_args().uri
+    try:
+        with Store.open(uri, models) if uri else Store.local(models) as store:
+            if store.database.list_collection_names():
+                print(f"{store.database.name} is not empty; name a new database", file=sys.stderr)
+                return 2
+            started = time.monotonic()
+            story(store)
+            print(f"\nEverything held. {time.monotonic() - started:.1f} seconds.")
+    except TreadleError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def step(text: str) -> None:
+    """The next thing that happens."""
+    print(f"\n# {text}")
+
+
+def show(label: str, stored: Any) -> None:
+    """A stored document, or several, as mongosh would print them."""
+    print(f"  {label}:")
+    for document in stored if isinstance(stored, Iterable) and not isinstance(stored, dict) else [stored]:
+        print("    " + shell(document).replace("\n", "\n    "))
+
+
+def verified(store: Store, *models: type[Document]) -> int:
+    """How many stored values are not what they should be; prints each."""
+    findings = store.verify(*models)
+    for finding in findings:
+        print(
+            f"  verify: {finding.model} {shell(finding.document_id)}, {finding.path}: "
+            f"stored {brief(finding.stored)}, expected {brief(finding.expected)}"
+        )
+    if not findings:
+        print("  verify: all is as it should be")
+    return len(findings)
+
+
+def brief(value: Any) -> str:
+    """A value on one line, however long it is."""
+    line = " ".join(shell(value).split())
+    return line if len(line) < WIDTH else line[: WIDTH - 1] + "…"
+
+
+def shell(value: Any) -> str:
+    """A BSON value in mongosh's notation, on one line where it fits."""
+    if isinstance(value, dict | list | tuple):
+        if isinstance(value, dict):
+            first, last = "{}"
+            items = [
+                f"{key if key.isidentifier() else repr(key)}: {shell(item)}" for key, item in value.items()
+            ]
+        else:
+            first, last = "[]"
+            items = [shell(item) for item in value]
+        line = ", ".join(items)
+        if len(line) < WIDTH and "\n" not in line:
+            return f"{first} {line} {last}" if line else first + last
+        indented = ",\n".join(items).replace("\n", "\n  ")
+        return f"{first}\n  {indented}\n{last}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, datetime):
+        return f"ISODate('{value:%Y-%m-%dT%H:%M:%S}Z')"
+    if isinstance(value, Decimal128):
+        return f"Decimal128('{value}')"
+    return f"ObjectId('{value}')" if isinstance(value, ObjectId) else repr(value)
