@@ -70,6 +70,8 @@ from treadle.query import Sort
 from treadle.topology import Topology, read_topology
 from treadle.trees import bulk
 from treadle.trees.handle import AsyncTreeHandle
+from treadle.trees.moves import finish
+from treadle.trees.state import TreeBusy
 from treadle.versions import WriteVersions
 from treadle.worker import AsyncWorker
 from treadle.writes import ChunkedWork, Work
@@ -477,7 +479,17 @@ class AsyncStore:
     # -- writes that others follow ----------------------------------------------------
 
     async def _write(self, work: Work[R], session: Session, *, combine: bool = True) -> R:
-        """Perform a write with all that follows from it."""
+        """Perform a write with all that follows from it; a large move that it would cross is ended first."""
+        for _ in range(shell.GIVE_WAY_MAX):
+            try:
+                return await self._write_through(work, session, combine)
+            except TreeBusy as busy:
+                if shell.inside(session):
+                    raise
+                await self.runner.run(finish(busy.tree, self.graph, await self._topology()))
+        return await self._write_through(work, session, combine)
+
+    async def _write_through(self, work: Work[R], session: Session, combine: bool) -> R:
         try:
             return await self._write_whole(work, session, combine)
         except UsageError as error:

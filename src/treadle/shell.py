@@ -36,6 +36,8 @@ TRANSACTION_OPTIONS: dict[str, Any] = {
 FIND_PAGE = 100
 COMMIT_ATTEMPTS_MAX = 5
 GROUP_MAX = 100
+# How often a write gives way to large moves in a tree.
+GIVE_WAY_MAX = 20
 # A timer that is never due.
 FOREVER_SECONDS = 1e9
 LOCAL_DATABASE = "treadle"

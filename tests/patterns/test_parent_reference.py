@@ -104,7 +104,7 @@ def test_descendants_beyond_the_memory_of_graph_lookup_still_stream(store, datab
 
 def test_the_batches_of_levels_find_everything(run, monkeypatch):
     """The way that is taken beyond the memory of `$graphLookup`, on a small tree."""
-    monkeypatch.setattr(handle, "BATCH", 2)
+    monkeypatch.setattr(reads, "BATCH", 2)
     monkeypatch.setattr(handle, "PAGE", 2)
     for model in (Parented, Listed):
         store = run.store([model])

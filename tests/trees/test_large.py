@@ -6,20 +6,23 @@ import contextlib
 import os
 import random
 import signal
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import Field
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from tests import faults, victim
 from tests.faults import Heard
 from tests.trees import forest
-from tests.trees.forest import FOUR, Array, Counted, Listed, Pathed, PathedUp, Turning, names, plant
-from treadle import DataError, Document, Store, UsageError
+from tests.trees.forest import FOUR, Array, Counted, Listed, Parented, Pathed, PathedUp, Turning, names, plant
+from treadle import DataError, Document, ExtendedReference, Id, MaterializedPath, Store, UsageError
+from treadle.maintenance import lease, standalone
 from treadle.server import LocalServer, start
 from treadle.trees import state
 from treadle.trees.moves import Move, finish, move_chunk
+from treadle.trees.removes import Remove
 
 SHAPE = {
     "r": {
@@ -121,16 +124,183 @@ def test_nobody_takes_the_old_path_while_descendants_still_have_it(database, mod
     stranger = model(name="x")
     if not root:
         setattr(stranger, *(("path", ",r,old,x,") if model is Pathed else ("parent_id", place)))
-    with pytest.raises(DataError) as caught:
-        store.insert(stranger)
+    with pytest.raises(DataError) as caught, store.transaction() as session:
+        store.insert(stranger, session=session)
     assert "tree-busy" == caught.value.code
     if not root:
-        with pytest.raises(DataError, match="under way"):
-            store.delete(model, ids["old"])
-    # The tree's own call ends the move first.
-    tree.insert(model(name="x"), place)
+        with pytest.raises(DataError, match="under way"), store.transaction() as session:
+            store.delete(model, ids["old"], session=session)
+    # Outside of a transaction a write ends the move first: whoever began it may be dead.
+    store.insert(stranger)
     assert [] == store.verify()
     assert len(MOVED) == tree.count(ids["x"])
+
+
+@pytest.mark.parametrize("model", [Pathed, PathedUp], ids=lambda model: model.__name__)
+def test_the_old_parent_of_a_move_that_nobody_ends_can_be_deleted(run, database, model, chunked):
+    store = Store(database, [model])
+    store.setup()
+    ids = plant(store, model, SHAPE)
+    mine = run.store([model])
+    begun(store, model, ids["x"], ids["new"])
+    assert "old" == mine.delete(model, ids["old"]).name
+    assert [] == mine.verify()
+
+
+@pytest.mark.parametrize("model", [Pathed, PathedUp], ids=lambda model: model.__name__)
+@pytest.mark.parametrize("parent", ["x", "x2"])
+def test_a_segment_is_taken_also_while_its_owner_has_not_moved_yet(database, model, parent, chunked):
+    """Else the owner could never be moved, and no other move could ever begin."""
+    store = Store(database, [model])
+    store.setup()
+    ids = plant(store, model, SHAPE)
+    tree, inner = store.tree(model), store.graph.entry(model).tree
+    token = begun(store, model, ids["x"], ids["new"])
+    child = "x1" if parent == "x" else "x21"
+    ended = False
+    while not ended:
+        with pytest.raises(DataError) as caught:
+            tree.insert(model(name=child), ids[parent])
+        assert "tree-segment-taken" == caught.value.code
+        ended = store.runner.transact(lambda: move_chunk(inner, store.graph, store._topology(), token))
+    tree.move(ids["n1"], ids["x1"])
+    assert [] == store.verify()
+
+
+@pytest.mark.parametrize("model", REWRITING, ids=lambda model: model.__name__)
+def test_repair_ends_a_large_move_before_it_derives_anything(run, database, model, chunked):
+    """Where paths are all there is, what has not moved yet would seem to have lost its parent."""
+    store = Store(database, [model])
+    store.setup()
+    ids = plant(store, model, SHAPE)
+    mine = run.store([model])
+    begun(store, model, ids["x"], ids["new"])
+    mine.repair()
+    assert [] == mine.verify()
+    assert ["r", "new", "x", "x2", "x21"] == names(store.tree(model).ancestors(ids["x211"]))
+    assert len(MOVED) == store.tree(model).count(ids["x"])
+
+
+class Heavy(
+    Document,
+    collection="heavy",
+    validation="strict",
+    tree=MaterializedPath(path="path", segment="name", parent="parent_id"),
+):
+    name: str
+    weight: Annotated[int, Field(le=10)] = 1
+    parent_id: Id | None = None
+    path: str = ""
+
+
+@pytest.mark.parametrize("kind", ["replica-set", "standalone"])
+def test_a_node_that_cannot_be_written_does_not_stop_a_large_move(server, alone, kind, chunked):
+    """It is named by verify and set aside; the others move, and so does the tree afterwards."""
+    with MongoClient[Any]((server if kind == "replica-set" else alone).uri) as client:
+        client.drop_database("trees_heavy")
+        store = Store(client["trees_heavy"], [Heavy])
+        store.setup()
+        ids = plant(store, Heavy, SHAPE)
+        raw = client["trees_heavy"].command
+        raw("update", "heavy", bypassDocumentValidation=True,
+            updates=[{"q": {"name": "x12"}, "u": {"$set": {"weight": 11}}}])  # fmt: skip
+        tree = store.tree(Heavy)
+        tree.move(ids["x"], ids["new"])
+        assert [ids["x12"]] == [each.document_id for each in store.verify() if each.path == "path"]
+        assert 1 == client["trees_heavy"]["treadle.set_aside"].count_documents({})
+        tree.move(ids["n1"], ids["old"])
+        tree.insert(Heavy(name="x4"), ids["x"])
+        raw("update", "heavy", updates=[{"q": {"name": "x12"}, "u": {"$set": {"weight": 1}}}])
+        store.repair()
+        assert [] == store.verify()
+        assert ["r", "new", "x", "x1"] == names(tree.ancestors(ids["x12"]))
+        client.drop_database("trees_heavy")
+
+
+# -- large removals that cannot be ended ------------------------------------------------------
+
+
+class Shop(Document, collection="shops"):
+    node_id: Id
+    name: Annotated[
+        str | None, ExtendedReference("Parented", by="node_id", field="name", on_delete="restrict")
+    ] = None
+
+
+@pytest.mark.parametrize("kind", ["replica-set", "standalone"])
+@pytest.mark.parametrize("late", [False, True], ids=["before", "meanwhile"])
+def test_a_node_that_must_stay_stops_a_large_removal_and_nothing_else(
+    server, alone, kind, late, chunked, monkeypatch
+):
+    """Before the first chunk, or, where the reference came later, as soon as it is met."""
+    if late:
+        monkeypatch.setattr(Remove, "_refuse_restricted", lambda self: iter(()))
+    with MongoClient[Any]((server if kind == "replica-set" else alone).uri) as client:
+        client.drop_database("trees_kept")
+        store = Store(client["trees_kept"], [Parented, Shop])
+        store.setup()
+        ids = plant(store, Parented, SHAPE)
+        shop = store.insert(Shop(node_id=ids["x2"]))
+        tree = store.tree(Parented)
+        with pytest.raises(DataError, match="refers to it"):
+            tree.remove(ids["old"], children="subtree")
+        kept = {"r", "old", "x", "x2", "new", "n1"}
+        assert (kept if late else {*kept, *MOVED}) <= set(names(store.find(Parented)))
+        assert [] == store.verify()
+        tree.move(ids["n1"], ids["r"])
+        store.delete(Shop, shop.id)
+        tree.remove(ids["old"], children="subtree")
+        assert {"r", "new", "n1"} == set(names(store.find(Parented)))
+        client.drop_database("trees_kept")
+
+
+@pytest.mark.parametrize("bound", [2, 1000], ids=["chunked", "whole"])
+@pytest.mark.parametrize("model", [Parented, Listed, Array], ids=lambda model: model.__name__)
+@pytest.mark.parametrize("kind", ["replica-set", "standalone"])
+def test_a_circle_of_raw_writes_brings_a_removal_to_no_endless_loop(server, alone, model, bound, kind):
+    with (
+        MongoClient[Any]((server if kind == "replica-set" else alone).uri) as client,
+        forest.small_bounds(bound),
+    ):
+        client.drop_database("trees_circle")
+        store = Store(client["trees_circle"], [model])
+        store.setup()
+        ids = plant(store, model, {"r": {"a": {"b": {"c": {"d": {}}}}}})
+        nodes = store.collection(model)
+        if model is Listed:
+            nodes.update_one({"_id": ids["r"]}, {"$set": {"children": []}})
+            nodes.update_one({"_id": ids["d"]}, {"$set": {"children": [ids["a"]]}})
+        else:
+            nodes.update_one({"_id": ids["a"]}, {"$set": {"parent_id": ids["d"]}})
+        tree = store.tree(model)
+        if bound > 2 and kind == "replica-set":
+            assert 4 == tree.remove(ids["a"], children="subtree")
+            assert [] == store.verify()
+        else:
+            with pytest.raises(DataError, match=r"each other's ancestors.*repair"):
+                tree.remove(ids["a"], children="subtree")
+        tree.insert(model(name="late"), ids["r"])
+        store.repair()
+        assert [] == store.verify()
+        client.drop_database("trees_circle")
+
+
+def test_repair_without_transactions_waits_for_the_writer_before_it(alone, monkeypatch):
+    with MongoClient[Any](alone.uri) as client:
+        client.drop_database("trees_lease")
+        store = Store(client["trees_lease"], [Array])
+        store.setup()
+        ids = plant(store, Array, SHAPE)
+        store.collection(Array).update_one({"_id": ids["x1"]}, {"$set": {"ancestors": []}})
+        token = store.runner.run(lease.acquire(standalone.LEASE, "another", 60.0, lambda _: False))
+        monkeypatch.setattr(lease, "WAIT_MAX_SECONDS", 0.05)
+        with pytest.raises(DataError) as caught:
+            store.repair()
+        assert "lease-busy" == caught.value.code
+        store.runner.run(lease.release(standalone.LEASE, token))
+        assert 1 == store.repair()
+        assert [] == store.verify()
+        client.drop_database("trees_lease")
 
 
 @pytest.mark.parametrize("model", REWRITING, ids=lambda model: model.__name__)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle.document import Document
-from treadle.errors import DataError, UsageError
+from treadle.errors import UsageError
 from treadle.plan import Plan, Raw
 from treadle.query import Sort
 from treadle.trees import reads, state
@@ -36,21 +36,12 @@ AsyncSession: TypeAlias = "AsyncClientSession | None"
 Load = Callable[[Raw], D]
 
 PAGE = 100
-# Parents whose children are asked for together, where $graphLookup would need too much memory.
-BATCH = 1000
-# How often a write gives way to large moves of others.
-ATTEMPTS_MAX = 20
 
 log = logging.getLogger("treadle")
 
 
 def _inside(session: Any) -> bool:
     return session is not None and session.in_transaction
-
-
-def _gives_way(error: DataError, session: Any, attempt: int) -> bool:
-    """Whether to end another's large move and then try again."""
-    return error.code == "tree-busy" and not _inside(session) and attempt + 1 < ATTEMPTS_MAX
 
 
 def _check_model(node: Any, model: type[Document]) -> None:
@@ -109,12 +100,11 @@ def _stream(tree: Tree, runner: Runner, plan: Plan[Stream], load: Load[D], sessi
 
 def _levels(runner: Runner, stream: Levels, session: Session) -> Generator[Raw]:
     """All descendants with many small questions; never more ids in memory than a few batches have."""
-    pending: list[Any] = [stream.key]
-    while pending:
-        batch, pending = pending[-BATCH:], pending[:-BATCH]
+    pending = reads.Pending(stream)
+    while batch := pending.take():
         with closing(runner.open(reads.below_batch(stream.tree, batch), session)) as cursor:
             while raws := cursor.to_list(PAGE):
-                pending.extend(raw["_id"] for raw in raws)
+                pending.add(raws)
                 yield from raws
 
 
@@ -208,19 +198,8 @@ class TreeHandle(Generic[D]):
         return [self._entry.codec.load(raw) for raw in self._store.runner.run(plan, session)]
 
     def _perform(self, work: Work[R], session: Session) -> R:
-        """A write that gives way to large moves of others, and ends what it owes itself."""
-        for attempt in range(ATTEMPTS_MAX):
-            try:
-                result = self._store._write(work, session)
-            except DataError as error:
-                if not _gives_way(error, session, attempt):
-                    raise
-                self._finish()
-                continue
-            return self._ended(work, result)
-        raise state.busy(self._tree)  # pragma: no cover
-
-    def _ended(self, work: Work[R], result: R) -> R:
+        """A write, and then what it owes."""
+        result = self._store._write(work, session)
         if not _owes(work):
             return result
         try:
@@ -292,13 +271,12 @@ async def _stream_async(
 
 async def _levels_async(runner: AsyncRunner, stream: Levels, session: AsyncSession) -> AsyncGenerator[Raw]:
     """All descendants with many small questions; never more ids in memory than a few batches have."""
-    pending: list[Any] = [stream.key]
-    while pending:
-        batch, pending = pending[-BATCH:], pending[:-BATCH]
+    pending = reads.Pending(stream)
+    while batch := pending.take():
         async with await _opened(runner, reads.below_batch(stream.tree, batch), session) as cursor:
             while raws := await cursor.to_list(PAGE):
+                pending.add(raws)
                 for raw in raws:
-                    pending.append(raw["_id"])
                     yield raw
 
 
@@ -393,19 +371,8 @@ class AsyncTreeHandle(Generic[D]):
         return [self._entry.codec.load(raw) for raw in await self._store.runner.run(plan, session)]
 
     async def _perform(self, work: Work[R], session: AsyncSession) -> R:
-        """A write that gives way to large moves of others, and ends what it owes itself."""
-        for attempt in range(ATTEMPTS_MAX):
-            try:
-                result = await self._store._write(work, session)
-            except DataError as error:
-                if not _gives_way(error, session, attempt):
-                    raise
-                await self._finish()
-                continue
-            return await self._ended(work, result)
-        raise state.busy(self._tree)  # pragma: no cover
-
-    async def _ended(self, work: Work[R], result: R) -> R:
+        """A write, and then what it owes."""
+        result = await self._store._write(work, session)
         if not _owes(work):
             return result
         try:

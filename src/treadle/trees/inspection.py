@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import bson
+from bson import ObjectId
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
 from treadle.bson_types import CODEC_OPTIONS
@@ -20,6 +21,7 @@ from treadle.canonical import same
 from treadle.errors import UsageError
 from treadle.gather import freeze
 from treadle.maintenance.intents import set_aside
+from treadle.maintenance.lease import acquire, release
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import UNBOUNDED, react
 from treadle.maintenance.verify import SECOND_LOOK_SECONDS, Finding, Progress, Report, page
@@ -28,13 +30,15 @@ from treadle.plan import Plan, Raw, count_documents, find, transact, update_many
 from treadle.topology import Topology
 from treadle.trees import state
 from treadle.trees.fields import Role, Tree
-from treadle.trees.placing import rewrite
+from treadle.trees.placing import rewrite, settle_first
 from treadle.trees.segments import join, path_above, split
 
 if TYPE_CHECKING:
     from treadle.graph import Graph
 
 PAGE = 500
+# How often mending gives way to large moves.
+ATTEMPTS_MAX = 20
 
 
 def order_of(key: Any) -> bytes:
@@ -308,13 +312,8 @@ def mend_tree(graph: Graph, server: Topology, tree: Tree, keys: Sequence[Any]) -
     """Give nodes what the truth says; the ids of those that changed."""
     try:
         if server.transactions:
-            return (yield from transact(lambda: _mend(graph, server, tree, keys, Ledger())))
-        from treadle.maintenance import standalone
-
-        ledger = standalone.IntentLedger("repair")
-        changed = yield from _mend(graph, server, tree, keys, ledger)
-        yield from standalone.settle(graph, server, ledger)
-        return changed
+            return (yield from _mend_between_moves(graph, server, tree, keys))
+        return (yield from _mend_under_lease(graph, server, tree, keys))
     except OperationFailure as error:
         if not (isinstance(error, (DuplicateKeyError, BulkWriteError)) or error.code == 11000):
             raise
@@ -327,10 +326,42 @@ def mend_tree(graph: Graph, server: Topology, tree: Tree, keys: Sequence[Any]) -
     return [*first, *(yield from mend_tree(graph, server, tree, keys[middle:]))]
 
 
+def _mend_between_moves(graph: Graph, server: Topology, tree: Tree, keys: Sequence[Any]) -> Plan[list[Any]]:
+    """Mend in a transaction; not while a large move is half done, of which paths alone cannot tell."""
+    from treadle.trees.moves import finish
+
+    for _ in range(ATTEMPTS_MAX):
+        yield from finish(tree, graph, server)
+        try:
+            return (yield from transact(lambda: _mend(graph, server, tree, keys, Ledger())))
+        except state.TreeBusy:
+            continue
+    raise state.TreeBusy(tree)  # pragma: no cover
+
+
+def _mend_under_lease(graph: Graph, server: Topology, tree: Tree, keys: Sequence[Any]) -> Plan[list[Any]]:
+    """Without transactions one writer at a time works on a tree."""
+    from treadle.maintenance.standalone import LEASE, LEASE_SECONDS, IntentLedger, give_up, settle
+
+    holder = f"repair/{ObjectId()}"
+    try:
+        token = yield from acquire(LEASE, holder, LEASE_SECONDS, lambda _: False)
+        ledger = IntentLedger(holder)
+        yield from settle_first(tree, ledger)
+        changed = yield from _mend(graph, server, tree, keys, ledger)
+        yield from settle(graph, server, ledger)
+        yield from release(LEASE, token)
+    except Exception:
+        # By name: the reply that would have brought the token may be what was lost.
+        yield from give_up([holder])
+        raise
+    return changed
+
+
 def _mend(graph: Graph, server: Topology, tree: Tree, keys: Sequence[Any], ledger: Ledger) -> Plan[list[Any]]:
-    if ledger.transactional:
-        # A move meanwhile would make stale what is derived here.
-        yield from state.take(tree)
+    # A move meanwhile would make stale what is derived here.
+    if ledger.transactional and (yield from state.take(tree)) is not None:
+        raise state.TreeBusy(tree)
     documents = yield from find(tree.entry.collection, {"_id": {"$in": list(keys)}}, tree.projection)
     wanted = yield from expected(tree, documents)
     updates: list[tuple[Any, Raw]] = []

@@ -18,12 +18,15 @@ from __future__ import annotations
 import copy
 from typing import Any, TypeVar
 
+from pymongo.errors import OperationFailure
+
 from treadle import crud
 from treadle.change import Change
 from treadle.document import Document
 from treadle.errors import DataError, UsageError
 from treadle.gather import freeze
 from treadle.graph import Entry, Graph
+from treadle.maintenance.intents import is_about_one_document, set_aside
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import BUMP, UNBOUNDED, formula_stages, react
 from treadle.paths import put
@@ -65,13 +68,6 @@ D = TypeVar("D", bound=Document)
 MOVE_MAX = 2000
 CHUNK = 2000
 _ALL = 1_000_000_000
-
-
-class TreeBusy(DataError):
-    """Something is owed that must be ended first."""
-
-    def __init__(self, tree: Tree) -> None:
-        super().__init__(str(state.busy(tree)), code="tree-busy")
 
 
 def tree_of(entry: Entry[Any]) -> Tree:
@@ -188,7 +184,7 @@ def begin(tree: Tree, ledger: Ledger) -> Plan[None]:
     if not ledger.transactional:
         yield from settle_first(tree, ledger)
     elif (yield from state.take(tree)) is not None:
-        raise TreeBusy(tree)
+        raise state.TreeBusy(tree)
 
 
 # -- the node itself ---------------------------------------------------------------------------
@@ -304,21 +300,29 @@ def _descend(tree: Tree, work: Raw, node: Raw, keys: list[Any] | None, ledger: L
     yield from update_many(tree.entry.collection, condition, stages)
 
 
-def _next_keys(tree: Tree, work: Raw, node: Raw, after: Any) -> Plan[list[Any]]:
+def _next_keys(tree: Tree, work: Raw, node: Raw, after: Any, most: int) -> Plan[list[Any]]:
     """Some descendants that still have their old place."""
     condition = _remaining(tree, work, node)
     # By id only where the ids can be cut into ranges, and where an index gives that order.
     ranged = _by_array(tree) and tree.entry.identity_shape.kind == "scalar"
+    bounds: Raw = {}
     if ranged and after is not None:
-        condition = {**condition, "_id": {"$gt": after}}
+        bounds["$gt"] = after
+    if work.get("passed"):
+        bounds["$nin"] = work["passed"]
+    if bounds:
+        condition = {**condition, "_id": bounds}
     found = yield from find(
-        tree.entry.collection, condition, {"_id": 1}, sort=[("_id", 1)] if ranged else None, limit=CHUNK
+        tree.entry.collection, condition, {"_id": 1}, sort=[("_id", 1)] if ranged else None, limit=most
     )
     return [each["_id"] for each in found]
 
 
-def move_chunk(tree: Tree, graph: Graph, server: Topology, token: Any) -> Plan[bool]:
+def move_chunk(
+    tree: Tree, graph: Graph, server: Topology, token: Any, pace: Pace | None = None
+) -> Plan[bool]:
     """Move some descendants, in one transaction; whether none is left."""
+    pace = pace or Pace()
     work = yield from state.hold(tree, token)
     if work is None:
         return True
@@ -327,8 +331,9 @@ def move_chunk(tree: Tree, graph: Graph, server: Topology, token: Any) -> Plan[b
     )
     keys: list[Any] = []
     if node is not None:
-        keys = yield from _next_keys(tree, work, node, work.get("after"))
+        keys = yield from _next_keys(tree, work, node, work.get("after"), pace.most)
         if keys:
+            pace.tried = keys
             ledger = Ledger()
             with segment_errors(tree):
                 yield from _descend(tree, work, node, keys, ledger)
@@ -348,6 +353,33 @@ def move_chunk(tree: Tree, graph: Graph, server: Topology, token: Any) -> Plan[b
 # -- what is owed --------------------------------------------------------------------------------------
 
 
+class Pace:
+    """How many nodes go at once: fewer where one stands in the way, until it is alone."""
+
+    def __init__(self) -> None:
+        self.most = CHUNK
+        self.tried: list[Any] = []
+
+    def slower(self, error: Exception) -> bool:
+        """Whether fewer may be tried; False if the one that was tried is itself in the way."""
+        if not in_the_way(error):
+            raise error
+        if self.most == 1:
+            return False
+        self.most = max(1, min(self.most, len(self.tried)) // 8)
+        return True
+
+    def faster(self) -> None:
+        self.most = min(self.most * 4, CHUNK)
+
+
+def in_the_way(error: Exception) -> bool:
+    """Whether one node cannot be written, as it is too large or invalid, or its path is taken."""
+    if isinstance(error, DataError):
+        return error.code == "tree-segment-taken"
+    return isinstance(error, OperationFailure) and is_about_one_document(error)
+
+
 def finish(tree: Tree, graph: Graph, server: Topology) -> Plan[None]:
     """End what is owed, chunk by chunk; others may be at it too."""
     from treadle.trees.removes import remove_chunk
@@ -355,18 +387,51 @@ def finish(tree: Tree, graph: Graph, server: Topology) -> Plan[None]:
     owed = yield from state.owed_by(tree)
     if owed is None:
         return
-    chunk = move_chunk if owed["kind"] == "move" else remove_chunk
-    while not (yield from transact(lambda: chunk(tree, graph, server, owed["token"]))):
-        pass
+    token, pace = owed["token"], Pace()
+    if owed["kind"] == "remove":
+        while not (yield from remove_chunk(tree, graph, server, token)):
+            pass
+        return
+    ended = False
+    while not ended:
+        try:
+            ended = yield from transact(lambda: move_chunk(tree, graph, server, token, pace))
+            pace.faster()
+        except (DataError, OperationFailure) as error:
+            if not pace.slower(error):
+                yield from pass_over(tree, token, pace.tried[0], error)
+
+
+def pass_over(tree: Tree, token: Any, key: Any, error: Exception) -> Plan[None]:
+    """Leave out a node that cannot be written, so that the others and the next move need not wait for it."""
+    owed = yield from state.owed_by(tree)
+    if owed is None or owed["token"] != token:
+        return
+    if len(owed.get("passed") or []) >= state.PASSED_MAX:
+        raise error
+    yield from set_aside(tree.rules[0].place.label, tree.entry.collection, key, error)
+    yield from state.pass_over(tree, token, key)
 
 
 def go_on(tree: Tree, work: Raw, ledger: Ledger) -> Plan[Raw]:
     """The whole of a move without transactions, from the start or after a crash."""
     after = yield from apply(tree, work, ledger)
-    if tree.rewrites:
-        with segment_errors(tree):
-            while keys := (yield from _next_keys(tree, work, after, None)):
-                yield from _descend(tree, work, after, keys, ledger)
+    pace, left = Pace(), tree.rewrites
+    while left:
+        # Who slept through its lease finds the work ended by another, and the node perhaps elsewhere.
+        owed = yield from state.hold(tree, work["token"])
+        if owed is None:
+            break
+        pace.tried = yield from _next_keys(tree, owed, after, None, pace.most)
+        left = bool(pace.tried)
+        try:
+            with segment_errors(tree):
+                if left:
+                    yield from _descend(tree, work, after, pace.tried, ledger)
+            pace.faster()
+        except (DataError, OperationFailure) as error:
+            if not pace.slower(error):
+                yield from pass_over(tree, work["token"], pace.tried[0], error)
     return after
 
 
@@ -382,7 +447,11 @@ def pay_inline(tree: Tree, owed: Raw, ledger: Ledger) -> Plan[None]:
             if error.code not in ("tree-node-missing", "tree-parent-missing", "tree-segment-taken"):
                 raise
     elif owed["kind"] == "remove":
-        yield from go_on_removing(tree, owed, ledger)
+        try:
+            yield from go_on_removing(tree, owed, ledger)
+        except (DataError, UsageError) as error:
+            # Whoever asked for it was told; others must not be held up by it.
+            yield from state.settle(tree, owed["token"], str(error))
     elif owed["kind"] == "list":
         for key, children in owed["lists"]:
             there = yield from find(tree.entry.collection, {"_id": {"$in": children}}, {"_id": 1})

@@ -20,7 +20,7 @@ from treadle.gather import freeze
 from treadle.maintenance.react import BUMP, formula_stages, update_each
 from treadle.paths import overlap, put, value_at
 from treadle.pattern import REVISION
-from treadle.plan import Plan, Raw, by_id, find, find_one_and_update, update_many
+from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_many
 from treadle.trees import state
 from treadle.trees.fields import MOVING, Tree, not_rebuilt, parent_missing
 from treadle.trees.reads import lineage, outside_child
@@ -298,15 +298,39 @@ def complete(tree: Tree, node: Raw) -> Plan[Raw]:
 def _refuse_reserved(
     tree: Tree, raws: Sequence[Raw], parents: dict[Any, Any], held: dict[Any, Raw]
 ) -> Plan[None]:
-    """Keep the path free that descendants of a node on the move still have."""
+    """Keep the paths free that descendants of a node on the move still have, or will have."""
     if tree.path is None:
         return
     reserved = {value_at(parent, MOVING.split(".")) for parent in held.values()}
+    owed = yield from state.owed_by(tree)
     if any(parents[freeze(raw["_id"])] is None for raw in raws):
-        owed = yield from state.owed_by(tree)
         reserved.add((owed or {}).get("path_from"))
     if any(tree.get(raw, "path") in reserved for raw in raws):
-        raise state.busy(tree)
+        raise state.TreeBusy(tree)
+    if owed is not None and owed["kind"] == "move":
+        yield from _refuse_twins(tree, raws, owed)
+
+
+def _refuse_twins(tree: Tree, raws: Sequence[Raw], owed: Raw) -> Plan[None]:
+    """Refuse a segment that a sibling has whose path has not been moved yet, or has been already.
+
+    The index on paths does not see the two as one until the sibling's turn
+    comes, which could then not be moved at all.
+    """
+    node = yield from find_one(tree.entry.collection, by_id(owed["node"]), tree.projection)
+    old: Any = owed.get("path_from")
+    new: Any = tree.get(node, "path")
+    if split(old) is None or split(new) is None:
+        return
+    twins = [
+        there + path[len(here) :]
+        for path in (tree.get(raw, "path") for raw in raws)
+        for here, there in ((old, new), (new, old))
+        if path.startswith(here) and path != here
+    ]
+    stored = tree.roles["path"]
+    if twins and (yield from find_one(tree.entry.collection, {stored: {"$in": twins}}, {"_id": 1})):
+        raise segment_taken(tree)
 
 
 # -- child lists --------------------------------------------------------------------------------------
@@ -401,7 +425,7 @@ def list_children(tree: Tree, placed: Placed, ledger: Ledger) -> Plan[None]:
 def before_deletion(tree: Tree, nodes: Sequence[Raw], ledger: Ledger) -> Plan[Any]:
     """Refuse to delete nodes whose children would be left behind; a token for `unlist`."""
     if any(value_at(node, MOVING.split(".")) is not None for node in nodes):
-        raise state.busy(tree)
+        raise state.TreeBusy(tree)
     child = yield from outside_child(tree, nodes)
     name = tree.entry.model.__name__
     if child is not None:

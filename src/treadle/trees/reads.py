@@ -26,6 +26,10 @@ DEPTH = "__treadle_depth"
 # The server's error where $graphLookup would need more than its 100 MB.
 GRAPH_TOO_LARGE = 40099
 KEYS_BATCH = 1000
+# Parents whose children are asked for together, where $graphLookup would need too much memory.
+BATCH = 1000
+# Deeper than this is a circle.
+DEPTH_MAX = 10_000
 # How many subtrees are looked into with one query.
 RANGES_BATCH = 100
 
@@ -37,6 +41,46 @@ class Levels:
     tree: Tree
     key: Any
     read: Read
+    max_depth: int | None = None
+
+
+class Pending:
+    """The nodes whose children are still to be asked for: the deepest first, so that they stay few."""
+
+    def __init__(self, stream: Levels) -> None:
+        self._stream = stream
+        self._levels: list[list[Any]] = [[stream.key]]
+        self._depth = 0
+
+    def take(self) -> list[Any]:
+        """The next batch, all of one level; empty at the end."""
+        while self._levels and not self._levels[-1]:
+            self._levels.pop()
+        if not self._levels:
+            return []
+        last = self._levels[-1]
+        batch, last[:] = last[-BATCH:], last[:-BATCH]
+        self._depth = len(self._levels)
+        if self._depth > DEPTH_MAX:
+            raise endless(self._stream.tree)
+        return batch
+
+    def add(self, raws: Sequence[Raw]) -> None:
+        """Note the children of the batch that was taken last."""
+        if self._depth == self._stream.max_depth:
+            return
+        if len(self._levels) == self._depth:
+            self._levels.append([])
+        self._levels[self._depth].extend(raw["_id"] for raw in raws)
+
+
+def endless(tree: Tree) -> DataError:
+    name = tree.entry.model.__name__
+    return DataError(
+        f"nodes of {name} are each other's ancestors, which some other writer made them; run "
+        f"store.repair({name})",
+        code="tree-cycle",
+    )
 
 
 def _find(tree: Tree, condition: Raw, sort: Sort | None, limit: int | None) -> Read:
@@ -103,7 +147,7 @@ def children(tree: Tree, key: Any, sort: Sort | None = None, limit: int | None =
 
 def too_large(tree: Tree) -> DataError:
     return DataError(
-        f"the subtree is more than $graphLookup sorts or cuts in its 100 MB; leave out sort= and max_depth=, "
+        f"the subtree is more than $graphLookup sorts in its 100 MB; leave out sort=, "
         f"or give {tree.entry.model.__name__} an AncestorArray",
         code="tree-too-large",
     )
@@ -139,7 +183,7 @@ def descendants(
         {"$replaceRoot": {"newRoot": f"${NODE}"}},
     ]
     read = _aggregate(tree, stages, sort, limit)
-    return read if sort or limit or max_depth else Levels(tree, key, read)
+    return read if sort or limit else Levels(tree, key, read, max_depth)
 
 
 def _below_in_array(stored: str, key: Any, max_depth: int | None) -> Raw:
@@ -198,6 +242,8 @@ def keys_below(
     """The ids of nodes below one, level by level; never more than a level's more than the limit."""
     keys: list[Any] = []
     level = [key]
+    # Raw writes may have made circles, and this must come to an end all the same.
+    seen = {freeze(key)}
     depth = 0
     while level and (max_depth is None or depth < max_depth) and (limit is None or len(keys) < limit):
         batch: list[Any] = []
@@ -214,7 +260,10 @@ def keys_below(
                     {"$project": {"_id": 1}},
                 ]
                 found = yield Read(read.collection, "aggregate", (stages,), read.options)
-            batch += [each["_id"] for each in found]
+            for each in found:
+                if freeze(each["_id"]) not in seen:
+                    seen.add(freeze(each["_id"]))
+                    batch.append(each["_id"])
         keys += batch
         level = batch
         depth += 1

@@ -7,29 +7,33 @@ is inserted meanwhile is found when its parent's turn comes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from treadle.deletes import delete_documents
-from treadle.errors import UsageError
+from treadle.deletes import check_restrictions, delete_documents
+from treadle.errors import DataError, UsageError
 from treadle.gather import freeze
 from treadle.graph import Entry, Graph
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import BUMP, UNBOUNDED, formula_stages, react
-from treadle.plan import Plan, Raw, Read, by_id, find, find_one, update_many
+from treadle.plan import Plan, Raw, Read, by_id, find, find_one, transact, update_many
 from treadle.topology import Topology
 from treadle.trees import state
 from treadle.trees.fields import Tree, node_missing
 from treadle.trees.moves import begin, tree_of
 from treadle.trees.placing import follows, rewrite, segment_errors, unlist, unlisting
-from treadle.trees.reads import Levels, below_batch, children, descendants, keys_below, parent_of
+from treadle.trees.reads import Levels, below_batch, children, descendants, endless, keys_below, parent_of
 from treadle.trees.segments import SEPARATOR, path_above, split
 from treadle.writes import Work
 
 Children = Literal["refuse", "subtree", "lift"]
 REMOVE_MAX = 2000
 CHUNK = 1000
+CHECK_MAX = 10_000
 _ALL = 1_000_000_000
+
+log = logging.getLogger("treadle")
 
 
 class TooLarge(Exception):
@@ -69,17 +73,31 @@ class Remove(Work[int]):
             yield from delete_documents(self.entry, [node], ledger)
             return 1
         if not server.transactions:
+            yield from self._refuse_restricted()
             work = yield from state.owe(tree, {"kind": "remove", "node": self.key})
-            done = yield from go_on_removing(tree, work, ledger)
+            try:
+                done = yield from go_on_removing(tree, work, ledger)
+            except (DataError, UsageError) as error:
+                yield from state.settle(tree, work["token"], str(error))
+                raise
             yield from state.settle(tree, work["token"])
             return done
         keys = yield from _keys_below(tree, self.key, _ALL if self.whole else REMOVE_MAX + 1)
         if len(keys) > REMOVE_MAX and not self.whole:
+            yield from self._refuse_restricted()
             self.token = (yield from state.owe(tree, {"kind": "remove", "node": self.key}))["token"]
             return 0
         nodes = yield from find(tree.entry.collection, {"_id": {"$in": [*keys, self.key]}})
         yield from delete_documents(self.entry, nodes, ledger)
         return len(nodes)
+
+    def _refuse_restricted(self) -> Plan[None]:
+        """Refuse before the first chunk what a later one would be refused for."""
+        if not self.entry.restricting:
+            return
+        keys = yield from _keys_below(self.tree, self.key, _ALL)
+        for start in range(0, len(keys), CHECK_MAX):
+            yield from check_restrictions(self.entry, keys[start : start + CHECK_MAX])
 
     def _lift(self, node: Raw, server: Topology, ledger: Ledger) -> Plan[None]:
         """Give the children to the node's parent, at the node's own place among them."""
@@ -175,11 +193,16 @@ def _leaves(tree: Tree, key: Any) -> Plan[list[Any]]:
     if "path" in tree.lead and "parent" not in tree.lead:
         return (yield from _last_by_path(tree, key))
     batch = [key]
+    seen = {freeze(key)}
     while True:
-        below = yield from _keys(tree, _limited(below_batch(tree, batch), CHUNK))
-        if not below:
+        found = yield from _keys(tree, _limited(below_batch(tree, batch), CHUNK))
+        if not found:
             return batch
-        batch = below
+        batch = [each for each in found if freeze(each) not in seen]
+        if not batch:
+            # Every one of them was passed on the way down.
+            raise endless(tree)
+        seen.update(map(freeze, batch))
 
 
 def _last_by_path(tree: Tree, key: Any) -> Plan[list[Any]]:
@@ -205,7 +228,17 @@ def _remove_leaves(tree: Tree, key: Any, ledger: Ledger) -> Plan[tuple[int, bool
 
 
 def remove_chunk(tree: Tree, graph: Graph, server: Topology, token: Any) -> Plan[bool]:
-    """Delete some leaves in one transaction; whether the subtree is gone."""
+    """Delete some leaves; whether that is the end of it, the subtree being gone or one not to be deleted."""
+    try:
+        return (yield from transact(lambda: _chunk(tree, graph, server, token)))
+    except (DataError, UsageError) as error:
+        # It would stop whoever comes next as well, so it is let go; its caller is told.
+        log.warning("%s: the removal of a subtree stopped: %s", tree.entry.model.__name__, error)
+        yield from state.settle(tree, token, str(error))
+        return True
+
+
+def _chunk(tree: Tree, graph: Graph, server: Topology, token: Any) -> Plan[bool]:
     work = yield from state.hold(tree, token)
     if work is None:
         return True

@@ -24,15 +24,20 @@ if TYPE_CHECKING:
 COLLECTION = "treadle.trees"
 # Of how many works it is remembered how much they did, for their callers.
 ENDED_MAX = 50
+# How many nodes a large move passes over that cannot be written.
+PASSED_MAX = 1000
 
 
-def busy(tree: Tree) -> DataError:
-    """Another large move must end first; the tree's own calls see to that themselves."""
-    return DataError(
-        f"a large move in the tree of {tree.entry.model.__name__} is under way and this write would cross "
-        "it; try again in a moment",
-        code="tree-busy",
-    )
+class TreeBusy(DataError):
+    """A large move or removal must end first; the Store sees to that, outside of transactions."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__(
+            f"a large move in the tree of {tree.entry.model.__name__} is under way and this write would "
+            "cross it; try again in a moment",
+            code="tree-busy",
+        )
+        self.tree = tree
 
 
 def take(tree: Tree) -> Plan[Raw | None]:
@@ -75,9 +80,16 @@ def progress(tree: Tree, token: Any, after: Any, done: int) -> Plan[None]:
     )
 
 
-def settle(tree: Tree, token: Any) -> Plan[None]:
-    """Let work go that was done, and keep for a while how much it was."""
-    ended = {"token": "$owed.token", "done": "$owed.done"}
+def pass_over(tree: Tree, token: Any, key: Any) -> Plan[None]:
+    """Leave a node out of owed work that it would bring to a stop."""
+    yield from update_one(
+        COLLECTION, {"_id": tree.entry.collection, "owed.token": token}, {"$push": {"owed.passed": key}}
+    )
+
+
+def settle(tree: Tree, token: Any, stopped: str | None = None) -> Plan[None]:
+    """Let work go that was done, or that cannot be; keep for a while how much it was, and why it stopped."""
+    ended = {"token": "$owed.token", "done": "$owed.done", "stopped": {"$literal": stopped}}
     ended_before = {"$ifNull": ["$ended", []]}
     yield from update_one(
         COLLECTION,
@@ -93,4 +105,15 @@ def outcome(tree: Tree, token: Any) -> Plan[int]:
     """How many documents a finished work has touched; 0 where many others ended since."""
     state = yield from find_one(COLLECTION, {"_id": tree.entry.collection})
     ended = (state or {}).get("ended") or []
-    return next((int(each["done"]) for each in ended if each["token"] == token), 0)
+    own: Raw = next((each for each in ended if each["token"] == token), {"done": 0})
+    if own.get("stopped"):
+        raise stopped(own["done"], own["stopped"])
+    return int(own["done"])
+
+
+def stopped(done: int, reason: str) -> DataError:
+    return DataError(
+        f"the removal of a large subtree stopped after {done:,} nodes: {reason}; what is left is a tree "
+        "still, so mend that and remove it again",
+        code="tree-remove-stopped",
+    )
