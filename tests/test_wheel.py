@@ -123,4 +123,14 @@ def test_importing_the_store_loads_no_more_than_it_needs(bare: Path) -> None:
     assert "treadle.sync_api" in more
     assert set() == {name for name in more if name.split(".")[0] in ("pymongo", "gridfs", "dns")}
     parts = {name.split(".")[1] for name in more if name.startswith("treadle.")}
-    assert not parts & {"advisor", "async_api", "cli", "commands", "demo", "server", "testing", "web"}
+    assert not parts & {
+        "advisor",
+        "async_api",
+        "cli",
+        "commands",
+        "demo",
+        "server",
+        "testing",
+        "verbs",
+        "web",
+    }
