@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any
 
 from pymongo.database import Database
+from pymongo.errors import ConnectionFailure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
@@ -152,6 +153,11 @@ def _advise(database: Database[Any], tell: Teller, progress: Console) -> Report:
     tell.step("Ask the advisor what this database asks for (treadle scan)")
     with scan_bar(progress) as report_step:
         report = scan(database, progress=report_step)
+    if report.scan.lost:
+        raise ConnectionFailure("the private server has ended")
+    if not report.scan.complete:
+        # The advisor gives what it knows by then; a demo that was stopped ends.
+        raise KeyboardInterrupt
     known = story.named(report)
     for each in report.findings:
         followed = known.get(each.code) is each
