@@ -20,7 +20,7 @@ $(VENV)/installed-bench: $(VENV)/installed
 	PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt $(RUN)/python -m pip install -q -e '.[bench]'
 	@touch $@
 
-demo: $(VENV)/installed ## start a private server and show Treadle on a small shop
+demo: $(VENV)/installed ## show Treadle on a naive shop, in less than a minute
 	$(RUN)/treadle demo
 
 test: lint ## check everything: lint, types, tests against a real server
@@ -40,4 +40,4 @@ docs: $(VENV)/installed ## build the site into build/site; a broken link is an e
 	@echo build/site/index.html
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis treadle-demo.html

@@ -30,9 +30,9 @@ SEED = 20_240_601
 WARM_UP_ROUNDS = 1
 ROUNDS = 21
 ROUNDS_QUICK = 5
-# However long a round takes, so many there are: fewer would have no quartiles.
-ROUNDS_MIN = 3
+# A round that would begin after this is left out, except for the first three; those, after thrice this.
 SECONDS_MAX = 25.0
+ROUNDS_MIN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Context:
 class Group:
     """Contenders that do the same work; `make` connects and builds them when the group's turn comes.
 
-    No round begins after `seconds_max`, apart from the first few. `unit` is
+    No round begins after `seconds_max`, apart from the first three. `unit` is
     for what is not a time, such as bytes: then a microsecond stands for one.
     """
 
@@ -166,11 +166,11 @@ def _interleave(
     contenders: Sequence[Contender], rounds: int, context: Context, group: Group
 ) -> dict[str, list[float]]:
     title = f"{group.name}: {group.work}"
-    last_start = perf_counter() + group.seconds_max
+    began = perf_counter()
     order = random.Random(SEED)
     times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     for number in range(-WARM_UP_ROUNDS, rounds):
-        if number >= ROUNDS_MIN and perf_counter() > last_start:
+        if number > 0 and perf_counter() - began > group.seconds_max * (1 if number >= ROUNDS_MIN else 3):
             break
         _progress(f"{title}: round {max(number + 1, 0)} of {rounds}")
         for contender in order.sample(contenders, len(contenders)):

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pymongo import MongoClient
 from typer.testing import CliRunner
 
 from treadle import __version__
@@ -245,33 +247,78 @@ def test_a_bug_is_told_without_the_password(
 # -- demo ------------------------------------------------------------------------
 
 
-def test_demo_tells_its_steps() -> None:
-    code, output, errors = treadle("demo")
-    assert (0, "") == (code, errors)
-    assert re.search(r"^1\. Started", output, re.MULTILINE)
-    assert "Ada's order over 64.50" in output
+PATTERNS = ("Extended Reference", "Computed", "Subset", "Outlier", "Bucket", "Approximation")
 
 
-def test_demo_without_a_server_says_what_to_do() -> None:
-    code, output, errors = treadle("demo", TREADLE_MONGOD="/nowhere/mongod")
-    assert (2, "") == (code, output)
-    assert_one_sentence(errors)
-
-
-def test_demo_keeps_the_server_until_interrupted() -> None:
-    process = start("demo", "--keep")
+def test_demo_shows_what_it_claims_and_leaves_only_its_report(tmp_path: Path) -> None:
+    """One run in a narrow terminal without colours: its words, its data, its report, and its end."""
+    folder, report = tmp_path / "temporary", tmp_path / "report.html"
+    folder.mkdir()
+    arguments = ("demo", "--scale", "0.02", "--html", str(report), "--keep")
+    process = start(*arguments, COLUMNS="48", NO_COLOR="1", TMPDIR=str(folder))
     assert process.stdout is not None
     try:
         seen = ""
         for line in process.stdout:
             seen += line
-            if "mongosh" in line:
+            if "Ctrl-C here" in line:
                 break
-        time.sleep(0.2)
+        (uri,) = re.findall(r'^   mongosh "(mongodb://127.0.0.1:.*)"$', seen, re.MULTILINE)
+        with MongoClient[dict[str, Any]](uri) as client:
+            database = client.get_default_database()
+            order = database["orders"].find_one() or {}
+            customer = database["customers"].find_one({"_id": order["customer_id"]}) or {}
+            assert {"name": customer["name"], "tier": customer["tier"]} == order["customer"]
+            product = database["products"].find_one({"review_count": {"$gt": 200}}) or {}
+            reviews = list(database["reviews"].find({"product_id": product["_id"]}))
+            assert len(reviews) == product["review_count"]
+            # Seen once by the profiler and measured once, before and after.
+            assert 4 * 200 == product["views"]
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=RUN_SECONDS_MAX)
     finally:
         process.kill()
     assert (0, "") == (process.returncode, errors)
-    assert 'mongosh "mongodb://127.0.0.1:' in seen
-    assert "Stopped the server" in rest
+    assert "\x1b" not in seen
+    for pattern in PATTERNS:
+        assert re.search(rf"^\d+\. {pattern}: ", seen, re.MULTILINE), pattern
+    assert 6 == seen.count("the same answer, ")
+    assert re.search(r"reviews.aggregate, with \$group\n +[\d.]+ ms, 2\d\d documents read", seen)
+    assert re.search(r"store.get\(Product, id\)\n +[\d.]+ ms, 1 document read", seen)
+    assert "1,200 documents of readings became 20" in seen
+    assert re.search(
+        r"^   Order.customer \(extended-reference\)\n     .*expected\s+\{'name': 'Nobody'", seen, re.MULTILINE
+    )
+    assert re.search(r"documents mended; verify\(\) now\s+names 0\n", seen)
+    assert all(
+        len(line) <= 48 for line in seen.splitlines() if str(tmp_path) not in line and "mongosh" not in line
+    )
+    assert "Stop the server" in rest
+    page = report.read_text()
+    assert page.startswith("<!doctype html>")
+    assert all(f"<h3>{pattern}</h3>" in page for pattern in PATTERNS)
+    assert "Broken on purpose, found and mended" in page
+    assert "What to change" in page
+    assert {report, folder} == set(tmp_path.iterdir())
+    assert [] == list(folder.iterdir())
+
+
+def test_demo_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
+    process = start("demo", "--html", str(tmp_path / "report.html"), TMPDIR=str(tmp_path))
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if line.startswith("2. Load"):
+                break
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=RUN_SECONDS_MAX)
+    finally:
+        process.kill()
+    assert 130 == process.returncode
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_demo_without_a_server_says_what_to_do() -> None:
+    code, output, errors = treadle("demo", TREADLE_MONGOD="/nowhere/mongod")
+    assert (2, "1. Start a private server\n") == (code, output)
+    assert_one_sentence(errors)

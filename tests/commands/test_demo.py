@@ -1,70 +1,66 @@
-"""The demo does what it says, and leaves nothing behind."""
+"""The demo's data and words; that it does what it says is tested from outside, in test_cli.py."""
 
 from __future__ import annotations
 
-import io
-import re
-import tempfile
-from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pymongo import MongoClient
 from rich.console import Console
 
 from treadle.commands import demo
-from treadle.commands.demo import MODELS, STEPS, Customer, Order, Product, Shop
-from treadle.sync_api import Store
-
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-
-
-@pytest.fixture
-def shop(database: Any) -> Shop:
-    return Shop(Store(database, MODELS), NOW)
+from treadle.demo.data import Maker, Sizes
+from treadle.demo.measure import Cost
+from treadle.demo.requests import REQUESTS
+from treadle.demo.story import Compared
+from treadle.demo.words import faster, milliseconds
+from treadle.errors import UsageError
 
 
-def test_demo_numbers_its_steps_and_removes_its_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def compared(before: float, after: float) -> Compared:
+    advice: Any = None
+    return Compared(REQUESTS[0], "", advice, Cost(before, 1, 1, 1), Cost(after, 1, 1, 1))
+
+
+def test_the_shop_is_the_same_in_every_run_and_has_tens_of_thousands_of_documents() -> None:
+    def made() -> list[list[dict[str, Any]]]:
+        maker = Maker(Sizes.at(1.0))
+        kinds = (maker.make_customers(), maker.make_products(), maker.make_reviews(), maker.make_orders(),
+                 maker.make_sellers(), maker.make_readings())  # fmt: skip
+        return [list(islice(kind, 300)) for kind in kinds]
+
+    assert made() == made()
+    sizes = Sizes.at(1.0)
+    total = sizes.customers + sizes.products + sizes.reviews + sizes.orders + sizes.sellers + sizes.readings
+    assert 40_000 < total < 60_000
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (0.1, 0.004, "25 times as fast"),
+        (0.009, 0.002, "4.5 times as fast"),
+        (0.001, 0.001, "about as fast"),
+        (0.001, 0.003, "3.0 times as slow"),
+    ],
+)
+def test_nothing_is_called_faster_that_is_not(before: float, after: float, said: str) -> None:
+    assert said == faster(compared(before, after))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.00042, "0.42 ms"), (0.0123, "12.3 ms"), (0.123, "123 ms"), (3.333, "3.33 s")]
+)
+def test_times_have_three_digits(seconds: float, said: str) -> None:
+    assert said == milliseconds(seconds)
+
+
+@pytest.mark.parametrize("place", [".", "absent/report.html"])
+def test_a_report_that_could_not_be_written_is_refused_before_anything_starts(
+    tmp_path: Path, place: str
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    shown = io.StringIO()
-    stored: list[Any] = []
-
-    def wait() -> None:
-        uri = re.findall(r'mongosh "(.*)"', shown.getvalue())[0]
-        with MongoClient[dict[str, Any]](uri) as client:
-            stored.extend(client.get_default_database().orders.find())
-
-    steps = demo.demo(Console(file=shown, width=80), wait=wait, now=lambda: NOW)
-    assert len(STEPS) + 2 == len(steps)
-    for number, step in enumerate(steps, 1):
-        assert f"{number}. {step.title}\n" in shown.getvalue()
-        assert step.told
-    assert ["paid"] == [order["status"] for order in stored]
-    assert [] == list(tmp_path.iterdir())
-
-
-def test_the_steps_write_what_they_tell(shop: Shop) -> None:
-    told = {step.__name__: "\n".join(step(shop)) for _, step in STEPS}
-    assert "finds 0 things" in told["set_up"]
-    assert ["email_1"] == [
-        name for name in shop.store.collection(Customer).index_information() if name != "_id_"
-    ]
-    assert "Yarn 90, orders 1" in told["order_too_much"]
-    assert {"Shuttle": 3, "Yarn": 90} == {each.name: each.stock for each in shop.store.find(Product)}
-    assert 2 == len(told["refuse_bad_documents"].splitlines())
-    assert "2026-01-02: paid" in told["read_back"]
-    assert "'Ada Byron'" in told["copy_and_rename"]
-    assert "5 reviews, 3.0 on average; newest: 'lovely' (5), 'too red' (4)" in told["review"]
-    assert "Product review_count: 99, expected 5" in told["verify_and_repair"]
-    assert "mended 2 documents; verify() now finds 0" in told["verify_and_repair"]
-
-
-def test_placing_an_order_is_all_or_nothing(shop: Shop) -> None:
-    demo.set_up(shop)
-    demo.insert(shop)
-    with pytest.raises(demo.OutOfStock):
-        demo.place(shop, "Ben", {"Yarn": 1, "Shuttle": 6})
-    assert (100, 0) == (demo.stock(shop, "Yarn"), shop.store.count(Order))
+    quiet = Console(quiet=True)
+    with pytest.raises(UsageError) as caught:
+        demo.demo(quiet, quiet, tmp_path / place)
+    assert "output-invalid" == caught.value.code

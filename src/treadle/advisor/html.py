@@ -104,8 +104,8 @@ addEventListener("beforeprint", () => { for (const each of document.querySelecto
 _EXPLAINED = {"problem": "should be mended soon", "warning": "is worth changing", "info": "is worth knowing"}
 
 
-def html(report: Report) -> str:
-    """The whole file."""
+def html(report: Report, before: str = "") -> str:
+    """The whole file; `before` is HTML, escaped already, that goes above the findings."""
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
     return (
@@ -114,16 +114,17 @@ def html(report: Report) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="referrer" content="no-referrer">'
         f"<title>{text(report.scan.database)} – Treadle scan</title><style>{STYLE}</style></head><body><main>"
-        + "".join(_parts(report))
+        + "".join(_parts(report, before))
         + f"</main><script>{SCRIPT}</script></body></html>\n"
     )
 
 
-def _parts(report: Report) -> Iterator[str]:
+def _parts(report: Report, before: str) -> Iterator[str]:
     scan = report.scan
     yield f"<h1>{text(scan.database)}</h1><p class='quiet'>What this database asks for, by what it holds"
     yield " and how it is used.</p>" if scan.workload else ". How it is used was not seen.</p>"
     yield _numbers(report)
+    yield before
     for note in (*scan.notes, *report.failures):
         yield f"<p class='warning'>{text(note)}</p>"
     worst: dict[str, str] = {}

@@ -1,322 +1,258 @@
-"""`treadle demo`: a small shop on a private server, step by step.
+"""`treadle demo`: a naive shop on a private server, advised, changed, measured, broken and mended.
 
-Each step is one function that does its work and returns what to tell about
-it; `STEPS` gives their order. To show more, write a function and add it there.
+What happens is in `treadle.demo`; here it is told, step by step. Steps go to
+the console given, progress to the other one, and the report to a file. The
+server ends with the demo, however that ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Literal
+import os
+import textwrap
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pymongo.errors import OperationFailure
+from pymongo.database import Database
+from pymongo.errors import ConnectionFailure
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
 
-from treadle.bson_types import Id
-from treadle.document import Document
-from treadle.indexes import Indexed
-from treadle.patterns.computed import Average, Count
-from treadle.patterns.extended_reference import ExtendedReference
-from treadle.patterns.subset import Subset
+from treadle import server
+from treadle.advisor import Report, scan
+from treadle.advisor.html import html as advisor_html
+from treadle.advisor.wording import size
+from treadle.bson_types import CODEC_OPTIONS
+from treadle.commands.maintain import progress_bar as rebuild_bar
+from treadle.commands.scan import progress_bar as scan_bar
+from treadle.demo import page, story
+from treadle.demo.data import Shop, fill
+from treadle.demo.measure import Cost
+from treadle.demo.models import MODELS
+from treadle.demo.requests import REQUESTS
+from treadle.demo.story import Adopted, Compared, Mended
+from treadle.demo.words import faster, milliseconds, plural
+from treadle.errors import UsageError
 from treadle.shell import local_uri
 from treadle.sync_api import Store
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-DOCUMENT_FAILED_VALIDATION = 121
-
-
-class Address(BaseModel):
-    street: str
-    city: str
-
-
-class Customer(Document, collection="customers"):
-    name: str
-    email: Annotated[str, Indexed(unique=True)]
-    address: Address
-
-
-class Review(Document, collection="reviews"):
-    product_id: Id
-    rating: int
-    text: str
-    date: datetime
-
-
-class ReviewCard(BaseModel):
-    rating: int
-    text: str
-
-
-class Product(Document, collection="products"):
-    name: str
-    price: Decimal
-    stock: int
-    review_count: Annotated[int, Count(Review, by="product_id")] = 0
-    average_rating: Annotated[float | None, Average(Review, "rating", by="product_id")] = None
-    recent_reviews: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-date", size=2)] = []  # noqa: RUF012 (Pydantic copies it)
-
-
-class Line(BaseModel):
-    product_id: Id
-    name: str
-    price: Decimal
-    quantity: int
-
-
-class CustomerCard(BaseModel):
-    name: str
-    email: str
-
-
-class Order(Document, collection="orders", validation="strict"):
-    customer_id: Id
-    customer: Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")] = None
-    lines: list[Line]
-    total: Decimal
-    status: Literal["open", "paid"] = "open"
-    placed_at: datetime
-
-
-MODELS = (Customer, Review, Product, Order)
-
-
-@dataclass(slots=True)
-class Shop:
-    """What one step leaves for the next."""
-
-    store: Store
-    now: datetime
-    customers: dict[str, Customer] = field(default_factory=dict)
-    products: dict[str, Product] = field(default_factory=dict)
-    order: Order | None = None
+REPORT = Path("treadle-demo.html")
+ACTIONS_SHOWN_MAX = 4
+LINE_LENGTH_MIN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One thing that the demo did."""
+class Outcome:
+    """What the demo did, for whoever called it."""
 
-    title: str
-    told: tuple[str, ...]
+    shop: Shop
+    report: Report
+    adopted: Adopted
+    compared: list[Compared]
+    mended: Mended
+    html: Path
+
+
+class Teller:
+    """Numbered steps with lines below them, which stay indented however narrow the terminal is."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._number = 0
+
+    def step(self, title: str) -> None:
+        self._number += 1
+        self.console.print(Text(f"{self._number}. {title}", style="bold"))
+
+    def line(self, line: str, style: str = "", indent: int = 3) -> None:
+        width = max(LINE_LENGTH_MIN, self.console.width - indent)
+        for part in textwrap.wrap(line, width, break_on_hyphens=False):
+            self.console.print(Text(" " * indent + part, style=style), soft_wrap=True)
+
+    def whole(self, line: str) -> None:
+        """A line that is to be copied, so it is never broken."""
+        self.console.print(Text(f"   {line}"), soft_wrap=True)
 
 
 def demo(
     console: Console,
+    progress: Console,
+    html: Path = REPORT,
+    scale: float = 1.0,
     wait: Callable[[], None] | None = None,
-    now: Callable[[], datetime] = lambda: datetime.now(UTC),
-) -> list[Step]:
-    """Run the shop on a server of its own, which is gone afterwards.
+) -> Outcome:
+    """Run the demo on a server of its own, which is gone afterwards; the report stays.
 
     `wait` is called with the server still running, after its address was
     printed; the server stays until it returns.
     """
-    from treadle import server
-
-    done: list[Step] = []
+    path = _writable(html)
+    tell = Teller(console)
+    began = monotonic()
+    tell.step("Start a private server")
     with server.start() as running:
         uri = local_uri(running.uri)
         with Store.open(uri, MODELS) as store:
             version = store.database.client.server_info()["version"]
-            told = f"MongoDB {version} on port {running.port}"
-            _tell(console, done, Step("Started a private server", (told,)))
-            shop = Shop(store, now())
-            for title, step in STEPS:
-                _tell(console, done, Step(title, tuple(step(shop))))
+            tell.line(f"MongoDB {version} on port {running.port}; it ends with this demo")
+            outcome = _story(store, scale, tell, progress, path)
+        tell.step("Write the report")
+        _write(path, outcome)
+        tell.whole(str(path))
+        tell.line("the findings with their evidence, and the figures above; open it in a browser")
         if wait is not None:
-            console.print("\nThe server runs until Ctrl-C. Look around with:", markup=False)
-            console.print(f'  mongosh "{uri}"', markup=False, highlight=False, soft_wrap=True)
+            tell.step("Leave the server running")
+            tell.line("look around with mongosh:")
+            tell.whole(f'mongosh "{uri}"')
+            tell.line("Ctrl-C here stops the server and removes its data.")
             wait()
-    _tell(console, done, Step("Stopped the server", ("its folder is removed; nothing stays behind",)))
-    return done
+    tell.step("Stop the server")
+    tell.line(f"its data is removed; only the report stays. It took {monotonic() - began:.0f} s.")
+    return outcome
 
 
-def _tell(console: Console, done: list[Step], step: Step) -> None:
-    from rich.text import Text
-
-    done.append(step)
-    console.print(Text(f"{len(done)}. {step.title}", style="bold"))
-    for line in step.told:
-        console.print(f"   {line}", markup=False, highlight=False, soft_wrap=True)
-
-
-# -- the steps ------------------------------------------------------------------
-
-
-def set_up(shop: Shop) -> list[str]:
-    actions = shop.store.setup()
-    again = shop.store.setup()
-    return [*map(str, actions), f"a second setup() finds {len(again)} things to do"]
-
-
-def insert(shop: Shop) -> list[str]:
-    customers = shop.store.insert_many(
-        [
-            Customer(name="Ada", email="ada@example.org", address=Address(street="Mill Lane", city="Leeds")),
-            Customer(name="Ben", email="ben@example.org", address=Address(street="Rue Foch", city="Lyon")),
-        ]
-    )
-    products = shop.store.insert_many(
-        [
-            Product(name="Shuttle", price=Decimal("12.50"), stock=5),
-            Product(name="Yarn", price=Decimal("3.95"), stock=100),
-        ]
-    )
-    shop.customers = {customer.name: customer for customer in customers}
-    shop.products = {product.name: product for product in products}
-    return [
-        f"{len(customers)} customers, {len(products)} products",
-        "a price is a Decimal here and a Decimal128 in the database",
-    ]
+def _story(store: Store, scale: float, tell: Teller, progress: Console, path: Path) -> Outcome:
+    database = store.database.with_options(codec_options=CODEC_OPTIONS)
+    shop = _load(database, scale, tell, progress)
+    tell.step("Let the shop work as it is, with the server's profiler on")
+    with _bar(progress) as report_step:
+        naive = story.work_a_while(database, shop, report_step)
+    for request in REQUESTS:
+        tell.line(f"{request.title(shop)}: {milliseconds(naive.costs[request.code].seconds)}")
+    report = _advise(database, tell, progress)
+    named = story.named(report)
+    adopted = _adopt(store, tell, progress)
+    compared = []
+    for request in REQUESTS:
+        if request.code in named:
+            compared.append(story.compare(store, shop, request, naive, named[request.code]))
+            _tell_compared(tell, compared[-1])
+    return Outcome(shop, report, adopted, compared, _break(store, shop, tell), path)
 
 
-def order_in_a_transaction(shop: Shop) -> list[str]:
-    """The order and the stock change together."""
-    shop.order = place(shop, "Ada", {"Shuttle": 2, "Yarn": 10})
-    left = {name: stock(shop, name) for name in shop.products}
-    return [
-        f"Ada's order over {shop.order.total}, and the stock that it takes",
-        "left: " + ", ".join(f"{name} {count}" for name, count in left.items()),
-    ]
+# -- the steps ------------------------------------------------------------------------
 
 
-def order_too_much(shop: Shop) -> list[str]:
-    """An order that the stock cannot fill leaves no trace."""
-    try:
-        place(shop, "Ben", {"Yarn": 20, "Shuttle": 99})
-    except OutOfStock as refusal:
-        return [
-            f"Ben wanted 20 Yarn and 99 Shuttles: {refusal}",
-            f"nothing was written: Yarn {stock(shop, 'Yarn')}, orders {shop.store.count(Order)}",
-        ]
-    raise AssertionError("an order beyond the stock went through")
+def _load(database: Database[Any], scale: float, tell: Teller, progress: Console) -> Shop:
+    tell.step("Load a naive shop, with sensors in its greenhouse")
+    began = monotonic()
+    with _bar(progress) as report_step:
+        shop = fill(database, scale, report_step)
+    tell.line(", ".join(f"{count:,} {name}" for name, count in shop.documents.items()))
+    total = sum(shop.documents.values())
+    tell.line(f"{total:,} documents in {monotonic() - began:.1f} s, the same in every run")
+    return shop
 
 
-def find_and_update(shop: Shop) -> list[str]:
-    assert shop.order is not None
-    cheap = shop.store.find(Product, {"price": {"$lt": Decimal(10)}}, sort="name").to_list()
-    paid = shop.store.update(Order, shop.order.id, {"$set": {"status": "paid"}})
-    assert paid is not None
-    return [
-        "products below 10: " + ", ".join(f"{product.name} at {product.price}" for product in cheap),
-        f"update gives the order after: status {paid.status!r}",
-    ]
+def _advise(database: Database[Any], tell: Teller, progress: Console) -> Report:
+    tell.step("Ask the advisor what this database asks for (treadle scan)")
+    with scan_bar(progress) as report_step:
+        report = scan(database, progress=report_step)
+    if report.scan.lost:
+        raise ConnectionFailure("the private server has ended")
+    if not report.scan.complete:
+        # The advisor gives what it knows by then; a demo that was stopped ends.
+        raise KeyboardInterrupt
+    known = story.named(report)
+    for each in report.findings:
+        followed = known.get(each.code) is each
+        tell.line(f"{each.severity}: {each.code} at {each.where}{'' if followed else ' (not followed here)'}")
+        tell.line(each.summary, indent=5)
+    missing = [request.pattern for request in REQUESTS if request.code not in known]
+    if missing:
+        tell.line(f"not named this time, and so not compared below: {', '.join(missing)}")
+    return report
 
 
-def refuse_bad_documents(shop: Shop) -> list[str]:
-    told = []
-    try:
-        Product(name="Loom", price="dear", stock=1)
-    except ValidationError as error:
-        told.append(f"in Python, by Pydantic: price: {error.errors()[0]['msg']}")
-    try:
-        # Past the model, as another program would write.
-        shop.store.collection(Product).insert_one({"name": "Loom", "price": "dear", "stock": 1})
-    except OperationFailure as error:
-        if error.code != DOCUMENT_FAILED_VALIDATION:
-            raise
-        told.append("in the database, by its validator: Document failed validation")
-    return told
+def _adopt(store: Store, tell: Teller, progress: Console) -> Adopted:
+    tell.step("Adopt the patterns: the models declare them, then setup() and rebuild()")
+    began = monotonic()
+    with rebuild_bar(progress) as report_step:
+        adopted = story.adopt(store, report_step)
+    for action in adopted.actions[:ACTIONS_SHOWN_MAX]:
+        tell.line(f"setup: {action}")
+    more = len(adopted.actions) - ACTIONS_SHOWN_MAX
+    if more > 0:
+        tell.line(f"setup: and {more} more")
+    for name, before in adopted.documents_before.items():
+        if before != (after := adopted.documents_after[name]):
+            tell.line(f"rebuild: {before:,} documents of {name} became {after:,}")
+    visited = sum(adopted.rebuilt.values())
+    tell.line(f"rebuild: {visited:,} documents visited; all in {monotonic() - began:.1f} s")
+    return adopted
 
 
-def read_back(shop: Shop) -> list[str]:
-    told = []
-    for order in shop.store.find(Order, sort="placed_at"):
-        customer = shop.store.get(Customer, order.customer_id)
-        assert customer is not None
-        told.append(f"{customer.name}, {customer.address.city}, {order.placed_at:%Y-%m-%d}: {order.status}")
-        told += [f"  {line.quantity} x {line.name} at {line.price}" for line in order.lines]
-        told.append(f"  total {order.total}")
-    return told
+def _tell_compared(tell: Teller, each: Compared) -> None:
+    tell.step(f"{each.request.pattern}: {each.title}")
+    tell.line(each.request.declared, style="dim")
+    for name, how, cost in (
+        ("before", each.request.how_before, each.before),
+        ("after", each.request.how_after, each.after),
+    ):
+        tell.line(f"{name:6}  {how}")
+        tell.line(_cost(cost, writes=each.request.counted is not None), indent=11)
+    tell.line(f"the same answer, {faster(each)}", style="green")
 
 
-def copy_and_rename(shop: Shop) -> list[str]:
-    """Extended Reference: the order carries its customer's card."""
-    assert shop.order is not None
-    shop.store.update(Customer, shop.customers["Ada"].id, {"$set": {"name": "Ada Byron"}})
-    order = shop.store.get(Order, shop.order.id)
-    assert order is not None
-    assert order.customer is not None
-    return [f"the order's own copy now says {order.customer.name!r}; no second query to show it"]
+def _cost(cost: Cost, *, writes: bool) -> str:
+    if writes:
+        return f"{milliseconds(cost.seconds)}, {plural(cost.commands, 'command')}"
+    read = f"{plural(cost.documents_read, 'document')} read"
+    return f"{milliseconds(cost.seconds)}, {read}, {size(cost.bytes_answered)} answered"
 
 
-def review(shop: Shop) -> list[str]:
-    """Computed and Subset: the product carries what its page shows."""
-    yarn = shop.products["Yarn"]
-    words = ["thin", "strong", "soft", "too red", "lovely"]
-    shop.store.insert_many(
-        [
-            Review(product_id=yarn.id, rating=1 + number, text=text, date=shop.now + timedelta(hours=number))
-            for number, text in enumerate(words)
-        ]
-    )
-    return [f"{len(words)} reviews, one update of the product", shown(shop, "Yarn")]
+def _break(store: Store, shop: Shop, tell: Teller) -> Mended:
+    tell.step("Break something on purpose, behind Treadle's back")
+    mended = story.break_and_mend(store, shop)
+    for written in mended.written:
+        tell.line(written)
+    tell.step("Verify: store.verify() names what is stored and should not be")
+    for found in mended.shown:
+        tell.line(f"{found.model}.{found.path} ({found.pattern})")
+        tell.line(f"{_short(found.stored)}, expected {_short(found.expected)}", indent=5)
+    more = len(mended.found) - len(mended.shown)
+    tell.line(plural(len(mended.found), "finding") + (f", {more:,} of them not shown" if more else ""))
+    tell.step("Repair: store.repair() mends it")
+    tell.line(f"{plural(mended.documents, 'document')} mended; verify() now names {mended.left:,}")
+    return mended
 
 
-def verify_and_repair(shop: Shop) -> list[str]:
-    """Somebody writes behind Treadle's back."""
-    shop.store.collection(Product).update_one({"name": "Yarn"}, {"$set": {"review_count": 99}})
-    shop.store.collection(Order).update_one({}, {"$set": {"customer.name": "Nobody"}})
-    told = ["a raw write set the count to 99 and the copied name to 'Nobody'; verify() finds:"]
-    for finding in shop.store.verify():
-        told.append(f"  {finding.model} {finding.path}: {finding.stored!r}, expected {finding.expected!r}")
-    mended = shop.store.repair()
-    told.append(f"repair() mended {mended} documents; verify() now finds {len(shop.store.verify())}")
-    return told
+def _short(value: object) -> str:
+    shown = repr(value) if isinstance(value, str) else str(value)
+    return shown if len(shown) <= 50 else shown[:49] + "…"
 
 
-STEPS: tuple[tuple[str, Callable[[Shop], list[str]]], ...] = (
-    ("Set up collections, validators and indexes", set_up),
-    ("Inserted customers and products", insert),
-    ("Placed an order in a transaction", order_in_a_transaction),
-    ("Refused an order beyond the stock", order_too_much),
-    ("Found and updated", find_and_update),
-    ("Refused a product without a proper price, twice", refuse_bad_documents),
-    ("Read the orders back", read_back),
-    ("Renamed a customer, and every copy followed (Extended Reference)", copy_and_rename),
-    ("Reviewed a product (Computed, Subset)", review),
-    ("Broke something on purpose, found it, mended it", verify_and_repair),
-)
+@contextmanager
+def _bar(console: Console) -> Generator[Callable[[str, int, int], None]]:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda name, done, total: bar.update(task, description=name, completed=done, total=total)
 
 
-# -- what the shop does ---------------------------------------------------------
+# -- the report ------------------------------------------------------------------------
 
 
-class OutOfStock(Exception):
-    """There is less of a product than an order wants."""
-
-
-def place(shop: Shop, customer: str, wanted: dict[str, int]) -> Order:
-    """Store an order and take its products from the stock, both or neither."""
-    with shop.store.transaction() as session:
-        lines = []
-        for name, quantity in wanted.items():
-            enough = {"name": name, "stock": {"$gte": quantity}}
-            product = shop.store.update(Product, enough, {"$inc": {"stock": -quantity}}, session=session)
-            if product is None:
-                raise OutOfStock(f"there are not {quantity} of {name}")
-            lines.append(Line(product_id=product.id, name=name, price=product.price, quantity=quantity))
-        order = Order(
-            customer_id=shop.customers[customer].id,
-            lines=lines,
-            total=sum((line.price * line.quantity for line in lines), Decimal(0)),
-            placed_at=shop.now,
+def _writable(html: Path) -> Path:
+    """Where the report goes; refused before a minute of work that could not be written down."""
+    path = html.absolute()
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(
+            f"--html {html} cannot be written; name a file in a folder that is yours.", code="output-invalid"
         )
-        return shop.store.insert(order, session=session)
+    return path
 
 
-def shown(shop: Shop, name: str) -> str:
-    product = shop.store.find_one(Product, {"name": name})
-    assert product is not None
-    newest = ", ".join(f"{card.text!r} ({card.rating})" for card in product.recent_reviews)
-    return f"{product.review_count} reviews, {product.average_rating} on average; newest: {newest}"
-
-
-def stock(shop: Shop, name: str) -> int:
-    product = shop.store.find_one(Product, {"name": name})
-    assert product is not None
-    return product.stock
+def _write(path: Path, outcome: Outcome) -> None:
+    text = advisor_html(outcome.report, page.section(outcome.compared, outcome.mended))
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"--html {path} cannot be written: {error.strerror}.", code="output-invalid"
+        ) from None

@@ -1,0 +1,198 @@
+"""A naive shop with sensors in its greenhouse: plain documents, as many a program begins.
+
+Equal scales give equal documents, ids included. References are bare and
+indexed, everything is worked out at each read, one seller has far more
+followers than all others, and each reading is a document of its own.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bson import ObjectId
+from pymongo.database import Database
+
+SEED = 20_260_101
+BATCH = 4_000
+FIRST = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+MINUTE = dt.timedelta(minutes=1)
+FOLLOWERS_USUAL_MAX = 12
+# The advisor takes an array for an outlier from a thousand items on.
+FOLLOWERS_MIN = 2_000
+
+FIRST_NAMES = ("Ada", "Ben", "Chidi", "Dora", "Emil", "Fatima", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lena")
+LAST_NAMES = ("Abara", "Bauer", "Costa", "Dahl", "Evans", "Ferrari", "Grau", "Horvat", "Ito", "Jansen")
+TIERS = ("silver", "silver", "silver", "gold", "platinum")
+THINGS = ("Loom", "Shuttle", "Yarn", "Bobbin", "Heddle", "Reed", "Spindle", "Dye", "Needle", "Frame")
+KINDS = ("small", "large", "folding", "oak", "travel", "wool", "linen", "steel")
+WORDS = (
+    "arrived early", "well packed", "does what it says", "a little stiff at first", "would buy again",
+    "colour as shown", "the manual could be better", "replaced my old one", "good value", "sturdy",
+)  # fmt: skip
+STATUSES = ("open", "paid", "sent", "sent", "sent")
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How many documents of each kind."""
+
+    customers: int
+    products: int
+    reviews: int
+    popular_reviews: int
+    orders: int
+    sellers: int
+    followers: int
+    sensors: int
+    readings: int
+    views: int
+
+    @classmethod
+    def at(cls, scale: float) -> Sizes:
+        """Some 45,000 documents at scale 1; never so few that there is nothing to see."""
+
+        def number(full: int, least: int) -> int:
+            return max(least, round(full * scale))
+
+        return cls(
+            customers=number(2_000, 100),
+            products=number(400, 20),
+            reviews=number(20_000, 600),
+            popular_reviews=number(2_847, 200),
+            orders=number(6_000, 400),
+            sellers=number(400, 60),
+            followers=number(20_000, FOLLOWERS_MIN),
+            sensors=number(12, 4),
+            readings=number(17_280, 4 * 300),
+            views=number(1_000, 200),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shop:
+    """What was stored, and the documents that the requests are about."""
+
+    documents: dict[str, int]
+    popular: ObjectId
+    celebrity: ObjectId
+    sensor: str
+    day: dt.datetime
+    # How many page views are counted at a time.
+    views: int
+
+
+class Maker:
+    """Documents by a chance that always comes out the same."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.chance = random.Random(SEED)
+        self._numbers = itertools.count(1)
+        self.customers = [self.identity() for _ in range(sizes.customers)]
+        self.products = [self.identity() for _ in range(sizes.products)]
+        self.sellers = [self.identity() for _ in range(sizes.sellers)]
+
+    def identity(self) -> ObjectId:
+        """An ObjectId that was made on the first day; the time in it is part of what a scan looks at."""
+        return ObjectId(int(FIRST.timestamp()).to_bytes(4, "big") + next(self._numbers).to_bytes(8, "big"))
+
+    def moment(self) -> dt.datetime:
+        return FIRST + dt.timedelta(seconds=self.chance.randrange(90 * 86_400))
+
+    def name(self) -> str:
+        return f"{self.chance.choice(FIRST_NAMES)} {self.chance.choice(LAST_NAMES)}"
+
+    def make_customers(self) -> Iterator[dict[str, Any]]:
+        for number, key in enumerate(self.customers):
+            name = self.name()
+            email = f"{name.split()[0].lower()}.{number}@example.org"
+            yield {"_id": key, "name": name, "email": email, "tier": self.chance.choice(TIERS)}
+
+    def make_products(self) -> Iterator[dict[str, Any]]:
+        for number, key in enumerate(self.products):
+            name = f"{THINGS[number % len(THINGS)]}, {self.chance.choice(KINDS)}, no. {number}"
+            yield {"_id": key, "name": name, "price": self.chance.randrange(200, 90_000) / 100, "views": 0}
+
+    def make_reviews(self) -> Iterator[dict[str, Any]]:
+        for number in range(self.sizes.reviews):
+            popular = number < self.sizes.popular_reviews
+            yield {
+                "_id": self.identity(),
+                "product_id": self.products[0] if popular else self.chance.choice(self.products),
+                "rating": self.chance.choice((1, 2, 3, 4, 4, 5, 5, 5)),
+                "text": ", ".join(self.chance.sample(WORDS, 4)),
+                "date": self.moment(),
+            }
+
+    def make_orders(self) -> Iterator[dict[str, Any]]:
+        for _ in range(self.sizes.orders):
+            yield {
+                "_id": self.identity(),
+                "customer_id": self.chance.choice(self.customers),
+                "total": self.chance.randrange(500, 200_000) / 100,
+                "status": self.chance.choice(STATUSES),
+                "placed_at": self.moment(),
+            }
+
+    def make_sellers(self) -> Iterator[dict[str, Any]]:
+        for number, key in enumerate(self.sellers):
+            count = self.chance.randrange(FOLLOWERS_USUAL_MAX) if number else self.sizes.followers
+            # Ids of people who have no document here: followers need not be customers.
+            followers = [self.identity() for _ in range(count)]
+            yield {"_id": key, "name": f"{self.name()} & Co.", "followers": followers}
+
+    def make_readings(self) -> Iterator[dict[str, Any]]:
+        temperatures = [18.0 + number % 7 for number in range(self.sizes.sensors)]
+        for number in range(self.sizes.readings):
+            minute, sensor = divmod(number, self.sizes.sensors)
+            change = self.chance.choice((-0.1, 0.0, 0.1))
+            temperatures[sensor] = round(temperatures[sensor] + change, 1)
+            yield {
+                "_id": self.identity(),
+                "sensor_id": sensor_name(sensor),
+                "ts": FIRST + minute * MINUTE,
+                "temp": temperatures[sensor],
+            }
+
+
+def sensor_name(number: int) -> str:
+    return f"greenhouse-{number + 1:02}"
+
+
+def fill(database: Database[Any], scale: float, progress: Progress) -> Shop:
+    """Store the shop; `progress` gets a collection's name, how many are stored and how many will be."""
+    sizes = Sizes.at(scale)
+    maker = Maker(sizes)
+    plan: list[tuple[str, int, Iterable[dict[str, Any]]]] = [
+        ("customers", sizes.customers, maker.make_customers()),
+        ("products", sizes.products, maker.make_products()),
+        ("reviews", sizes.reviews, maker.make_reviews()),
+        ("orders", sizes.orders, maker.make_orders()),
+        ("sellers", sizes.sellers, maker.make_sellers()),
+        ("readings", sizes.readings, maker.make_readings()),
+    ]
+    for name, total, documents in plan:
+        done = 0
+        for batch in _batches(documents):
+            database[name].insert_many(batch, ordered=False)
+            done += len(batch)
+            progress(name, done, total)
+    database["reviews"].create_index("product_id")
+    database["orders"].create_index("customer_id")
+    database["orders"].create_index([("placed_at", -1), ("_id", 1)])
+    database["readings"].create_index([("sensor_id", 1), ("ts", 1)])
+    stored = {name: total for name, total, _ in plan}
+    return Shop(stored, maker.products[0], maker.sellers[0], sensor_name(0), FIRST, sizes.views)
+
+
+def _batches(documents: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    rest = iter(documents)
+    while batch := list(itertools.islice(rest, BATCH)):
+        yield batch

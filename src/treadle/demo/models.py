@@ -1,0 +1,78 @@
+"""The shop's models with the patterns that the advisor names; its collections stay as they are called."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Annotated
+
+from pydantic import BaseModel
+
+from treadle.bson_types import Id
+from treadle.document import Document
+from treadle.patterns.approximation import Approximate
+from treadle.patterns.bucket import Bucket
+from treadle.patterns.computed import Average, Count
+from treadle.patterns.extended_reference import ExtendedReference
+from treadle.patterns.outlier import Outlier
+from treadle.patterns.subset import Subset
+
+
+class Customer(Document, collection="customers"):
+    name: str
+    email: str
+    tier: str
+
+
+class CustomerCard(BaseModel):
+    name: str
+    tier: str
+
+
+class Order(Document, collection="orders"):
+    customer_id: Id
+    customer: Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")] = None
+    total: float
+    status: str
+    placed_at: datetime
+
+
+class Review(Document, collection="reviews"):
+    product_id: Id
+    rating: int
+    text: str
+    date: datetime
+
+
+class ReviewCard(BaseModel):
+    rating: int
+    text: str
+    date: datetime
+
+
+class Product(Document, collection="products"):
+    name: str
+    price: float
+    review_count: Annotated[int, Count(Review, by="product_id")] = 0
+    rating_average: Annotated[float | None, Average(Review, "rating", by="product_id")] = None
+    recent_reviews: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-date", size=5)] = []  # noqa: RUF012 (Pydantic copies it)
+    views: Annotated[int, Approximate(every=100, within=timedelta(seconds=5))] = 0
+
+
+class Seller(Document, collection="sellers"):
+    name: str
+    followers: Annotated[list[Id], Outlier(limit=50, overflow="follower_overflow")] = []  # noqa: RUF012
+    follower_count: int = 0
+    has_overflow: bool = False
+
+
+class Reading(
+    Document,
+    collection="readings",
+    bucket=Bucket(key="sensor_id", time="ts", span=timedelta(hours=1), limit=60, stats=("temp",)),
+):
+    sensor_id: str
+    ts: datetime
+    temp: float
+
+
+MODELS = (Customer, Order, Review, Product, Seller, Reading)

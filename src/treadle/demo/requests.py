@@ -1,0 +1,204 @@
+"""What the shop asks of its database: each request as it was, and as it is with the pattern for it.
+
+Both ways give the same answer, which the demo compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from pymongo.database import Database
+
+from treadle.demo.data import Shop
+from treadle.demo.models import Order, Product, Reading, Seller
+from treadle.sync_api import Store
+
+ORDERS_SHOWN = 50
+REVIEWS_SHOWN = 5
+FOLLOWERS_SHOWN = 20
+DAY = timedelta(days=1)
+# The advisor takes note of what is asked ten times.
+TIMES_SEEN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One thing that the shop does, and the code of the finding that it leads to."""
+
+    code: str
+    pattern: str
+    asks: str
+    declared: str
+    before: Callable[[Database[Any], Shop], Any]
+    after: Callable[[Store, Shop], Any]
+    how_before: str
+    how_after: str
+    seen: int = TIMES_SEEN
+    times: int = 15
+    # What a request that only writes has counted so far.
+    counted: Callable[[Database[Any], Shop], int] | None = None
+
+    def title(self, shop: Shop) -> str:
+        """What it asks, in this shop."""
+        return self.asks.format(views=shop.views)
+
+
+def _lookup_orders(database: Database[Any], shop: Shop) -> Any:
+    join = {"from": "customers", "localField": "customer_id", "foreignField": "_id", "as": "customer"}
+    pipeline: list[Any] = [
+        {"$sort": {"placed_at": -1, "_id": 1}},
+        {"$limit": ORDERS_SHOWN},
+        {"$lookup": join},
+    ]
+    found = database["orders"].aggregate(pipeline).to_list()
+    return [(order["_id"], order["customer"][0]["name"]) for order in found]
+
+
+def _copied_orders(store: Store, shop: Shop) -> Any:
+    found = store.find(Order, sort="-placed_at", limit=ORDERS_SHOWN).to_list()
+    return [(order.id, order.customer.name if order.customer else None) for order in found]
+
+
+def _group_reviews(database: Database[Any], shop: Shop) -> Any:
+    sums = {"_id": None, "count": {"$sum": 1}, "average": {"$avg": "$rating"}}
+    pipeline: list[Any] = [{"$match": {"product_id": shop.popular}}, {"$group": sums}]
+    (found,) = database["reviews"].aggregate(pipeline)
+    return found["count"], round(found["average"], 6)
+
+
+def _kept_rating(store: Store, shop: Shop) -> Any:
+    product = store.get(Product, shop.popular)
+    assert product is not None
+    assert product.rating_average is not None
+    return product.review_count, round(product.rating_average, 6)
+
+
+def _find_newest(database: Database[Any], shop: Shop) -> Any:
+    newest = database["reviews"].find({"product_id": shop.popular}).sort([("date", -1), ("_id", 1)])
+    return [(review["date"], review["rating"]) for review in newest.limit(REVIEWS_SHOWN)]
+
+
+def _kept_newest(store: Store, shop: Shop) -> Any:
+    product = store.get(Product, shop.popular)
+    assert product is not None
+    return [(review.date, review.rating) for review in product.recent_reviews]
+
+
+def _read_whole(database: Database[Any], shop: Shop) -> Any:
+    seller = database["sellers"].find_one({"_id": shop.celebrity})
+    assert seller is not None
+    return seller["name"], len(seller["followers"]), seller["followers"][:FOLLOWERS_SHOWN]
+
+
+def _read_embedded(store: Store, shop: Shop) -> Any:
+    seller = store.get(Seller, shop.celebrity)
+    assert seller is not None
+    return seller.name, seller.follower_count, seller.followers[:FOLLOWERS_SHOWN]
+
+
+def _group_readings(database: Database[Any], shop: Shop) -> Any:
+    hour = {"$dateTrunc": {"date": "$ts", "unit": "hour"}}
+    window = {"$gte": shop.day, "$lt": shop.day + DAY}
+    pipeline: list[Any] = [
+        {"$match": {"sensor_id": shop.sensor, "ts": window}},
+        {"$group": {"_id": hour, "average": {"$avg": "$temp"}}},
+        {"$sort": {"_id": 1}},
+    ]
+    found = database["readings"].aggregate(pipeline).to_list()
+    return [(each["_id"], round(each["average"], 4)) for each in found]
+
+
+def _summarised(store: Store, shop: Shop) -> Any:
+    entries = store.summary(Reading, shop.sensor, shop.day, shop.day + DAY)
+    return [(each.start, round(each.stats["temp"].sum / each.count, 4)) for each in entries]
+
+
+def _view_each(database: Database[Any], shop: Shop) -> Any:
+    for _ in range(shop.views):
+        database["products"].update_one({"_id": shop.popular}, {"$inc": {"views": 1}})
+    return shop.views
+
+
+def _view_counted(store: Store, shop: Shop) -> Any:
+    counter = store.counter(Product, "views")
+    for _ in range(shop.views):
+        counter.add(shop.popular)
+    counter.flush()
+    return shop.views
+
+
+def _views(database: Database[Any], shop: Shop) -> int:
+    product = database["products"].find_one({"_id": shop.popular})
+    assert product is not None
+    return int(product["views"])
+
+
+REQUESTS = (
+    Request(
+        "extended-reference",
+        "Extended Reference",
+        f"the {ORDERS_SHOWN} newest orders, each with its customer's name",
+        'customer: Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")] = None',
+        _lookup_orders,
+        _copied_orders,
+        "orders.aggregate, with $lookup",
+        "store.find(Order)",
+    ),
+    Request(
+        "computed",
+        "Computed",
+        "how many reviews a product has, and how good they are",
+        'rating_average: Annotated[float | None, Average(Review, "rating", by="product_id")] = None',
+        _group_reviews,
+        _kept_rating,
+        "reviews.aggregate, with $group",
+        "store.get(Product, id)",
+    ),
+    Request(
+        "subset",
+        "Subset",
+        f"the {REVIEWS_SHOWN} newest reviews of a product",
+        "recent_reviews: Annotated[list[ReviewCard], "
+        'Subset(Review, by="product_id", sort="-date", size=5)] = []',
+        _find_newest,
+        _kept_newest,
+        "reviews.find, sorted",
+        "store.get(Product, id)",
+    ),
+    Request(
+        "outlier",
+        "Outlier",
+        "the page of the seller whom everybody follows",
+        'followers: Annotated[list[Id], Outlier(limit=50, overflow="follower_overflow")] = []',
+        _read_whole,
+        _read_embedded,
+        "sellers.find_one",
+        "store.get(Seller, id)",
+    ),
+    Request(
+        "bucket",
+        "Bucket",
+        "the average temperature of each hour of a day",
+        'bucket=Bucket(key="sensor_id", time="ts", span=timedelta(hours=1), limit=60, stats=("temp",))',
+        _group_readings,
+        _summarised,
+        "readings.aggregate, with $group",
+        "store.summary(Reading, sensor, start, end)",
+    ),
+    Request(
+        "approximation",
+        "Approximation",
+        "{views:,} page views, counted",
+        "views: Annotated[int, Approximate(every=100, within=timedelta(seconds=5))] = 0",
+        _view_each,
+        _view_counted,
+        "products.update_one with $inc, for each",
+        'store.counter(Product, "views").add(id), for each',
+        seen=1,
+        times=1,
+        counted=_views,
+    ),
+)
