@@ -10,12 +10,12 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
+from tests import apt
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-INSTALL_SECONDS_MAX = 240
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-background-networking",
@@ -42,28 +42,7 @@ def _installed() -> tuple[str, str] | None:
 
 
 def _install() -> tuple[str | None, str]:
-    if os.getuid() != 0 or not shutil.which("apt-get"):
-        return None, "no Chromium is installed, and only root can install it with apt-get install chromium"
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    why = ""
-    for command in (
-        ["apt-get", "install", "-y", "--no-install-recommends", "chromium"],
-        ["apt-get", "update"],
-        ["apt-get", "install", "-y", "--no-install-recommends", "chromium"],
-    ):
-        try:
-            done = subprocess.run(
-                command,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=INSTALL_SECONDS_MAX,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return None, "apt-get took too long to install Chromium"
-        if done.returncode:
-            why = f"{' '.join(command[:2])} failed"
-        elif command[1] == "install":
-            return _installed() or (None, "apt-get installed no Chromium")
-    return None, why
+    why = apt.install("chromium")
+    if why:
+        return None, f"no Chromium is installed, and {why}"
+    return _installed() or (None, "apt-get installed no Chromium")
