@@ -31,7 +31,7 @@ README = ROOT / "README.md"
 TESTING = ROOT / "docs" / "testing.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-LINKING = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+LINKING = [*PAGES, *(ROOT / path for path in ("CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md"))]
 # What is not Python has another language; a Python block is never left out.
 LANGUAGES = {"python", "console", "text", "json"}
 
