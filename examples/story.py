@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from bson import Decimal128, ObjectId
+from pymongo.errors import PyMongoError
 
 from treadle import Document, Store
 from treadle.errors import TreadleError
@@ -32,16 +33,18 @@ def tell(story: Callable[[Store], None], models: list[type[Document]]) -> int:
     )
     uri = parser.parse_args().uri
     try:
-        with Store.open(uri, models) if uri else Store.local(models) as store:
-            if store.database.list_collection_names():
-                print(f"{store.database.name} is not empty; name a new database", file=sys.stderr)
-                return 2
-            started = time.monotonic()
-            story(store)
-            print(f"\nEverything held. {time.monotonic() - started:.1f} seconds.")
-    except TreadleError as error:
+        store = Store.open(uri, models) if uri else Store.local(models)
+        taken = store.database.list_collection_names()
+    except (TreadleError, PyMongoError) as error:
         print(error, file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, TreadleError) else 3
+    with store:
+        if taken:
+            print(f"{store.database.name} is not empty; name a new database", file=sys.stderr)
+            return 2
+        started = time.monotonic()
+        story(store)
+        print(f"\nEverything held. {time.monotonic() - started:.1f} seconds.")
     return 0
 
 

@@ -197,7 +197,15 @@ def test_the_worker_follows_orders_with_sales_per_day(shop):
 
     until("the sales", followed)
     until("the worker", lambda: 0 == shop.http.get("/health").json()["events_behind"])
-    assert {"worker": True, "events_behind": 0, "findings": []} == shop.http.get("/health").json()
+    assert shop.http.get("/health").json()["worker"]
+    assert [] == shop.http.get("/findings").json()
+
+
+def test_findings_name_what_is_wrong(shop):
+    shop.database["products"].update_one({"_id": ObjectId(shop.dune)}, {"$set": {"review_count": 7}})
+    assert [f"Product {shop.dune}: review_count"] == shop.http.get("/findings").json()
+    shop.store.repair()
+    assert [] == shop.http.get("/findings").json()
 
 
 def test_followers_beyond_the_limit_are_paged(shop):
