@@ -37,7 +37,7 @@ NAVIGATION = {
     "Guide": ["models", "store", "operations", "advisor", "testing", "local-server"],
     "Coming from": ["coming-from/pymongo", "coming-from/beanie", "coming-from/mongoengine"],
     "Reference": ["cli", "cli-reference", "errors", "architecture"],
-    "Project": ["/benchmarks/RESULTS", "/CONTRIBUTING", "/CHANGELOG"],
+    "Project": ["/examples/README", "/benchmarks/RESULTS", "/CONTRIBUTING", "/CHANGELOG"],
 }
 
 project = "Treadle"
@@ -47,9 +47,16 @@ language = "en"
 
 extensions = ["myst_parser"]
 root_doc = "docs/index"
-include_patterns = ["docs/*.md", "docs/**/*.md", "benchmarks/RESULTS.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+include_patterns = [
+    "docs/*.md",
+    "docs/**/*.md",
+    "benchmarks/RESULTS.md",
+    "examples/README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+]
 # Folders that are not even walked through.
-exclude_patterns = [".*", "build", "dist", "examples", "src", "tests", "**/__pycache__"]
+exclude_patterns = [".*", "build", "dist", "examples/*/**", "src", "tests", "**/__pycache__"]
 myst_heading_anchors = 4
 nitpicky = True
 
@@ -74,6 +81,11 @@ def add_navigation(app: Any, name: str, source: list[str]) -> None:
             source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}\n```\n"
 
 
+def name_folders(app: Any, name: str, source: list[str]) -> None:
+    """A folder has no page: where one is linked to, its name stays."""
+    source[0] = re.sub(r"\[[^\]\n]+\]\(([\w./-]+)/\)", r"`\1`", source[0])
+
+
 def link_home(app: Any, exception: Exception | None) -> None:
     """Whoever opens the folder gets the index page."""
     if exception is None:
@@ -86,5 +98,6 @@ def link_home(app: Any, exception: Exception | None) -> None:
 
 def setup(app: Any) -> dict[str, bool]:
     app.connect("source-read", add_navigation)
+    app.connect("source-read", name_folders)
     app.connect("build-finished", link_home)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

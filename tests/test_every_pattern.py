@@ -364,11 +364,20 @@ def test_every_page_says_where_its_cost_was_measured(page):
     """By the name of a family of benchmarks, and without figures of its own, which would grow old."""
     cost = page.read_text().partition("\n## Cost measured\n")[2]
     assert "(../../benchmarks/RESULTS.md)" in cost
-    families = re.findall(r"famil(?:y|ies) `(\w+)`(?: and `(\w+)`)?", cost)
+    named = re.findall(r"famil(?:y|ies) (`.+?`) (?:in|to)\b", cost)
+    families = re.findall(r"`(\w+)`", " ".join(named))
     assert families, f"{page.stem} names no family"
-    for family in filter(None, (name for names in families for name in names)):
+    for family in families:
         assert (ROOT / "benchmarks" / f"{family}.py").exists(), f"there is no family {family}"
     assert [] == re.findall(r"\b\d[\d,.]*(?: ?(?:µs|ms|seconds|times|%|percent|MB))", cost)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_names_a_story_to_run(name):
+    page = (ROOT / "docs" / "patterns" / f"{name.replace('_', '-')}.md").read_text()
+    (story,) = re.findall(r"^A story to run: \[.+\]\(\.\./\.\./examples/(\w+)\.py\)\.$", page, re.MULTILINE)
+    told = (ROOT / "examples" / f"{story}.py").read_text().lower()
+    assert name.replace("_", "") in re.sub(r"[ _]", "", told)
 
 
 # -- the interface ----------------------------------------------------------------------------
