@@ -203,7 +203,7 @@ def test_the_worker_follows_orders_with_sales_per_day(shop):
 
 def test_findings_name_what_is_wrong(shop):
     shop.database["products"].update_one({"_id": ObjectId(shop.dune)}, {"$set": {"review_count": 7}})
-    assert [f"Product {shop.dune}: review_count"] == shop.http.get("/findings").json()
+    assert [f"Book {shop.dune}: review_count"] == shop.http.get("/findings").json()
     shop.store.repair()
     assert [] == shop.http.get("/findings").json()
 
