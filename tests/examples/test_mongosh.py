@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from bson import Decimal128, json_util
+from bson.json_util import JSONOptions
 
 from tests.examples import mongosh
 from tests.examples.reads import READS
@@ -56,7 +57,7 @@ def test_mongosh_reads_what_treadle_wrote(server, client, tmp_path, request):
         stores = {name: told(name, client[database]) for name, database in databases.items()}
         printed = mongosh.run(program, server.uri, script(databases), tmp_path)
         (line,) = [line for line in printed.splitlines() if line.startswith(MARK)]
-        answers = iter(json_util.loads(line.removeprefix(MARK)))
+        answers = iter(json_util.loads(line.removeprefix(MARK), json_options=JSONOptions(tz_aware=True)))
         wrong = []
         for name, reads in READS.items():
             for read in reads:
