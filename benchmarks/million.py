@@ -2,6 +2,8 @@
 
 Not one of the groups: run it by itself, `python -m benchmarks.million`. It
 says how long each way took, and the peak memory of the migrating process.
+With `--only function`, `pipeline` or `killed` it does one part, and prints the
+fingerprint of the result, so that the parts can be run at different times.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from treadle import Store
 
 DATABASE = "bench_million"
 KILLS = 10
+WAYS = ("function", "pipeline", "killed")
 
 
 def fill(database: Any, count: int) -> None:
@@ -61,10 +64,40 @@ def start(uri: str, way: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+def uninterrupted(database: Any, uri: str, count: int, way: str) -> str:
+    """Migrate in one go; the fingerprint of the result."""
+    fill(database, count)
+    began = time.monotonic()
+    out, _ = start(uri, way).communicate()
+    migrated, remaining, peak = out.split()
+    seconds = time.monotonic() - began
+    print(f"{way}: {migrated} migrated, {remaining} remain, {seconds:.1f} s, peak {peak} MiB", flush=True)
+    return digest(database)
+
+
+def killed(database: Any, uri: str, count: int) -> str:
+    """Migrate with ten kills on the way, spread over the documents; the fingerprint of the result."""
+    fill(database, count)
+    chance = random.Random(1)
+    for kill in range(KILLS):
+        process = start(uri, "function")
+        wanted = (kill + 1) * count // (KILLS + 2) + chance.randrange(max(count // 100, 1))
+        while database["users"].count_documents({"_id": wanted, "schema_version": 2}) == 0:
+            if process.poll() is not None:
+                raise SystemExit("it ended before it could be killed")
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+    migrated, remaining, peak = start(uri, "function").communicate()[0].split()
+    print(f"killed {KILLS} times: the last run migrated {migrated}, {remaining} remain, peak {peak} MiB")
+    return digest(database)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--uri")
     parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--only", choices=WAYS)
     parser.add_argument("--child")
     options = parser.parse_args()
     if options.child:
@@ -76,29 +109,15 @@ def main() -> None:
         uri = options.uri or running.uri
         database: Any = MongoClient(uri)[DATABASE]
         prints = set()
-        for way in ("function", "pipeline"):
-            fill(database, options.count)
-            began = time.monotonic()
-            out, _ = start(uri, way).communicate()
-            migrated, remaining, peak = out.split()
-            seconds = time.monotonic() - began
-            print(f"{way}: {migrated} migrated, {remaining} remain, {seconds:.1f} s, peak {peak} MiB")
-            prints.add(digest(database))
-        fill(database, options.count)
-        chance = random.Random(1)
-        for kill in range(KILLS):
-            process = start(uri, "function")
-            wanted = (kill + 1) * options.count // (KILLS + 2) + chance.randrange(options.count // 100)
-            while database["users"].count_documents({"schema_version": 2}) < wanted:
-                if process.poll() is not None:
-                    raise SystemExit("it ended before it could be killed")
-                time.sleep(0.05)
-            process.kill()
-            process.wait()
-        migrated, remaining, peak = start(uri, "function").communicate()[0].split()
-        print(f"killed {KILLS} times: the last run migrated {migrated}, {remaining} remain, peak {peak} MiB")
-        prints.add(digest(database))
-        print("all results are the same" if len(prints) == 1 else "THE RESULTS DIFFER")
+        for way in [options.only] if options.only else WAYS:
+            if way == "killed":
+                found = killed(database, uri, options.count)
+            else:
+                found = uninterrupted(database, uri, options.count, way)
+            print(f"{way}: fingerprint {found}", flush=True)
+            prints.add(found)
+        if not options.only:
+            print("all results are the same" if len(prints) == 1 else "THE RESULTS DIFFER")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -12,11 +13,21 @@ from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StringConstraints,
+    ValidationError,
+    WrapValidator,
+)
 from pymongo.errors import OperationFailure
 
 from tests.support import annotated_values
-from treadle import Document, Store, migration
+from treadle import Document, Formula, Store, migration
+from treadle.bson_types import to_bson
 from treadle.codec import codec_of
 from treadle.collection_schema import collection_schema
 from treadle.json_schema import model_schema
@@ -57,8 +68,9 @@ def good() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "where"),
     [
-        ("name", "a", "name"), ("name", "abcde", "name"), ("name", "äöüßé", "name"), ("code", "ab-1", "the document"),
-        ("code", "AB-x", "the document"), ("word", "abcd", "word"), ("word", "xxx", "the document"), ("step", 7, "step"),
+        ("name", "a", "name"), ("name", "abcde", "name"), ("name", "äöüßé", "name"), ("code", "ab-1", "code"),
+        ("code", "AB-x", "code"), ("code", "AB-1\n", "code"), ("word", "abcd", "word"), ("word", "xxx", "word"),
+        ("step", 7, "step"),
         ("step", -5, "step"), ("tags", [], "tags"), ("tags", ["a", "b", "c"], "tags"), ("tags", [1], "tags.0"),
         ("unique", [1, 2, 3], "unique"), ("words", {}, "words"), ("words", {"a": "b"}, "words.a"),
         ("part", {"code": "x"}, "part.code"), ("part", {}, "part.code"), ("colour", "blue", "colour"),
@@ -112,6 +124,115 @@ def test_a_pattern_that_means_something_else_on_the_server_is_left_open(database
     store = Store(database, [Texts])
     store.setup()
     store.insert(Texts(word="ünïcödé", any_case="STRAßE"))
+
+
+def shout(value: Any) -> str:
+    return str(value)
+
+
+class Spelled(BaseModel):
+    model_config = ConfigDict(str_max_length=2, str_min_length=1)
+
+    word: str
+
+
+class Pythonic(BaseModel):
+    model_config = ConfigDict(regex_engine="python-re")
+
+    line: str = Field(pattern="^[a-z]+$")
+
+
+LONG = 300_000
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (list[Annotated[int, AfterValidator(shout)]], [1]),
+        (dict[str, Annotated[int, AfterValidator(shout)]], {"a": 1}),
+        (tuple[Annotated[int, WrapValidator(lambda value, handler: shout(value))], int], (1, 2)),
+        (Annotated[int, PlainValidator(shout)] | bytes, 1),
+        (Annotated[Decimal, Field(ge=0.1)], Decimal("0.1")),
+        (Annotated[Decimal, Field(le=0.3)], Decimal("0.3")),
+        (Annotated[float, Field(le=Decimal("0.1"))], 0.1),
+        (Annotated[str, Field(pattern=r"^.*?b$")], "a" * LONG + "b"),
+        (Pythonic, {"line": "ab\n"}),
+        (Annotated[str, Field(pattern="a\0b")], "a\0b"),
+        (Annotated[str, Field(pattern=r"^(?:ab|c)*$")], "abc" * 20_000),
+        (Annotated[str, Field(pattern=r"^([a-z]+ ?)*$")], "abc " * 3_000),
+        (Annotated[str, Field(pattern=r"^.*@.*$")], "@" + "a" * LONG),
+        (Annotated[str, Field(pattern=r"@.*b$")], "@" + "a" * LONG + "b"),
+        (Annotated[str, Field(pattern=r"[a-z]*@")], "a" * 99_000 + "@" + "a" * LONG),
+        (Annotated[str, Field(pattern=r"^[a-z]+b$")], "a" * LONG + "b"),
+    ],
+)
+def test_the_validator_takes_what_pydantic_makes_of_a_value(database, annotation, value):
+    """Validators inside arrays, numbers and patterns that the server reads otherwise."""
+    body = {"__annotations__": {"x": annotation}, "__module__": __name__}
+    model = type(Document)("Made", (Document,), body, collection="made", validation="strict")
+    store = Store(database, [model])
+    store.setup()
+    made = store.insert(model(x=value))
+    assert [] == store.verify()
+    assert made.id == database["made"].find_one({}, {"_id": 1})["_id"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (Annotated[str, Field(pattern=r"^(?:ab|c)*$")], "abd"),
+        (Annotated[str, Field(pattern=r"^(?:ab|c)*$", max_length=300)], "ab" * 150 + "c"),
+        (Annotated[str, Field(pattern=r"^[a-z]+$")], "a" * LONG + "A"),
+        (Annotated[str, Field(pattern=r"^[a-z]+$")], "ab\n"),
+        (list[Annotated[str, Field(pattern=r"^[a-z]+@[a-z]+$")]], ["ab"]),
+        (Annotated[Decimal, Field(ge=0.1)], Decimal("0.09")),
+        (Spelled, {"word": ""}),
+        (Spelled, {"word": "abc"}),
+    ],
+)
+def test_the_validator_refuses_what_the_model_refuses(database, annotation, value):
+    body = {"__annotations__": {"x": annotation}, "__module__": __name__}
+    model = type(Document)("Made", (Document,), body, collection="made", validation="strict")
+    with pytest.raises(ValidationError):
+        model(x=value)
+    store = Store(database, [model])
+    store.setup()
+    raw = {"x": to_bson(value, [])}
+    with pytest.raises(OperationFailure, match="validation"):
+        database["made"].insert_one(raw)
+    database["made"].insert_one(raw, bypass_document_validation=True)
+    (finding,) = store.verify()
+    assert "x" == finding.path.split(".")[0]
+
+
+def test_numbers_that_are_none_are_found_and_not_stumbled_over(database):
+    class Measured(Document, collection="measured"):
+        id: int
+        x: float = Field(0, ge=0)
+        d: Decimal = Field(Decimal(0), ge=0, le=5)
+
+    store = Store(database, [Measured])
+    store.setup()
+    odd = [{"x": float("nan")}, {"d": Decimal128("NaN")}, {"d": Decimal128("sNaN")}, {"x": float("-inf")}]
+    raws = [{"_id": number, **each} for number, each in enumerate(odd)]
+    database["measured"].insert_many(raws, bypass_document_validation=True)
+    assert [(0, "x"), (1, "d"), (2, "d"), (3, "x")] == [
+        (each.document_id, each.path) for each in store.verify()
+    ]
+
+
+def test_a_decimal_may_have_a_whole_number_as_its_default(run):
+    class Priced(Document, collection="priced", validation="strict"):
+        price: Decimal = 0
+        rate: Decimal = 0.1
+
+    store = run.store([Priced])
+    store.setup()
+    made = store.insert(Priced())
+    assert (Decimal(0), Decimal("0.1")) == (
+        store.get(Priced, made.id).price,
+        store.get(Priced, made.id).rate,
+    )
 
 
 # -- a live collection, from none to moderate to strict ------------------------------------------
@@ -181,6 +302,22 @@ def test_verify_reaches_every_page_and_every_type_of_id(database):
     found = Store(database, [Any_]).verify()
     assert 704 == len(found)
     assert {"n"} == {each.path for each in found}
+
+
+class Doubled(Document, collection="doubled"):
+    id: Any
+    n: int = 0
+    double: Annotated[int | None, Formula({"$multiply": ["$n", 2]})] = None
+
+
+@pytest.mark.parametrize("identities", [[None], [None, 1, "a"]])
+def test_verify_and_rebuild_end_where_an_id_is_null(database, identities):
+    """None is an id as well, not only the beginning."""
+    database["doubled"].insert_many([{"_id": each, "n": 2} for each in identities])
+    store = Store(database, [Doubled])
+    assert identities == [each.document_id for each in store.verify()]
+    assert len(identities) == store.rebuild(Doubled)
+    assert [] == store.verify()
 
 
 def test_validation_off_is_nobodys_business(run, database):
@@ -270,6 +407,8 @@ broken = st.sampled_from(
         {},
         {"a": 1},
         Int64(3),
+        float("nan"),
+        Decimal128("NaN"),
     ]
 )
 

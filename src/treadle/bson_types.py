@@ -95,8 +95,11 @@ def date_to_bson(value: dt.datetime, altered: list[Any]) -> dt.datetime:
     return value
 
 
-def decimal_to_bson(value: decimal.Decimal) -> Decimal128:
+def decimal_to_bson(value: decimal.Decimal | float) -> Decimal128:
     """The exact Decimal128; more than 34 significant digits are refused."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        # `price: Decimal = 0`: Pydantic does not validate defaults. A float is read as it is written.
+        value = decimal.Decimal(str(value))
     try:
         return Decimal128(value)
     except (decimal.Inexact, decimal.Overflow, decimal.InvalidOperation) as error:

@@ -13,6 +13,7 @@ import decimal
 import enum
 import ipaddress
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -23,7 +24,7 @@ from pydantic.fields import FieldInfo
 
 from treadle.bson_types import RESERVED, to_bson
 from treadle.codec import Codec, StoredField, codec_of
-from treadle.constraints import KEYWORDS, add_bounds, add_lengths, add_pattern, fits_pattern
+from treadle.constraints import KEYWORDS, add_bounds, add_lengths, add_text_rules
 from treadle.errors import UsageError
 from treadle.schema_check import faults
 from treadle.shape import Shape
@@ -78,7 +79,7 @@ def _object(codec: Codec[Any], inside: tuple[type[BaseModel], ...]) -> Schema:
     properties: Schema = {}
     required = []
     for field in codec.fields:
-        open_ended = bool({field.name, "*"} & custom) or _may_become_anything(field)
+        open_ended = bool({field.name, "*"} & custom)
         properties[field.stored] = {} if open_ended else _fitting_default(field, inside)
         if field.info.is_required() or field.stored == "_id":
             required.append(field.stored)
@@ -90,10 +91,10 @@ def _object(codec: Codec[Any], inside: tuple[type[BaseModel], ...]) -> Schema:
     return schema
 
 
-def _may_become_anything(field: StoredField) -> bool:
-    """Whether a validator of the field's own comes after the type's."""
+def _may_become_anything(shape: Shape) -> bool:
+    """Whether a validator of the value's own comes after the type's."""
     last = (AfterValidator, WrapValidator, PlainValidator)
-    return any(isinstance(mark, last) for mark in field.shape.metadata)
+    return any(isinstance(mark, last) for mark in shape.metadata)
 
 
 def _fitting_default(field: StoredField, inside: tuple[type[BaseModel], ...]) -> Schema:
@@ -104,7 +105,7 @@ def _fitting_default(field: StoredField, inside: tuple[type[BaseModel], ...]) ->
     schema = _of(shape, inside)
     if isinstance(field.info.discriminator, str):
         schema = _tagged(schema, shape, field.info.discriminator)
-    ruled = KEYWORDS & set(schema)
+    ruled = KEYWORDS & set(schema) if shape.kind != "union" else set()
     if ruled and _may_break(field, schema):
         return {key: value for key, value in schema.items() if key not in ruled}
     return schema
@@ -122,7 +123,7 @@ def _may_break(field: StoredField, schema: Schema) -> bool:
         stored = to_bson(default, [])
     except UsageError:
         return True
-    return stored is not None and bool(faults(schema, stored) or not fits_pattern(schema, stored))
+    return stored is not None and bool(faults(schema, stored))
 
 
 def _tagged(schema: Schema, shape: Shape, tag: str) -> Schema:
@@ -158,8 +159,10 @@ def _of(shape: Shape, inside: tuple[type[BaseModel], ...]) -> Schema:
 
 
 def _not_null(shape: Shape, inside: tuple[type[BaseModel], ...]) -> Schema:
+    if _may_become_anything(shape):
+        return {}
     if shape.kind == "scalar":
-        return _scalar(shape)
+        return _scalar(shape, inside[-1].model_config if inside else {})
     if shape.kind == "model":
         return _object(codec_of(shape.python), inside)
     if shape.kind == "enum" and issubclass(shape.python, enum.Flag):
@@ -204,11 +207,11 @@ def _union(shape: Shape, inside: tuple[type[BaseModel], ...]) -> Schema:
     return _tagged({"anyOf": members}, shape, tag) if isinstance(tag, str) else {"anyOf": members}
 
 
-def _scalar(shape: Shape) -> Schema:
+def _scalar(shape: Shape, config: Mapping[str, Any]) -> Schema:
     kinds = _BSON_TYPES[shape.python]
     schema: Schema = {"bsonType": kinds[0] if len(kinds) == 1 else kinds}
     if shape.python in _NUMBERS:
         return add_bounds(schema, shape)
     if shape.python is str:
-        return add_pattern(add_lengths(schema, shape, "string"), shape)
+        return add_text_rules(schema, shape, config)
     return schema

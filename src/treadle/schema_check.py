@@ -7,6 +7,8 @@ the judge of whether a document fits; this says where to look.
 from __future__ import annotations
 
 import datetime as dt
+import decimal
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -94,10 +96,17 @@ def _array(schema: Mapping[str, Any], value: list[Any], path: str) -> Iterator[F
 def _scalar(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[Fault]:
     if isinstance(value, str):
         yield from _sizes(schema, len(value), path, value, ("minLength", "maxLength"))
+        if "pattern" in schema and not fits_pattern(schema["pattern"], value):
+            yield Fault(path, value, {"pattern": schema["pattern"]})
     number = _number(value)
     if number is None:
         return
     low, high = _number(schema.get("minimum")), _number(schema.get("maximum"))
+    if _is_nan(number):
+        # The server takes it to be less than every number; Python's Decimal will not compare it.
+        if low is not None:
+            yield Fault(path, value, {"minimum": schema["minimum"]})
+        return
     if low is not None and (number < low or (schema.get("exclusiveMinimum") and number == low)):
         yield Fault(path, value, {"minimum": schema["minimum"]})
     if high is not None and (number > high or (schema.get("exclusiveMaximum") and number == high)):
@@ -126,10 +135,17 @@ def _number(value: Any) -> Any:
     if isinstance(value, Decimal128):
         return value.to_decimal()
     if isinstance(value, float):
-        import decimal
-
         return decimal.Decimal(value)
     return value if isinstance(value, int) else None
+
+
+def _is_nan(number: Any) -> bool:
+    return isinstance(number, decimal.Decimal) and number.is_nan()
+
+
+def fits_pattern(pattern: str, value: str) -> bool:
+    """Whether a text fits a pattern of a validator, as far as Python can tell."""
+    return bool(re.search(pattern.replace(r"\p{Nd}", r"\d").replace(r"\z", r"\Z"), value))
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -137,7 +153,9 @@ def _equal(one: Any, other: Any) -> bool:
         return False
     first, second = _number(one), _number(other)
     if first is not None and second is not None:
-        return bool(first == second)
+        return (
+            _is_nan(first) and _is_nan(second) if _is_nan(first) or _is_nan(second) else bool(first == second)
+        )
     return bool(one == other)
 
 

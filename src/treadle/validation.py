@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from treadle.collection_schema import collection_schema, newest_version
-from treadle.gather import freeze
-from treadle.maintenance.migration import beginning_after
+from treadle.maintenance.migration import beginning_after, in_one_reply
 from treadle.maintenance.verify import Finding
 from treadle.plan import Plan, Raw, count_documents, find
 from treadle.schema_check import Fault, faults
@@ -75,9 +74,9 @@ def findings(entries: Iterable[Entry[Any]]) -> Plan[list[Finding]]:
             condition["$or"] = scopes
         last: list[Any] | None = None
         while True:
-            options = beginning_after(last)
-            page = yield from find(collection, condition, sort=[("_id", 1)], limit=PAGE, **options)
-            fresh = [raw for raw in page if last is None or freeze(raw["_id"]) != freeze(last[0])]
+            options = {**in_one_reply(PAGE), **beginning_after(last)}
+            beyond = condition if last is None else {"$and": [condition, {"_id": {"$ne": last[0]}}]}
+            fresh = yield from find(collection, beyond, sort=[("_id", 1)], **options)
             if not fresh:
                 break
             last = [fresh[-1]["_id"]]

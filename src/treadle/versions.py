@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from treadle.bson_types import RESERVED
 from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
 from treadle.patterns.schema_versioning import Function, Raw, Way, declared
 from treadle.watched import Watched
@@ -67,6 +68,21 @@ class Lineage:
                     "way down that is a Python function; declare one with .down",
                     code="migration-no-way-down",
                 )
+
+    @property
+    def alike(self) -> Raw:
+        """What the version field of a current document meets; without one it is of the first version."""
+        return {"$eq": self.current} if self.current > 1 else {"$in": [1, None]}
+
+    @property
+    def unlike(self) -> Raw:
+        """What the version field of any other document meets."""
+        return {"$ne": self.current} if self.current > 1 else {"$nin": [1, None]}
+
+    def is_stale(self, raw: Raw) -> bool:
+        """Whether a stored document is of another version than the current one."""
+        version = raw.get(self.field)
+        return version != self.current and (version is not None or self.current > 1)
 
     @property
     def older(self) -> Raw:
@@ -155,7 +171,7 @@ class Lineage:
     def apply(self, way: Function, raw: Raw, version: int) -> Raw:
         """One step of one document; whatever goes wrong in it is told with the document's id."""
         # Past a `Watched` document's own methods: this is not the function's reading.
-        identity = dict.get(raw, "_id")
+        identity, state = dict.get(raw, "_id"), dict.get(raw, RESERVED)
         try:
             after = way(raw)
         except TreadleError:
@@ -165,8 +181,13 @@ class Lineage:
         if not isinstance(after, dict):
             reason = f"the function returned {type(after).__name__}, not the document"
             raise failed(self.model, identity, version, reason)
-        if dict.get(after, "_id") != identity:
+        found = dict.get(after, "_id")
+        # NaN is not equal to itself.
+        if found is not identity and found != identity:
             raise failed(self.model, identity, version, "the function changed the _id")
+        if state is not None:
+            # Treadle's own state of a document stays, whatever a function makes of the rest.
+            dict.setdefault(after, RESERVED, state)
         dict.__setitem__(after, self.field, version)
         return after
 

@@ -30,52 +30,57 @@ class Watched(dict[str, Any]):
     __slots__ = ("read",)
 
     def __init__(self, raw: dict[str, Any]) -> None:
-        super().__init__(raw)
+        dict.__init__(self, raw)
         self.read: set[str] | None = set()
         for key, value in raw.items():
-            if type(value) in _DEEP:
-                super().__setitem__(key, copied(value))
+            if value.__class__ in _DEEP:
+                dict.__setitem__(self, key, copied(value))
 
     def plain(self) -> dict[str, Any]:
         """The same as an ordinary dict, without noting anything."""
         # Not dict.copy, which would go by the methods below.
         return dict(dict.items(self))
 
-    def _note(self, key: Any) -> None:
-        if self.read is not None:
-            self.read.add(key)
-
     def _note_all(self) -> None:
         self.read = None
 
+    # Called for each field of each document of a migration, and therefore without further calls.
+
     def __getitem__(self, key: Any) -> Any:
-        self._note(key)
-        return super().__getitem__(key)
+        if self.read is not None:
+            self.read.add(key)
+        return dict.__getitem__(self, key)
 
     def get(self, key: Any, default: Any = None) -> Any:
-        self._note(key)
-        return super().get(key, default)
+        if self.read is not None:
+            self.read.add(key)
+        return dict.get(self, key, default)
 
     def __contains__(self, key: Any) -> bool:
-        self._note(key)
-        return super().__contains__(key)
+        if self.read is not None:
+            self.read.add(key)
+        return dict.__contains__(self, key)
 
     def pop(self, key: Any, *default: Any) -> Any:
-        self._note(key)
-        return super().pop(key, *default)
+        if self.read is not None:
+            self.read.add(key)
+        return dict.pop(self, key, *default)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
-        self._note(key)
-        return super().setdefault(key, default)
+        if self.read is not None:
+            self.read.add(key)
+        return dict.setdefault(self, key, default)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         # What is overwritten unseen is still somebody's: it must not have changed either.
-        self._note(key)
-        super().__setitem__(key, value)
+        if self.read is not None:
+            self.read.add(key)
+        dict.__setitem__(self, key, value)
 
     def __delitem__(self, key: Any) -> None:
-        self._note(key)
-        super().__delitem__(key)
+        if self.read is not None:
+            self.read.add(key)
+        dict.__delitem__(self, key)
 
     def update(self, *others: Any, **more: Any) -> None:
         for key, value in dict(*others, **more).items():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import threading
 import warnings
+from decimal import Decimal
 from typing import Annotated, Any
 
 import pytest
 from bson import ObjectId
+from bson.decimal128 import Decimal128
+from bson.min_key import MinKey
 from pydantic import BaseModel
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
@@ -468,6 +472,28 @@ def test_a_store_can_go_on_writing_an_old_version(run, database):
     assert 1 == database["users"].find_one({"_id": two.id})["schema_version"]
 
 
+def test_treadles_own_state_survives_a_way_down_that_forgets_it(run, database):
+    class Named(Document, collection="named", version=2):
+        name: str
+        full: str = ""
+
+    class Signed(Document, collection="signed"):
+        name_id: Id
+        name: Annotated[str | None, ExtendedReference(Named, by="name_id", field="name")] = None
+
+    step = migration(Named, 1, up=lambda document: {**document, "full": "x"})
+    step.down(lambda document: {"_id": document["_id"], "name": document["name"]})
+    store = run.store([Named, Signed], write_versions={Named: 1})
+    named = store.insert(Named(name="a"))
+    store.insert(Signed(name_id=named.id))
+    before = database["named"].find_one()["_treadle"]
+    store.update(Named, named.id, {"$set": {"name": "b"}})
+    after = database["named"].find_one()
+    assert (1, "b") == (after["schema_version"], after["name"])
+    assert set(before) <= set(after["_treadle"])
+    assert [] == store.verify()
+
+
 def test_nobody_else_sees_the_new_version_while_the_old_one_is_written(database):
     store = Store(database, [User], write_versions={User: 1})
     user = store.insert(User(name="a"))
@@ -668,6 +694,8 @@ def test_ids_of_any_types_are_reached(run, database, batch):
     migration(Odd, 1, up=lambda document: {**document, "a": 1})
     migration(OddPiped, 1, up=[{"$set": {"a": 1}}])
     identities = [1, 2.5, "a", "$b", {"x": 1}, {"x": {"y": 1}}, ObjectId(), True, b"x", None]
+    # NaN compares with no number.
+    identities += [float("nan"), Decimal128("7"), MinKey()]
     store = run.store([Odd, OddPiped])
     for name, model in (("odd", Odd), ("odd_piped", OddPiped)):
         database[name].insert_many([{"_id": each} for each in identities])
@@ -721,6 +749,158 @@ def test_results_that_the_validator_or_bson_refuses_are_set_aside(run, database)
     store.setup()
     result = store.migrate(Strict)
     assert (1, 3) == (result.migrated, len(result.set_aside))
+
+
+class Large(Document, collection="large", version=2):
+    id: int
+    parts: list[Any]
+    n: int = 0
+
+
+@migration(Large, from_version=1)
+def wrap_parts(document: dict) -> dict:
+    document["parts"] = [{"text": part} for part in document["parts"]]
+    return document
+
+
+def large_documents(database: Any) -> None:
+    """One that fits the limit, but not twice: in what is compared and in what is set."""
+    database["large"].insert_many(
+        [{"_id": number, "parts": ["x" * 1000] * (9000 if number == 1 else 1)} for number in range(3)]
+    )
+
+
+def test_a_document_too_large_to_be_compared_is_migrated_all_the_same(run, database):
+    large_documents(database)
+    result = run.store([Large]).migrate(Large)
+    assert (3, 0, ()) == (result.migrated, result.remaining, result.set_aside)
+    assert {"text": "x" * 1000} == database["large"].find_one({"_id": 1})["parts"][-1]
+
+
+def test_an_update_brings_up_a_document_too_large_to_be_compared(run, database):
+    large_documents(database)
+    assert 1 == run.store([Large]).update(Large, 1, {"$inc": {"n": 1}}).n
+
+
+def test_a_document_too_large_to_be_compared_is_set_aside_without_transactions():
+    with start(replica_set=False) as alone, MongoClient(alone.uri) as client:
+        large_documents(client["large"])
+        result = Store(client["large"], [Large]).migrate(Large)
+        assert (2, 1) == (result.migrated, len(result.set_aside))
+        assert "transaction" in result.set_aside[0].reason
+
+
+def test_a_batch_of_large_documents_is_bounded_by_one_reply(heard):
+    database, listener = heard
+    database["large"].insert_many([{"_id": number, "parts": ["x" * 3_000_000]} for number in range(11)])
+    store = Store(database, [Large])
+    listener.clear()
+    assert 11 == store.migrate(Large).migrated
+    finds = [body for name, body in listener.commands if name == "find" and body["find"] == "large"]
+    # Five of them fill the 16 MB that the server sends at a time.
+    assert len(finds) > 2
+    assert "getMore" not in [name for name, _ in listener.commands]
+    # Small ones come a thousand at a time, not the 101 of the server's own first reply.
+    database["large"].insert_many([{"_id": number, "parts": []} for number in range(100, 1200)])
+    listener.clear()
+    assert 1100 == store.migrate(Large).migrated
+    assert 3 == len([1 for name, body in listener.commands if name == "find" and body["find"] == "large"])
+
+
+class Exact(Document, collection="exact", version=3, migrate_on_read="store"):
+    price: Decimal
+    days: list[dt.date] = []
+
+
+@migration(Exact, from_version=1)
+def to_decimal(document: dict) -> dict:
+    document["price"] = Decimal(document["price"])
+    document["days"] = {dt.date(2026, 1, 2)} if document["price"] < 9 else {object()}
+    return document
+
+
+migration(Exact, 2, up=[{"$set": {"more": 1}}])
+
+
+class ExactOnly(Document, collection="exact", version=2, migrate_on_read="store"):
+    price: Decimal
+    days: Any = None
+
+
+migration(ExactOnly, 1, up=to_decimal.up)
+
+
+@pytest.mark.parametrize("model", [Exact, ExactOnly])
+def test_functions_may_return_what_models_hold(run, database, model):
+    """What BSON has no form for at all is set aside, also between a function and a pipeline."""
+    database["exact"].insert_many([{"price": "1.5"}, {"price": "9"}, {"price": "2.5"}])
+    result = run.store([model]).migrate(model)
+    assert (2, 1) == (result.migrated, len(result.set_aside))
+    assert "days" in result.set_aside[0].reason
+    stored = list(database["exact"].find({"schema_version": model.__treadle__.version}))
+    assert [Decimal128("1.5"), Decimal128("2.5")] == [each["price"] for each in stored]
+    assert [dt.datetime(2026, 1, 2)] == [each.replace(tzinfo=None) for each in stored[0]["days"]]
+
+
+def test_a_reader_does_not_fail_because_the_result_is_no_bson(run, database):
+    database["exact"].insert_one({"price": "1.5"})
+    assert Decimal("1.5") == run.store([ExactOnly]).find_one(ExactOnly).price
+
+
+def test_an_update_stores_what_models_hold(run, database):
+    database["exact"].insert_one({"price": "1.5"})
+    store = run.store([ExactOnly])
+    assert Decimal("2.5") == store.update(ExactOnly, {}, {"$inc": {"price": Decimal(1)}}).price
+
+
+class First(Document, collection="first", version=1):
+    a: int = 0
+
+
+def test_documents_without_a_version_are_of_the_first_for_updates_too(run, database):
+    """Adopting `version=1` writes nothing, and nothing needs to be brought up."""
+    database["first"].insert_many([{"a": 1}, {"a": 2, "schema_version": None}, {"a": 3, "schema_version": 1}])
+    store = run.store([First])
+    store.setup()
+    assert 11 == store.update(First, {"a": 1}, {"$inc": {"a": 10}}).a
+    assert 3 == store.update_many(First, {"a": {"$gt": 0}}, {"$inc": {"a": 1}})
+    assert [3, 4, 12] == sorted(raw["a"] for raw in database["first"].find())
+    assert (0, 0) == (store.migrate(First).migrated, store.migrate(First).remaining)
+
+
+def test_a_pipeline_that_fails_on_many_goes_on_with_the_others(database):
+    class Numbered(Document, collection="numbered", version=2):
+        id: int
+        n: int
+
+    migration(Numbered, 1, up=[{"$set": {"n": {"$toInt": "$text"}}}])
+    database["numbered"].insert_many(
+        [{"_id": number, "text": "5" if number % 2 else "x"} for number in range(2400)]
+    )
+    store = Store(database, [Numbered])
+    result = store.migrate(Numbered)
+    assert (1200, True) == (result.remaining, result.finished)
+    assert 1200 == database["treadle.set_aside"].count_documents({})
+    # More than are listed, and still none is tried again, nor counted twice.
+    database["numbered"].insert_many([{"_id": number, "text": "5"} for number in range(3000, 3300)])
+    again = store.migrate(Numbered)
+    assert (300, 1200, True) == (again.migrated, again.remaining, again.finished)
+    # Notes about documents that are gone do not count for others.
+    database["numbered"].delete_many({"schema_version": {"$ne": 2}})
+    database["numbered"].insert_one({"_id": 5000, "text": "5"})
+    last = store.migrate(Numbered)
+    assert (1, 0) == (last.migrated, database["treadle.set_aside"].count_documents({}))
+
+
+def test_notes_about_documents_that_are_gone_do_not_end_a_run(database):
+    database["users"].insert_many([{"_id": ObjectId(), "name": "a", "phone": 5} for _ in range(3)])
+    store = Store(database, [User])
+    assert 3 == len(store.migrate(User).set_aside)
+    database["users"].delete_many({})
+    database["users"].insert_many([{"_id": ObjectId(), "name": "b", "phone": "1"} for _ in range(3)])
+    calls = iter([False, True])
+    stopped = store.migrate(User, batch=1, stop=lambda: next(calls, True))
+    assert (1, 2, False) == (stopped.migrated, stopped.remaining, stopped.finished)
 
 
 @pytest.mark.parametrize("returned", [None, [], "x"])
@@ -846,6 +1026,14 @@ def test_a_throttled_run_waits_between_batches(database):
     store.runner._perform = noting  # type: ignore[method-assign]
     store.migrate(User, batch=2, throttle=4)
     assert [0.5, 0.5, 0.5] == [each for each in waits if each]
+    # Not a thousand at once and then nothing for minutes.
+    waits.clear()
+    store.migrate(User, to=2, throttle=3)
+    assert [1.0, 1.0] == [each for each in waits if each]
+    waits.clear()
+    stopped = store.migrate(User, throttle=0.01, stop=lambda: bool(waits))
+    assert (1, False) == (stopped.migrated, stopped.finished)
+    assert [10.0] == [each for each in waits if each]
     for options in ({"throttle": 0}, {"throttle": -1}, {"batch": 0}, {"batch": True}):
         with pytest.raises(UsageError):
             store.migrate(User, **options)
@@ -1015,6 +1203,55 @@ def followed(store: Any, database: Any) -> None:
     store.migrate(Review, to=1)
     assert 0 == store.get(Product, product.id).stars
     assert [] == store.verify()
+
+
+class Mark(Document, collection="marks", version=2, validation="strict"):
+    id: int
+    product_id: int
+    stars: Any
+
+
+@migration(Mark, from_version=1)
+def rename_mark(document: dict) -> dict:
+    document["stars"] = document.pop("rating")
+    if document["stars"] == 3:
+        document["stars"] = object()
+    return document
+
+
+class Marked(Document, collection="marked"):
+    id: int
+    marks: Annotated[int, Count(Mark, by="product_id", where={"stars": {"$gte": 1}})] = 0
+
+
+def marks(database: Any) -> None:
+    store = Store(database, [Mark, Marked])
+    store.setup()
+    store.insert(Marked(id=1))
+    database["marks"].insert_many(
+        [{"_id": number, "product_id": 1, "rating": number} for number in range(1, 6)]
+    )
+    database["marks"].create_index("stars", unique=True, partialFilterExpression={"stars": {"$gte": 0}})
+    database["marks"].insert_one({"_id": 9, "product_id": 1, "stars": 5, "schema_version": 2})
+    store.rebuild(Marked)
+    result = store.migrate(Mark)
+    assert (3, 2, True) == (result.migrated, result.remaining, result.finished)
+    reasons = {each.document_id: each.reason for each in result.set_aside}
+    assert {3, 5} == set(reasons)
+    assert "stars" in reasons[3]
+    assert "duplicate" in reasons[5]
+    assert [] == store.verify()
+    assert 4 == store.get(Marked, 1).marks
+
+
+def test_what_cannot_be_written_where_others_follow_is_set_aside(database):
+    """It undoes a transaction, and must not stop the run for ever."""
+    marks(database)
+
+
+def test_what_cannot_be_written_where_others_follow_is_set_aside_without_transactions():
+    with start(replica_set=False) as alone, MongoClient(alone.uri) as client:
+        marks(client["marks"])
 
 
 def test_what_follows_from_a_migration_is_followed(run, database):

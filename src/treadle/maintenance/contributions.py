@@ -141,11 +141,11 @@ def forget(collections: Sequence[str]) -> Plan[None]:
         yield from delete_many(COLLECTION, {"_id.collection": {"$in": list(collections)}})
 
 
-def sources(collection: str, last: Any, rules: Sequence[GatherRule]) -> Plan[list[Raw]]:
+def sources(collection: str, last: list[Any] | None, rules: Sequence[GatherRule]) -> Plan[list[Raw]]:
     """The next page of a source collection, with what the rules find their targets by."""
     stages: list[Raw] = [{"$sort": {"_id": 1}}, {"$limit": PAGE}]
     if last is not None:
         # Compares ids of all types, which a plain range does not.
-        stages.insert(0, {"$match": {"$expr": {"$gt": ["$_id", {"$literal": last}]}}})
+        stages.insert(0, {"$match": {"$expr": {"$gt": ["$_id", {"$literal": last[0]}]}}})
     fields = {path for rule in rules for path in rule.key.paths}
     return (yield from aggregate(collection, [*stages, {"$project": dict.fromkeys(outermost(fields), 1)}]))

@@ -16,11 +16,13 @@ import bson
 from pymongo import ReplaceOne, UpdateOne
 from pymongo.errors import OperationFailure
 
-from treadle.bson_types import CODEC_OPTIONS, RESERVED
-from treadle.errors import DataError
+from treadle.bson_types import CODEC_OPTIONS, RESERVED, to_bson
+from treadle.errors import DataError, UsageError
 from treadle.patterns.schema_versioning import Way
-from treadle.plan import Plan, Raw, aggregate, by_id
+from treadle.plan import Plan, Raw, aggregate, bulk_write, by_id, find_one, transact
+from treadle.storable import ENCODING_ERRORS, translate
 from treadle.versions import Lineage, failed
+from treadle.watched import copied
 
 if TYPE_CHECKING:
     from treadle.graph import Entry
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 # Documents go to the server inside a command, which may hold 16 MB.
 LITERAL_BYTES_MAX = 6 * 1024 * 1024
 LITERAL_DOCUMENTS_MAX = 500
+# An update holds what it compares and what it sets.
+COMPARED_BYTES_MAX = 12 * 1024 * 1024
+TOO_LARGE = 10334
 NAMES_MAX = 10_000
 
 
@@ -58,7 +63,9 @@ def convert(
         lineage = lineage_of(entry, raw)
         assert lineage is not None
         try:
-            version = lineage.version_of(raw)
+            version = raw.get(lineage.field)
+            if version.__class__ is not int:
+                version = lineage.version_of(raw)
             found = known.get((lineage, version))
             if found is None:
                 ways = lineage.ways_from(raw, lineage.current if end is None else end)
@@ -89,15 +96,22 @@ def _by_the_server(
             for number in numbers:
                 try:
                     # A copy: the document that was read is compared with what is stored.
-                    outcomes[number] = lineage.apply(way, bson_copy(outcomes[number]), version)
+                    outcomes[number] = lineage.apply(way, copied(outcomes[number]), version)
                 except DataError as error:
                     outcomes[number] = error
             continue
         pipeline = [*way, {"$set": {lineage.field: {"$literal": version}}}]
+        ready = []
+        for number in numbers:
+            try:
+                outcomes[number] = encodable(outcomes[number], lineage.model)
+                ready.append(number)
+            except UsageError as error:
+                outcomes[number] = failed(lineage.model, raws[number].get("_id"), version, str(error))
         done = yield from evaluate(
-            entry.collection, [outcomes[number] for number in numbers], pipeline, lineage, version
+            entry.collection, [outcomes[number] for number in ready], pipeline, lineage, version
         )
-        for number, outcome in zip(numbers, done, strict=True):
+        for number, outcome in zip(ready, done, strict=True):
             outcomes[number] = outcome
     return [
         outcome if isinstance(outcome, DataError) else Converted(lineage, raw, outcome, None)
@@ -105,9 +119,18 @@ def _by_the_server(
     ]
 
 
-def bson_copy(raw: Any) -> Raw:
-    copy: Raw = bson.decode(bson.encode(raw, codec_options=CODEC_OPTIONS), codec_options=CODEC_OPTIONS)
-    return copy
+def encodable(raw: Any, model: type) -> Raw:
+    """A document in BSON's own types, where `Decimal`, dates and sets are stored as those of models are."""
+    try:
+        bson.encode(raw, codec_options=CODEC_OPTIONS)
+    except ENCODING_ERRORS:
+        raw = to_bson(raw, [])
+        try:
+            bson.encode(raw, codec_options=CODEC_OPTIONS)
+        except ENCODING_ERRORS as error:
+            raise translate(error, model.__name__, [raw]) from error
+    found: Raw = raw
+    return found
 
 
 def evaluate(
@@ -163,8 +186,11 @@ def _evaluate(
 # -- storing what was converted --------------------------------------------------------------
 
 
-def guarded_write(converted: Converted) -> UpdateOne | ReplaceOne[Any] | None:
-    """The write that stores a conversion, if what it rests on is unchanged; None if it changes nothing."""
+def guarded_write(converted: Converted, *, compare: bool = True) -> UpdateOne | ReplaceOne[Any] | None:
+    """The write that stores a conversion, if what it rests on is unchanged; None if it changes nothing.
+
+    Without `compare` the document must be guarded in another way.
+    """
     before, after = converted.before, converted.after
     if RESERVED in before:
         # Treadle's own state of a document stays, whatever a function makes of the rest.
@@ -172,27 +198,33 @@ def guarded_write(converted: Converted) -> UpdateOne | ReplaceOne[Any] | None:
     sets = {}
     for name, value in after.items():
         old = before.get(name, _MISSING)
-        if old is not value and not identical(old, value):
+        if old is not value and (old is _MISSING or not identical(old, value)):
             sets[name] = value
     gone = [name for name in before if name not in after]
     if not sets and not gone:
         return None
-    compared = {*before, *after} if converted.read is None else {*converted.read, *sets, *gone}
+    compared = {*before, *after} if converted.read is None else converted.read
+    compared.update(sets, gone)
     compared.add(converted.lineage.field)
-    compared -= {"_id", RESERVED}
+    compared.discard("_id")
+    compared.discard(RESERVED)
     if not compared <= _PLAIN and not _have_paths(compared):
         # No path leads to such a field: the document as a whole is compared, and replaced.
-        whole = {"$expr": {"$eq": ["$$ROOT", {"$literal": before}]}}
+        whole = {"$expr": {"$eq": ["$$ROOT", {"$literal": before}]}} if compare else {}
         return ReplaceOne({**by_id(before["_id"]), **whole}, after)
     condition: Raw = by_id(before["_id"])
     arrays = {}
-    for name in compared:
-        if name not in before:
+    for name in compared if compare else ():
+        value = before.get(name, _MISSING)
+        if value is _MISSING:
             condition[name] = _ABSENT
-        elif before[name].__class__ is list:
-            arrays[name] = before[name]
+        elif value.__class__ is list:
+            arrays[name] = value
+        elif value is None:
+            condition[name] = _NULL
         else:
-            condition[name] = _unchanged(before[name])
+            # An array that holds the value would match as well.
+            condition[name] = {"$eq": value, "$not": _NO_ARRAY}
     if arrays:
         # A filter would look into the array instead of comparing it.
         condition["$expr"] = {
@@ -202,6 +234,41 @@ def guarded_write(converted: Converted) -> UpdateOne | ReplaceOne[Any] | None:
     if gone:
         update["$unset"] = dict.fromkeys(gone, "")
     return UpdateOne(condition, update)
+
+
+def stops_others(error: Exception) -> bool:
+    """Whether a write failed because of one of its documents, which must be stored by itself."""
+    return isinstance(error, ENCODING_ERRORS) or getattr(error, "code", None) == TOO_LARGE
+
+
+def store_alone(entry: Entry[Any], converted: Converted, end: int | None = None) -> Plan[int]:
+    """Store a conversion that could not be sent with others; how many documents were written.
+
+    What is too large to be compared by a filter is converted and stored in a
+    transaction, which notices other writers as well.
+    """
+    converted.after = encodable(converted.after, entry.model)
+    size = sum(
+        len(bson.encode(each, codec_options=CODEC_OPTIONS)) for each in (converted.before, converted.after)
+    )
+    if size > COMPARED_BYTES_MAX:
+        return (yield from transact(lambda: _unguarded(entry, converted.before["_id"], end)))
+    write = guarded_write(converted)
+    if write is None:
+        return 0
+    return (yield from bulk_write(entry.collection, [write])).matched_count
+
+
+def _unguarded(entry: Entry[Any], identity: Any, end: int | None) -> Plan[int]:
+    raw = yield from find_one(entry.collection, by_id(identity))
+    if raw is None:
+        return 0
+    (outcome,) = yield from convert(entry, [raw], end)
+    if isinstance(outcome, DataError):
+        raise outcome
+    outcome.after = encodable(outcome.after, entry.model)
+    write = guarded_write(outcome, compare=False)
+    return 0 if write is None else (yield from bulk_write(entry.collection, [write])).matched_count
 
 
 def _have_paths(names: set[str]) -> bool:
@@ -217,13 +284,7 @@ _MISSING: Any = object()
 _PLAIN: set[str] = set()
 _NO_ARRAY = {"$type": "array"}
 _ABSENT = {"$exists": False}
-
-
-def _unchanged(value: Any) -> Raw:
-    if value is None:
-        return {"$type": 10, "$not": _NO_ARRAY}
-    # An array that holds the value would match as well.
-    return {"$eq": value, "$not": _NO_ARRAY}
+_NULL = {"$type": 10, "$not": _NO_ARRAY}
 
 
 def identical(one: Any, other: Any) -> bool:

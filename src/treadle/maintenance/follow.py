@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pymongo.errors import OperationFailure
+
 from treadle.change import Change
 from treadle.gather import freeze
 from treadle.maintenance import standalone
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import UNBOUNDED, react
 from treadle.plan import Plan, Raw, bulk_write, find, transact
+from treadle.storable import ENCODING_ERRORS
 from treadle.topology import Topology
 from treadle.writes import follow_own
 
@@ -32,7 +35,12 @@ def perform(
     if server.transactions:
         return (yield from transact(lambda: _inside(graph, server, entry, attempt, Ledger())))
     ledger = standalone.IntentLedger("migrate")
-    outcome = yield from _inside(graph, server, entry, attempt, ledger)
+    try:
+        outcome = yield from _inside(graph, server, entry, attempt, ledger)
+    except (OperationFailure, *ENCODING_ERRORS):
+        # Some of the writes may have been done; what they feed is recomputed all the same.
+        yield from standalone.settle(graph, server, ledger)
+        raise
     yield from standalone.settle(graph, server, ledger)
     return outcome
 

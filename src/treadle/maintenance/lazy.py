@@ -16,8 +16,17 @@ from pymongo.errors import ExecutionTimeout, OperationFailure, PyMongoError
 
 from treadle.errors import DataError, UsageError
 from treadle.gather import freeze
-from treadle.maintenance.convert import Converted, convert, guarded_write, lineage_of
+from treadle.maintenance.convert import (
+    Converted,
+    convert,
+    guarded_write,
+    lineage_of,
+    stops_others,
+    store_alone,
+)
+from treadle.maintenance.migration import in_one_reply
 from treadle.plan import Plan, Raw, aside, bulk_write, by_id, find, find_one, replace_one, wait
+from treadle.storable import ENCODING_ERRORS
 from treadle.topology import Topology
 
 if TYPE_CHECKING:
@@ -68,7 +77,7 @@ def in_memory(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
 
 def is_stale(entry: Entry[Any], raw: Raw) -> bool:
     lineage = lineage_of(entry, raw)
-    return lineage is not None and raw.get(lineage.field) != lineage.current
+    return lineage is not None and lineage.is_stale(raw)
 
 
 def _store_back(entry: Entry[Any], converted: Sequence[Converted]) -> Plan[None]:
@@ -78,9 +87,11 @@ def _store_back(entry: Entry[Any], converted: Sequence[Converted]) -> Plan[None]
         return
     try:
         yield from bulk_write(entry.collection, writes, ordered=False)
-    except PyMongoError as error:
-        # The reader has what it asked for; the document is brought up another time.
-        log.warning("%s: could not store a migrated document back: %s", entry.model.__name__, error)
+    except (PyMongoError, *ENCODING_ERRORS) as error:
+        # The reader has what it asked for; the document is brought up another time. What the server
+        # says may quote the document, and has no place in a log.
+        told = f"{type(error).__name__}, code {getattr(error, 'code', None)}"
+        log.warning("%s: could not store migrated documents back (%s)", entry.model.__name__, told)
 
 
 def attend(entry: Entry[Any], raws: Sequence[Raw], filter: Any) -> Plan[list[Raw]]:
@@ -97,7 +108,8 @@ def bring_up(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[int]:
     done = 0
     for attempt in range(ATTEMPTS_MAX):
         older = _other_versions(entry)
-        found = yield from find(entry.collection, {"$and": [condition, older]}, limit=limit or CHUNK)
+        most = in_one_reply(limit or CHUNK)
+        found = yield from find(entry.collection, {"$and": [condition, older]}, **most)
         if not found:
             return done
         done += yield from _bring_up(entry, found)
@@ -122,8 +134,7 @@ def _other_versions(entry: Entry[Any]) -> Raw:
     conditions = []
     for each in members:
         if each.lineage is not None:
-            field, current = each.lineage.field, each.lineage.current
-            conditions.append({**each.exactly, field: {"$ne": current}})
+            conditions.append({**each.exactly, each.lineage.field: each.lineage.unlike})
     return conditions[0] if len(conditions) == 1 else {"$or": conditions}
 
 
@@ -135,27 +146,33 @@ def current_only(entry: Entry[Any]) -> Raw:
     if lineage is None:
         return {}
     if len(versions) == 1:
-        return {lineage.field: {"$eq": lineage.current}}
+        return {lineage.field: lineage.alike}
     return {
         "$or": [
-            {**each.exactly, **({lineage.field: {"$eq": each.lineage.current}} if each.lineage else {})}
+            {**each.exactly, **({lineage.field: each.lineage.alike} if each.lineage else {})}
             for each in members
         ]
     }
 
 
 def _bring_up(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[int]:
-    writes = []
+    converted = []
     for outcome in (yield from convert(entry, raws)):
         if isinstance(outcome, DataError):
             raise outcome
-        write = guarded_write(outcome)
-        if write is not None:
-            writes.append(write)
+        converted.append(outcome)
+    writes = [write for each in converted if (write := guarded_write(each)) is not None]
     if not writes:
         return 0
-    result = yield from bulk_write(entry.collection, writes, ordered=False)
-    return result.matched_count
+    try:
+        return (yield from bulk_write(entry.collection, writes, ordered=False)).matched_count
+    except (OperationFailure, *ENCODING_ERRORS) as error:
+        if not stops_others(error):
+            raise
+    done = 0
+    for each in converted:
+        done += yield from store_alone(entry, each)
+    return done
 
 
 def raised(entry: Entry[Any], befores: Sequence[Raw]) -> Plan[list[Raw]]:

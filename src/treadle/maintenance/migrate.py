@@ -16,13 +16,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import bson
-from pymongo.errors import BulkWriteError
+from pymongo.errors import BulkWriteError, OperationFailure
 
 from treadle.bson_types import CODEC_OPTIONS
-from treadle.errors import DataError
+from treadle.errors import DataError, UsageError
 from treadle.gather import freeze
 from treadle.maintenance import follow, lease
-from treadle.maintenance.convert import Converted, convert, guarded_write
+from treadle.maintenance.convert import (
+    Converted,
+    convert,
+    encodable,
+    guarded_write,
+    stops_others,
+    store_alone,
+)
 from treadle.maintenance.intents import SET_ASIDE
 from treadle.maintenance.migrate_ranges import migrate_range
 from treadle.maintenance.migration import (
@@ -39,9 +46,12 @@ from treadle.maintenance.migration import (
     Run,
     Sample,
     SetAside,
+    about_a_document,
     beginning_after,
     forget_settled,
+    in_one_reply,
     put_aside,
+    reason_of,
     runs,
     set_aside,
 )
@@ -57,11 +67,19 @@ from treadle.plan import (
     update_one,
     wait,
 )
-from treadle.storable import ENCODING_ERRORS
+from treadle.storable import ENCODING_ERRORS, translate
 from treadle.topology import Topology
 
 if TYPE_CHECKING:
     from treadle.graph import Entry, Graph
+
+# A result that is sent by itself, once a batch was refused.
+LARGE_BYTES = 4 * 1024 * 1024
+NO_TRANSACTIONS = 20
+ONLY_IN_A_TRANSACTION = (
+    "it is too large to be compared with what was read, so that storing it takes a transaction, which a "
+    "standalone server does not have"
+)
 
 # -- the run ------------------------------------------------------------------------------------
 
@@ -97,6 +115,7 @@ def _passes(run: Run) -> Plan[bool]:
     """Go through the documents until none is left; whether that is so."""
     if run.options.retry:
         yield from delete_many(SET_ASIDE, {"_id.rule": run.label, "_id.collection": run.entry.collection})
+    yield from forget_settled(run)
     run.aside = yield from count_documents(
         SET_ASIDE, {"_id.rule": run.label, "_id.collection": run.entry.collection}
     )
@@ -169,6 +188,8 @@ def _hold_back(run: Run, number: int) -> Plan[None]:
     while left > 0:
         yield from wait(min(left, WAIT_STEP_SECONDS))
         left -= WAIT_STEP_SECONDS
+        if run.options.stop is not None and run.options.stop():
+            return
         if left > 0:
             yield from lease.renew(run.name, run.token, LEASE_SECONDS)
 
@@ -178,12 +199,12 @@ def _hold_back(run: Run, number: int) -> Plan[None]:
 
 def _batch(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int] | None]:
     """Migrate the next documents; the last id and their number, None where there are no more."""
-    size = min(run.options.batch, FOLLOWED_BATCH) if run.followed else run.options.batch
-    options = beginning_after(last)
-    # One more, because the last one comes again where it could not be migrated.
-    most = size if last is None else size + 1
-    found = yield from find(run.entry.collection, run.stale, sort=[("_id", 1)], limit=most, **options)
-    fresh = [each for each in found if last is None or freeze(each["_id"]) != freeze(last[0])][:size]
+    batch = run.options.batch
+    size = run.options.sized(min(batch, FOLLOWED_BATCH) if run.followed else batch)
+    # The last one would come again where it could not be migrated.
+    condition = run.stale if last is None else {"$and": [run.stale, {"_id": {"$ne": last[0]}}]}
+    options = {**in_one_reply(size), **beginning_after(last)}
+    fresh = yield from find(run.entry.collection, condition, sort=[("_id", 1)], **options)
     if not fresh:
         return None
     documents = yield from _without_set_aside(run, fresh)
@@ -215,9 +236,9 @@ def _migrate(run: Run, documents: Sequence[Raw]) -> Plan[None]:
         refused: list[tuple[Any, str]] = []
         try:
             matched = yield from _write(run, writes, refused)
-        except ENCODING_ERRORS:
-            # One of them is no BSON at all; the driver refused the batch because of it.
-            if checked:
+        except (OperationFailure, *ENCODING_ERRORS) as error:
+            # One of them is no BSON as it is, or too large; the whole batch was refused because of it.
+            if checked or not stops_others(error):
                 raise
             checked = True
             continue
@@ -254,23 +275,47 @@ def _convertible(run: Run, documents: Sequence[Raw], checked: bool) -> Plan[list
     for raw, outcome in zip(documents, outcomes, strict=True):
         if isinstance(outcome, DataError):
             yield from put_aside(run, raw["_id"], str(outcome))
-        elif checked and not _storable(outcome.after):
-            yield from put_aside(run, raw["_id"], "the result cannot be stored")
-        else:
+        elif not checked or _plain(outcome):
             converted.append(outcome)
+        else:
+            yield from _alone(run, outcome)
     return converted
 
 
-def _storable(raw: Raw) -> bool:
+def _plain(outcome: Converted) -> bool:
+    """Whether a result can be sent with others."""
     try:
-        bson.encode(raw, codec_options=CODEC_OPTIONS)
-    except Exception:
+        sizes = [
+            len(bson.encode(each, codec_options=CODEC_OPTIONS)) for each in (outcome.before, outcome.after)
+        ]
+    except ENCODING_ERRORS:
         return False
-    return True
+    return max(sizes) < LARGE_BYTES
 
 
-def _migrate_followed(run: Run, documents: Sequence[Raw]) -> Plan[None]:
-    """The same where other documents follow: in a transaction, with all that follows from it."""
+def _alone(run: Run, outcome: Converted) -> Plan[None]:
+    """Migrate a document by itself; it is set aside if that cannot be done either."""
+    identity = outcome.before["_id"]
+    try:
+        run.done += yield from store_alone(run.entry, outcome, run.to)
+    except DataError as error:
+        yield from put_aside(run, identity, str(error))
+    except (UsageError, OperationFailure, *ENCODING_ERRORS) as error:
+        if isinstance(error, OperationFailure) and error.code == NO_TRANSACTIONS:
+            told: Exception = UsageError(ONLY_IN_A_TRANSACTION, code="migration-failed")
+        elif isinstance(error, OperationFailure) and not about_a_document(error):
+            raise
+        else:
+            told = translate(error, run.lineage.model.__name__, [outcome.after])
+        yield from put_aside(run, identity, reason_of(told))
+
+
+def _migrate_followed(run: Run, documents: Sequence[Raw], checked: bool = False) -> Plan[None]:
+    """The same where other documents follow: in a transaction, with all that follows from it.
+
+    A document that cannot be written undoes the whole transaction. The batch
+    is halved until it stands alone, and is set aside.
+    """
     keys = [each["_id"] for each in documents]
 
     def attempt() -> Plan[tuple[list[Raw], list[Any], dict[Any, str]]]:
@@ -279,14 +324,37 @@ def _migrate_followed(run: Run, documents: Sequence[Raw]) -> Plan[None]:
         for raw, outcome in zip(befores, (yield from convert(run.entry, befores, run.to)), strict=True):
             if isinstance(outcome, DataError):
                 failures[freeze(raw["_id"])] = str(outcome)
-            else:
-                write = guarded_write(outcome)
-                if write is not None:
-                    writes.append(write)
-                    changing.append(raw)
+                continue
+            if checked:
+                try:
+                    outcome.after = encodable(outcome.after, run.lineage.model)
+                except UsageError as error:
+                    failures[freeze(raw["_id"])] = str(error)
+                    continue
+            # A transaction notices other writers by itself.
+            write = guarded_write(outcome, compare=not run.server.transactions)
+            if write is not None:
+                writes.append(write)
+                changing.append(raw)
         return changing, writes, failures
 
-    failures, changed = yield from follow.perform(run.graph, run.server, run.entry, attempt)
+    try:
+        failures, changed = yield from follow.perform(run.graph, run.server, run.entry, attempt)
+    except (OperationFailure, *ENCODING_ERRORS) as error:
+        if not about_a_document(error):
+            raise
+        if isinstance(error, BulkWriteError) and not run.server.transactions:
+            run.done += int(error.details.get("nMatched", 0))
+        if isinstance(error, ENCODING_ERRORS) and not checked:
+            yield from _migrate_followed(run, documents, checked=True)
+        elif len(documents) == 1:
+            told = translate(error, run.lineage.model.__name__)
+            yield from put_aside(run, documents[0]["_id"], reason_of(told))
+        else:
+            middle = len(documents) // 2
+            yield from _migrate_followed(run, documents[:middle], checked)
+            yield from _migrate_followed(run, documents[middle:], checked)
+        return
     run.done += changed
     for raw in documents:
         if freeze(raw["_id"]) in failures:

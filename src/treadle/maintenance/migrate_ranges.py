@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymongo.errors import OperationFailure
+from pymongo import UpdateOne
+from pymongo.errors import BulkWriteError, OperationFailure
 
 from treadle.gather import freeze
 from treadle.maintenance.intents import SET_ASIDE
-from treadle.maintenance.migration import BATCH, LISTED_MAX, RANGE, Run, beginning_after, put_aside
-from treadle.plan import Plan, Raw, find, update_many
+from treadle.maintenance.migration import (
+    BATCH,
+    RANGE,
+    Run,
+    about_a_document,
+    beginning_after,
+    put_aside,
+)
+from treadle.plan import Plan, Raw, bulk_write, by_id, find, update_many
 
 
 def migrate_range(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int] | None]:
     """Let the server migrate a range of documents; the last id and their number."""
     collection = run.entry.collection
-    size = RANGE if run.options.batch == BATCH else run.options.batch
-    if run.options.throttle:
-        size = min(size, run.options.batch)
+    size = run.options.sized(RANGE if run.options.batch == BATCH else run.options.batch)
     ids = {"_id": 1}
     first = yield from find(collection, {}, ids, sort=[("_id", 1)], limit=2, **beginning_after(last))
     fresh = [each["_id"] for each in first if last is None or freeze(each["_id"]) != freeze(last[0])]
@@ -40,7 +46,8 @@ def migrate_range(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int
 
 
 def _within(run: Run, start: Any, end: Any, size: int) -> Plan[Raw]:
-    if _bracket(start) == _bracket(end):
+    # NaN is before all numbers, but compares with none of them.
+    if _bracket(start) == _bracket(end) and start == start:
         return {"_id": {"$gte": start, "$lte": end}}
     # A range ends where the type of the ids changes; there the ids are listed.
     found = yield from find(
@@ -50,7 +57,8 @@ def _within(run: Run, start: Any, end: Any, size: int) -> Plan[Raw]:
 
 
 def _bracket(identity: Any) -> str:
-    return "number" if isinstance(identity, (int, float)) else type(identity).__name__
+    number = isinstance(identity, (int, float)) and not isinstance(identity, bool)
+    return "number" if number else type(identity).__name__
 
 
 def _pipelines(run: Run) -> list[tuple[list[Raw], int, int]]:
@@ -74,40 +82,34 @@ def _apply(run: Run, within: Raw, origin: int, way: list[Raw], version: int) -> 
     pipeline = [*way, {"$set": {field_name: {"$literal": version}}}]
     final = version == run.to
     if run.aside:
-        rows = yield from find(
-            SET_ASIDE, {"_id.rule": run.label, "_id.collection": run.entry.collection}, limit=LISTED_MAX
-        )
+        noted = {"_id.rule": run.label, "_id.collection": run.entry.collection, "_id.key": within["_id"]}
+        rows = yield from find(SET_ASIDE, noted, {"_id.key": 1})
         condition["$and"].append({"_id": {"$nin": [row["_id"]["key"] for row in rows]}})
     try:
         result = yield from update_many(run.entry.collection, condition, pipeline)
         run.done += result.modified_count if final else 0
         return
     except OperationFailure as error:
-        if error.has_error_label("RetryableWriteError") or not _about_a_document(error):
+        if not about_a_document(error):
             raise
-    found = yield from find(run.entry.collection, condition, {"_id": 1})
-    yield from _apply_around(run, [each["_id"] for each in found], pipeline, condition, final)
+    found = yield from find(run.entry.collection, condition, {"_id": 1}, sort=[("_id", 1)])
+    keys = [each["_id"] for each in found]
+    for start in range(0, len(keys), BATCH):
+        yield from _apply_singly(run, keys[start : start + BATCH], pipeline, condition["$and"][1:], final)
 
 
-def _about_a_document(error: OperationFailure) -> bool:
-    # Not a lost connection or a right that is missing: an expression that fails, a validator, a size.
-    return error.code not in (13, 18, 11600, 11602, 189, 91, 10107, 13435)
-
-
-def _apply_around(run: Run, keys: list[Any], pipeline: list[Raw], condition: Raw, final: bool) -> Plan[None]:
-    """Halve until the document that stops the others stands alone."""
-    if not keys:
-        return
+def _apply_singly(
+    run: Run, keys: list[Any], pipeline: list[Raw], conditions: list[Raw], final: bool
+) -> Plan[None]:
+    """Documents one by one in one command, so that one that fails does not stop the others."""
+    writes = [UpdateOne({"$and": [by_id(key), *conditions]}, pipeline) for key in keys]
     try:
-        chosen = {"$and": [{"_id": {"$in": keys}}, *condition["$and"]]}
-        result = yield from update_many(run.entry.collection, chosen, pipeline)
+        result = yield from bulk_write(run.entry.collection, writes, ordered=False)
         run.done += result.modified_count if final else 0
-    except OperationFailure as error:
-        if not _about_a_document(error):
+    except BulkWriteError as error:
+        if not about_a_document(error):
             raise
-        if len(keys) == 1:
-            yield from put_aside(run, keys[0], str((error.details or {}).get("errmsg", error)))
-            return
-        middle = len(keys) // 2
-        for half in (keys[:middle], keys[middle:]):
-            yield from _apply_around(run, half, pipeline, condition, final)
+        details = error.details or {}
+        run.done += int(details.get("nModified", 0)) if final else 0
+        for each in details.get("writeErrors", []):
+            yield from put_aside(run, keys[each["index"]], str(each.get("errmsg")))

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pymongo.errors import OperationFailure
+
 from treadle.errors import UsageError
 from treadle.gather import freeze
 from treadle.maintenance.intents import SET_ASIDE
 from treadle.maintenance.verify import Report
 from treadle.plan import Plan, Raw, aggregate, delete_many, find, update_one
+from treadle.storable import ENCODING_ERRORS
 from treadle.topology import Topology
 from treadle.versions import Lineage
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 BATCH = 1000
 # A server-side batch costs the client nothing but its two ends.
-RANGE = 25_000
+RANGE = 50_000
 FOLLOWED_BATCH = 100
 PASSES_MAX = 20
 ROUNDS_MAX = 10
@@ -73,6 +76,12 @@ class Options:
     retry: bool = False
     stop: Callable[[], bool] | None = None
     report: Report | None = None
+
+    def sized(self, most: int) -> int:
+        """How many documents to take at a time: where it is throttled, what may be done in a second."""
+        if self.throttle is None:
+            return most
+        return max(1, int(min(most, self.batch, self.throttle)))
 
     def check(self) -> None:
         if isinstance(self.batch, bool) or not isinstance(self.batch, int) or not 1 <= self.batch <= 100_000:
@@ -209,13 +218,14 @@ def set_aside(entry: Entry[Any]) -> Plan[list[SetAside]]:
 
 def put_aside(run: Run, key: Any, reason: str) -> Plan[None]:
     """Note a document that cannot be migrated, with the reason, and go on."""
-    run.aside += 1
-    yield from update_one(
+    noted = yield from update_one(
         SET_ASIDE,
         {"_id": {"rule": run.label, "collection": run.entry.collection, "key": key}},
         {"$set": {"reason": reason[:500]}, "$currentDate": {"at": True}},
         upsert=True,
     )
+    # Not one more where it was noted already.
+    run.aside += noted.upserted_id is not None
 
 
 def beginning_after(last: list[Any] | None) -> Raw:
@@ -226,15 +236,53 @@ def beginning_after(last: list[Any] | None) -> Raw:
     return {} if last is None else {"min": {"_id": last[0]}, "hint": [("_id", 1)]}
 
 
+def in_one_reply(number: int) -> Raw:
+    """What makes a find return as many documents as one reply of the server holds, at most this many.
+
+    Documents may be large, and so many of them would take any amount of memory.
+    """
+    return {"limit": -number, "batch_size": number}
+
+
+def about_a_document(error: Exception) -> bool:
+    """Whether a failure lies in a document: an expression that fails, a validator, a size, an index.
+
+    Not a connection, a right, a disk or a time limit, by which every document would fail.
+    """
+    if isinstance(error, ENCODING_ERRORS):
+        return True
+    if not isinstance(error, OperationFailure) or any(map(error.has_error_label, _PASSING)):
+        return False
+    written = (error.details or {}).get("writeErrors") or [{"code": error.code}]
+    return written[0].get("code") not in _SERVER_WIDE
+
+
+def reason_of(error: Exception) -> str:
+    """What the server, or the driver, says about a document that could not be written."""
+    details: Any = getattr(error, "details", None) or {}
+    written = details.get("writeErrors") or [details]
+    return str(written[0].get("errmsg", error))
+
+
+_PASSING = ("RetryableWriteError", "TransientTransactionError")
+# Unreachable, not allowed, interrupted, out of time, of memory or of disk, not primary, a write concern.
+_SERVER_WIDE = frozenset(
+    {6, 7, 13, 18, 24, 50, 64, 79, 89, 91, 100, 112, 133, 146, 189, 202, 244, 251, 262, 263, 290}
+    | {8000, 9001, 10107, 11600, 11601, 11602, 13388, 13435, 13436, 14031}
+)
+
+
 def forget_settled(run: Run) -> Plan[None]:
     """Let go of notes about documents that are gone, or that have reached the version after all."""
-    noted = {"_id.rule": run.label, "_id.collection": run.entry.collection}
-    rows = yield from find(SET_ASIDE, noted, {"_id": 1}, sort=[("_id", 1)], limit=LISTED_MAX)
-    keys = [row["_id"]["key"] for row in rows]
-    if not keys:
-        return
-    stale = yield from find(run.entry.collection, {"$and": [{"_id": {"$in": keys}}, run.stale]}, {"_id": 1})
-    left = {freeze(each["_id"]) for each in stale}
-    settled = [row["_id"] for row in rows if freeze(row["_id"]["key"]) not in left]
-    if settled:
-        yield from delete_many(SET_ASIDE, {"_id": {"$in": settled}})
+    noted: Raw = {"_id.rule": run.label, "_id.collection": run.entry.collection}
+    while True:
+        rows = yield from find(SET_ASIDE, noted, {"_id": 1}, sort=[("_id", 1)], limit=LISTED_MAX)
+        if not rows:
+            return
+        keys = [row["_id"]["key"] for row in rows]
+        chosen = {"$and": [{"_id": {"$in": keys}}, run.stale]}
+        left = {freeze(each["_id"]) for each in (yield from find(run.entry.collection, chosen, {"_id": 1}))}
+        settled = [row["_id"] for row in rows if freeze(row["_id"]["key"]) not in left]
+        if settled:
+            yield from delete_many(SET_ASIDE, {"_id": {"$in": settled}})
+        noted["_id"] = {"$gt": rows[-1]["_id"]}

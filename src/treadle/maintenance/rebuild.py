@@ -74,12 +74,12 @@ def rebuild(
                 continue
         total = (yield from count_documents(entry.collection, entry.exactly)) if report else 0
         done = 0
-        last: Any = None
+        last: list[Any] | None = None
         while True:
             documents = yield from page(entry, last, PAGE)
             if not documents:
                 break
-            last = documents[-1]["_id"]
+            last = [documents[-1]["_id"]]
             keys = [entry.key_of(each) for each in documents if within(entry, each, bounds)]
             yield from mend(graph, server, entry, keys)
             done += len(documents)

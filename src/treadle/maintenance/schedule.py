@@ -301,13 +301,13 @@ class Scheduler:
 
     def _mend_all(self, entry: Entry[Any]) -> Plan[int]:
         """Look at every document and mend those that are not right; how many were looked at."""
-        last: Any = None
+        last: list[Any] | None = None
         seen = 0
         while True:
             documents = yield from page(entry, last, EXAMINE_PAGE)
             if not documents:
                 return seen
-            last = documents[-1]["_id"]
+            last = [documents[-1]["_id"]]
             seen += len(documents)
             findings = yield from examine(self.server, entry, documents)
             wrong = {each.document_id for each in findings} if findings else set()

@@ -500,7 +500,8 @@ class Follower:
                     self._count("mended", len((yield from mend(self.graph, self.server, entry, keys))))
         changes: Raw = {}
         if documents:
-            self.owed[0] = {**owed, "after": documents[-1]["_id"]}
+            # In a list, because an id may itself be null.
+            self.owed[0] = {**owed, "after": [documents[-1]["_id"]]}
         else:
             self.owed = self.owed[1:]
             left = {each["collection"] for each in self.owed}

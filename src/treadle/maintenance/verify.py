@@ -78,12 +78,12 @@ def verify(
                 continue
         total = (yield from count_documents(entry.collection, entry.exactly)) if report else 0
         done = 0
-        last: Any = None
+        last: list[Any] | None = None
         while True:
             documents = yield from page(entry, last, PAGE if entry.group is None else GROUPS_PAGE)
             if not documents:
                 break
-            last = documents[-1]["_id"]
+            last = [documents[-1]["_id"]]
             done += len(documents)
             documents = [each for each in documents if within(entry, each, bounds)]
             suspects = yield from examine(server, entry, documents)
@@ -115,20 +115,26 @@ def _verify_groups(server: Topology, entry: Entry[Any], bounds: Bounds | None) -
 
 
 def page(
-    entry: Entry[Any], last: Any, limit: int, projection: Raw | None = None, *, whole: bool = False
+    entry: Entry[Any],
+    last: list[Any] | None,
+    limit: int,
+    projection: Raw | None = None,
+    *,
+    whole: bool = False,
 ) -> Plan[list[Raw]]:
     """The next documents in the order of `_id`, whatever types the ids have.
 
-    Those of the model's very class, or of the `whole` collection.
+    Those of the model's very class, or of the `whole` collection. The id of
+    the last one stands in a list, because it may itself be null.
     """
     chosen = {} if whole else entry.exactly
     shown = projection or {rule.path: {"$slice": rule.limit + 1} for rule in entry.outliers} or None
     if last is None:
         return (yield from find(entry.collection, chosen, shown, sort=[("_id", 1)], limit=limit))
     # A range query would end where the type of the ids changes; index bounds do not.
-    bounds: Raw = {"min": {"_id": last}, "hint": [("_id", 1)]}
+    bounds: Raw = {"min": {"_id": last[0]}, "hint": [("_id", 1)]}
     found = yield from find(entry.collection, chosen, shown, sort=[("_id", 1)], limit=limit + 1, **bounds)
-    return [each for each in found if freeze(each["_id"]) != freeze(last)][:limit]
+    return [each for each in found if freeze(each["_id"]) != freeze(last[0])][:limit]
 
 
 def _look_again(server: Topology, entry: Entry[Any], suspects: Sequence[Finding]) -> Plan[list[Finding]]:

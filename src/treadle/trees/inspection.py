@@ -280,9 +280,9 @@ def verify_tree(server: Topology, tree: Tree, report: Report | None = None) -> P
     findings: list[Finding] = []
     total = (yield from count_documents(tree.entry.collection, {})) if report else 0
     done = 0
-    last: Any = None
+    last: list[Any] | None = None
     while documents := (yield from page(tree.entry, last, PAGE)):
-        last = documents[-1]["_id"]
+        last = [documents[-1]["_id"]]
         suspects = yield from examine(tree, documents)
         if suspects:
             findings.extend((yield from _look_again(server, tree, suspects)))
@@ -395,9 +395,9 @@ def rebuild_tree(graph: Graph, server: Topology, tree: Tree, report: Report | No
     """
     total = (yield from count_documents(tree.entry.collection, {})) if report else 0
     done = 0
-    last: Any = None
+    last: list[Any] | None = None
     while documents := (yield from page(tree.entry, last, PAGE)):
-        last = documents[-1]["_id"]
+        last = [documents[-1]["_id"]]
         wrong = {freeze(each.document_id): each.document_id for each in (yield from examine(tree, documents))}
         if wrong:
             yield from mend_tree(graph, server, tree, list(wrong.values()))
