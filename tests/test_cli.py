@@ -282,17 +282,15 @@ def test_demo_shows_what_it_claims_and_leaves_only_its_report(tmp_path: Path) ->
     assert "\x1b" not in seen
     for pattern in PATTERNS:
         assert re.search(rf"^\d+\. {pattern}: ", seen, re.MULTILINE), pattern
-    assert 6 == seen.count("the same answer, ")
-    assert re.search(r"reviews.aggregate, with \$group\n +[\d.]+ ms, 2\d\d documents read", seen)
-    assert re.search(r"store.get\(Product, id\)\n +[\d.]+ ms, 1 document read", seen)
-    assert "1,200 documents of readings became 20" in seen
-    assert re.search(
-        r"^   Order.customer \(extended-reference\)\n     .*expected\s+\{'name': 'Nobody'", seen, re.MULTILINE
-    )
-    assert re.search(r"documents mended; verify\(\) now\s+names 0\n", seen)
-    assert all(
-        len(line) <= 48 for line in seen.splitlines() if str(tmp_path) not in line and "mongosh" not in line
-    )
+    told = " ".join(seen.split())
+    assert 6 == told.count("the same answer, ")
+    assert re.search(r"reviews.aggregate, with \$group [\d.]+ ms, 2\d\d documents read", told)
+    assert re.search(r"store.get\(Product, id\) [\d.]+ ms, 1 document read", told)
+    assert "1,200 documents of readings became 20" in told
+    assert re.search(r"Order.customer \(extended-reference\) \{[^}]*\}, expected \{'name': 'Nobody'", told)
+    assert "documents mended; verify() now names 0 " in told
+    copied = [line for line in seen.splitlines() if str(tmp_path) in line or "mongosh" in line]
+    assert all(len(line) <= 48 for line in seen.splitlines() if line not in copied)
     assert "Stop the server" in rest
     page = report.read_text()
     assert page.startswith("<!doctype html>")
