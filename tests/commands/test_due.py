@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from tests.commands.typed import typed
 
 APPLICATION = """
 from datetime import datetime, timedelta
@@ -44,11 +45,7 @@ def folder(server, database, tmp_path: Path) -> Path:
 
 
 def treadle(folder: Path, *arguments: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "treadle.cli", *arguments],
-        cwd=folder, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"},
-        timeout=SECONDS_MAX, check=False,
-    )  # fmt: skip
+    done = typed(folder, *arguments)
     return done.returncode, done.stdout
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from tests.commands.typed import typed
 from treadle import Finding
 from treadle.commands import maintain
 
@@ -40,13 +39,7 @@ def application(server, database, tmp_path: Path):
     """A folder with an application, and a function that runs the command in it."""
     (tmp_path / "shop.py").write_text(APPLICATION.format(uri=server.uri, name=database.name))
 
-    def treadle(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "treadle.cli", *arguments],
-            cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"},
-        )  # fmt: skip
-
-    return treadle
+    return partial(typed, tmp_path)
 
 
 @pytest.mark.parametrize("app", ["shop:store", "shop:asynchronous"])

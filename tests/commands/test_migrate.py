@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.commands.typed import typed
 from treadle.commands.migrate import describe
 from treadle.maintenance.verify import Progress
 
@@ -52,10 +53,10 @@ def application(server, database, tmp_path: Path):
     (tmp_path / "shop.py").write_text(APPLICATION.format(uri=server.uri, name=database.name))
 
     def treadle(*arguments: str, wait: bool = True, **more: str) -> Any:
+        if wait:
+            return typed(tmp_path, "migrate", *arguments, columns=80, **more)
         command = [sys.executable, "-m", "treadle.cli", "migrate", *arguments]
         options: dict[str, Any] = {"cwd": tmp_path, "text": True, "env": {**os.environ, **more}}
-        if wait:
-            return subprocess.run(command, capture_output=True, check=False, **options)
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
     return treadle

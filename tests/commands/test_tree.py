@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.commands.typed import typed
 from treadle import AncestorArray, ChildReferences, Document, Id, Store
 
 APPLICATION = """
@@ -53,10 +52,7 @@ def application(server, database, tmp_path: Path):
 
     def treadle(*arguments: str, tree: str = OLD) -> subprocess.CompletedProcess[str]:
         (tmp_path / "shop.py").write_text(APPLICATION.format(uri=server.uri, name=database.name, tree=tree))
-        return subprocess.run(
-            [sys.executable, "-m", "treadle.cli", *arguments],
-            cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "80"},
-        )  # fmt: skip
+        return typed(tmp_path, *arguments, columns=80)
 
     return treadle
 
