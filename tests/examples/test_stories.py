@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from examples.story import tell
 
 from tests.examples.stories import FOLDER, NAMES, module, told
 
@@ -56,13 +57,26 @@ def test_a_story_runs_on_a_server_of_its_own():
     assert "Everything held." in done.stdout
 
 
-def test_a_story_runs_on_a_named_database_that_is_empty(server, database):
+def test_a_story_runs_on_a_named_database_that_is_empty(server, database, capsys, monkeypatch):
     base, _, options = server.uri.partition("?")
-    uri = f"{base}{database.name}?{options}"
-    done = run("examples.subset", uri)
-    assert 0 == done.returncode, done.stderr
+    monkeypatch.setattr(sys, "argv", ["subset", f"{base}{database.name}?{options}"])
+    subset = module("subset")
+    assert 0 == tell(subset.story, subset.MODELS)
+    assert "Everything held." in capsys.readouterr().out
     assert 1 == database["products"].count_documents({}), "its documents stay"
-    again = run("examples.subset", uri)
-    assert (2, "") == (again.returncode, again.stdout)
-    assert f"{database.name} is not empty; name a new database" in again.stderr
-    assert 1 == database["products"].count_documents({})
+    assert 2 == tell(subset.story, subset.MODELS)
+    printed = capsys.readouterr()
+    assert ("", f"{database.name} is not empty; name a new database\n") == (printed.out, printed.err)
+
+
+def test_a_story_that_cannot_connect_says_so_in_a_line(capsys, monkeypatch):
+    subset = module("subset")
+    for uri, status, words in (
+        ("mongodb://127.0.0.1:9/story?serverSelectionTimeoutMS=100", 3, "127.0.0.1:9"),
+        ("mongodb://127.0.0.1:9", 2, "database"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["subset", uri])
+        assert status == tell(subset.story, subset.MODELS)
+        printed = capsys.readouterr()
+        assert "" == printed.out
+        assert words in printed.err
