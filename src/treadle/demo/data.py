@@ -67,7 +67,8 @@ class Sizes:
             reviews=number(20_000, 600),
             popular_reviews=number(2_847, 200),
             orders=number(6_000, 400),
-            sellers=number(400, 60),
+            # With fewer, the one whom everybody follows would be more than one in a hundred, and no outlier.
+            sellers=number(400, 200),
             followers=number(20_000, FOLLOWERS_MIN),
             sensors=number(12, 4),
             readings=number(17_280, 4 * 300),

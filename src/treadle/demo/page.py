@@ -11,6 +11,8 @@ from treadle.demo.words import faster, milliseconds
 
 BAR_PIXELS = 220
 BAR_PIXELS_MIN = 2
+# Figures stay in one piece; what does not fit a narrow screen is scrolled to.
+FIGURE = "<td style='white-space:nowrap'>"
 
 
 def section(compared: Sequence[Compared], mended: Mended) -> str:
@@ -32,10 +34,10 @@ def _compared(each: Compared) -> str:
     request = each.request
     most = max(each.before.seconds, each.after.seconds)
     rows = "".join(
-        f"<tr><td>{text(name)}</td><td class='path'>{text(how)}</td>"
-        f"<td>{text(milliseconds(cost.seconds))}</td><td>{_bar(cost.seconds / most, kind)}</td>"
-        f"<td>{cost.documents_read:,}</td>"
-        f"<td>{text(size(cost.bytes_answered))}</td><td>{cost.commands:,}</td></tr>"
+        f"<tr>{FIGURE}{text(name)}</td><td class='path' style='width:40%'>{text(how)}</td>"
+        f"{FIGURE}{text(milliseconds(cost.seconds))}</td>{FIGURE}{_bar(cost.seconds / most, kind)}</td>"
+        f"{FIGURE}{cost.documents_read:,}</td>{FIGURE}{text(size(cost.bytes_answered))}</td>"
+        f"{FIGURE}{cost.commands:,}</td></tr>"
         for name, how, cost, kind in (
             ("before", request.how_before, each.before, "tail"),
             ("after", request.how_after, each.after, "bar"),
@@ -45,8 +47,9 @@ def _compared(each: Compared) -> str:
         f"<article><header><h3>{text(request.pattern)}</h3>"
         f"<span class='badge well'>{text(faster(each))}</span></header>"
         f"<p>{text(each.title[0].upper() + each.title[1:])}.</p>"
-        "<table><tr><th></th><th>how</th><th>time</th><th></th><th>documents read</th><th>answer</th>"
-        f"<th>commands</th></tr>{rows}</table>"
+        "<div style='overflow-x:auto'><table style='overflow-wrap:normal'><tr><th></th><th>how</th>"
+        "<th>time</th><th></th><th>documents read</th><th>answer</th><th>commands</th></tr>"
+        f"{rows}</table></div>"
         f"<pre><code>{text(request.declared)}</code></pre></article>"
     )
 
@@ -54,8 +57,8 @@ def _compared(each: Compared) -> str:
 def _bar(part: float, kind: str) -> str:
     width = max(BAR_PIXELS_MIN, round(BAR_PIXELS * part))
     return (
-        f"<svg viewBox='0 0 {BAR_PIXELS} 12' style='width:{BAR_PIXELS // 2}px' aria-hidden='true'>"
-        f"<rect class='{kind}' width='{width}' height='12' rx='2'/></svg>"
+        f"<svg viewBox='0 0 {BAR_PIXELS} 12' style='width:{BAR_PIXELS // 2}px;margin-top:.5em' "
+        f"aria-hidden='true'><rect class='{kind}' width='{width}' height='12' rx='2'/></svg>"
     )
 
 
