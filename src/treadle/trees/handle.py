@@ -19,7 +19,7 @@ from treadle.trees.fields import Tree
 from treadle.trees.moves import Move, finish, tree_of
 from treadle.trees.placing import UNSTATED
 from treadle.trees.reads import GRAPH_TOO_LARGE, Levels, Stream
-from treadle.trees.removes import Children, Remove, TooLarge, child_keys
+from treadle.trees.removes import Children, Remove
 from treadle.writes import Insert, Work
 
 if TYPE_CHECKING:
@@ -176,18 +176,11 @@ class TreeHandle(Generic[D]):
     def remove(self, id: Any, children: Children = "refuse", session: Session = None) -> int:
         """Take a node out; how many nodes went. `children`: refuse, subtree or lift."""
         work = Remove(self._entry, id, children, whole=_inside(session))
-        try:
-            done = self._perform(work, session)
-            # A large subtree went in chunks, which others may have helped with.
-            owed = state.outcome(self._tree, work.token) if work.token is not None else None
-            return done if owed is None else self._store.runner.run(owed)
-        except TooLarge:
-            # More than fits a transaction: one child after another, each move whole in itself.
-            above = self.parent(id, session)
-            while keys := self._store.runner.run(child_keys(self._tree, self._entry.identity(id)), session):
-                for key in keys:
-                    self.move(key, None if above is None else above.id, session)
-            return self.remove(id, "refuse", session)
+        done = self._perform(work, session)
+        if work.token is None:
+            return done
+        # It went in chunks, which others may have helped with.
+        return self._store.runner.run(state.outcome(self._tree, work.token))
 
     # -- how -------------------------------------------------------------------------------
 
@@ -348,19 +341,11 @@ class AsyncTreeHandle(Generic[D]):
     async def remove(self, id: Any, children: Children = "refuse", session: AsyncSession = None) -> int:
         """Take a node out; how many nodes went. `children`: refuse, subtree or lift."""
         work = Remove(self._entry, id, children, whole=_inside(session))
-        try:
-            done = await self._perform(work, session)
-            # A large subtree went in chunks, which others may have helped with.
-            owed = state.outcome(self._tree, work.token) if work.token is not None else None
-            return done if owed is None else await self._store.runner.run(owed)
-        except TooLarge:
-            # More than fits a transaction: one child after another, each move whole in itself.
-            above = await self.parent(id, session)
-            key = self._entry.identity(id)
-            while keys := await self._store.runner.run(child_keys(self._tree, key), session):
-                for child in keys:
-                    await self.move(child, None if above is None else above.id, session)
-            return await self.remove(id, "refuse", session)
+        done = await self._perform(work, session)
+        if work.token is None:
+            return done
+        # It went in chunks, which others may have helped with.
+        return await self._store.runner.run(state.outcome(self._tree, work.token))
 
     # -- how -------------------------------------------------------------------------------
 

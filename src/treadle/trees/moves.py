@@ -318,11 +318,8 @@ def _next_keys(tree: Tree, work: Raw, node: Raw, after: Any, most: int) -> Plan[
     return [each["_id"] for each in found]
 
 
-def move_chunk(
-    tree: Tree, graph: Graph, server: Topology, token: Any, pace: Pace | None = None
-) -> Plan[bool]:
+def move_chunk(tree: Tree, graph: Graph, server: Topology, token: Any, pace: Pace) -> Plan[bool]:
     """Move some descendants, in one transaction; whether none is left."""
-    pace = pace or Pace()
     work = yield from state.hold(tree, token)
     if work is None:
         return True
@@ -382,22 +379,23 @@ def in_the_way(error: Exception) -> bool:
 
 def finish(tree: Tree, graph: Graph, server: Topology) -> Plan[None]:
     """End what is owed, chunk by chunk; others may be at it too."""
+    from treadle.trees.lifts import lift_chunk, stop
     from treadle.trees.removes import remove_chunk
 
     owed = yield from state.owed_by(tree)
     if owed is None:
         return
     token, pace = owed["token"], Pace()
-    if owed["kind"] == "remove":
-        while not (yield from remove_chunk(tree, graph, server, token)):
-            pass
-        return
+    chunk = {"move": move_chunk, "remove": remove_chunk, "lift": lift_chunk}[owed["kind"]]
     ended = False
     while not ended:
         try:
-            ended = yield from transact(lambda: move_chunk(tree, graph, server, token, pace))
+            ended = yield from transact(lambda: chunk(tree, graph, server, token, pace))
             pace.faster()
-        except (DataError, OperationFailure) as error:
+        except (DataError, UsageError, OperationFailure) as error:
+            if owed["kind"] != "move" and not isinstance(error, OperationFailure) and not in_the_way(error):
+                yield from stop(tree, token, error)
+                return
             if not pace.slower(error):
                 yield from pass_over(tree, token, pace.tried[0], error)
 
@@ -437,6 +435,7 @@ def go_on(tree: Tree, work: Raw, ledger: Ledger) -> Plan[Raw]:
 
 def pay_inline(tree: Tree, owed: Raw, ledger: Ledger) -> Plan[None]:
     """End what is owed without transactions; the caller holds the lease of all writers."""
+    from treadle.trees.lifts import go_on_lifting, stop
     from treadle.trees.removes import go_on_removing
 
     if owed["kind"] == "move":
@@ -446,12 +445,11 @@ def pay_inline(tree: Tree, owed: Raw, ledger: Ledger) -> Plan[None]:
             # Its node or its parent is gone, or its segment taken: there is nothing to go on with.
             if error.code not in ("tree-node-missing", "tree-parent-missing", "tree-segment-taken"):
                 raise
-    elif owed["kind"] == "remove":
+    elif owed["kind"] in ("remove", "lift"):
         try:
-            yield from go_on_removing(tree, owed, ledger)
+            yield from (go_on_removing if owed["kind"] == "remove" else go_on_lifting)(tree, owed, ledger)
         except (DataError, UsageError) as error:
-            # Whoever asked for it was told; others must not be held up by it.
-            yield from state.settle(tree, owed["token"], str(error))
+            yield from stop(tree, owed["token"], error)
     elif owed["kind"] == "list":
         for key, children in owed["lists"]:
             there = yield from find(tree.entry.collection, {"_id": {"$in": children}}, {"_id": 1})

@@ -24,7 +24,7 @@ from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, 
 from treadle.trees import state
 from treadle.trees.fields import MOVING, Tree, not_rebuilt, parent_missing
 from treadle.trees.reads import lineage, outside_child
-from treadle.trees.segments import join, path_above, split
+from treadle.trees.segments import SEPARATOR, join, path_above, split
 
 if TYPE_CHECKING:
     from treadle.graph import Entry
@@ -303,25 +303,31 @@ def _refuse_reserved(
         return
     reserved = {value_at(parent, MOVING.split(".")) for parent in held.values()}
     owed = yield from state.owed_by(tree)
-    if any(parents[freeze(raw["_id"])] is None for raw in raws):
-        reserved.add((owed or {}).get("path_from"))
+    if owed is not None and owed["kind"] == "move":
+        # Of a root there is no parent that could hold it.
+        reserved |= {owed.get("path_from")} if owed["from"] is None else set()
     if any(tree.get(raw, "path") in reserved for raw in raws):
         raise state.TreeBusy(tree)
-    if owed is not None and owed["kind"] == "move":
+    if owed is not None and owed["kind"] in ("move", "lift"):
         yield from _refuse_twins(tree, raws, owed)
 
 
 def _refuse_twins(tree: Tree, raws: Sequence[Raw], owed: Raw) -> Plan[None]:
-    """Refuse a segment that a sibling has whose path has not been moved yet, or has been already.
+    """Refuse a segment that a sibling has whose path has not been changed yet, or has been already.
 
     The index on paths does not see the two as one until the sibling's turn
     comes, which could then not be moved at all.
     """
-    node = yield from find_one(tree.entry.collection, by_id(owed["node"]), tree.projection)
     old: Any = owed.get("path_from")
-    new: Any = tree.get(node, "path")
-    if split(old) is None or split(new) is None:
+    if split(old) is None:
         return
+    if owed["kind"] == "lift":
+        new: Any = path_above(old) or SEPARATOR
+    else:
+        node = yield from find_one(tree.entry.collection, by_id(owed["node"]), tree.projection)
+        new = tree.get(node, "path")
+        if split(new) is None:
+            return
     twins = [
         there + path[len(here) :]
         for path in (tree.get(raw, "path") for raw in raws)

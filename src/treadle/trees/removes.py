@@ -7,8 +7,7 @@ is inserted meanwhile is found when its parent's turn comes.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from treadle.deletes import check_restrictions, delete_documents
@@ -17,14 +16,14 @@ from treadle.gather import freeze
 from treadle.graph import Entry, Graph
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import BUMP, UNBOUNDED, formula_stages, react
-from treadle.plan import Plan, Raw, Read, by_id, find, find_one, transact, update_many
+from treadle.plan import Plan, Raw, Read, by_id, find, find_one, update_many
 from treadle.topology import Topology
 from treadle.trees import state
 from treadle.trees.fields import Tree, node_missing
-from treadle.trees.moves import begin, tree_of
-from treadle.trees.placing import follows, rewrite, segment_errors, unlist, unlisting
+from treadle.trees.lifts import go_on_lifting, lift_lists, lifted, owe_lift
+from treadle.trees.moves import Pace, begin, tree_of
+from treadle.trees.placing import follows, rewrite, segment_errors, unlist
 from treadle.trees.reads import Levels, below_batch, children, descendants, endless, keys_below, parent_of
-from treadle.trees.segments import SEPARATOR, path_above, split
 from treadle.writes import Work
 
 Children = Literal["refuse", "subtree", "lift"]
@@ -32,12 +31,6 @@ REMOVE_MAX = 2000
 CHUNK = 1000
 CHECK_MAX = 10_000
 _ALL = 1_000_000_000
-
-log = logging.getLogger("treadle")
-
-
-class TooLarge(Exception):
-    """More hangs on this node than is lifted in one transaction."""
 
 
 class Remove(Work[int]):
@@ -67,21 +60,16 @@ class Remove(Work[int]):
         if node is None:
             raise node_missing(tree, self.key)
         if self.mode == "lift":
-            yield from self._lift(node, server, ledger)
+            if (yield from self._lift(node, server, ledger)):
+                return 1
             node = (yield from find_one(tree.entry.collection, by_id(self.key))) or node
         if self.mode != "subtree":
             yield from delete_documents(self.entry, [node], ledger)
             return 1
         if not server.transactions:
             yield from self._refuse_restricted()
-            work = yield from state.owe(tree, {"kind": "remove", "node": self.key})
-            try:
-                done = yield from go_on_removing(tree, work, ledger)
-            except (DataError, UsageError) as error:
-                yield from state.settle(tree, work["token"], str(error))
-                raise
-            yield from state.settle(tree, work["token"])
-            return done
+            owed = {"kind": "remove", "node": self.key}
+            return (yield from self._all(lambda: state.owe(tree, owed), go_on_removing, ledger))
         keys = yield from _keys_below(tree, self.key, _ALL if self.whole else REMOVE_MAX + 1)
         if len(keys) > REMOVE_MAX and not self.whole:
             yield from self._refuse_restricted()
@@ -99,61 +87,55 @@ class Remove(Work[int]):
         for start in range(0, len(keys), CHECK_MAX):
             yield from check_restrictions(self.entry, keys[start : start + CHECK_MAX])
 
-    def _lift(self, node: Raw, server: Topology, ledger: Ledger) -> Plan[None]:
-        """Give the children to the node's parent, at the node's own place among them."""
+    def _lift(self, node: Raw, server: Topology, ledger: Ledger) -> Plan[bool]:
+        """Give the children to the node's parent, at the node's own place among them.
+
+        Whether the node's own removal is done or owed with it, too.
+        """
         tree = self.tree
-        limit = _ALL if self.whole else (REMOVE_MAX if server.transactions else 0) + 1
-        if tree.rewrites:
-            keys = yield from _keys_below(tree, self.key, limit)
-        else:
-            keys = yield from _keys(tree, (yield from children(tree, self.key, limit=limit)))
-        if len(keys) >= limit:
-            raise TooLarge
-        if not keys:
-            return
+        if not server.transactions:
+            yield from self._all(lambda: owe_lift(tree, node), go_on_lifting, ledger)
+            return True
+        keys: list[Any] = []
+        if tree.parent is not None or tree.rewrites:
+            limit = _ALL if self.whole else REMOVE_MAX + 1
+            keys = yield from self._keys_to_lift(limit)
+            if len(keys) >= limit:
+                self.token = (yield from owe_lift(tree, node))["token"]
+                return True
         above = yield from parent_of(tree, node)
-        own = yield from _keys(tree, (yield from children(tree, self.key)))
-        if tree.children is not None:
-            if above is not None:
-                yield from rewrite(tree, [(above, unlisting(tree, [self.key], own))], ledger)
-            yield from rewrite(tree, [(self.key, {tree.children: {"$literal": []}})], ledger)
-        sets = self._lifted(node, above)
-        if not sets:
-            return
+        yield from lift_lists(tree, node, above, ledger)
+        sets = lifted(tree, self.key, tree.get(node, "path"), above)
+        if not sets or not keys:
+            return False
         if tree.path is not None:
             # A child may take over the very path of the node.
             yield from update_many(tree.entry.collection, by_id(self.key), {"$set": {tree.path: ""}})
-        if follows(tree):
-            with segment_errors(tree):
-                yield from rewrite(tree, [(key, sets) for key in keys], ledger)
-            return
         with segment_errors(tree):
-            yield from update_many(
-                tree.entry.collection,
-                {"_id": {"$in": keys}},
-                [{"$set": {**sets, **BUMP}}, *formula_stages(tree.entry)],
-            )
+            if follows(tree):
+                yield from rewrite(tree, [(key, sets) for key in keys], ledger)
+            else:
+                stages = [{"$set": {**sets, **BUMP}}, *formula_stages(tree.entry)]
+                yield from update_many(tree.entry.collection, {"_id": {"$in": keys}}, stages)
+        return False
 
-    def _lifted(self, node: Raw, above: Any) -> Raw:
-        """The fields of what was below the node, one level up."""
-        tree = self.tree
-        gone = {"$literal": self.key}
-        sets: Raw = {}
-        if tree.parent is not None:
-            stored = f"${tree.parent}"
-            sets[tree.parent] = {"$cond": [{"$eq": [stored, gone]}, {"$literal": above}, stored]}
-        if tree.ancestors is not None:
-            stored = f"${tree.ancestors}"
-            kept = {"$filter": {"input": stored, "cond": {"$ne": ["$$this", gone]}}}
-            sets[tree.ancestors] = {"$cond": [{"$isArray": stored}, kept, stored]}
-        old = tree.get(node, "path")
-        if tree.path is not None and split(old) is not None:
-            stored = f"${tree.path}"
-            rest = {"$substrBytes": [stored, len(old.encode()), -1]}
-            new = {"$concat": [{"$literal": path_above(old) or SEPARATOR}, rest]}
-            begins = {"$eq": [{"$indexOfBytes": [{"$ifNull": [stored, ""]}, {"$literal": old}]}, 0]}
-            sets[tree.path] = {"$cond": [begins, new, stored]}
-        return sets
+    def _keys_to_lift(self, limit: int) -> Plan[list[Any]]:
+        if self.tree.rewrites:
+            return (yield from _keys_below(self.tree, self.key, limit))
+        return (yield from _keys(self.tree, (yield from children(self.tree, self.key, limit=limit))))
+
+    def _all(
+        self, owe: Callable[[], Plan[Raw]], go_on: Callable[[Tree, Raw, Ledger], Plan[int]], ledger: Ledger
+    ) -> Plan[int]:
+        """The whole of it without transactions, written down first."""
+        work = yield from owe()
+        try:
+            done = yield from go_on(self.tree, work, ledger)
+        except (DataError, UsageError) as error:
+            yield from state.settle(self.tree, work["token"], str(error))
+            raise
+        yield from state.settle(self.tree, work["token"])
+        return done
 
     def result(self, outcome: int) -> int:
         return outcome
@@ -178,11 +160,6 @@ def _keys_below(tree: Tree, key: Any, limit: int) -> Plan[list[Any]]:
         # Not by $graphLookup, whose memory has an end: an error would end the transaction.
         return (yield from keys_below(tree, key, limit=limit))
     return (yield from _keys(tree, (yield from descendants(tree, key, limit=limit))))
-
-
-def child_keys(tree: Tree, key: Any) -> Plan[list[Any]]:
-    """The ids of some children of a node, in their order."""
-    return (yield from _keys(tree, (yield from children(tree, key, limit=CHUNK))))
 
 
 # -- large subtrees ------------------------------------------------------------------------------
@@ -227,18 +204,8 @@ def _remove_leaves(tree: Tree, key: Any, ledger: Ledger) -> Plan[tuple[int, bool
     return len(nodes), any(freeze(each) == freeze(key) for each in keys)
 
 
-def remove_chunk(tree: Tree, graph: Graph, server: Topology, token: Any) -> Plan[bool]:
-    """Delete some leaves; whether that is the end of it, the subtree being gone or one not to be deleted."""
-    try:
-        return (yield from transact(lambda: _chunk(tree, graph, server, token)))
-    except (DataError, UsageError) as error:
-        # It would stop whoever comes next as well, so it is let go; its caller is told.
-        log.warning("%s: the removal of a subtree stopped: %s", tree.entry.model.__name__, error)
-        yield from state.settle(tree, token, str(error))
-        return True
-
-
-def _chunk(tree: Tree, graph: Graph, server: Topology, token: Any) -> Plan[bool]:
+def remove_chunk(tree: Tree, graph: Graph, server: Topology, token: Any, pace: Pace) -> Plan[bool]:
+    """Delete some leaves in one transaction; whether the subtree is gone."""
     work = yield from state.hold(tree, token)
     if work is None:
         return True

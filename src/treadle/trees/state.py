@@ -11,6 +11,7 @@ transactions, whatever is under way.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from bson import ObjectId
@@ -26,6 +27,8 @@ COLLECTION = "treadle.trees"
 ENDED_MAX = 50
 # How many nodes a large move passes over that cannot be written.
 PASSED_MAX = 1000
+
+log = logging.getLogger("treadle")
 
 
 class TreeBusy(DataError):
@@ -87,6 +90,12 @@ def pass_over(tree: Tree, token: Any, key: Any) -> Plan[None]:
     )
 
 
+def note(tree: Tree, token: Any, facts: Raw) -> Plan[None]:
+    """Add to what is written down of owed work."""
+    sets = {f"owed.{name}": value for name, value in facts.items()}
+    yield from update_one(COLLECTION, {"_id": tree.entry.collection, "owed.token": token}, {"$set": sets})
+
+
 def settle(tree: Tree, token: Any, stopped: str | None = None) -> Plan[None]:
     """Let work go that was done, or that cannot be; keep for a while how much it was, and why it stopped."""
     ended = {"token": "$owed.token", "done": "$owed.done", "stopped": {"$literal": stopped}}
@@ -113,7 +122,7 @@ def outcome(tree: Tree, token: Any) -> Plan[int]:
 
 def stopped(done: int, reason: str) -> DataError:
     return DataError(
-        f"the removal of a large subtree stopped after {done:,} nodes: {reason}; what is left is a tree "
-        "still, so mend that and remove it again",
+        f"a large removal stopped after {done:,} nodes: {reason}; what is left is a tree still, so mend that "
+        "and do it again",
         code="tree-remove-stopped",
     )
