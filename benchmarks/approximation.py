@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 from bson import ObjectId
@@ -19,6 +21,8 @@ NEVER = dt.timedelta(hours=1)
 PRODUCTS = 20
 TASKS = 1000
 CALL = 100
+THREADS = 16
+THREAD_EVENTS = 50
 
 
 class Product(Document, collection="products"):
@@ -80,8 +84,18 @@ def _count(context: Context) -> list[Contender]:
         assert before + many == sum(product.views for product in store.find(Product))
 
     def together(_: Any) -> None:
+        events = [ids[number % PRODUCTS] for number in range(CALL)]
         for _ in range(calls):
-            likes.add_many(dict.fromkeys(ids, CALL // PRODUCTS))
+            likes.add_many(Counter(events))
+        likes.flush()
+
+    def in_threads(_: Any) -> None:
+        def count(number: int) -> None:
+            for turn in range(THREAD_EVENTS):
+                likes.add(ids[(number + turn) % PRODUCTS])
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(count, range(THREADS)))
         likes.flush()
 
     async def in_tasks(_: Any) -> None:
@@ -101,6 +115,7 @@ def _count(context: Context) -> list[Contender]:
         Contender(
             f"durable, add_many of {CALL} events", lambda: None, together, calls * CALL, goal=Goal(1 / 20)
         ),
+        Contender(f"durable, add from {THREADS} threads", lambda: None, in_threads, THREADS * THREAD_EVENTS),
         Contender(
             f"durable, add from {TASKS:,} tasks", lambda: None, in_tasks, TASKS * 10, goal=Goal(1 / 20)
         ),

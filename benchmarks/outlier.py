@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 from bson import ObjectId
@@ -19,6 +20,14 @@ LENGTHS = [100, 1_000, 10_000, 100_000, 500_000]
 LIMIT = 50
 
 
+class Fan(Document, collection="fans"):
+    """As most would declare it: what is embedded is ordinary, and more is rare."""
+
+    followers: Annotated[list[Id], Outlier(limit=500, overflow="fan_overflow", page_size=1000)] = []
+    follower_count: int = 0
+    has_overflow: bool = False
+
+
 class User(Document, collection="users"):
     followers: Annotated[list[Id], Outlier(limit=LIMIT, overflow="follower_overflow")] = []
     follower_count: int = 0
@@ -28,6 +37,7 @@ class User(Document, collection="users"):
 def groups() -> list[Group]:
     return [
         Group("outlier", "append one item to an array of so many", _append, rounds=11),
+        Group("outlier", "the same with limit=500: the first is embedded", _declared, rounds=11),
         Group("outlier", "append to an ordinary document", _ordinary, rounds=11),
         Group("outlier", "1,000 items, time per item", _extend, rounds=7),
     ]
@@ -37,7 +47,7 @@ def _open(context: Context) -> tuple[Store, Database[Any]]:
     client: MongoClient[Any] = context.stack.enter_context(MongoClient(context.uri))
     client.drop_database(DATABASE)
     database = client.get_database(DATABASE, write_concern=WriteConcern("majority"))
-    store = Store(database, [User])
+    store = Store(database, [User, Fan])
     store.setup()
     context.stack.callback(lambda: client.drop_database(DATABASE))
     return store, database
@@ -77,6 +87,54 @@ def _append(context: Context) -> list[Contender]:
                 )
             )
     return contenders
+
+
+def _declared(context: Context) -> list[Contender]:
+    store, database = _open(context)
+    times = context.scale(30, 5)
+    first, *others = [length for length in LENGTHS if length <= context.scale(LENGTHS[-1], 10_000)]
+    owner, page = database["owners"], database["pages"]
+    owner.insert_one({"_id": 1, "follower_count": 0})
+    page.insert_one({"_id": 1, "followers": [ObjectId() for _ in range(500)], "count": 500})
+
+    def new() -> Any:
+        # Always the same length: what is embedded must not overflow meanwhile.
+        fan = store.insert(Fan(followers=[ObjectId() for _ in range(first)]))
+        return store.array(Fan, "followers", fan.id)
+
+    def append(array: Any) -> None:
+        for _ in range(times):
+            array.append(ObjectId())
+
+    def by_hand(_: Any) -> None:
+        for _ in range(times):
+            with database.client.start_session() as session:
+                session.with_transaction(two_updates, write_concern=WriteConcern("majority"))
+
+    def shorten() -> None:
+        page.update_one({"_id": 1}, [{"$set": {"followers": {"$slice": ["$followers", 500]}}}])
+
+    def two_updates(session: Any) -> None:
+        owner.update_one({"_id": 1}, {"$inc": {"follower_count": 1}}, session=session)
+        push = {"$push": {"followers": ObjectId()}, "$inc": {"count": 1}}
+        page.update_one({"_id": 1}, push, session=session)
+
+    contenders = [
+        Contender(f"Treadle, {first:,}", new, append, times),
+        Contender("two updates in a transaction, by hand", shorten, by_hand, times),
+    ]
+    for length in others:
+        fan = store.insert(Fan())
+        array = store.array(Fan, "followers", fan.id)
+        array.extend(ObjectId() for _ in range(length))
+        contenders.append(
+            Contender(f"Treadle, {length:,}", partial(_same, array), append, times, goal=Goal(1.5))
+        )
+    return contenders
+
+
+def _same(array: Any) -> Any:
+    return array
 
 
 def few(key: str) -> int:

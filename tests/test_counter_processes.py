@@ -22,6 +22,7 @@ from pymongo.errors import PyMongoError
 from tests import faults, victim
 from tests.patterns.test_outlier import race
 from treadle import Approximate, Document, Store, counter_exit
+from treadle.counter_events import Drain
 from treadle.maintenance import lease
 from treadle.server import LocalServer, start
 
@@ -284,6 +285,28 @@ def test_without_transactions_a_batch_counts_once(alone, field, fault, tried, mo
         assert 0 == marks(sound[name]) or points
         tried(points)
         sound.drop_database(name)
+
+
+@pytest.mark.parametrize("field", ["views", "likes"])
+def test_a_refusal_without_transactions_does_not_stop_the_others(alone, field):
+    """Also where the batch was written down by a process that met the refusal and ended."""
+    with MongoClient[Any](alone.uri) as client:
+        client.drop_database("refused")
+        store = Store(client["refused"], [Post])
+        store.setup()
+        store.insert_many([Post(id=key) for key in range(1, 5)])
+        posts = client["refused"]["posts"]
+        posts.update_one({"_id": 2}, {"$set": {field: "x"}}, bypass_document_validation=True)
+        posts.update_one({"_id": 3}, {"$set": {field: 2**63 - 1}})
+        counter = store.counter(Post, field)
+        counter.add_many({1: 5, 2: 6, 3: 7, 4: 8, 77: 9})
+        if field == "likes":
+            with pytest.raises(PyMongoError):
+                store._write(Drain(counter.rule), None)
+        assert {2: 6, 3: 7, 77: 9} == counter.flush().unknown
+        assert [5, "x", 2**63 - 1, 8] == [each[field] for each in posts.find().sort("_id")]
+        assert (0, {}) == (marks(client["refused"]), counter.pending())
+        assert [] == list(client["refused"]["treadle.intents"].find())
 
 
 @pytest.mark.parametrize("field", ["views", "likes"])

@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle import array_reads as reads
-from treadle.arrays import EXTEND_MAX, ArrayWork, Extend, Remove
+from treadle.array_writes import EXTEND_MAX, ArrayWork, Extend, Remove
 from treadle.graph import Entry
+from treadle.item_bytes import cut
 from treadle.plan import Plan
 
 if TYPE_CHECKING:
@@ -31,15 +32,12 @@ class _Handle:
         self.key = entry.identity(id)
         # How many duplicates this handle was given and left out.
         self.ignored = 0
-        # The last addition met overflow, so that the next need not try without.
-        self._overflowing = False
+        # The last page that was met, so that the next addition need not try without overflow.
+        self._last: int | None = None
 
     def _extends(self, items: Iterable[Any]) -> list[Extend]:
         dumped = self.rule.dump(list(items))
-        return [
-            Extend(self.rule, self.key, dumped[start : start + EXTEND_MAX])
-            for start in range(0, len(dumped), EXTEND_MAX)
-        ]
+        return [Extend(self.rule, self.key, part) for part in cut(dumped, EXTEND_MAX)]
 
     def _note(self, added: list[bool]) -> int:
         number = sum(added)
@@ -95,12 +93,15 @@ class Array(_Handle):
                 yield from self.rule.load(found)
 
     def _write(self, work: ArrayWork[R], session: ClientSession | None) -> R:
-        if not self._overflowing:
+        if isinstance(work, Extend):
+            work.last = self._last
+        if self._last is None:
             done: R | None = self._store.runner.run(work.quick(), session)
             if done is not None:
                 return done
         outcome = self._store._write(work, session)
-        self._overflowing = isinstance(work, Extend) and not work.followed
+        if isinstance(work, Extend):
+            self._last = work.last
         return outcome
 
     def _read(self, make: Callable[[], Plan[R]], session: ClientSession | None) -> R:
@@ -163,12 +164,15 @@ class AsyncArray(_Handle):
                     yield item
 
     async def _write(self, work: ArrayWork[R], session: AsyncClientSession | None) -> R:
-        if not self._overflowing:
+        if isinstance(work, Extend):
+            work.last = self._last
+        if self._last is None:
             done: R | None = await self._store.runner.run(work.quick(), session)
             if done is not None:
                 return done
         outcome = await self._store._write(work, session)
-        self._overflowing = isinstance(work, Extend) and not work.followed
+        if isinstance(work, Extend):
+            self._last = work.last
         return outcome
 
     async def _read(self, make: Callable[[], Plan[R]], session: AsyncClientSession | None) -> R:

@@ -181,12 +181,13 @@ class Walk:
         if self._last is not None:
             condition[rule.order] = {"$gt": self._last}
         pages = yield from find(rule.collection, condition, sort=[(rule.order, 1)], limit=many)
+        items = [item for each in pages for item in rule.contents(each)]
         self.over = len(pages) < many
         if pages:
             self._last = pages[-1][rule.order]
         if not self._steady:
             yield from self._check()
-        return [item for each in pages for item in rule.contents(each)]
+        return items
 
     def _check(self) -> Plan[None]:
         """Without a snapshot: refuse to go on where items may have been passed over."""

@@ -3,159 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import random as chance
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pymongo
 from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
-from treadle import counter_exit, counters, shell
+from treadle import counter_events, counter_exit, counters, shell
 from treadle.combine import AsyncCombiner, Combiner
-from treadle.counter_buffer import Buffer, Chunk, Flushed
-from treadle.counters import ATTEMPTS_MAX, Drain, Flush, Sample
+from treadle.counter_buffer import Chunk, Flushed
+from treadle.counter_events import Drain
+from treadle.counter_handle import (
+    DUE_SECONDS_MAX,
+    EXIT_SECONDS_MAX,
+    GROUP_MAX,
+    ONE,
+    PARTS_MAX,
+    CounterHandle,
+)
+from treadle.counters import ATTEMPTS_MAX, Flush
 from treadle.graph import Entry
 from treadle.maintenance.intents import log
-from treadle.patterns.approximation import ApproximateRule
-from treadle.plan import Plan, transact
-from treadle.topology import Topology
 
 if TYPE_CHECKING:
     from treadle.async_api import AsyncStore
     from treadle.sync_api import Store
 
-C = TypeVar("C")
 
-# How many callers of a durable counter share one write.
-GROUP_MAX = 5000
-# How long a flush may take that nobody asked for, and one at the end of the process.
-DUE_SECONDS_MAX = 10.0
-EXIT_SECONDS_MAX = 5.0
-# After a flush that failed, those that come by themselves wait this long.
-PAUSE_SECONDS = 1.0
-UNKNOWN_SHOWN_MAX = 5
-UNKNOWN_KEPT_MAX = 10_000
-# How many parts of a durable buffer one flush moves at most; others may be adding all the time.
-PARTS_MAX = 10_000
-
-
-# By identity: True equals 1 as well, and small numbers are the same object everywhere.
-ONE = 1
-
-
-class _Nothing:
-    """The class of no id."""
-
-
-_MAKING = threading.Lock()
-
-
-def only_one(made: dict[Any, C], key: Any, make: Callable[[], C]) -> C:
-    """The counter under a key, made if there is none; two would each hold a part of the events."""
-    found = made.get(key)
-    if found is None:
-        with _MAKING:
-            found = made.get(key)
-            if found is None:
-                found = made[key] = make()
-    return found
-
-
-class _Handle:
-    """What both handles share: the buffer, and what is said about it."""
-
-    def __init__(self, entry: Entry[Any], field: str, random: Callable[[], float] | None) -> None:
-        self.rule: ApproximateRule = counters.rule_named(entry, field)
-        declared = self.rule.declared
-        self._kind = declared.buffer
-        self._random = random or chance.random
-        self._buffer = Buffer(declared.every, declared.keys_max)
-        self._events = self._buffer.events
-        self._append = self._events.append
-        # Ids of this very class are counted without looking at them.
-        self._exact: Any = self.rule.exact_key if declared.buffer == "memory" else None
-        self._exact = self._exact or _Nothing
-        self._again_at = 0.0
-        # Amounts that flushes could not add, because there is no such document.
-        self.unknown: dict[Any, Any] = {}
-
-    @property
-    def _seconds(self) -> float | None:
-        within = self.rule.declared.within
-        return None if within is None or self._kind == "sampled" else within.total_seconds()
-
-    def _amounts(self, counts: Mapping[Any, Any]) -> dict[Any, Any]:
-        rule = self.rule
-        sums: dict[Any, Any] = {}
-        for id, n in counts.items():
-            key = rule.key(id)
-            sums[key] = sums.get(key, 0) + rule.amount(n)
-        return sums
-
-    def _sampled(self, sums: Mapping[Any, Any]) -> list[Sample]:
-        every = self.rule.declared.every
-        return [
-            Sample(self.rule, key, n * every) for key, n in sums.items() if n and self._random() * every < 1
-        ]
-
-    def _note(self, unknown: Mapping[Any, Any]) -> None:
-        if not unknown:
-            return
-        shown = ", ".join(repr(key) for key in list(unknown)[:UNKNOWN_SHOWN_MAX])
-        log.warning("%s: nothing to add to for %d ids: %s", self.rule.place.label, len(unknown), shown)
-        for key, n in unknown.items():
-            if key in self.unknown or len(self.unknown) < UNKNOWN_KEPT_MAX:
-                self.unknown[key] = self.unknown.get(key, 0) + n
-
-    def _failed(self, error: BaseException) -> None:
-        """A flush that came by itself failed: nothing is lost, and the next one tries again."""
-        log.warning("%s: a flush failed and will be tried again: %s", self.rule.place.label, error)
-        self._again_at = time.monotonic() + PAUSE_SECONDS
-
-    def _without(self, chunk: Chunk, bad: Mapping[Any, Any], done: Flushed) -> None:
-        for key in bad:
-            del chunk.sums[key]
-        done.unknown.update(bad)
-
-    def _unsettled(self, key: Any) -> list[Chunk]:
-        return [chunk for chunk in self._buffer.unfinished if key in chunk.sums]
-
-    def _exactly(self, server: Topology, key: Any, waiting: Any) -> Plan[Any]:
-        """The stored number and what is not in it yet; nothing of it twice."""
-        value = yield from counters.stored(self.rule, key)
-        for chunk in self._unsettled(key):
-            work = Flush(self.rule, chunk.sums, self._buffer.writer, chunk.number)
-            if (yield from counters.was_added(work, server, key)):
-                waiting -= chunk.sums[key]
-        return self._total(value, waiting)
-
-    def _total(self, value: Any, waiting: Any) -> Any:
-        if value is None and not self.rule.declared.upsert:
-            return None
-        number = self.rule.number
-        return number(value or 0) + number(waiting)
-
-    def _durably(self, server: Topology, key: Any) -> Plan[Any]:
-        """Stored and buffered at one moment."""
-
-        def look() -> Plan[tuple[Any, Any]]:
-            return (yield from counters.stored_and_buffered(self.rule, key))
-
-        if server.transactions:
-            value, waiting = yield from transact(look)
-            return self._total(value, waiting)
-        for _ in range(ATTEMPTS_MAX):
-            before = yield from counters.buffered(self.rule, key)
-            value, waiting = yield from look()
-            if before.get(key, 0) == waiting:
-                break
-        return self._total(value, waiting)
-
-
-class Counter(_Handle):
+class Counter(CounterHandle):
     """A counter, blocking; safe to share between threads."""
 
     def __init__(
@@ -189,6 +66,8 @@ class Counter(_Handle):
         """Count events of several documents at once."""
         sums = self._amounts(counts)
         if self._kind == "memory":
+            if self._exact is not self._quick_class or self._buffer.overfull:
+                self._make_room()
             if self._buffer.add(sums.items()):
                 self._flush_when_due()
         elif self._kind == "durable":
@@ -199,54 +78,61 @@ class Counter(_Handle):
                 self._flush_when_due()
         else:
             for sample in self._sampled(sums):
-                if not self._store._write(sample, None):
+                try:
+                    added = self._store._write(sample, None)
+                except (OperationFailure, OverflowError) as error:
+                    if not counters.is_refusal(error):
+                        raise
+                    added = False
+                if not added:
                     self._note(sample.sums)
 
     def _record(self, group: Sequence[Any]) -> list[Any]:
         """Store the amounts of several threads in one write; each hears how it went."""
         try:
-            self._store.runner.run(counters.record(self.rule, added_up(group)))
+            self._store.runner.run(counter_events.record(self.rule, counter_events.joined(self.rule, group)))
         except PyMongoError as error:
             return [error] * len(group)
         return [None] * len(group)
 
     def flush(self) -> Flushed:
         """Write everything that is pending; what was done, and which ids no document has."""
+        done = Flushed()
         with self._flushing:
-            done = self._drain() if self._kind == "durable" else self._write_all()
-        self._note(done.unknown)
+            try:
+                if self._kind == "durable":
+                    self._drain(done)
+                else:
+                    self._write_all(done)
+            finally:
+                # Also what was found before something else failed: it is no longer pending.
+                self._note(done.unknown)
+        self._error = None
         return done
 
-    def _write_all(self) -> Flushed:
-        buffer, done = self._buffer, Flushed()
+    def _write_all(self, done: Flushed) -> None:
+        buffer, collisions = self._buffer, 0
+        server = self._store._topology()
         buffer.take()
         while buffer.unfinished:
             chunk = buffer.unfinished[0]
-            missing = self._write_chunk(chunk, done)
-            done.documents += len(chunk.sums) - len(missing)
-            done.unknown.update(missing)
-            buffer.unfinished.popleft()
-            self._unmark(chunk)
-        return done
-
-    def _write_chunk(self, chunk: Chunk, done: Flushed) -> dict[Any, Any]:
-        for _ in range(ATTEMPTS_MAX):
-            work = Flush(self.rule, chunk.sums, self._buffer.writer, chunk.number)
+            work = Flush(self.rule, chunk.sums, buffer.writer, chunk.number)
             try:
                 missing = self._store._write(work, None, combine=False)
-                break
-            except DuplicateKeyError as error:
+            except DuplicateKeyError:
                 # Another writer made the same document; the next attempt finds it.
-                last: Exception = error
-            except OperationFailure as error:
-                bad = self._store.runner.run(counters.unfit(self.rule, chunk.sums))
-                if not counters.is_unfit(error) or not bad:
+                collisions += 1
+                if collisions == ATTEMPTS_MAX:
                     raise
-                self._without(chunk, bad, done)
-                last = error
-        else:
-            raise last
-        return missing
+                continue
+            except (OperationFailure, OverflowError) as error:
+                bad = self._store.runner.run(counters.culprits(self.rule, chunk.sums, error))
+                if not bad:
+                    raise
+                self._set_aside(chunk, bad, done, server)
+                continue
+            self._done_with(chunk, missing, done)
+            self._unmark(chunk)
 
     def _unmark(self, chunk: Chunk) -> None:
         """Without transactions: the batch is over, so its marks may go; one that stays does no harm."""
@@ -258,39 +144,37 @@ class Counter(_Handle):
         except PyMongoError as error:
             log.warning("%s: the marks of a batch stay: %s", self.rule.place.label, error)
 
-    def _drain(self) -> Flushed:
-        done = Flushed()
+    def _drain(self, done: Flushed) -> None:
         self._buffer.take()
         self._buffer.unfinished.clear()
         left_out: dict[Any, Any] = {}
         for _ in range(PARTS_MAX):
             work = Drain(self.rule, left_out)
             try:
-                events, sums, refused = self._store._write(work, None, combine=False)
-            except OperationFailure as error:
-                bad = self._store.runner.run(counters.unfit(self.rule, work.sums))
-                if not counters.is_unfit(error) or not bad or set(bad) <= set(left_out):
+                outcome = self._store._write(work, None, combine=False)
+            except (OperationFailure, OverflowError) as error:
+                bad = self._store.runner.run(counters.culprits(self.rule, work.sums, error))
+                if not bad or bad.keys() <= left_out.keys():
                     raise
                 left_out.update(bad)
                 continue
-            if not events:
+            if not self._drained(outcome, done):
                 break
-            done.documents += len(sums) - len(refused.keys() & sums.keys())
-            for key, n in refused.items():
-                done.unknown[key] = done.unknown.get(key, 0) + n
-        return done
 
     def _flush_when_due(self) -> None:
         """A flush that the caller did not ask for; what goes wrong with it is told in the log."""
-        if time.monotonic() < self._again_at and not self._buffer.overfull:
+        if self._resting():
             return
         try:
             with pymongo.timeout(DUE_SECONDS_MAX):
                 self.flush()
         except Exception as error:
             self._failed(error)
-            if self._buffer.overfull:
-                raise
+
+    def _make_room(self) -> None:
+        """Before more is added to a buffer that is full: write it, or refuse."""
+        self._flush_when_due()
+        self._refuse_if_full()
 
     def flush_at_exit(self) -> None:
         """What the process has left is written at its end."""
@@ -308,7 +192,7 @@ class Counter(_Handle):
     def pending(self) -> dict[Any, Any]:
         """What is not stored yet, by id; of a durable counter, of all processes."""
         if self._kind == "durable":
-            return self._store.runner.run(counters.buffered(self.rule))
+            return self._store.runner.run(counter_events.buffered(self.rule))
         return self._buffer.pending()
 
     def read(self, id: Any, exact: bool = False) -> Any:
@@ -350,18 +234,7 @@ def _tick(reference: Callable[[], Counter | None], seconds: float, stop: threadi
         del counter
 
 
-def added_up(group: Sequence[Mapping[Any, Any]]) -> dict[Any, Any]:
-    """The sums of several callers as one."""
-    if len(group) == 1:
-        return dict(group[0])
-    total: dict[Any, Any] = {}
-    for sums in group:
-        for key, n in sums.items():
-            total[key] = total.get(key, 0) + n
-    return total
-
-
-class AsyncCounter(_Handle):
+class AsyncCounter(CounterHandle):
     """A counter on asyncio; a task of the loop flushes it in time, no thread is needed."""
 
     def __init__(
@@ -395,6 +268,8 @@ class AsyncCounter(_Handle):
         sums = self._amounts(counts)
         self._start_timer()
         if self._kind == "memory":
+            if self._exact is not self._quick_class or self._buffer.overfull:
+                await self._make_room()
             if self._buffer.add(sums.items()):
                 await self._flush_when_due()
         elif self._kind == "durable":
@@ -405,7 +280,13 @@ class AsyncCounter(_Handle):
                 await self._flush_when_due()
         else:
             for sample in self._sampled(sums):
-                if not await self._store._write(sample, None):
+                try:
+                    added = await self._store._write(sample, None)
+                except (OperationFailure, OverflowError) as error:
+                    if not counters.is_refusal(error):
+                        raise
+                    added = False
+                if not added:
                     self._note(sample.sums)
 
     def _start_timer(self) -> None:
@@ -417,48 +298,48 @@ class AsyncCounter(_Handle):
     async def _record(self, group: Sequence[Any]) -> list[Any]:
         """Store the amounts of several tasks in one write; each hears how it went."""
         try:
-            await self._store.runner.run(counters.record(self.rule, added_up(group)))
+            await self._store.runner.run(
+                counter_events.record(self.rule, counter_events.joined(self.rule, group))
+            )
         except PyMongoError as error:
             return [error] * len(group)
         return [None] * len(group)
 
     async def flush(self) -> Flushed:
         """Write everything that is pending; what was done, and which ids no document has."""
+        done = Flushed()
         async with self._flushing:
-            done = await (self._drain() if self._kind == "durable" else self._write_all())
-        self._note(done.unknown)
+            try:
+                await (self._drain(done) if self._kind == "durable" else self._write_all(done))
+            finally:
+                # Also what was found before something else failed: it is no longer pending.
+                self._note(done.unknown)
+        self._error = None
         return done
 
-    async def _write_all(self) -> Flushed:
-        buffer, done = self._buffer, Flushed()
+    async def _write_all(self, done: Flushed) -> None:
+        buffer, collisions = self._buffer, 0
+        server = await self._store._topology()
         buffer.take()
         while buffer.unfinished:
             chunk = buffer.unfinished[0]
-            missing = await self._write_chunk(chunk, done)
-            done.documents += len(chunk.sums) - len(missing)
-            done.unknown.update(missing)
-            buffer.unfinished.popleft()
-            await self._unmark(chunk)
-        return done
-
-    async def _write_chunk(self, chunk: Chunk, done: Flushed) -> dict[Any, Any]:
-        for _ in range(ATTEMPTS_MAX):
-            work = Flush(self.rule, chunk.sums, self._buffer.writer, chunk.number)
+            work = Flush(self.rule, chunk.sums, buffer.writer, chunk.number)
             try:
                 missing = await self._store._write(work, None, combine=False)
-                break
-            except DuplicateKeyError as error:
+            except DuplicateKeyError:
                 # Another writer made the same document; the next attempt finds it.
-                last: Exception = error
-            except OperationFailure as error:
-                bad = await self._store.runner.run(counters.unfit(self.rule, chunk.sums))
-                if not counters.is_unfit(error) or not bad:
+                collisions += 1
+                if collisions == ATTEMPTS_MAX:
                     raise
-                self._without(chunk, bad, done)
-                last = error
-        else:
-            raise last
-        return missing
+                continue
+            except (OperationFailure, OverflowError) as error:
+                bad = await self._store.runner.run(counters.culprits(self.rule, chunk.sums, error))
+                if not bad:
+                    raise
+                self._set_aside(chunk, bad, done, server)
+                continue
+            self._done_with(chunk, missing, done)
+            await self._unmark(chunk)
 
     async def _unmark(self, chunk: Chunk) -> None:
         """Without transactions: the batch is over, so its marks may go; one that stays does no harm."""
@@ -470,39 +351,37 @@ class AsyncCounter(_Handle):
         except PyMongoError as error:
             log.warning("%s: the marks of a batch stay: %s", self.rule.place.label, error)
 
-    async def _drain(self) -> Flushed:
-        done = Flushed()
+    async def _drain(self, done: Flushed) -> None:
         self._buffer.take()
         self._buffer.unfinished.clear()
         left_out: dict[Any, Any] = {}
         for _ in range(PARTS_MAX):
             work = Drain(self.rule, left_out)
             try:
-                events, sums, refused = await self._store._write(work, None, combine=False)
-            except OperationFailure as error:
-                bad = await self._store.runner.run(counters.unfit(self.rule, work.sums))
-                if not counters.is_unfit(error) or not bad or set(bad) <= set(left_out):
+                outcome = await self._store._write(work, None, combine=False)
+            except (OperationFailure, OverflowError) as error:
+                bad = await self._store.runner.run(counters.culprits(self.rule, work.sums, error))
+                if not bad or bad.keys() <= left_out.keys():
                     raise
                 left_out.update(bad)
                 continue
-            if not events:
+            if not self._drained(outcome, done):
                 break
-            done.documents += len(sums) - len(refused.keys() & sums.keys())
-            for key, n in refused.items():
-                done.unknown[key] = done.unknown.get(key, 0) + n
-        return done
 
     async def _flush_when_due(self) -> None:
         """A flush that the caller did not ask for; what goes wrong with it is told in the log."""
-        if time.monotonic() < self._again_at and not self._buffer.overfull:
+        if self._resting():
             return
         try:
             with pymongo.timeout(DUE_SECONDS_MAX):
                 await self.flush()
         except Exception as error:
             self._failed(error)
-            if self._buffer.overfull:
-                raise
+
+    async def _make_room(self) -> None:
+        """Before more is added to a buffer that is full: write it, or refuse."""
+        await self._flush_when_due()
+        self._refuse_if_full()
 
     def flush_at_exit(self) -> None:
         """The loop is over, and with it the client: what is left can only be told."""
@@ -520,7 +399,7 @@ class AsyncCounter(_Handle):
     async def pending(self) -> dict[Any, Any]:
         """What is not stored yet, by id; of a durable counter, of all processes."""
         if self._kind == "durable":
-            return await self._store.runner.run(counters.buffered(self.rule))
+            return await self._store.runner.run(counter_events.buffered(self.rule))
         return self._buffer.pending()
 
     async def read(self, id: Any, exact: bool = False) -> Any:

@@ -8,13 +8,16 @@ nobody knows whether it was, stays `unfinished` under its number.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from bson import ObjectId
+
+Plus: TypeAlias = Callable[[Any, Any], Any]
 
 # More updates than this are not sent under one number.
 CHUNK_MAX = 25_000
@@ -37,11 +40,17 @@ class Flushed:
     documents: int = 0
     unknown: dict[Any, Any] = field(default_factory=dict)
 
+    def tell(self, amounts: Mapping[Any, Any], plus: Plus = operator.add) -> None:
+        """Amounts that could not be added."""
+        for key, n in amounts.items():
+            self.unknown[key] = plus(self.unknown.get(key, 0), n)
+
 
 class Buffer:
     """The events of one counter in one process."""
 
-    def __init__(self, every: int, keys_max: int) -> None:
+    def __init__(self, every: int, keys_max: int, plus: Plus = operator.add) -> None:
+        self._plus = plus
         self.every = every
         self.keys_max = keys_max
         self.events: deque[Any] = deque()
@@ -67,43 +76,69 @@ class Buffer:
         """Add amounts that are not single events; whether a flush is due."""
         with self._lock:
             for key, n in counts:
-                self._sums[key] = self._sums.get(key, 0) + n
+                self._sums[key] = self._plus(self._sums.get(key, 0), n)
                 self._weight += max(1, abs(n))
         return self.fold()
 
     def fold(self) -> bool:
         """Add up the single events; whether a flush is due."""
         with self._lock:
-            events, sums = self.events, self._sums
+            events, sums, plus = self.events, self._sums, self._plus
             number = len(events)
             # Not all: those that come meanwhile wait for the next time.
             for _ in range(number):
                 key = events.popleft()
-                sums[key] = sums.get(key, 0) + 1
+                sums[key] = plus(sums.get(key, 0), 1)
             self._weight += number
             self._set_room()
             return self._weight >= self.every or len(sums) >= self.keys_max
 
     def take(self) -> None:
-        """Move all sums to `unfinished`, before anything is written."""
+        """Move all sums to `unfinished`, before anything is written.
+
+        Only the first chunk may have been begun. What waits behind it since an
+        earlier flush failed is added up with the new, so that a server that
+        stays away does not fill the memory with the same ids again and again.
+        """
         self.fold()
         with self._lock:
-            items = [(key, n) for key, n in self._sums.items() if n]
+            chunks, sums = list(self.unfinished), self._sums
+            for chunk in chunks[1:]:
+                for key, n in chunk.sums.items():
+                    sums[key] = self._plus(sums.get(key, 0), n)
+            self.unfinished = deque(chunks[:1])
+            self._number([(key, n) for key, n in sums.items() if n], CHUNK_MAX)
             self._sums = {}
             self._weight = 0
             self._set_room()
-        for start in range(0, len(items), CHUNK_MAX):
+
+    def _number(self, items: list[tuple[Any, Any]], size: int) -> None:
+        """Put amounts behind what is unfinished, under new numbers."""
+        for start in range(0, len(items), size):
             self._numbers += 1
-            self.unfinished.append(Chunk(self._numbers, dict(items[start : start + CHUNK_MAX])))
+            self.unfinished.append(Chunk(self._numbers, dict(items[start : start + size])))
+
+    def divide(self, size: int) -> None:
+        """Write the first chunk, and those behind it, in smaller ones.
+
+        Only for a chunk that was certainly not written. Those behind it were
+        not begun, so they may have new numbers; they must, because a writer's
+        numbers only grow.
+        """
+        with self._lock:
+            chunks, self.unfinished = self.unfinished, deque()
+            for chunk in chunks:
+                self._number(list(chunk.sums.items()), size)
 
     def pending(self) -> dict[Any, Any]:
         """What is not known to be written, by key."""
         self.fold()
         with self._lock:
             found = dict(self._sums)
-        for chunk in list(self.unfinished):
+            chunks = list(self.unfinished)
+        for chunk in chunks:
             for key, n in chunk.sums.items():
-                found[key] = found.get(key, 0) + n
+                found[key] = self._plus(found.get(key, 0), n)
         return {key: n for key, n in found.items() if n}
 
     @property
@@ -113,5 +148,9 @@ class Buffer:
     @property
     def overfull(self) -> bool:
         """Whether more keys wait than may; then whoever adds must hear of what stands in the way."""
-        waiting = len(self._sums) + sum(len(chunk.sums) for chunk in list(self.unfinished))
-        return waiting > self.keys_max
+        parts = [self._sums, *(chunk.sums for chunk in list(self.unfinished))]
+        if sum(map(len, parts)) <= self.keys_max:
+            return False
+        # The same id may wait in several.
+        with self._lock:
+            return len(set().union(*parts)) > self.keys_max

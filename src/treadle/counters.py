@@ -1,4 +1,4 @@
-"""Writes and reads of counters: batches from memory, and events from a durable buffer.
+"""Writes and reads of counters: batches from memory, and what all buffers have in common.
 
 Rules:
 
@@ -8,9 +8,12 @@ Rules:
 2. Buffered events are added and deleted in one transaction. Two flushers that
    take the same ones conflict, and one of them starts again.
 3. Ids that no document has are told, and their amounts are returned.
-4. Without transactions each document carries the mark of the batch until the
+4. An amount that cannot be added does not stop the others. It is told like those.
+5. Without transactions each document carries the mark of the batch until the
    batch is over, so that it is not added twice; and the batch itself is
    written down before its first document is touched.
+
+The events of durable counters are in `counter_events.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any
 
 from bson import ObjectId
 from pymongo import UpdateOne
-from pymongo.errors import ConnectionFailure, DuplicateKeyError, OperationFailure
+from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from treadle.bson_types import RESERVED, to_bson
 from treadle.change import Change
@@ -28,36 +31,30 @@ from treadle.counter_buffer import CHUNK_MAX
 from treadle.errors import UsageError
 from treadle.graph import Entry, Graph
 from treadle.keys import freeze
-from treadle.maintenance.intents import COLLECTION as INTENTS
-from treadle.maintenance.intents import is_about_one_document
+from treadle.maintenance import lazy
+from treadle.maintenance.intents import POISON, is_about_one_document
 from treadle.maintenance.ledger import Ledger
 from treadle.paths import value_at
 from treadle.patterns.approximation import ApproximateRule
 from treadle.plan import (
     Plan,
     Raw,
-    aggregate,
     bulk_write,
-    delete_many,
     delete_one,
     find,
     find_one,
     find_one_and_update,
-    insert_one,
     update_many,
     update_one,
 )
 from treadle.topology import Topology
-from treadle.writes import Work, concerns, follow_own
+from treadle.writes import Work, concerns, follow_own, speaks_of_current
 
 LEDGER = "treadle.batches"
 MARKS = f"{RESERVED}.batches"
-KIND = "counter"
-# How many buffered events one transaction moves.
-EVENTS_MAX = 500
-# How many amounts one buffered event holds.
-AMOUNTS_MAX = 1000
-TYPE_MISMATCH = 14
+# Nothing can be added to what the document holds: no number, or the sum would be too large.
+REFUSALS = frozenset({14, 2}) | POISON
+INT_MAX = 2**63
 ATTEMPTS_MAX = 3
 
 Sums = Mapping[Any, Any]
@@ -103,6 +100,10 @@ def apply(
     followed = concerns(entry, rule.maintained() | rule.stamps())
     keys = [to_bson(key, []) for key in sums]
     of_keys = {rule.by_path: {"$in": keys}}
+    if speaks_of_current(entry):
+        # In an older version the number may have another name.
+        for start in range(0, len(keys), lazy.CHUNK):
+            yield from lazy.bring_up(entry, {rule.by_path: {"$in": keys[start : start + lazy.CHUNK]}})
     befores: list[Raw] = []
     if followed:
         befores = yield from find(entry.collection, of_keys)
@@ -171,14 +172,44 @@ def unfit(rule: ApproximateRule, sums: Sums) -> Plan[dict[Any, Any]]:
     return {key: n for key, n in sums.items() if freeze(to_bson(key, [])) in bad}
 
 
-def is_unfit(error: BaseException) -> bool:
-    """Whether an error is about a document to which nothing can be added."""
-    if not isinstance(error, OperationFailure):
+def culprits(rule: ApproximateRule, sums: Sums, error: BaseException) -> Plan[dict[Any, Any]]:
+    """The amounts that stand in the way of the others; none where the error is not about a document.
+
+    A document that holds no number, that its validator refuses with the new
+    one, or whose number would grow too large. In a transaction the server
+    tells of one at a time.
+    """
+    if isinstance(error, OverflowError):
+        return {key: n for key, n in sums.items() if abs(n) >= INT_MAX}
+    if not is_refusal(error):
+        return {}
+    refusals = (getattr(error, "details", None) or {}).get("writeErrors", [])
+    bad = yield from unfit(rule, sums)
+    named = {freeze(key) for each in refusals for key in _named(rule, each)}
+    bad.update({key: n for key, n in sums.items() if freeze(to_bson(key, [])) in named})
+    return bad
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error is about a document to which an amount cannot be added, or about the amount."""
+    if isinstance(error, OverflowError):
+        return True
+    if not isinstance(error, OperationFailure) or isinstance(error, DuplicateKeyError):
         return False
-    if error.has_error_label("TransientTransactionError") or isinstance(error, DuplicateKeyError):
+    if error.has_error_label("TransientTransactionError"):
         return False
-    codes = [error.code, *(each.get("code") for each in (error.details or {}).get("writeErrors", []))]
-    return TYPE_MISMATCH in codes or is_about_one_document(error)
+    refusals = (error.details or {}).get("writeErrors", [])
+    codes = {error.code, *(each.get("code") for each in refusals)}
+    return bool(codes & REFUSALS) or is_about_one_document(error)
+
+
+def _named(rule: ApproximateRule, refusal: Raw) -> list[Any]:
+    """The key of the very update that was refused, if it was one of ours."""
+    operation = refusal.get("op") or {}
+    update = operation.get("u")
+    ours = isinstance(update, dict) and (rule.path in update.get("$inc", {}) or "$setOnInsert" in update)
+    condition = (operation.get("q") or {}).get(rule.by_path) if ours else None
+    return [condition["$eq"]] if isinstance(condition, dict) and "$eq" in condition else []
 
 
 # -- from memory -----------------------------------------------------------------------------------
@@ -263,7 +294,7 @@ class Sample(Work[bool]):
         return (yield from self._add(server, ledger))
 
     def _add(self, server: Topology, ledger: Ledger) -> Plan[bool]:
-        if self._alone and not self.rule.declared.upsert:
+        if self._alone and not (self.rule.declared.upsert or speaks_of_current(self.entry)):
             ((key, n),) = self.sums.items()
             update = self.rule.increment(n)
             return bool(
@@ -275,131 +306,12 @@ class Sample(Work[bool]):
         return outcome
 
 
-# -- durable -----------------------------------------------------------------------------------------
-
-
-def record(rule: ApproximateRule, sums: Sums) -> Plan[None]:
-    """Store amounts as events, so that a crash does not lose them."""
-    assert rule.buffer_collection is not None
-    items = [{"k": to_bson(key, []), "n": to_bson(rule.number(n), [])} for key, n in sums.items()]
-    for start in range(0, len(items), AMOUNTS_MAX):
-        event = {"_id": ObjectId(), "d": items[start : start + AMOUNTS_MAX]}
-        yield from _insert_once(rule.buffer_collection, event)
-
-
-def _insert_once(collection: str, event: Raw) -> Plan[None]:
-    """Insert under an id that was chosen here; again where nobody knows whether it was."""
-    for attempt in range(ATTEMPTS_MAX):
-        try:
-            yield from insert_one(collection, event)
-            return
-        except DuplicateKeyError:
-            if attempt:
-                return
-            raise
-        except ConnectionFailure:
-            if attempt + 1 == ATTEMPTS_MAX:
-                raise
-
-
-class Drain(Work[tuple[int, dict[Any, Any], dict[Any, Any]]]):
-    """A part of the buffered events, added and deleted: how many, the sums, and what could not be added."""
-
-    shows_document = False
-
-    def __init__(self, rule: ApproximateRule, left_out: Sums | None = None) -> None:
-        self.rule = rule
-        self.entry = rule.target
-        # Amounts of keys that are known to be unfit go with their events.
-        self.left_out = set(left_out or ())
-        self.sums: dict[Any, Any] = {}
-
-    def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Any]:
-        if not server.transactions:
-            yield from finish(self.rule, server, ledger)
-        assert self.rule.buffer_collection is not None
-        events = yield from find(self.rule.buffer_collection, {}, sort=[("_id", 1)], limit=EVENTS_MAX)
-        if not events:
-            return 0, {}, {}
-        taken: list[Any] = []
-        self.sums = {}
-        for event in events:
-            taken.append(event["_id"])
-            add_up(self.rule, self.sums, event)
-            if len(self.sums) >= CHUNK_MAX:
-                break
-        refused = {key: n for key, n in self.sums.items() if key in self.left_out}
-        sums = {key: n for key, n in self.sums.items() if n and key not in self.left_out}
-        if server.transactions:
-            # Deleted first, so that two flushers meet before either has added anything.
-            yield from delete_many(self.rule.buffer_collection, {"_id": {"$in": taken}})
-            missing = yield from apply(self.rule, sums, server, ledger)
-        else:
-            missing = yield from self._without_transactions(taken, sums, server, ledger)
-        return len(taken), sums, {**missing, **refused}
-
-    def _without_transactions(
-        self, taken: list[Any], sums: dict[Any, Any], server: Topology, ledger: Ledger
-    ) -> Plan[dict[Any, Any]]:
-        """Write the batch down, then perform it."""
-        batch = {
-            "_id": {"kind": KIND, "rule": self.rule.place.label},
-            "mark": str(ObjectId()),
-            "taken": taken,
-            "sums": [[to_bson(key, []), to_bson(self.rule.number(n), [])] for key, n in sums.items()],
-        }
-        yield from insert_one(INTENTS, batch)
-        return (yield from _perform(self.rule, batch, sums, server, ledger))
-
-    def result(self, outcome: Any) -> Any:
-        return outcome
-
-
-def add_up(rule: ApproximateRule, sums: dict[Any, Any], event: Raw) -> None:
-    """Add the amounts of one buffered event to sums."""
-    for amount in event["d"]:
-        key = rule.key(amount["k"])
-        sums[key] = sums.get(key, 0) + _number(amount["n"])
-
-
-def _number(stored: Any) -> Any:
-    return stored.to_decimal() if hasattr(stored, "to_decimal") else stored
-
-
-def finish(rule: ApproximateRule, server: Topology, ledger: Ledger) -> Plan[bool]:
-    """Without transactions, under the lease: perform a batch that somebody left; whether there was one."""
-    batch = yield from find_one(INTENTS, {"_id": {"kind": KIND, "rule": rule.place.label}})
-    if batch is None:
-        return False
-    sums = {rule.key(key): _number(n) for key, n in batch["sums"]}
-    yield from _perform(rule, batch, sums, server, ledger)
-    return True
-
-
-def _perform(
-    rule: ApproximateRule, batch: Raw, sums: dict[Any, Any], server: Topology, ledger: Ledger
-) -> Plan[dict[Any, Any]]:
-    assert rule.buffer_collection is not None
-    missing = yield from apply(rule, sums, server, ledger, batch["mark"])
-    yield from delete_many(rule.buffer_collection, {"_id": {"$in": batch["taken"]}})
-    # The marks go last: without the batch nobody looks for them.
-    yield from delete_one(INTENTS, {"_id": batch["_id"], "mark": batch["mark"]})
-    yield from unmark(rule, sums, batch["mark"])
-    return missing
-
-
-def buffered(rule: ApproximateRule, key: Any = None) -> Plan[dict[Any, Any]]:
-    """What waits in the durable buffer, of all writers; of one key, if one is given."""
-    assert rule.buffer_collection is not None
-    stages: list[Raw] = [{"$unwind": "$d"}, {"$group": {"_id": "$d.k", "n": {"$sum": "$d.n"}}}]
-    if key is not None:
-        wanted = {"d.k": {"$eq": to_bson(key, [])}}
-        stages = [{"$match": wanted}, stages[0], {"$match": wanted}, stages[1]]
-    rows = yield from aggregate(rule.buffer_collection, stages, allowDiskUse=True)
-    return {rule.key(row["_id"]): _number(row["n"]) for row in rows if _number(row["n"])}
-
-
 # -- reading -------------------------------------------------------------------------------------------
+
+
+def plain(stored: Any) -> Any:
+    """A stored number as Python's own."""
+    return stored.to_decimal() if hasattr(stored, "to_decimal") else stored
 
 
 def stored(rule: ApproximateRule, key: Any) -> Plan[Any]:
@@ -408,11 +320,4 @@ def stored(rule: ApproximateRule, key: Any) -> Plan[Any]:
     if found is None:
         return None
     value = value_at(found, rule.path.split("."))
-    return rule.number(_number(value)) if value is not None else rule.number(0)
-
-
-def stored_and_buffered(rule: ApproximateRule, key: Any) -> Plan[tuple[Any, Any]]:
-    """Both at one moment, where the caller provides one."""
-    value = yield from stored(rule, key)
-    waiting = yield from buffered(rule, key)
-    return value, waiting.get(key, 0)
+    return rule.number(plain(value)) if value is not None else rule.number(0)

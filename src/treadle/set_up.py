@@ -26,6 +26,7 @@ from treadle.indexes import Indexed
 from treadle.json_schema import stored_types
 from treadle.maintenance.changes import needs_before
 from treadle.maintenance.events import PRE_IMAGES_SINCE, Watch
+from treadle.maintenance.outliers import require_layout
 from treadle.paths import models_of
 from treadle.plan import Plan, Raw, aggregate, database_command
 from treadle.topology import read_topology
@@ -76,6 +77,9 @@ def _setup(graph: Graph) -> Plan[list[Action]]:
             present = []
         missing[entry.collection], changes[entry.collection] = compare_indexes(entry, present)
         missing[entry.collection] += maintenance_indexes(graph, entry, present)
+    for rule in (rule for entry in graph.entries.values() for rule in entry.outliers):
+        if rule.collection in existing and missing.get(rule.collection):
+            yield from require_layout(rule)
     actions: list[Action] = []
     for entry in entries:
         if entry.layout is not None:

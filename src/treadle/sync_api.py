@@ -23,7 +23,8 @@ from treadle.bson_types import CODEC_OPTIONS
 from treadle.buckets.reading import Summary
 from treadle.codec import Codec
 from treadle.combine import Combiner
-from treadle.counter_api import Counter, only_one
+from treadle.counter_api import Counter
+from treadle.counter_handle import only_one
 from treadle.document import Document
 from treadle.errors import UsageError
 from treadle.graph import Entry, Graph

@@ -305,6 +305,11 @@ def writes_older(entry: Entry[Any]) -> bool:
     return any(lineage is not None and lineage.written < lineage.current for lineage in lineages)
 
 
+def speaks_of_current(entry: Entry[Any]) -> bool:
+    """Whether a write must find its document in the current version, whose names it uses."""
+    return entry.versioned and not writes_older(entry)
+
+
 def _raised(entry: Entry[Any], befores: Sequence[Raw], server: Topology) -> Plan[list[Raw]]:
     """The documents in the version of which an update speaks."""
     if writes_older(entry):

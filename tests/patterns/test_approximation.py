@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import threading
@@ -11,10 +12,11 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Any
 
+import pymongo
 import pytest
 from bson import ObjectId
 from bson.decimal128 import Decimal128
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pymongo import AsyncMongoClient, MongoClient, common
 from pymongo.errors import PyMongoError
 
@@ -31,9 +33,12 @@ from treadle import (
     Sum,
     UsageError,
     counter_exit,
+    migration,
 )
 from treadle import counter_api as api
 from treadle import counter_buffer as buffers
+from treadle import counter_events as events
+from treadle import counter_handle as handles
 
 THREADS = 16
 NEVER = timedelta(hours=1)
@@ -175,6 +180,14 @@ def test_decimals_are_exact(run, database):
     assert Decimal("4.0") == counter.read(1, exact=True)
     counter.flush()
     assert Decimal128("4.0") == stored(database, "worth")
+    # To the last of the 34 digits that the server keeps, and beyond what an int may be.
+    long = Decimal("1234567890123456789012345678901230")
+    counter.add_many({1: long})
+    counter.add(1)
+    counter.add(1, -2)
+    assert Decimal("1234567890123456789012345678901233") == counter.read(1, exact=True)
+    counter.flush()
+    assert Decimal128("1234567890123456789012345678901233") == stored(database, "worth")
 
 
 @pytest.mark.parametrize("n", [True, "1", None, 1.5, float("nan"), {"$inc": 1}, 2**70])
@@ -229,6 +242,79 @@ def test_a_document_without_a_number_does_not_stop_the_others(run, database, fie
     counter.add(2, 3)
     counter.flush()
     assert 3 == stored(database, field, 2)
+
+
+class Capped(Document, collection="products"):
+    id: int
+    views: Annotated[int, Approximate(every=10**6, within=NEVER), Field(le=10)] = 0
+    likes: Annotated[int, Approximate(every=10**6, within=NEVER, buffer="durable"), Field(le=10)] = 0
+
+
+@pytest.mark.parametrize("again_max", [1, 200])
+def test_a_document_that_the_validator_refuses_does_not_stop_the_others(
+    run, database, field, again_max, monkeypatch
+):
+    monkeypatch.setattr(handles, "AGAIN_MAX", again_max)
+    monkeypatch.setattr(events, "EVENTS_AGAIN_MAX", again_max)
+    store = run.store([Capped])
+    store.setup()
+    store.insert_many([Capped(id=key) for key in range(1, 6)])
+    counter = store.counter(Capped, field)
+    counter.add_many({1: 2, 2: 50, 3: 7, 4: 99, 77: 1, 5: 10})
+    done = counter.flush()
+    assert (3, {2: 50, 4: 99, 77: 1}) == (done.documents, done.unknown)
+    assert [2, 0, 7, 0, 10] == [each[field] for each in database["products"].find().sort("_id")]
+    assert {} == counter.pending()
+    counter.add_many({1: 1, 5: 1})
+    assert {5: 1} == counter.flush().unknown
+    assert ({2: 50, 4: 99, 77: 1, 5: 1}, 3) == (counter.unknown, stored(database, field))
+
+
+def test_repair_moves_events_past_a_document_that_refuses_them(run, database):
+    store = run.store([Capped])
+    store.setup()
+    store.insert_many([Capped(id=1), Capped(id=2)])
+    old = ObjectId.from_datetime(datetime(2026, 1, 1))
+    event = {"_id": old, "d": [{"k": 2, "n": 50}, {"k": 1, "n": 5}]}
+    database["treadle.buffer.products.likes"].insert_one(event)
+    another = run.store([Capped])
+    another.counter(Capped, "likes").add(1, 2)
+    database["products"].update_one({"_id": 1}, {"$unset": {"likes": ""}}, bypass_document_validation=True)
+    assert store.repair()
+    assert (7, 0) == (stored(database, "likes"), stored(database, "likes", 2))
+    assert {} == another.counter(Capped, "likes").pending()
+
+
+def test_a_number_that_would_grow_too_large_does_not_stop_the_others(run, database, field):
+    """The server refuses the sum, or the driver the amount; both are told."""
+    counter = store_of(run, 1, 2).counter(Product, field)
+    counter.add(1, 2**62)
+    counter.add_many({1: 2**62, 2: 1})
+    counter.flush()
+    assert (2**62, 1) == (stored(database, field), stored(database, field, 2))
+    assert ({1: 2**62}, {}) == (counter.unknown, counter.pending())
+    if field == "likes":
+        huge = [{"d": [{"k": key, "n": n}]} for key, n in ((2, 2**62), (2, 2**62), (1, 3))]
+        database["treadle.buffer.products.likes"].insert_many(huge)
+        assert {2: 2**63} == counter.flush().unknown
+        assert (2**62 + 3, 1) == (stored(database, field), stored(database, field, 2))
+
+
+def test_what_else_lies_in_the_buffer_stops_nothing(run, database):
+    """Somebody's own document, and an event from a time when ids were text."""
+    store = store_of(run)
+    counter = store.counter(Product, "likes")
+    buffer = database["treadle.buffer.products.likes"]
+    junk: list[Any] = [{"x": 1}, {"d": None}, {"d": [{"k": 1, "n": "x"}]}, {"d": [{"k": 1}]}]
+    buffer.insert_many(junk)
+    buffer.insert_many([{"_id": "a", "d": [{"k": "abc", "n": 2}]}, {"d": [{"k": 1, "n": 4}, 5]}])
+    counter.add(1, 3)
+    assert {1: 7, "abc": 2} == counter.pending()
+    store.verify()
+    done = counter.flush()
+    assert (1, {"abc": 2}, 7) == (done.documents, done.unknown, stored(database, "likes"))
+    assert len(junk) == buffer.count_documents({})
+    assert [] == store.verify()
 
 
 def test_upsert_makes_documents_by_another_field(run, database):
@@ -376,6 +462,36 @@ def test_a_large_flush_goes_in_chunks(run, database, monkeypatch):
     assert 20 == sum(product.worth for product in store.find(Product))
 
 
+class Renamed(Document, collection="products", version=2):
+    id: int
+    views: Annotated[int, Approximate(every=1000, within=NEVER)] = 0
+    likes: Annotated[int, Approximate(every=1000, within=NEVER, buffer="durable")] = 0
+    hits: Annotated[int, Approximate(every=1, buffer="sampled")] = 0
+
+
+migration(
+    Renamed,
+    from_version=1,
+    up=[
+        {"$set": {name: f"$old_{name}" for name in ("views", "likes", "hits")}},
+        {"$unset": [f"old_{name}" for name in ("views", "likes", "hits")]},
+    ],
+    down=[{"$set": {"old_views": "$views", "old_likes": "$likes", "old_hits": "$hits"}}],
+)
+
+
+@pytest.mark.parametrize("kind", ["views", "likes", "hits"])
+def test_a_number_of_an_older_version_is_brought_up_first(run, database, kind):
+    """A migration that renames the number would put the old one in the place of what was added."""
+    database["products"].insert_one({"_id": 1, "old_views": 5, "old_likes": 5, "old_hits": 5})
+    store = run.store([Renamed])
+    counter = store.counter(Renamed, kind)
+    counter.add(1, 3)
+    counter.flush()
+    store.migrate(Renamed)
+    assert 8 == stored(database, kind)
+
+
 # -- faults ---------------------------------------------------------------------------------------
 
 
@@ -432,7 +548,7 @@ def test_a_flush_that_comes_by_itself_keeps_its_counts_when_it_fails(
     server, database, caplog, monkeypatch, briskly
 ):
     monkeypatch.setattr(api, "DUE_SECONDS_MAX", 0.3)
-    monkeypatch.setattr(api, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(handles, "PAUSE_SECONDS", 0.0)
     with faults.Proxy(server.port) as proxy, MongoClient[Any](proxy.uri) as client:
         store = Store(client[database.name], [Product])
         store.insert(Product(id=1))
@@ -444,6 +560,51 @@ def test_a_flush_that_comes_by_itself_keeps_its_counts_when_it_fails(
         assert {1: 10} == counter.pending()
         counter.add(1, 10)
         assert (20, {}) == (stored(database, "views"), counter.pending())
+
+
+def test_what_was_found_before_a_flush_failed_is_told(server, database, monkeypatch, briskly):
+    monkeypatch.setattr(buffers, "CHUNK_MAX", 1)
+    with faults.Proxy(server.port) as proxy, MongoClient[Any](proxy.uri) as client:
+        store = Store(client[database.name], [Product])
+        store.insert(Product(id=1))
+        counter = store.counter(Product, "views")
+        counter.add_many({77: 3, 1: 2})
+        with (
+            proxy.close_before(1, names=["update"], times=1000),
+            pytest.raises(PyMongoError),
+            pymongo.timeout(1.0),
+        ):
+            counter.flush()
+        assert ({77: 3}, {1: 2}) == (counter.unknown, counter.pending())
+        assert {} == counter.flush().unknown
+        assert 2 == stored(database, "views")
+
+
+@pytest.mark.parametrize("n", [1, 2], ids=["one by one", "amounts"])
+def test_an_event_that_finds_no_room_is_refused_and_not_counted(server, database, monkeypatch, briskly, n):
+    """With the server away the buffer stays bounded, and nobody waits for it at each event."""
+    monkeypatch.setattr(api, "DUE_SECONDS_MAX", 0.3)
+    monkeypatch.setattr(buffers, "FOLD_MAX", 1)
+    with faults.Proxy(server.port) as proxy, MongoClient[Any](proxy.uri) as client:
+        store = Store(client[database.name], [Narrow])
+        store.insert_many([Narrow(id=key) for key in range(40)])
+        counter = store.counter(Narrow, "views")
+        accepted = 0
+        with proxy.close_before(0, times=10**6):
+            start = time.monotonic()
+            for key in range(40):
+                with contextlib.suppress(PyMongoError):
+                    counter.add(key, n)
+                    accepted += n
+            assert time.monotonic() - start < 3
+        assert accepted == sum(counter.pending().values())
+        assert len(counter.pending()) <= 12
+        counter._again_at = 0.0
+        counter.add(0, n)
+        counter.flush()
+        assert accepted + n == sum(each["views"] for each in database["products"].find())
+        counter.add(1)
+        assert {1: 1} == counter.pending()
 
 
 # -- sampled ---------------------------------------------------------------------------------------
@@ -466,6 +627,11 @@ def test_a_sampled_event_of_an_unknown_id_is_told(run, database):
     counter = store_of(run).counter(Product, "hits", random=lambda: 0.0)
     counter.add(77)
     assert {77: 10} == counter.unknown
+    database["products"].update_one({"_id": 1}, {"$set": {"hits": 2**63 - 1}})
+    counter.add(1)
+    assert 10 == counter.unknown[1]
+    counter.add(1, 2**62)
+    assert 10 + 10 * 2**62 == counter.unknown[1]
 
 
 # -- the field is the counter's ------------------------------------------------------------------------
@@ -631,6 +797,27 @@ def test_keys_may_be_enums_and_numbers_floats(run, database):
     counter.add("blue")
     assert 2.5 == counter.read(Colour.RED)
     assert {"red", "blue"} == {each["colour"] for each in database["painted"].find()}
+
+
+def test_what_cannot_be_written_is_added_up():
+    """Of many flushes that fail only the first batch stays as it is: it may have been written after all."""
+    buffer = buffers.Buffer(10**6, 8)
+    for turn in range(50):
+        buffer.add([(key, 1) for key in range(turn % 2, 6)])
+        buffer.take()
+    first, second = buffer.unfinished
+    assert (dict.fromkeys(range(6), 1), 49) == (first.sums, second.sums[5])
+    assert {0: 25, **dict.fromkeys(range(1, 6), 50)} == buffer.pending()
+    assert first.number < second.number
+    assert not buffer.overfull
+    buffer.add([(key, 1) for key in range(6, 9)])
+    assert buffer.overfull
+    before = buffer.pending()
+    buffer.divide(2)
+    assert before == {**buffer.pending()}
+    numbers = [chunk.number for chunk in buffer.unfinished]
+    assert sorted(set(numbers)) == numbers
+    assert numbers[0] > second.number
 
 
 def test_adding_in_memory_is_quick():

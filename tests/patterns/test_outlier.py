@@ -38,6 +38,7 @@ from treadle import (
     Store,
     Sum,
     UsageError,
+    migration,
 )
 
 THREADS = 16
@@ -225,6 +226,16 @@ def test_an_ordinary_document_costs_one_update_per_append(heard):
         listener.clear()
         array.remove(2)
         assert ["findAndModify"] == listener.names
+    # Several at once need a look at what is there; the next single one does not.
+    several = store.array(Unique, "members", 1)
+    several.extend([1, 2])
+    listener.clear()
+    several.append(2)
+    several.remove(1)
+    assert "findAndModify" == listener.names[-1]
+    listener.clear()
+    several.append(50)
+    assert ["update"] == listener.names
     listener.clear()
     store.insert(Plain(id=2, members=[1]))
     store.update(Plain, 2, {"$set": {"other": 1}})
@@ -240,7 +251,7 @@ def test_an_append_to_overflow_costs_two_writes_and_a_commit(heard):
     array.append(100)
     listener.clear()
     array.append(101)
-    assert ["findAndModify", "update", "commitTransaction"] == listener.names
+    assert ["update", "update", "commitTransaction"] == listener.names
 
 
 # -- the invariant ------------------------------------------------------------------------------
@@ -731,6 +742,168 @@ def test_verify_finds_each_damage_and_repair_mends_it(run, database, damage):
         assert [] == wrong(database, Unique, key)
     store.array(Unique, "members", 1).append(1000)
     assert 1000 == items(database, Unique, 1)[-1]
+
+
+# -- changed declarations ------------------------------------------------------------------------
+
+
+def changed(**keywords: Any) -> Any:
+    """The same collections under another declaration."""
+    options = {"limit": 6, "overflow": "thing_overflow", "page_size": 3, **keywords}
+
+    class Thing(Document, collection="things"):
+        members: Annotated[list[int], Outlier(**options)] = []
+        member_count: int = 0
+        has_overflow: bool = False
+
+    return Thing
+
+
+@pytest.mark.parametrize("layout", ["page", "documents"])
+@pytest.mark.parametrize("limit", [2, 10])
+def test_another_limit_keeps_the_order(run, layout, limit):
+    before, after = changed(layout=layout), changed(layout=layout, limit=limit)
+    thing = run.store([before]).insert(before(members=range(20)))
+    store = run.store([after])
+    array = store.array(after, "members", thing.id)
+    array.append(20)
+    assert list(range(21)) == list(array)
+    store.rebuild()
+    assert (list(range(21)), 21, []) == (list(array), array.count(), store.verify())
+    array.append(21)
+    assert [*range(10), *range(11, 22)] == (array.remove(10), list(array))[1]
+    assert [] == store.verify()
+
+
+@pytest.mark.parametrize(
+    ("stored", "declared"),
+    [
+        ({}, {"layout": "documents"}),
+        ({"layout": "documents"}, {}),
+        ({}, {"owner": "who"}),
+        ({"layout": "documents"}, {"layout": "documents", "owner": "who"}),
+    ],
+    ids=str,
+)
+def test_overflow_of_another_declaration_is_refused_and_never_deleted(run, database, stored, declared):
+    before, after = changed(**stored), changed(**declared)
+    store = run.store([before])
+    store.setup()
+    thing = store.insert(before(members=range(20)))
+    overflow = list(database["thing_overflow"].find())
+    other = run.store([after])
+    with pytest.raises(DataError) as refused:
+        other.setup()
+    assert "overflow-layout" == refused.value.code
+    assert "thing_overflow" in {each.path for each in other.verify()}
+    if "owner" not in declared:
+        with pytest.raises(DataError, match="layout"):
+            list(other.array(after, "members", thing.id))
+        for mend in (other.repair, other.rebuild):
+            with pytest.raises(DataError, match="layout"):
+                mend()
+    else:
+        other.repair()
+        other.rebuild()
+        assert "thing_overflow" in {each.path for each in other.verify()}
+    assert overflow == list(database["thing_overflow"].find())
+    store.rebuild()
+    assert list(range(20)) == list(store.array(before, "members", thing.id))
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        {"members": None, "member_count": 0},
+        {"members": [1], "member_count": None},
+        {"members": [1], "member_count": "1"},
+        {"member_count": 0},
+        {"members": [1, 2], "member_count": None, "has_overflow": None},
+    ],
+    ids=str,
+)
+def test_an_append_brings_old_documents_in_order(run, database, model, old):
+    """Also where the array or the count is there and is something else."""
+    store = run.store([model])
+    database[model.__treadle__.collection].insert_one({"_id": 1, **old})
+    array = store.array(model, "members", 1)
+    assert array.append(7)
+    assert [*(old.get("members") or []), 7] == list(array) == items(database, model, 1)
+    assert ([], []) == (wrong(database, model, 1), store.verify())
+
+
+class Member(Document, collection="members", version=2):
+    members: Annotated[list[int], Outlier(limit=3, overflow="member_overflow", page_size=2)] = []
+    member_count: int = 0
+    has_overflow: bool = False
+
+
+migration(
+    Member,
+    from_version=1,
+    up=[{"$set": {"members": "$names"}}, {"$unset": "names"}],
+    down=[{"$set": {"names": "$members"}}, {"$unset": "members"}],
+)
+
+
+@pytest.mark.parametrize("length", [0, 2, 5])
+def test_an_array_of_an_older_version_is_brought_up_first(run, database, length):
+    """A migration that renames the array would put the old one in the place of what was appended."""
+    store = run.store([Member])
+    database["members"].insert_many([{"_id": ObjectId(), "names": list(range(length))} for _ in range(2)])
+    for one in database["members"].find():
+        array = store.array(Member, "members", one["_id"])
+        if array.append(7) and one["_id"].binary[-1] % 2:
+            assert 1 == array.remove(7)
+            assert array.append(7)
+        assert array.append(8)
+        store.migrate(Member)
+        assert [*range(length), 7, 8] == list(array)
+    store.rebuild()
+    assert [] == store.verify()
+
+
+# -- large items ----------------------------------------------------------------------------------
+
+
+class Album(Document, collection="albums"):
+    pictures: Annotated[list[bytes], Outlier(limit=2, overflow="pictures")] = []
+    picture_count: int = 0
+
+
+def test_pages_are_cut_by_bytes_too(run, database):
+    """A page ends before its document is too large, whichever way items come to it."""
+    store = run.store([Album])
+    store.setup()
+    pictures = [bytes([number]) * 3_000_000 for number in range(8)]
+    inserted = store.array(Album, "pictures", store.insert(Album(pictures=pictures)).id)
+    album = store.insert(Album())
+    array = store.array(Album, "pictures", album.id)
+    for picture in pictures[:5]:
+        array.append(picture)
+    assert 3 == array.extend(pictures[5:])
+    for each in (inserted, array):
+        assert (8, True) == (each.count(), pictures == list(each))
+    counts = {page["count"] for page in database["pictures"].find({}, {"count": 1})}
+    assert {1, 2} >= counts
+    assert [] == store.verify()
+    # What comes back to the owner must fit there as well.
+    assert [1, 1] == [array.remove(pictures[number]) for number in (0, 1)]
+    assert pictures[2:] == list(array)
+    assert [] == store.verify()
+
+
+def test_an_owner_that_would_be_too_large_is_told_so(run):
+    class Heavy(Document, collection="heavy"):
+        parts: Annotated[list[bytes], Outlier(limit=50, overflow="parts")] = []
+
+    store = run.store([Heavy])
+    array = store.array(Heavy, "parts", store.insert(Heavy()).id)
+    with pytest.raises(UsageError) as refused:
+        array.extend([bytes(6_000_000)] * 3)
+    assert "document-too-large" == refused.value.code
+    assert array.count() in (1, 2)
+    assert [] == store.verify()
 
 
 # -- declarations --------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bson import ObjectId
 from pymongo import UpdateOne
+from pymongo.errors import OperationFailure
 
 from treadle.bson_types import to_bson
 from treadle.keys import freeze
@@ -74,13 +75,17 @@ def _plain(number: Any) -> Any:
 def _overdue(rule: ApproximateRule) -> Plan[list[Raw]]:
     assert rule.buffer_collection is not None
     assert rule.declared.within is not None
+    from treadle.counter_events import WELL_FORMED
+
     seconds = max(OVERDUE_SECONDS_MIN, OVERDUE * rule.declared.within.total_seconds())
-    old = {"$lt": [{"$toDate": "$_id"}, {"$subtract": ["$$NOW", int(seconds * 1000)]}]}
+    # An id that tells no time is somebody else's, and as good as old.
+    born = {"$convert": {"input": "$_id", "to": "date", "onError": None}}
+    old = {"$lt": [born, {"$subtract": ["$$NOW", int(seconds * 1000)]}]}
     return (
         yield from aggregate(
             rule.buffer_collection,
             [
-                {"$match": {"$expr": old}},
+                {"$match": {**WELL_FORMED, "$expr": old}},
                 {"$unwind": "$d"},
                 {"$group": {"_id": "$d.k", "n": {"$sum": "$d.n"}}},
                 {"$limit": OVERDUE_SHOWN_MAX},
@@ -115,19 +120,28 @@ def mend(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any])
 
 def drain(graph: Graph, server: Topology, rule: ApproximateRule) -> Plan[list[Any]]:
     """Move everything that is buffered; the keys that were counted."""
-    from treadle.counters import Drain
+    from treadle.counter_events import Drain
+    from treadle.counters import culprits
 
     moved: dict[Any, Any] = {}
+    left_out: dict[Any, Any] = {}
     for _ in range(PARTS_MAX):
-        work = Drain(rule)
-        if server.transactions:
-            events, sums, unknown = yield from transact(partial(_attempt, graph, server, work))
-        else:
-            events, sums, unknown = yield from _under_lease(graph, server, work)
-        if not events:
-            break
+        work = Drain(rule, left_out)
+        try:
+            if server.transactions:
+                events, sums, unknown = yield from transact(partial(_attempt, graph, server, work))
+            else:
+                events, sums, unknown = yield from _under_lease(graph, server, work)
+        except (OperationFailure, OverflowError) as error:
+            bad = yield from culprits(rule, work.sums, error)
+            if not bad or bad.keys() <= left_out.keys():
+                raise
+            left_out.update(bad)
+            continue
         if unknown:
             log.warning("%s: nothing to add to for %s", rule.place.label, unknown)
+        if not events:
+            break
         moved.update(sums)
     return list(moved)
 

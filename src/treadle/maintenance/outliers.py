@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bson import ObjectId
 
+from treadle.errors import DataError
 from treadle.gather import freeze
 from treadle.maintenance.lease import acquire, release
 from treadle.maintenance.ledger import Ledger
@@ -16,7 +17,7 @@ from treadle.plan import Plan, Raw, aggregate, by_id, delete_many, find, find_on
 from treadle.topology import Topology
 
 if TYPE_CHECKING:
-    from treadle.arrays import Tidy
+    from treadle.array_writes import Tidy
     from treadle.graph import Entry, Graph
 
 ORPHANS_MAX = 1000
@@ -70,6 +71,7 @@ def _overflow(rule: OutlierRule, keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
                     "empty": {"$sum": {"$cond": [{"$eq": [items, 0]}, 1, 0]}},
                     "last": {"$max": f"${rule.order}"},
                     "pages": {"$sum": 1},
+                    "other": {"$sum": {"$cond": [rule.in_other_layout(), 1, 0]}},
                 }
             },
         ],
@@ -89,6 +91,8 @@ def _lengths(rule: OutlierRule, keys: Sequence[Any]) -> Plan[dict[Any, int]]:
 
 def _compare(rule: OutlierRule, document: Raw, embedded: int, row: Raw) -> list[tuple[str, Any, Any]]:
     """(path, stored, expected) of what is wrong in one document."""
+    if row.get("other"):
+        return [(rule.collection, f"{row['other']} documents in another layout", "none")]
     wrong: list[tuple[str, Any, Any]] = []
     if not isinstance(rule.value(document, rule.path), list):
         wrong.append((rule.path, rule.value(document, rule.path), []))
@@ -145,7 +149,7 @@ def _repeated_in_overflow(rule: OutlierRule, document: Raw) -> Plan[list[Any]]:
 
 def mend(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
     """Bring the arrays of these documents in order, one transaction each; those that changed."""
-    from treadle.arrays import Tidy
+    from treadle.array_writes import Tidy
 
     changed: dict[Any, Any] = {}
     for rule in entry.outliers:
@@ -196,7 +200,28 @@ def orphans(entry: Entry[Any]) -> Plan[list[Found]]:
         for row in (yield from _orphans(rule)):
             told = (rule.pattern, entry.model.__name__, row["_id"], rule.collection, row["n"], 0)
             found.append(told)
+        rows = yield from aggregate(rule.collection, [{"$match": _nobodys(rule)}, {"$count": "n"}])
+        if rows:
+            name, stored = entry.model.__name__, f"{rows[0]['n']} documents without {rule.owner}"
+            found.append((rule.pattern, name, None, rule.collection, stored, "none"))
     return found
+
+
+def _nobodys(rule: OutlierRule) -> Raw:
+    """Documents that name no owner at all: not orphans, but written under another declaration."""
+    return {rule.owner: {"$exists": False}}
+
+
+def require_layout(rule: OutlierRule) -> Plan[None]:
+    """Refuse overflow that was written under another declaration, before its indexes are changed."""
+    if (yield from find_one(rule.collection, rule.of_other_layout(), {"_id": 1})) is not None:
+        raise rule.other_layout()
+    if (yield from find_one(rule.collection, _nobodys(rule), {"_id": 1})) is not None:
+        raise DataError(
+            f"{rule.place.label}: {rule.collection} holds documents without {rule.owner!r}, which is to name "
+            "their owner; declare owner= as they have it, or rename their field first",
+            code="overflow-layout",
+        )
 
 
 def _orphans(rule: OutlierRule) -> Plan[list[Raw]]:
@@ -205,6 +230,7 @@ def _orphans(rule: OutlierRule) -> Plan[list[Raw]]:
         yield from aggregate(
             rule.collection,
             [
+                {"$match": {rule.owner: {"$exists": True}}},
                 {"$group": {"_id": f"${rule.owner}", "n": {"$sum": 1}}},
                 {"$lookup": lookup},
                 {"$match": {"owner": []}},
@@ -217,7 +243,7 @@ def _orphans(rule: OutlierRule) -> Plan[list[Raw]]:
 
 
 def remove_orphans(entry: Entry[Any]) -> Plan[None]:
-    """Delete overflow of documents that do not exist."""
+    """Delete overflow of documents that do not exist; what names no owner is left alone."""
     for rule in entry.outliers:
         while rows := (yield from _orphans(rule)):
             removed = 0
@@ -229,7 +255,8 @@ def remove_orphans(entry: Entry[Any]) -> Plan[None]:
 
 def _remove_orphan(rule: OutlierRule, key: Any) -> Plan[bool]:
     # Those very documents: an owner that is inserted meanwhile brings its own.
-    pages = yield from find(rule.collection, {rule.owner: {"$eq": key}}, {"_id": 1})
+    # One that names no owner is nobody's: it would be found by an owner of None, too.
+    pages = yield from find(rule.collection, {rule.owner: {"$eq": key, "$exists": True}}, {"_id": 1})
     if not pages or (yield from find_one(rule.target.collection, by_id(key), {"_id": 1})) is not None:
         return False
     yield from delete_many(rule.collection, {"_id": {"$in": [page["_id"] for page in pages]}})

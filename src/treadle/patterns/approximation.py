@@ -13,10 +13,12 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from bson.decimal128 import create_decimal128_context
 from pydantic import TypeAdapter, ValidationError
 from pymongo import IndexModel
 
@@ -99,6 +101,10 @@ class ApproximateRule(Rule):
                 code="maintained-type",
             )
         self.number = shape.python
+        # Python's own sums of decimals would be cut to 28 digits; the server keeps 34.
+        self.plus: Callable[[Any, Any], Any] = (
+            create_decimal128_context().add if self.number is decimal.Decimal else operator.add
+        )
         self.flushed_path = (
             None if declared.flushed_at is None else sibling(place, declared.flushed_at, "flushed_at")
         )
@@ -179,9 +185,11 @@ class ApproximateRule(Rule):
     def amount(self, n: Any) -> Any:
         """A number that may be added."""
         fits = isinstance(n, int) or (self.number is not int and isinstance(n, self.number))
-        if isinstance(n, bool) or not fits or not math.isfinite(n) or abs(n) >= 2**63:
+        too_large = self.number is int and fits and abs(n) >= 2**63
+        if isinstance(n, bool) or not fits or too_large or not math.isfinite(n):
+            kind = f"{self.number.__name__}{' below 2**63' if too_large else ''}"
             raise UsageError(
-                f"{n!r} cannot be added to {self.place.label}; it takes a finite {self.number.__name__}",
+                f"{n!r} cannot be added to {self.place.label}; it takes a finite {kind}",
                 code="amount-invalid",
             )
         to_bson(self.number(n), [])

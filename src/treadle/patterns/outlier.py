@@ -27,6 +27,7 @@ from treadle.codec import codec_of
 from treadle.document import Document
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.gather import freeze
+from treadle.item_bytes import cut
 from treadle.paths import put, refuse_array_of_arrays, resolve, value_at
 from treadle.pattern import Pattern, Place, Rule, check_choice
 from treadle.plan import Raw
@@ -273,7 +274,8 @@ class OutlierRule(Rule):
 
     def ordinary(self) -> Raw:
         """The condition that a document has no overflow, and all that is maintained."""
-        condition: Raw = {self.last_path: {"$exists": False}, self.count_path: {"$exists": True}}
+        condition: Raw = {self.last_path: {"$exists": False}, self.count_path: {"$type": "number"}}
+        condition[self.path] = {"$type": "array"}
         if self.flag_path:
             condition[self.flag_path] = {"$ne": True}
         return condition
@@ -296,10 +298,38 @@ class OutlierRule(Rule):
 
     def contents(self, document: Raw) -> list[Any]:
         """The items of an overflow document."""
+        if self.is_other_layout(document):
+            raise self.other_layout()
         if self.layout == "documents":
             return [document[self.item]] if self.item in document else []
         found = document.get(self.field)
         return found if isinstance(found, list) else []
+
+    def is_other_layout(self, document: Raw) -> bool:
+        """Whether an overflow document was written under the other `layout=`."""
+        if self.layout == "documents":
+            return self.item not in document and "page" in document
+        return self.field not in document and "position" in document
+
+    def of_other_layout(self) -> Raw:
+        """The condition that `is_other_layout` stands for."""
+        content, order = (self.item, "page") if self.layout == "documents" else (self.field, "position")
+        return {content: {"$exists": False}, order: {"$exists": True}}
+
+    def in_other_layout(self) -> Raw:
+        """The same as an expression."""
+        missing, there = self.of_other_layout()
+        is_missing = {"$eq": [{"$type": f"${missing}"}, "missing"]}
+        return {"$and": [is_missing, {"$ne": [{"$type": f"${there}"}, "missing"]}]}
+
+    def other_layout(self) -> DataError:
+        stored = "page" if self.layout == "documents" else "documents"
+        return DataError(
+            f"{self.place.label} has layout={self.layout!r}, but {self.collection} holds overflow in the "
+            f"layout {stored!r}; declare layout={stored!r} again, or read the items with it and insert the "
+            "documents anew with another overflow=",
+            code="overflow-layout",
+        )
 
     def page(self, key: Any, number: int, items: Sequence[Any]) -> Raw:
         """A new overflow document; with its id left to whoever stores it."""
@@ -313,9 +343,9 @@ class OutlierRule(Rule):
         size = 1 if self.layout == "documents" else self.page_size
         number = last if last is not None else self.before_first
         made = []
-        for start in range(0, len(items), size):
+        for part in cut(items, size):
             number += 1
-            made.append(self.page(key, number, items[start : start + size]))
+            made.append(self.page(key, number, part))
         return made, number if made else last
 
     @property
