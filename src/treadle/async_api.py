@@ -320,7 +320,8 @@ class AsyncStore:
             return []
         entry = self.graph.entry(model)
         if entry.layout is not None:
-            return await self.runner.run(entry.layout.insert_many(listed, shell.inside(session)), session)
+            plan = entry.layout.insert_many(listed, shell.inside(session), await self._topology())
+            return await self.runner.run(plan, session)
         if entry.plain:
             return await self.runner.run(crud.insert_many(entry, listed), session)
         if entry.tree is None:

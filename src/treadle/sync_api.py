@@ -285,7 +285,8 @@ class Store:
             return []
         entry = self.graph.entry(model)
         if entry.layout is not None:
-            return self.runner.run(entry.layout.insert_many(listed, shell.inside(session)), session)
+            plan = entry.layout.insert_many(listed, shell.inside(session), self._topology())
+            return self.runner.run(plan, session)
         if entry.plain:
             return self.runner.run(crud.insert_many(entry, listed), session)
         if entry.tree is None:
