@@ -28,7 +28,7 @@ from pymongo.errors import PyMongoError
 
 from treadle import crud, deletes, due, set_up, shell, validation, writes
 from treadle.array_api import AsyncArray
-from treadle.bson_types import CODEC_OPTIONS
+from treadle.bson_types import CODEC_OPTIONS, NAIVE_CODEC_OPTIONS
 from treadle.buckets.reading import Summary
 from treadle.codec import Codec
 from treadle.combine import AsyncCombiner
@@ -145,7 +145,10 @@ class AsyncRunner:
 
     def open(self, command: Read, session: Session) -> Any:
         """The cursor of a read, for results that stream."""
-        method = getattr(self.collection(command.collection), command.method)
+        collection = self.collection(command.collection)
+        if command.naive:
+            collection = collection.with_options(codec_options=NAIVE_CODEC_OPTIONS)
+        method = getattr(collection, command.method)
         return method(*command.arguments, session=session, **command.options)
 
     async def transact(self, make: Callable[[], Plan[R]], session: Session = None) -> R:
@@ -318,7 +321,8 @@ class AsyncStore:
             return []
         entry = self.graph.entry(model)
         if entry.layout is not None:
-            return await self.runner.run(entry.layout.insert_many(listed, shell.inside(session)), session)
+            plan = entry.layout.insert_many(listed, shell.inside(session), await self._topology())
+            return await self.runner.run(plan, session)
         if entry.plain:
             return await self.runner.run(crud.insert_many(entry, listed), session)
         if entry.tree is None:

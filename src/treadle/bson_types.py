@@ -43,6 +43,8 @@ CODEC_OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(
     # A date beyond Python's years, which any client may store, must not hide the other documents.
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
 )
+# The same without the time zone, for reads of many dates.
+NAIVE_CODEC_OPTIONS: CodecOptions[dict[str, Any]] = CODEC_OPTIONS.with_options(tz_aware=False, tzinfo=None)
 
 
 class _ObjectIdSchema:

@@ -46,7 +46,9 @@ class Layout(Generic[D]):
     def insert(self, document: D, careful: bool) -> Plan[D]:
         raise NotImplementedError  # pragma: no cover
 
-    def insert_many(self, documents: Iterable[D], careful: bool) -> Plan[list[D]]:
+    def insert_many(
+        self, documents: Iterable[D], careful: bool, server: Topology | None = None
+    ) -> Plan[list[D]]:
         raise NotImplementedError  # pragma: no cover
 
     def reader(self, filter: Any, sort: Sort | None, skip: int, limit: int | None) -> PageReader[D]:

@@ -19,7 +19,7 @@ from pymongo.errors import PyMongoError
 
 from treadle import crud, deletes, due, set_up, shell, validation, writes
 from treadle.array_api import Array
-from treadle.bson_types import CODEC_OPTIONS
+from treadle.bson_types import CODEC_OPTIONS, NAIVE_CODEC_OPTIONS
 from treadle.buckets.reading import Summary
 from treadle.codec import Codec
 from treadle.combine import Combiner
@@ -130,7 +130,10 @@ class Runner:
 
     def open(self, command: Read, session: Session) -> Any:
         """The cursor of a read, for results that stream."""
-        method = getattr(self.collection(command.collection), command.method)
+        collection = self.collection(command.collection)
+        if command.naive:
+            collection = collection.with_options(codec_options=NAIVE_CODEC_OPTIONS)
+        method = getattr(collection, command.method)
         return method(*command.arguments, session=session, **command.options)
 
     def transact(self, make: Callable[[], Plan[R]], session: Session = None) -> R:
@@ -283,7 +286,8 @@ class Store:
             return []
         entry = self.graph.entry(model)
         if entry.layout is not None:
-            return self.runner.run(entry.layout.insert_many(listed, shell.inside(session)), session)
+            plan = entry.layout.insert_many(listed, shell.inside(session), self._topology())
+            return self.runner.run(plan, session)
         if entry.plain:
             return self.runner.run(crud.insert_many(entry, listed), session)
         if entry.tree is None:

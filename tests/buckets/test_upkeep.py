@@ -9,9 +9,11 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
-from bson import Binary
+from bson import Binary, ObjectId
+from bson.decimal128 import Decimal128
 from pymongo import MongoClient, common
 
 from tests import faults, victim
@@ -319,13 +321,28 @@ def single(count: int, begin: int = 0) -> list[dict[str, Any]]:
     ]
 
 
+ID_MAKERS: list[Callable[[int], Any]] = [
+    lambda number: number, lambda number: f"n{number}", lambda number: {"n": number},
+    lambda number: UUID(int=number), lambda number: Decimal128(f"{number}.5"), at, lambda number: ObjectId(),
+]  # fmt: skip
+
+
+def with_ids(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The documents with ids of every type, among them some that compare with nothing."""
+    odd = iter([float("nan"), None, True, False])
+    for number, each in enumerate(documents):
+        each["_id"] = next(odd, None) if number < 4 else ID_MAKERS[number % len(ID_MAKERS)](number)
+    return documents
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("source", ["readings", "old"])
 def test_single_documents_are_adopted(layout, source, run, database, monkeypatch):
-    """From the same collection or another, in pages, with progress; what is no reading stays."""
-    monkeypatch.setattr("treadle.buckets.upkeep.ADOPTED_PAGE", 100)
+    """From the same collection or another, whatever their ids, in pages, with progress; what is no reading stays."""
+    monkeypatch.setattr("treadle.buckets.adoption.PAGE", 50)
     reading = reading_in(layout, adopt=None if source == "readings" else source, limit=None)
-    database[source].insert_many(single(450))
+    options = database.codec_options.with_options(uuid_representation=4)
+    database[source].with_options(codec_options=options).insert_many(with_ids(single(450)))
     database[source].insert_one({"sensor_id": "s0", "temp": 1.0})
     store = run.store([reading])
     store.setup()
@@ -344,6 +361,36 @@ def test_single_documents_are_adopted(layout, source, run, database, monkeypatch
     database[source].insert_many(single(5, 5000))
     store.rebuild()
     assert 455 == store.count(reading)
+
+
+@pytest.mark.parametrize("command", ["update", "delete"])
+def test_adoption_loses_no_change_of_a_single_document(command, server, database):
+    """Somebody changes one and deletes one while they are on their way; also after they were compared."""
+    reading = reading_in("rows")
+    database.readings.insert_many(single(6))
+    heard = faults.Heard()
+    with MongoClient[Any](server.uri, event_listeners=[heard]) as client:
+        store = Store(client[database.name], [reading])
+        store.setup()
+
+        def come_between() -> None:
+            database.readings.update_one({"ts": at(3), "temp": 3.0}, {"$set": {"temp": 33.0}})
+            database.readings.delete_one({"ts": at(0), "temp": 0.0})
+
+        heard.before((command,), 0, come_between)
+        store.rebuild()
+        assert [1.0, 2.0, 4.0, 5.0, 33.0] == sorted(each.temp for each in store.find(reading))
+        assert [] == store.verify()
+
+
+def test_documents_that_are_not_adopted_are_counted_in_the_log(database, caplog):
+    database.readings.insert_many([{"sensor_id": "s", "temp": float(number)} for number in range(40)])
+    store = Store(database, [reading_in("rows")])
+    store.setup()
+    store.rebuild()
+    assert 11 == len(caplog.records)
+    assert "40 documents of readings are not adopted" in caplog.records[-1].getMessage()
+    assert 40 == database.readings.count_documents({})
 
 
 def test_adoption_goes_on_under_writers(database):
@@ -396,6 +443,9 @@ ACTS: dict[str, Callable[[Any, Any], Any]] = {
     "insert": lambda store, reading: store.insert(reading(sensor_id="s", ts=at(25), temp=1)),
     "insert into a full window": lambda store, reading: store.insert_many(
         [reading(sensor_id="s", ts=at(minute), temp=1) for minute in range(7)]
+    ),
+    "insert into many windows": lambda store, reading: store.insert_many(
+        [reading(sensor_id="s", ts=at(minute), temp=1) for minute in range(25, 400, 60)]
     ),
     "update": lambda store, reading: store.update(reading, {"ts": at(20)}, {"$inc": {"temp": 1}}),
     "move": lambda store, reading: store.update(reading, {"ts": at(20)}, {"$set": {"ts": at(300)}}),

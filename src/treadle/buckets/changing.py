@@ -28,6 +28,7 @@ from treadle.buckets.reading import PAGE, Scan, order_key
 from treadle.buckets.spec import REVISION, Spec, milliseconds
 from treadle.buckets.writing import Writer
 from treadle.errors import DataError, UsageError
+from treadle.gather import freeze
 from treadle.paths import put, value_at
 from treadle.plan import (
     Plan,
@@ -105,6 +106,8 @@ class Changer:
                 return []
             befores = [self._flat(opened, place) for place in picked]
             afters = yield from change(copy.deepcopy(befores))
+            for before, after in zip(befores, afters, strict=True):
+                self._require_readable(before, after)
             leaving = [
                 after
                 for before, after in zip(befores, afters, strict=True)
@@ -125,6 +128,25 @@ class Changer:
             f"a bucket of {self.spec.label} was changed by others each time in {ATTEMPTS_MAX} attempts",
             code="bucket-contended",
         )
+
+    def _require_readable(self, before: Raw, after: Raw | None) -> None:
+        """Refuse to store what could not be read back; the validator does not look at each reading.
+
+        A reading that others wrote and that cannot be read as it is may stay so.
+        """
+        if after is None or (problem := self._problem(after)) is None or self._problem(before) is not None:
+            return
+        raise DataError(
+            f"this leaves a {self.spec.label} that does not fit its model ({problem})",
+            code="validator-refused",
+        )
+
+    def _problem(self, flat: Raw) -> DataError | None:
+        try:
+            self.spec.codec.load(copy.deepcopy(flat))
+        except DataError as error:
+            return error
+        return None
 
     def _flat(self, opened: Opened, place: int) -> Raw:
         return self.spec.flat(opened.bucket, opened.readings[place], opened.series)
@@ -249,10 +271,10 @@ class Changer:
                 if result.deleted_count != len(buckets):
                     keys = [bucket["_id"] for bucket in buckets]
                     rest = yield from find(self.collection, {"_id": {"$in": keys}}, {"_id": 1})
-                    left = {each["_id"] for each in rest}
+                    left = {freeze(each["_id"]) for each in rest}
                     missed = True
                 total += sum(
-                    int(bucket.get(names.count, 0)) for bucket in buckets if bucket["_id"] not in left
+                    int(bucket.get(names.count, 0)) for bucket in buckets if freeze(bucket["_id"]) not in left
                 )
             if not missed:
                 break

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from bson.binary import Binary
 from bson.decimal128 import Decimal128, create_decimal128_context
 
-from treadle.buckets.packing import Damaged, pack, unpack
+from treadle.buckets.packing import INT_MAX, INT_MIN, Damaged, pack, unpack
 from treadle.buckets.spec import Spec, Stat, milliseconds, moment
 from treadle.errors import DataError
 from treadle.paths import value_at
@@ -163,7 +163,9 @@ def aggregate_of(values: Sequence[Any]) -> tuple[Any, Any, Any]:
     try:
         total = sum(values)
         if total == total:
-            return min(values), max(values), total
+            # Whole numbers whose sum needs more than 64 bits have an approximate one.
+            whole = type(total) is not int or INT_MIN <= total <= INT_MAX
+            return min(values), max(values), total if whole else float(total)
     except TypeError:
         # Decimals, or text that somebody wrote where numbers belong.
         pass

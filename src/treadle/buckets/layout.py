@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle import crud
@@ -15,7 +16,7 @@ from treadle.buckets.reading import Reader, Scan, Summary
 from treadle.buckets.spec import Spec, milliseconds
 from treadle.buckets.writing import Writer
 from treadle.document import Document
-from treadle.errors import UsageError
+from treadle.errors import DataError, UsageError
 from treadle.layout import Layout
 from treadle.plan import Plan, Raw
 from treadle.query import Sort, clean_update
@@ -47,6 +48,12 @@ class BucketLayout(Layout[D]):
         self.collection = entry.collection
         self.writer = Writer(spec, entry.collection)
         self.changer = Changer(spec, entry.collection, self.writer)
+        # The types of single values that were found to fit, per field.
+        self._fitting: dict[str, set[type]] = {
+            each.stored: set()
+            for each in entry.codec.fields
+            if each.shape.kind in ("scalar", "enum", "literal") and each.stored != "_id"
+        }
 
     # -- writing --------------------------------------------------------------------------
 
@@ -78,13 +85,16 @@ class BucketLayout(Layout[D]):
                     return self.entry.codec.load(spec.flat(each.bucket, each.readings[place], each.series))
         return None
 
-    def insert_many(self, documents: Iterable[D], careful: bool) -> Plan[list[D]]:
+    def insert_many(
+        self, documents: Iterable[D], careful: bool, server: Topology | None = None
+    ) -> Plan[list[D]]:
         """Add readings to their buckets, one update per bucket; those that were stored."""
         entry = self.entry
         given = list(documents)
         altered: list[Any] = []
         raws = crud.dump_all(entry, given, altered)
         check_batch(raws, entry.model.__name__)
+        self._require_types(raws)
         shown = given
         if altered:
             shown = [
@@ -94,13 +104,33 @@ class BucketLayout(Layout[D]):
             document.__pydantic_fields_set__.add("id")
         batches = self.writer.group(raws, documents=given)
         with crud.translated(entry.model.__name__, raws):
-            duplicates = yield from self.writer.append(batches, careful=careful)
+            together = server is not None and server.transactions
+            duplicates = yield from self.writer.append(batches, careful=careful, together=together)
         if not duplicates:
             return Stored(shown)
         dropped = set(duplicates)
         stored = Stored(each for place, each in enumerate(shown) if place not in dropped)
         stored.duplicates = len(duplicates)
         return stored
+
+    def _require_types(self, raws: Sequence[Raw]) -> None:
+        """Refuse values that were assigned past Pydantic and could not be read back.
+
+        By their types, because that costs next to nothing: the first of each
+        type is tried. The validator looks at each reading only if asked to.
+        """
+        for name, fitting in self._fitting.items():
+            for kind in set(map(type, map(itemgetter(name), raws))) - fitting:
+                first = next(raw for raw in raws if type(raw[name]) is kind)
+                try:
+                    self.entry.codec.load(copy.deepcopy(first))
+                except DataError as error:
+                    raise UsageError(
+                        f"a {self.spec.label} does not fit its own model ({error}); build it through its "
+                        "constructor",
+                        code="model-inconsistent",
+                    ) from None
+                fitting.add(kind)
 
     def _as_stored(self, document: D, raw: Raw, altered: list[Any]) -> D:
         """A reading as it will be read, where storing alters it."""

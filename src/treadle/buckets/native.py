@@ -19,8 +19,8 @@ from pymongo.errors import CollectionInvalid, OperationFailure
 from treadle import crud
 from treadle.adapt import adapter_of
 from treadle.buckets.prepare import ALREADY_EXISTS
-from treadle.buckets.reading import Scan, Summary, bounds, field_summary
-from treadle.buckets.spec import moment
+from treadle.buckets.reading import NAIVE_EPOCH, Scan, Summary, bounds, field_summary, is_dateless
+from treadle.buckets.spec import EPOCH, moment
 from treadle.codec import StoredField
 from treadle.document import Document
 from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
@@ -143,7 +143,9 @@ class NativeLayout(Layout[D]):
     def insert(self, document: D, careful: bool) -> Plan[D]:
         return (yield from self.insert_many([document], careful))[0]
 
-    def insert_many(self, documents: Iterable[D], careful: bool) -> Plan[list[D]]:
+    def insert_many(
+        self, documents: Iterable[D], careful: bool, server: Topology | None = None
+    ) -> Plan[list[D]]:
         if careful:
             raise self._not_offered("a transaction", "write outside of it, or use bucket=")
         listed = list(documents)
@@ -224,10 +226,15 @@ class NativeLayout(Layout[D]):
             else [each for each in self.entry.codec.fields if each.stored not in outer]
         )
         names = [self.time.stored, *(each.stored for each in chosen)]
+        naive = all(is_dateless(each.shape) for each in chosen)
         raws = yield from find(
             self.collection, self._series(key, start, end), {"_id": 0, **dict.fromkeys(names, 1)},
-            sort=[(self.time.stored, 1)],
+            sort=[(self.time.stored, 1)], naive=naive,
         )  # fmt: skip
+        if naive:
+            for raw in raws:
+                if isinstance(when := raw[names[0]], dt.datetime):
+                    raw[names[0]] = EPOCH + (when - NAIVE_EPOCH)
         adapters = [None, *(adapter_of(each.shape) for each in chosen)]
         if not any(adapters) and len(names) > 1:
             try:

@@ -8,13 +8,14 @@ leaves them out, `.summary` shows them like all others.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pymongo import IndexModel
 from pymongo.errors import CollectionInvalid, OperationFailure
 
-from treadle.buckets.spec import SEQUENCE, Spec
+from treadle.buckets.spec import SEQUENCE, Spec, milliseconds
 from treadle.errors import DataError, DeclarationError
 from treadle.indexes import Indexed
 from treadle.json_schema import model_schema
@@ -23,6 +24,8 @@ from treadle.plan import Plan, Raw, database_command, find_one
 if TYPE_CHECKING:
     from treadle.graph import Entry
     from treadle.set_up import Action
+
+log = logging.getLogger("treadle")
 
 ALREADY_EXISTS = 48
 LEAF_PAGE = "64KB"
@@ -37,6 +40,7 @@ def setup(entry: Entry[Any], spec: Spec, existing: Mapping[str, Raw], actions: l
     if found is not None:
         set_up.require_collection(entry, found)
         present = yield from set_up.existing_indexes(entry.collection)
+        yield from _check_existing(entry, spec)
     adopting = yield from _adopting(entry, spec, present, found is not None)
     missing, changed = set_up.compare_indexes(entry, present, indexes(entry, spec, adopting))
     for name in (f"{entry.collection}.flat", f"{entry.collection}.summary"):
@@ -50,6 +54,31 @@ def setup(entry: Entry[Any], spec: Spec, existing: Mapping[str, Raw], actions: l
     yield from set_up.set_up_indexes(entry, missing, changed, actions)
     for suffix, pipeline in (("flat", flat_view(spec)), ("summary", summary_view(spec))):
         yield from _view(entry, f"{entry.collection}.{suffix}", pipeline, existing, actions)
+
+
+def _check_existing(entry: Entry[Any], spec: Spec) -> Plan[None]:
+    """Refuse documents that would pass for buckets; say so where buckets are of another span."""
+    start, end, readings = spec.names.start, spec.names.end, spec.names.readings
+    if start in entry.codec.by_stored:
+        single = {start: {"$exists": True}, readings: {"$exists": False}}
+        if (yield from find_one(entry.collection, single, {"_id": 1})) is not None:
+            raise DataError(
+                f"{entry.collection!r} holds single documents with a field {start!r}, which is also what "
+                f'{entry.model.__name__} calls the start of a bucket; rename the part: names={{"start": …}}',
+                code="collection-conflict",
+            )
+    if spec.span is None:
+        return
+    bucket = yield from find_one(
+        entry.collection, {start: {"$type": "date"}, end: {"$type": "date"}}, {start: 1, end: 1}
+    )
+    if bucket is not None and milliseconds(bucket[end]) != spec.last(milliseconds(bucket[start])):
+        log.warning(
+            "%s: the buckets in %r are of another span than it declares now; run rebuild, until then "
+            "ranges of time may miss readings",
+            entry.model.__name__,
+            entry.collection,
+        )
 
 
 def _adopting(entry: Entry[Any], spec: Spec, present: list[Raw], exists: bool) -> Plan[bool]:

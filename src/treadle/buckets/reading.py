@@ -9,24 +9,27 @@ first; with a limit it keeps only as many as will be shown.
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
+from uuid import UUID
 
-from bson import ObjectId
+from bson import MaxKey, ObjectId, Timestamp
 from bson.decimal128 import Decimal128
 
 from treadle.adapt import adapter_of
 from treadle.bson_types import date_to_bson
-from treadle.buckets.contents import columns_of, form_of, number_key
+from treadle.buckets.contents import columns_of, form_of, number_key, readings_of
 from treadle.buckets.matching import Selection, open_buckets, select, times_filter
-from treadle.buckets.spec import Spec, milliseconds, moment
+from treadle.buckets.spec import EPOCH, Spec, milliseconds, moment
 from treadle.document import Document
 from treadle.errors import UsageError
 from treadle.paths import ARRAYS, value_at
 from treadle.plan import Plan, Raw, Read, aggregate, find
 from treadle.query import Sort, clean, sort_keys
+from treadle.shape import Shape
 
 D = TypeVar("D", bound=Document)
 
@@ -220,7 +223,7 @@ def _count_opened(spec: Spec, collection: str, selection: Selection) -> Plan[int
 
 
 class Scan:
-    """The buckets that match, page by page, in the order of their ids."""
+    """The buckets that match, page by page: those with ids as Treadle makes them, then all others."""
 
     def __init__(self, collection: str, filter: Raw, page: int = PAGE, projection: Raw | None = None) -> None:
         self.collection = collection
@@ -228,32 +231,59 @@ class Scan:
         self.page = page
         self.projection = projection
         self._last: Any = None
+        self._others = False
         self._ended = False
 
     def next(self) -> Plan[list[Raw]]:
         """The next page; empty when there are no more."""
-        if not self._ended:
+        if not self._others:
             after = {"$gt": self._last} if self._last is not None else {"$type": "objectId"}
-            found = yield from find(
-                self.collection,
-                {"$and": [self.filter, {"_id": after}]},
-                self.projection,
-                sort=[("_id", 1)],
-                limit=self.page,
-            )
+            found = yield from self._page({"_id": after})
             if found:
                 self._last = found[-1]["_id"]
                 return found
-            self._ended = True
-            # Buckets that others made may have ids of other types; there is no range over all types.
-            return (
-                yield from find(
-                    self.collection,
-                    {"$and": [self.filter, {"_id": {"$not": {"$type": "objectId"}}}]},
-                    self.projection,
-                )
-            )
-        return []
+            self._others = True
+            self._last = None
+            found = yield from self._page({"_id": {"$not": {"$type": "objectId"}}})
+        elif self._ended:
+            return []
+        else:
+            found = yield from self._page({"$or": ids_after(self._last)})
+        self._ended = len(found) < self.page
+        if found:
+            self._last = found[-1]["_id"]
+        return found
+
+    def _page(self, place: Raw) -> Plan[list[Raw]]:
+        condition = {"$and": [self.filter, place]}
+        return (
+            yield from find(self.collection, condition, self.projection, sort=[("_id", 1)], limit=self.page)
+        )
+
+
+# The types that an `_id` can have, in the order of the server.
+_ID_TYPES = ("null", "number", "string", "object", "binData", "bool", "date", "timestamp", "maxKey")
+
+
+def ids_after(last: Any) -> list[Raw]:
+    """What an `_id` after this one is like, but for ObjectIds; a comparison stays within one type."""
+    if isinstance(last, bool):
+        name = "bool"
+    elif isinstance(last, (int, float, Decimal128)):
+        name = "number"
+    else:
+        name = next((name for kind, name in _ID_CLASSES if isinstance(last, kind)), "object")
+    later: list[Raw] = [{"_id": {"$type": each}} for each in _ID_TYPES[_ID_TYPES.index(name) + 1 :]]
+    if name == "number" and number_key(last)[0] == 0:
+        # Nothing is greater than what is not a number, but all numbers come after it.
+        return [{"_id": {"$type": "number", "$nin": [float("nan"), Decimal128("NaN")]}}, *later]
+    return [{"_id": {"$gt": last}}, *later]
+
+
+_ID_CLASSES: tuple[tuple[Any, str], ...] = (
+    (type(None), "null"), (str, "string"), ((bytes, UUID), "binData"), (dt.datetime, "date"),
+    (Timestamp, "timestamp"), (MaxKey, "maxKey"),
+)  # fmt: skip
 
 
 # -- tuples ---------------------------------------------------------------------------------
@@ -267,11 +297,16 @@ def tuples(
     low, high = bounds(start, end)
     selection = Selection({}, low, high)
     condition = {"$and": [spec.key_filter(key_values(spec, key)), *times_filter(spec, selection)]}
-    buckets = yield from find(collection, condition, sort=[(spec.names.start, 1)], allow_disk_use=True)
+    naive = all(is_dateless(spec.codec.by_stored[name].shape) for name in names)
+    buckets = yield from find(
+        collection, condition, sort=[(spec.names.start, 1)], naive=naive, allow_disk_use=True
+    )
     adapters = [adapter_of(spec.codec.by_stored[name].shape) for name in names]
     found: list[tuple[Any, ...]] = []
     for bucket in buckets:
-        part = _tuples_of(spec, bucket, names)
+        if naive:
+            _localise(spec, bucket)
+        part = _tuples_of(spec, bucket, names, naive)
         if any(adapters):
             part = [
                 (row[0], *(value if value is None or adapt is None else adapt(value)
@@ -292,26 +327,59 @@ def tuples(
     return found
 
 
+def is_dateless(shape: Shape) -> bool:
+    """Whether values of a field are surely no dates, nor hold any."""
+    return shape.kind == "scalar" and shape.python in _DATELESS
+
+
+_DATELESS = (bool, int, float, str, bytes, decimal.Decimal, ObjectId, UUID)
+
+
+def _localise(spec: Spec, bucket: Raw) -> None:
+    """Give the dates of a bucket, but not those of its readings, their time zone."""
+    for name in (spec.names.start, spec.names.end):
+        if isinstance(value := bucket.get(name), dt.datetime):
+            bucket[name] = EPOCH + (value - NAIVE_EPOCH)
+
+
 _FIRST = dt.datetime.min.replace(tzinfo=dt.UTC)
 _LAST = dt.datetime.max.replace(tzinfo=dt.UTC)
 
 
-def _tuples_of(spec: Spec, bucket: Raw, names: Sequence[str]) -> list[tuple[Any, ...]]:
+def _tuples_of(spec: Spec, bucket: Raw, names: Sequence[str], naive: bool) -> list[tuple[Any, ...]]:
+    time = spec.time.stored
     if form_of(spec, bucket) == "rows" and not set(names) & set(spec.outer_names):
         rows = bucket[spec.names.readings]
         try:
-            return (
-                list(map(itemgetter(spec.time.stored, *names), rows))
-                if names
-                else [(row[spec.time.stored],) for row in rows]
-            )
-        except KeyError:
+            times = list(map(itemgetter(time), rows))
+            columns = [list(map(itemgetter(name), rows)) for name in names]
+        except (KeyError, TypeError):
             # Somebody left a field out; it is None then.
-            return [tuple(row.get(name) for name in (spec.time.stored, *names)) for row in rows]
-    times, columns = columns_of(spec, bucket)
+            times = [row[time] for row in readings_of(spec, bucket)]
+            columns = [[row.get(name) for row in rows] for name in names]
+        if naive:
+            times = _aware(spec, bucket, times)
+        return list(zip(times, *columns, strict=True))
+    if naive and form_of(spec, bucket) == "rows":
+        for row in readings_of(spec, bucket):
+            row[time] = EPOCH + (row[time] - NAIVE_EPOCH)
+    times, found = columns_of(spec, bucket)
     nothing = [None] * len(times)
     outer = {name: [bucket.get(name)] * len(times) for name in names if name in spec.outer_names}
-    return list(zip(times, *(outer.get(name) or columns.get(name, nothing) for name in names), strict=True))
+    return list(zip(times, *(outer.get(name) or found.get(name, nothing) for name in names), strict=True))
+
+
+def _aware(spec: Spec, bucket: Raw, times: list[Any]) -> list[Any]:
+    """Dates with their time zone; by distance, which is quicker than to replace it."""
+    try:
+        return [EPOCH + (each - NAIVE_EPOCH) for each in times]
+    except TypeError:
+        # Text, or a date beyond Python's years.
+        readings_of(spec, bucket)
+        raise
+
+
+NAIVE_EPOCH = EPOCH.replace(tzinfo=None)
 
 
 def _stored(spec: Spec, name: str) -> str:
@@ -391,27 +459,29 @@ def summary(spec: Spec, collection: str, key: Any, start: Any, end: Any) -> Plan
         {names.start: 1, names.end: 1, names.count: 1, names.stats: 1, "_id": 0},
         sort=[(names.start, 1)],
         limit=SUMMARIES_MAX,
+        naive=True,
         allow_disk_use=True,
     )
-    return [
-        Summary(
-            bucket[names.start],
-            bucket[names.end],
-            bucket[names.count],
-            {
-                stat.python: field_summary(
-                    value_at(bucket.get(names.stats), stat.segments) or {}, bucket[names.count]
-                )
-                for stat in spec.stats
-            },
-        )
-        for bucket in buckets
-    ]
+    found = []
+    for bucket in buckets:
+        _localise(spec, bucket)
+        number, held = bucket[names.count], bucket.get(names.stats)
+        stats = {
+            stat.python: field_summary(value_at(held, stat.segments) or _NO_STATISTICS, number)
+            for stat in spec.stats
+        }
+        found.append(Summary(bucket[names.start], bucket[names.end], number, stats))
+    return found
+
+
+_NO_STATISTICS: Raw = {}
 
 
 def field_summary(stored: Raw, count: int) -> FieldSummary:
     """Statistics as Python knows them, with the average."""
-    low, high, total = (_python(stored.get(name)) for name in ("min", "max", "sum"))
+    low, high, total = stored.get("min"), stored.get("max"), stored.get("sum")
+    if isinstance(total, Decimal128) or isinstance(low, Decimal128):
+        low, high, total = _python(low), _python(high), _python(total)
     number = stored.get("count", count)
     if low is None or not number:
         return FieldSummary(None, None, total if total is not None else 0, None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import functools
 import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ REVISION = f"{RESERVED}.n"
 PARTS = ("start", "end", "count", "readings", "stats")
 LIMIT_MAX = 1_000_000
 KEYS_REMEMBERED_MAX = 50_000
+MOMENTS_REMEMBERED_MAX = 4096
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=UTC)
 WEEK = 7 * 24 * 3600 * 1000
 # Weeks begin on Monday; the first one after the epoch did on 5 January 1970.
@@ -48,7 +50,9 @@ def milliseconds(moment: dt.datetime) -> int:
     return round(moment.timestamp() * 1000)
 
 
+@functools.lru_cache(MOMENTS_REMEMBERED_MAX)
 def moment(count: int) -> dt.datetime:
+    """The date of a count; remembered, as a batch asks for few of them many times."""
     return EPOCH + dt.timedelta(milliseconds=count)
 
 
@@ -107,6 +111,9 @@ class Spec:
             and self.span is not None
             and not self.stores_id
         )
+        # Values of several types may be equal in Python that are not for the server, as 1 and True.
+        self.mixed = any(each.shape.kind not in ("scalar", "enum") for each in (*self.keys, *self.metadata))
+        self.reading_bytes_max = _bytes_max(self.inner, model)
         self._hashes: dict[Any, int] = {}
         _check(self)
 
@@ -124,17 +131,25 @@ class Spec:
 
     # -- ids --------------------------------------------------------------------------
 
-    def series(self, values: Sequence[Any]) -> int:
+    def series(self, values: tuple[Any, ...]) -> int:
         """A number for a series, from its key; two series have the same one hardly ever."""
-        try:
-            found = self._hashes.get(values)
-        except TypeError:
-            return _hash(values)
+        known = self.known(values)
+        found = self._hashes.get(known)
         if found is None:
             if len(self._hashes) >= KEYS_REMEMBERED_MAX:
                 self._hashes.clear()
-            found = self._hashes[tuple(values)] = _hash(values)
+            found = self._hashes[known] = _hash(values)
         return found
+
+    def known(self, values: tuple[Any, ...]) -> Any:
+        """Key and metadata as something that a dict can hold, the same for the same values only."""
+        if not self.mixed:
+            try:
+                hash(values)
+                return values
+            except TypeError:
+                pass
+        return bson.encode({"": values}, codec_options=CODEC_OPTIONS)
 
     def reading_id(self, series: int, count: int) -> ObjectId:
         """The id of a reading that stores none: its series and its time."""
@@ -176,6 +191,20 @@ def _hash(values: Sequence[Any]) -> int:
 def bind(declared: Bucket, model: type[Document], codec: Codec[Any]) -> Spec:
     """Check a declaration against its model."""
     return Spec(declared, model, codec)
+
+
+def _bytes_max(inner: Sequence[StoredField], model: type[Document]) -> int | None:
+    """How large a reading can become in BSON; None where that depends on what it holds."""
+    if model.model_config.get("extra") == "allow":
+        return None
+    if any(each.shape.kind != "scalar" or each.shape.python not in _FIXED for each in inner):
+        return None
+    # A field has a type, a name that ends with NUL, and at most 21 bytes, as a UUID takes; a reading
+    # has a length, an end, and its place in the array.
+    return sum(len(each.stored.encode()) + 23 for each in inner) + 16
+
+
+_FIXED = (bool, int, float, dt.datetime, decimal.Decimal, ObjectId)
 
 
 # -- checks -----------------------------------------------------------------------------

@@ -1,30 +1,27 @@
-"""Proof and repair of buckets; adoption of single documents; conversion between layouts.
+"""Proof and repair of buckets; conversion between layouts.
 
-Each bucket is mended, converted or packed by one guarded write, and each page
-of adopted documents moves in one transaction. So whatever is interrupted can
-be begun again, and writers go on meanwhile: who comes between is read again.
+Each bucket is mended, converted or packed by one guarded write. So whatever is
+interrupted can be begun again, and writers go on meanwhile: who comes between
+is read again.
 """
 
 from __future__ import annotations
 
-import copy
 import datetime as dt
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pymongo.errors import OperationFailure
-
 from treadle.bson_types import RESERVED
+from treadle.buckets.adoption import Adoption
 from treadle.buckets.changing import guard, rewritten
 from treadle.buckets.contents import Form, derived_parts, form_of, readings_of, start_of
+from treadle.buckets.grouping import frozen
 from treadle.buckets.matching import Opened
 from treadle.buckets.reading import Scan
 from treadle.buckets.spec import NEXT, SEQUENCE, Spec, milliseconds, moment
-from treadle.buckets.writing import Batch, frozen, split_large
 from treadle.canonical import same
-from treadle.errors import DataError, TreadleError, UsageError
-from treadle.gather import freeze
+from treadle.errors import DataError, TreadleError
 from treadle.maintenance.verify import Finding, Progress, Report
 from treadle.paths import value_at
 from treadle.plan import (
@@ -32,10 +29,8 @@ from treadle.plan import (
     Raw,
     count_documents,
     database_command,
-    delete_many,
     find,
     find_one,
-    transact,
     update_one,
 )
 from treadle.topology import Topology
@@ -45,9 +40,7 @@ if TYPE_CHECKING:
     from treadle.graph import Entry, Graph
 
 PAGE = 50
-ADOPTED_PAGE = 1000
 ATTEMPTS_MAX = 100
-PASSES_MAX = 1000
 # How long after its end a window is taken to be closed; later readings open a bucket of their own.
 GRACE_SECONDS = 300
 
@@ -67,7 +60,7 @@ class Upkeep:
 
     def verify(self, server: Topology, report: Report | None) -> Plan[list[Finding]]:
         """Every bucket that is not what its readings say, and every reading that is in none."""
-        findings = yield from self._not_adopted()
+        findings = yield from Adoption(self.layout).waiting()
         done = self._progress(report, (yield from count_documents(self.collection, {})) if report else 0)
         scan = Scan(self.collection, self._buckets(), PAGE)
         while buckets := (yield from scan.next()):
@@ -201,7 +194,7 @@ class Upkeep:
 
     def repair(self, server: Topology, report: Report | None) -> Plan[int]:
         """Mend what `verify` finds; how many documents were mended."""
-        mended = yield from self.adopt(server, report)
+        mended = yield from Adoption(self.layout).adopt(server, report)
         scan = Scan(self.collection, self._buckets(), PAGE)
         while buckets := (yield from scan.next()):
             for bucket in buckets:
@@ -250,7 +243,7 @@ class Upkeep:
 
     def rebuild(self, server: Topology, report: Report | None) -> Plan[int]:
         """Adopt, mend and convert everything; how many buckets were visited."""
-        yield from self.adopt(server, report)
+        yield from Adoption(self.layout).adopt(server, report)
         now = yield from server_time()
         total = (yield from count_documents(self.collection, {})) if report else 0
         done = self._progress(report, total)
@@ -322,126 +315,6 @@ class Upkeep:
             for bucket in buckets:
                 packed += yield from self._convert(bucket["_id"], bucket, now)
         return packed
-
-    # -- adoption -------------------------------------------------------------------------
-
-    def _sources(self) -> list[tuple[str, Raw]]:
-        """The collections that may hold one document per reading, and how to know these."""
-        own = (self.collection, {self.spec.names.start: {"$exists": False}})
-        other = self.spec.declared.adopt
-        return [own] if other is None or other == self.collection else [own, (other, {})]
-
-    def _not_adopted(self) -> Plan[list[Finding]]:
-        findings = []
-        for source, filter in self._sources():
-            scan = Scan(source, filter, ADOPTED_PAGE, {"_id": 1})
-            while documents := (yield from scan.next()):
-                findings += [
-                    self._finding(
-                        each["_id"], "", f"a document of its own in {source}", "a reading in a bucket"
-                    )
-                    for each in documents
-                ]
-        return findings
-
-    def adopt(self, server: Topology, report: Report | None = None) -> Plan[int]:
-        """Move documents that are one reading each into buckets; how many there were."""
-        adopted = 0
-        for source, filter in self._sources():
-            total = (yield from count_documents(source, filter)) if report else 0
-            done = self._progress(report, total)
-            # Writers that do not know of buckets yet may go on, so it ends when a pass finds nothing.
-            for _ in range(PASSES_MAX):
-                moved = 0
-                scan = Scan(source, filter, ADOPTED_PAGE)
-                while documents := (yield from scan.next()):
-                    keys = [each["_id"] for each in documents if self._is_reading(each, source)]
-                    if keys:
-                        number = yield from self._adopt_page(source, filter, keys, server)
-                        moved += number
-                        done(number)
-                adopted += moved
-                if not moved:
-                    break
-        return adopted
-
-    def _is_reading(self, document: Raw, source: str) -> bool:
-        """Whether a document can be read as a reading; what cannot be stays where it is."""
-        try:
-            self.layout.entry.codec.load(copy.deepcopy(document))
-            self.layout.check_fields(document)
-            return True
-        except TreadleError as error:
-            log.warning("%s: %s %r is not adopted: %s", self.name, source, document.get("_id"), error)
-            return False
-
-    def _adopt_page(self, source: str, filter: Raw, keys: list[Any], server: Topology) -> Plan[int]:
-        """Move these documents, one transaction per bucket; without any only if repetitions are noticed."""
-        if not server.transactions and self.spec.unique is None:
-            raise UsageError(
-                f"moving single documents into the buckets of {self.name} needs transactions, so that none "
-                "is counted twice; start the server as a replica set, or declare unique=",
-                code="transactions-unavailable",
-            )
-
-        documents = yield from find(source, {"$and": [filter, {"_id": {"$in": keys}}]})
-        found = [each["_id"] for each in documents]
-        writer = self.layout.writer
-        pending = writer.group([self.layout.normal(each) for each in documents], range(len(documents)))
-        moved = 0
-        for _ in range(ATTEMPTS_MAX):
-            again: list[Batch] = []
-            for batch in split_large(pending):
-                duplicates: list[int] = []
-                located, later = yield from writer.locate(batch, duplicates)
-                if duplicates:
-                    gone = yield from delete_many(
-                        source, {"_id": {"$in": [found[each] for each in duplicates]}}
-                    )
-                    moved += gone.deleted_count
-                again += later
-                for part in located:
-                    number = yield from self._adopt_part(source, part, found, server)
-                    moved += number
-                    again += [] if number or not part.readings else [part]
-            pending = again
-            if not pending:
-                break
-        return moved
-
-    def _adopt_part(self, source: str, part: Batch, found: list[Any], server: Topology) -> Plan[int]:
-        """Move the documents of one bucket; 0 if others came between, and then `part` is what is left.
-
-        The bucket is written first and nothing is read before, so that a
-        writer who is busy with it does not make the transaction fail for ever.
-        """
-        keys = [found[place] for place in part.places]
-
-        def attempt() -> Plan[int]:
-            if (yield from self.layout.writer.write([part])):
-                return 0
-            gone = yield from delete_many(source, {"_id": {"$in": keys}})
-            if gone.deleted_count != len(keys) and server.transactions:
-                raise _Taken
-            return len(keys)
-
-        try:
-            return (yield from transact(attempt) if server.transactions else attempt())
-        except OperationFailure as error:
-            if not self.layout.writer.answerable(error.code, error.details):
-                raise
-        except _Taken:
-            left = yield from find(source, {"_id": {"$in": keys}}, {"_id": 1})
-            there = {freeze(each["_id"]) for each in left}
-            kept = [number for number, key in enumerate(keys) if freeze(key) in there]
-            part.readings = [part.readings[number] for number in kept]
-            part.places = [part.places[number] for number in kept]
-            part.counts = []
-        return 0
-
-
-class _Taken(Exception):
-    """Somebody else adopted a document meanwhile."""
 
 
 _LAST = dt.datetime.max.replace(tzinfo=dt.UTC)
