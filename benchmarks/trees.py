@@ -7,8 +7,11 @@ Pydantic for the models, because Treadle gives models too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from bson import ObjectId
@@ -64,14 +67,18 @@ TITLES = {
 
 def groups() -> list[Group]:
     """Reads, inserts, moves and bulk loads; the names are the rows of the table in the documentation."""
-    reads = [Group("trees", f"descendants, {_name(n)} subtree", _descendants(n), rounds=7) for n in range(3)]
-    moves = [Group("trees", f"move, {_name(n)} subtree", _move(n), rounds=5) for n in range(3)]
+    rounds = (15, 9, 3)
+    reads = [
+        Group("trees", f"descendants, {_name(n)} subtree", _descendants(n), rounds=rounds[n])
+        for n in range(3)
+    ]
+    moves = [Group("trees", f"move, {_name(n)} subtree", _move(n), rounds=rounds[n]) for n in range(3)]
     return [
         Group("trees", "ancestors of a node at depth 8", _ancestors),
         *reads,
         Group("trees", "insert of a node, small and large tree", _insert, rounds=9),
         *moves,
-        Group("trees", "bulk load, time per node", _bulk, rounds=3),
+        Group("trees", "bulk load, time per node", _bulk, rounds=1),
     ]
 
 
@@ -352,3 +359,54 @@ def _bulk(context: Context) -> list[Contender]:
             )
         )
     return contenders
+
+
+# -- the table of the documentation -----------------------------------------------------------
+
+PAGE = Path(__file__).parent.parent / "docs" / "trees.md"
+HEAD = f"| milliseconds | {' | '.join(TITLES.values())} |"
+# The row's title, the group that it comes from, and what follows the representation in a contender's name.
+ROWS = (
+    ("ancestors of a node at depth 8", "ancestors of a node at depth 8", ", Treadle"),
+    ("descendants, 10", "descendants, small subtree", ", Treadle"),
+    ("descendants, 1,000", "descendants, medium subtree", ", Treadle"),
+    ("descendants, 50,000", "descendants, large subtree", ", Treadle"),
+    ("insert of a node", "insert of a node, small and large tree", ", large tree"),
+    ("move of 10", "move, small subtree", ""),
+    ("move of 1,000", "move, medium subtree", ""),
+    ("move of 50,000", "move, large subtree", ""),
+    ("bulk load, per node", "bulk load, time per node", ", insert_many"),
+)
+
+
+def page_table(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The lines of the table in docs/trees.md, from the results of a run as JSON has them."""
+    medians = {
+        (each["work"], each["contender"]): each["microseconds"]["median"] / 1000
+        for each in results
+        if each["group"] == "trees"
+    }
+    lines = [HEAD, f"|{' --- |' * (len(TITLES) + 1)}"]
+    for title, work, suffix in ROWS:
+        shown = [_milliseconds(medians[work, name + suffix]) for name in TITLES.values()]
+        lines.append(f"| {title} | {' | '.join(shown)} |")
+    return lines
+
+
+def _milliseconds(value: float) -> str:
+    digits = 2 if value < 1 else 1 if value < 10 else 0
+    return f"{float(f'{value:.2g}'):,.{digits}f}"
+
+
+def write_page(results: Path, page: Path = PAGE) -> None:
+    """Put the figures of a run into the documentation, in the place of those that are there."""
+    lines = page.read_text(encoding="utf-8").split("\n")
+    start = lines.index(HEAD)
+    end = start + lines[start:].index("")
+    table = page_table(json.loads(results.read_text(encoding="utf-8"))["results"])
+    page.write_text("\n".join([*lines[:start], *table, *lines[end:]]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    # python -m benchmarks.trees RESULTS.json
+    write_page(Path(sys.argv[1]))

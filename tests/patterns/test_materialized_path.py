@@ -66,6 +66,22 @@ def test_a_range_of_the_index_is_read_and_nothing_else(run, database):
         assert '(",company,engineering,", ",company,engineering-")' in bounds
 
 
+def test_siblings_in_order_come_from_the_range_and_not_from_the_index_that_has_the_order(run, database):
+    """Left to itself, the server goes through the index on _id, that is through the whole tree."""
+    store = made(run, Pathed)
+    top = store.insert(Pathed(name="top"))
+    own = [f"n{number}" for number in range(150)]
+    store.insert_many([Pathed(name=name, path=f",top,{name},") for name in own])
+    store.insert_many([Pathed(name=f"other {number}") for number in range(600)])
+    tree = Store(database, [Pathed]).graph.entry(Pathed).tree
+    for stream in (run(reads.children(tree, top.id)), run(reads.descendants(tree, top.id, sort="-_id"))):
+        (condition,) = stream.arguments
+        plan = database["paths"].find(condition).sort(stream.options["sort"]).explain()
+        assert plan["executionStats"]["totalKeysExamined"] <= len(own) + 1
+    assert own == [node.name for node in store.tree(Pathed).children(top.id)]
+    assert own[::-1] == [node.name for node in store.tree(Pathed).descendants(top.id, sort="-_id")]
+
+
 def test_ancestors_are_looked_up_by_their_paths(run, database):
     store = made(run, Pathed)
     plant(store, Pathed, SHAPE)

@@ -102,26 +102,28 @@ def test_descendants_beyond_the_memory_of_graph_lookup_still_stream(store, datab
     assert 15 == tree.remove(ids["r"], children="subtree")
 
 
-def test_the_batches_of_levels_find_everything(run, monkeypatch):
-    """The way that is taken beyond the memory of `$graphLookup`, on a small tree."""
+@pytest.mark.parametrize("levels", [1, 2, 3, 4])
+@pytest.mark.parametrize("model", [Parented, Listed], ids=lambda model: model.__name__)
+def test_the_levels_below_the_first_ones_are_all_found(run, monkeypatch, model, levels):
+    """The deeper levels are asked for in batches, however many `$graphLookup` has found."""
+    monkeypatch.setattr(reads, "GRAPH_LEVELS", levels)
     monkeypatch.setattr(reads, "BATCH", 2)
     monkeypatch.setattr(handle, "PAGE", 2)
-    for model in (Parented, Listed):
-        store = run.store([model])
-        store.setup()
-        ids = plant(store, model, SHAPE)
-        inner = getattr(store, "_inner", store)
-        tree = inner.graph.entry(model).tree
-        broken = reads.Levels(tree, ids["r"], reads.below_batch(tree, []))
-        if hasattr(run, "wait"):
+    store = run.store([model])
+    store.setup()
+    ids = plant(store, model, SHAPE)
+    tree = store.tree(model)
+    assert ["a", "a1", "a2", "a3", "b"] == sorted(names(tree.descendants(ids["r"])))
+    for depth in range(5):
+        expected = [node.name for node in tree.descendants(ids["r"]) if tree.depth(node.id) <= depth]
+        assert sorted(expected) == sorted(names(tree.descendants(ids["r"], max_depth=depth)))
 
-            async def gathered(runner=inner.runner, stream=broken) -> list[str]:
-                return [raw["name"] async for raw in handle._levels_async(runner, stream, None)]
 
-            found = run.wait(gathered())
-        else:
-            found = [raw["name"] for raw in handle._levels(inner.runner, broken, None)]
-        assert ["a", "a1", "a2", "a3", "b"] == sorted(found)
+def test_descendants_in_a_circle_of_raw_writes_come_to_an_end(store, database, monkeypatch):
+    monkeypatch.setattr(reads, "GRAPH_LEVELS", 1)
+    ids = plant(store, Parented, SHAPE)
+    database["parents"].update_one({"name": "r"}, {"$set": {"parent_id": ids["a2"]}})
+    assert ["a", "a1", "a2", "a3", "b", "r"] == sorted(names(store.tree(Parented).descendants(ids["r"])))
 
 
 def test_circles_and_orphans_are_found_and_mended(store, database):

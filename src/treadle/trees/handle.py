@@ -12,13 +12,13 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle.document import Document
 from treadle.errors import UsageError
-from treadle.plan import Plan, Raw
+from treadle.plan import Plan, Raw, Read
 from treadle.query import Sort
 from treadle.trees import reads, state
 from treadle.trees.fields import Tree
 from treadle.trees.moves import Move, finish, tree_of
 from treadle.trees.placing import UNSTATED
-from treadle.trees.reads import GRAPH_TOO_LARGE, Levels, Stream
+from treadle.trees.reads import Levels, Pending, Stream
 from treadle.trees.removes import Children, Remove
 from treadle.writes import Insert, Work
 
@@ -83,29 +83,22 @@ def _stream(tree: Tree, runner: Runner, plan: Plan[Stream], load: Load[D], sessi
     if isinstance(stream, list):
         yield from map(load, stream)
         return
-    try:
-        cursor = runner.open(stream.read if isinstance(stream, Levels) else stream, session)
-    except OperationFailure as error:
-        if error.code != GRAPH_TOO_LARGE:
-            raise
-        if not isinstance(stream, Levels):
-            raise reads.too_large(tree) from None
-        yield from map(load, _levels(runner, stream, session))
-        return
-    with cursor:
-        while raws := cursor.to_list(PAGE):
-            for raw in raws:
-                yield load(raw)
-
-
-def _levels(runner: Runner, stream: Levels, session: Session) -> Generator[Raw]:
-    """All descendants with many small questions; never more ids in memory than a few batches have."""
-    pending = reads.Pending(stream)
-    while batch := pending.take():
-        with closing(runner.open(reads.below_batch(stream.tree, batch), session)) as cursor:
+    pending = Pending(stream) if isinstance(stream, Levels) else None
+    read: Read | None = stream.read if isinstance(stream, Levels) else stream
+    add = pending.add_first if pending is not None else None
+    while read is not None:
+        try:
+            cursor = runner.open(read, session)
+        except OperationFailure as error:
+            read, add = reads.otherwise(tree, pending, error)
+            continue
+        with closing(cursor):
             while raws := cursor.to_list(PAGE):
-                pending.add(raws)
-                yield from raws
+                if add is not None:
+                    add(raws)
+                for raw in raws:
+                    yield load(raw)
+        read, add = (pending.next(), pending.add) if pending is not None else (None, None)
 
 
 class TreeHandle(Generic[D]):
@@ -246,31 +239,22 @@ async def _stream_async(
         for raw in stream:
             yield load(raw)
         return
-    try:
-        cursor = await _opened(runner, stream.read if isinstance(stream, Levels) else stream, session)
-    except OperationFailure as error:
-        if error.code != GRAPH_TOO_LARGE:
-            raise
-        if not isinstance(stream, Levels):
-            raise reads.too_large(tree) from None
-        async for raw in _levels_async(runner, stream, session):
-            yield load(raw)
-        return
-    async with cursor:
-        while raws := await cursor.to_list(PAGE):
-            for raw in raws:
-                yield load(raw)
-
-
-async def _levels_async(runner: AsyncRunner, stream: Levels, session: AsyncSession) -> AsyncGenerator[Raw]:
-    """All descendants with many small questions; never more ids in memory than a few batches have."""
-    pending = reads.Pending(stream)
-    while batch := pending.take():
-        async with await _opened(runner, reads.below_batch(stream.tree, batch), session) as cursor:
+    pending = Pending(stream) if isinstance(stream, Levels) else None
+    read: Read | None = stream.read if isinstance(stream, Levels) else stream
+    add = pending.add_first if pending is not None else None
+    while read is not None:
+        try:
+            cursor = await _opened(runner, read, session)
+        except OperationFailure as error:
+            read, add = reads.otherwise(tree, pending, error)
+            continue
+        async with cursor:
             while raws := await cursor.to_list(PAGE):
-                pending.add(raws)
+                if add is not None:
+                    add(raws)
                 for raw in raws:
-                    yield raw
+                    yield load(raw)
+        read, add = (pending.next(), pending.add) if pending is not None else (None, None)
 
 
 class AsyncTreeHandle(Generic[D]):

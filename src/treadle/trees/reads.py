@@ -7,10 +7,11 @@ The representation that was declared first is the one that is read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from pymongo import ASCENDING
 from pymongo.errors import OperationFailure
 
 from treadle.errors import DataError, UsageError
@@ -28,6 +29,8 @@ GRAPH_TOO_LARGE = 40099
 KEYS_BATCH = 1000
 # Parents whose children are asked for together, where $graphLookup would need too much memory.
 BATCH = 1000
+# Levels that $graphLookup is asked for; beyond them one question per batch of parents is quicker.
+GRAPH_LEVELS = 4
 # Deeper than this is a circle.
 DEPTH_MAX = 10_000
 # How many subtrees are looked into with one query.
@@ -36,7 +39,11 @@ RANGES_BATCH = 100
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Descendants by `$graphLookup`; batch by batch where they are more than its memory holds."""
+    """Descendants: the first levels by `$graphLookup`, in one question, the others batch by batch.
+
+    `$graphLookup` holds all that it finds in memory, up to 100 MB, and takes
+    the longer for each node the more they are.
+    """
 
     tree: Tree
     key: Any
@@ -49,29 +56,59 @@ class Pending:
 
     def __init__(self, stream: Levels) -> None:
         self._stream = stream
-        self._levels: list[list[Any]] = [[stream.key]]
+        self._by_parent = "parent" in stream.tree.lead
+        # Per level what its nodes are found by: ids of their parents, or their own ids.
+        self._levels: list[list[Any]] = []
+        # The level of the nodes that are being read.
         self._depth = 0
 
-    def take(self) -> list[Any]:
-        """The next batch, all of one level; empty at the end."""
+    def add_first(self, raws: Sequence[Raw]) -> None:
+        """Note what is below the deepest of the nodes that `$graphLookup` found."""
+        self._depth = GRAPH_LEVELS
+        self.add([raw for raw in raws if raw.pop(DEPTH) == GRAPH_LEVELS - 1])
+
+    def add(self, raws: Sequence[Raw]) -> None:
+        """Note what is below nodes of the level that is being read."""
+        if self._depth == self._stream.max_depth:
+            return
+        while len(self._levels) <= self._depth:
+            self._levels.append([])
+        level, key = self._levels[self._depth], self._stream.key
+        for raw in raws:
+            further = [raw["_id"]] if self._by_parent else self._stream.tree.get(raw, "children") or []
+            # A circle that raw writes made may lead back to where this began.
+            level.extend(each for each in further if each != key)
+
+    def anew(self) -> Read:
+        """The first question, where `$graphLookup` had not enough memory."""
+        self._depth = 1
+        return below_batch(self._stream.tree, [self._stream.key])
+
+    def next(self) -> Read | None:
+        """The next question; None at the end."""
         while self._levels and not self._levels[-1]:
             self._levels.pop()
         if not self._levels:
-            return []
+            return None
         last = self._levels[-1]
         batch, last[:] = last[-BATCH:], last[:-BATCH]
         self._depth = len(self._levels)
         if self._depth > DEPTH_MAX:
             raise endless(self._stream.tree)
-        return batch
+        if self._by_parent:
+            return below_batch(self._stream.tree, batch)
+        return Read(self._stream.tree.entry.collection, "find", ({"_id": {"$in": batch}},))
 
-    def add(self, raws: Sequence[Raw]) -> None:
-        """Note the children of the batch that was taken last."""
-        if self._depth == self._stream.max_depth:
-            return
-        if len(self._levels) == self._depth:
-            self._levels.append([])
-        self._levels[self._depth].extend(raw["_id"] for raw in raws)
+
+def otherwise(
+    tree: Tree, pending: Pending | None, error: OperationFailure
+) -> tuple[Read, Callable[[Sequence[Raw]], None]]:
+    """What to ask instead where `$graphLookup` had not enough memory, and who is told the answer."""
+    if error.code != GRAPH_TOO_LARGE:
+        raise error
+    if pending is None:
+        raise too_large(tree) from None
+    return pending.anew(), pending.add
 
 
 def endless(tree: Tree) -> DataError:
@@ -85,6 +122,11 @@ def endless(tree: Tree) -> DataError:
 
 def _find(tree: Tree, condition: Raw, sort: Sort | None, limit: int | None) -> Read:
     keys = sort_keys(sort, tree.entry.codec)
+    path = tree.path if "path" in tree.lead and "parent" not in tree.lead else None
+    if keys and path in condition and keys[0][0] != path:
+        # A field that no node has, so that no index gives this order: the server would rather go through
+        # the whole index on _id than sort the few nodes of a range.
+        keys = [(NODE, ASCENDING), *keys]
     options: Raw = {"sort": keys, "limit": limit or 0}
     if sort is not None:
         options["allow_disk_use"] = True
@@ -177,13 +219,26 @@ def descendants(
         if split(path) is None:
             return []
         return _find(tree, {lead["path"].stored: _within(path, max_depth)}, sort, limit)
-    stages = [
-        *_graph_below(tree, key, max_depth),
-        {"$unwind": f"${NODE}"},
-        {"$replaceRoot": {"newRoot": f"${NODE}"}},
-    ]
-    read = _aggregate(tree, stages, sort, limit)
-    return read if sort or limit else Levels(tree, key, read, max_depth)
+    if sort or limit:
+        return _graph(tree, key, max_depth, sort, limit)
+    levels = GRAPH_LEVELS if max_depth is None else min(max_depth, GRAPH_LEVELS)
+    return Levels(tree, key, _graph(tree, key, levels, depth_field=DEPTH), max_depth)
+
+
+def _graph(
+    tree: Tree,
+    key: Any,
+    max_depth: int | None,
+    sort: Sort | None = None,
+    limit: int | None = None,
+    depth_field: str | None = None,
+) -> Read:
+    """Everything below a node, so many levels deep at most, with one `$graphLookup`."""
+    stages = _graph_below(tree, key, max_depth)
+    if depth_field is not None:
+        stages[-1]["$graphLookup"]["depthField"] = depth_field
+    stages += [{"$unwind": f"${NODE}"}, {"$replaceRoot": {"newRoot": f"${NODE}"}}]
+    return _aggregate(tree, stages, sort, limit)
 
 
 def _below_in_array(stored: str, key: Any, max_depth: int | None) -> Raw:
@@ -367,12 +422,11 @@ def count(tree: Tree, key: Any = None, max_depth: int | None = None) -> Plan[int
     stream = yield from descendants(tree, key, max_depth)
     if isinstance(stream, list):
         return len(stream)
-    if isinstance(stream, Levels):
-        stream = stream.read
-    if stream.method == "find":
+    if isinstance(stream, Read) and stream.method == "find":
         return (yield from count_documents(stream.collection, stream.arguments[0]))
+    graph = stream if isinstance(stream, Read) else _graph(tree, key, max_depth)
     try:
-        rows = yield from aggregate(stream.collection, [*stream.arguments[0], {"$count": "n"}])
+        rows = yield from aggregate(graph.collection, [*graph.arguments[0], {"$count": "n"}])
     except OperationFailure as error:
         if error.code != GRAPH_TOO_LARGE:
             raise

@@ -143,8 +143,7 @@ class Remove(Work[int]):
 
 def _keys(tree: Tree, stream: Any) -> Plan[list[Any]]:
     """The ids of what a stream holds."""
-    if isinstance(stream, Levels):
-        stream = stream.read
+    assert not isinstance(stream, Levels)
     if isinstance(stream, list):
         return [each["_id"] for each in stream]
     if stream.method == "find":
