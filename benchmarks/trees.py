@@ -365,6 +365,7 @@ def _bulk(context: Context) -> list[Contender]:
 
 PAGE = Path(__file__).parent.parent / "docs" / "trees.md"
 HEAD = f"| milliseconds | {' | '.join(TITLES.values())} |"
+ADVICE = "- **Ancestor Array** unless"
 # The row's title, the group that it comes from, and what follows the representation in a contender's name.
 ROWS = (
     ("ancestors of a node at depth 8", "ancestors of a node at depth 8", ", Treadle"),
@@ -399,11 +400,14 @@ def _milliseconds(value: float) -> str:
 
 
 def write_page(results: Path, page: Path = PAGE) -> None:
-    """Put the figures of a run into the documentation, in the place of those that are there."""
+    """Put the figures of a run into the documentation: before the advice, or in the place of older ones."""
     lines = page.read_text(encoding="utf-8").split("\n")
-    start = lines.index(HEAD)
-    end = start + lines[start:].index("")
-    table = page_table(json.loads(results.read_text(encoding="utf-8"))["results"])
+    table = [*page_table(json.loads(results.read_text(encoding="utf-8"))["results"]), ""]
+    if HEAD in lines:
+        start = lines.index(HEAD)
+        end = start + lines[start:].index("") + 1
+    else:
+        start = end = next(number for number, line in enumerate(lines) if line.startswith(ADVICE))
     page.write_text("\n".join([*lines[:start], *table, *lines[end:]]), encoding="utf-8")
 
 

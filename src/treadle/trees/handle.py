@@ -85,7 +85,7 @@ def _stream(tree: Tree, runner: Runner, plan: Plan[Stream], load: Load[D], sessi
         return
     pending = Pending(stream) if isinstance(stream, Levels) else None
     read: Read | None = stream.read if isinstance(stream, Levels) else stream
-    add = pending.add_first if pending is not None else None
+    add: Callable[[list[Raw]], None] | None = pending.add_first if pending is not None else None
     while read is not None:
         try:
             cursor = runner.open(read, session)
@@ -241,7 +241,7 @@ async def _stream_async(
         return
     pending = Pending(stream) if isinstance(stream, Levels) else None
     read: Read | None = stream.read if isinstance(stream, Levels) else stream
-    add = pending.add_first if pending is not None else None
+    add: Callable[[list[Raw]], None] | None = pending.add_first if pending is not None else None
     while read is not None:
         try:
             cursor = await _opened(runner, read, session)

@@ -23,7 +23,7 @@ from treadle.topology import Topology
 from treadle.trees import state
 from treadle.trees.fields import Tree
 from treadle.trees.moves import Pace, pass_over
-from treadle.trees.placing import follows, rewrite, segment_errors, segment_taken, unlisting
+from treadle.trees.placing import follows, listing, rewrite, segment_errors, segment_taken, unlisting
 from treadle.trees.reads import parent_of
 from treadle.trees.segments import SEPARATOR, at_most, below, path_above, split
 
@@ -55,10 +55,14 @@ def lift_lists(tree: Tree, node: Raw, above: Any, ledger: Ledger) -> Plan[None]:
     if tree.children is None:
         return
     own = tree.get(node, "children") or []
-    if above is not None and own:
+    if not own:
+        return
+    if above is not None:
         parent = yield from find_one(tree.entry.collection, by_id(above), tree.projection)
-        if node["_id"] in (tree.get(parent, "children") or []):
-            yield from rewrite(tree, [(above, unlisting(tree, [node["_id"]], own))], ledger)
+        there = node["_id"] in (tree.get(parent, "children") or [])
+        # Not there any more: these came since, or the run before got no further.
+        lists = unlisting(tree, [node["_id"]], own) if there else listing(tree, own)
+        yield from rewrite(tree, [(above, lists)], ledger)
     yield from rewrite(tree, [(node["_id"], {tree.children: {"$literal": []}})], ledger)
 
 
@@ -138,9 +142,7 @@ def lift_chunk(tree: Tree, graph: Graph, server: Topology, token: Any, pace: Pac
     node = yield from find_one_and_update(tree.entry.collection, by_id(work["node"]), bump)
     ledger = Ledger()
     if node is not None:
-        if not work.get("listed"):
-            yield from lift_lists(tree, node, work["to"], ledger)
-            yield from state.note(tree, token, {"listed": True})
+        yield from lift_lists(tree, node, work["to"], ledger)
         if (yield from _lift_some(tree, work, pace, ledger)):
             yield from react(graph, server, ledger, copies_max=UNBOUNDED)
             return False

@@ -102,7 +102,7 @@ class Pending:
 
 def otherwise(
     tree: Tree, pending: Pending | None, error: OperationFailure
-) -> tuple[Read, Callable[[Sequence[Raw]], None]]:
+) -> tuple[Read, Callable[[list[Raw]], None] | None]:
     """What to ask instead where `$graphLookup` had not enough memory, and who is told the answer."""
     if error.code != GRAPH_TOO_LARGE:
         raise error
