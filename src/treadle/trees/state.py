@@ -90,12 +90,6 @@ def pass_over(tree: Tree, token: Any, key: Any) -> Plan[None]:
     )
 
 
-def note(tree: Tree, token: Any, facts: Raw) -> Plan[None]:
-    """Add to what is written down of owed work."""
-    sets = {f"owed.{name}": value for name, value in facts.items()}
-    yield from update_one(COLLECTION, {"_id": tree.entry.collection, "owed.token": token}, {"$set": sets})
-
-
 def settle(tree: Tree, token: Any, stopped: str | None = None) -> Plan[None]:
     """Let work go that was done, or that cannot be; keep for a while how much it was, and why it stopped."""
     ended = {"token": "$owed.token", "done": "$owed.done", "stopped": {"$literal": stopped}}
