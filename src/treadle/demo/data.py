@@ -71,7 +71,8 @@ class Sizes:
             sellers=number(400, 200),
             followers=number(20_000, FOLLOWERS_MIN),
             sensors=number(12, 4),
-            readings=number(17_280, 4 * 300),
+            # The advisor speaks of series from five thousand readings on.
+            readings=number(17_280, 5_760),
             views=number(1_000, 200),
         )
 
