@@ -101,7 +101,7 @@ def show_findings(findings: list[Finding], console: Console) -> None:
 
 def counted(number: int, noun: str) -> str:
     """1 document, 2 documents."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _short(value: Any) -> str:

@@ -16,6 +16,7 @@ from rich.progress import Progress as Bar
 
 from treadle.async_api import AsyncStore
 from treadle.commands.app import Reporter, models_named, several
+from treadle.commands.maintain import counted
 from treadle.document import Document
 from treadle.errors import UsageError
 from treadle.maintenance.convert import identical
@@ -188,19 +189,24 @@ def show_results(results: list[Migrated], console: Console, dry_run: bool) -> No
     for each in results:
         if dry_run:
             console.print(
-                f"{each.model}: {each.remaining:,} documents would be brought to version {each.to}.",
+                f"{each.model}: {counted(each.remaining, 'document')} would be brought to version {each.to}.",
                 markup=False,
             )
             for sample in each.samples:
                 _show_sample(sample, console)
         else:
+            were, remain = _verbs(each.migrated)[0], _verbs(each.remaining)[1]
             how = "" if each.finished else " The run was stopped; run it again and it goes on from here."
             console.print(
-                f"{each.model}: {each.migrated:,} documents were brought to version {each.to}, "
-                f"{each.remaining:,} remain.{how}",
+                f"{each.model}: {counted(each.migrated, 'document')} {were} brought to version {each.to}, "
+                f"{each.remaining:,} {remain}.{how}",
                 markup=False,
             )
         _show_aside([_aside(one) for one in each.set_aside], console)
+
+
+def _verbs(number: int) -> tuple[str, str]:
+    return ("was", "remains") if number == 1 else ("were", "remain")
 
 
 def _show_sample(sample: Any, console: Console) -> None:

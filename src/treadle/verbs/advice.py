@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
 @app.command()
 def doctor(
-    uri: UriArgument = None,
+    uri: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="URI",
+            help="The database; else --uri, else MONGODB_URI, else a private local server.",
+            show_default=False,
+        ),
+    ] = None,
     uri_option: UriOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:

@@ -32,11 +32,7 @@ app = typer.Typer(
 
 UriArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="URI",
-        help="The database; else --uri, else MONGODB_URI, else a private local server.",
-        show_default=False,
-    ),
+    typer.Argument(metavar="URI", help="The database; else --uri, else MONGODB_URI.", show_default=False),
 ]
 UriOption = Annotated[
     str | None, typer.Option("--uri", metavar="URI", help="The same, as an option.", show_default=False)
