@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("treadle")
 
 ALREADY_EXISTS = 48
-LEAF_PAGE = "64KB"
+LEAF_PAGE = "128KB"
+INDEX_PAGE = "64KB"
 
 
 def setup(entry: Entry[Any], spec: Spec, existing: Mapping[str, Raw], actions: list[Action]) -> Plan[None]:
@@ -99,6 +100,8 @@ def indexes(entry: Entry[Any], spec: Spec, adopting: bool) -> list[IndexModel]:
     names = spec.names
     # Documents that are no buckets yet must not collide.
     only: Raw = {"partialFilterExpression": {names.start: {"$exists": True}}} if adopting else {}
+    if spec.declared.compression is not None:
+        only["storageEngine"] = _engine(spec, INDEX_PAGE)
     key = [*((name, 1) for name in spec.key_names), (names.start, 1), (SEQUENCE, 1)]
     wanted = [IndexModel(key, unique=True, **only)]
     if spec.span is None:
@@ -120,6 +123,13 @@ def indexes(entry: Entry[Any], spec: Spec, adopting: bool) -> list[IndexModel]:
             if isinstance(mark, Indexed):
                 wanted.append(_field_index(entry, spec, field.stored, mark))
     return [*wanted, *entry.settings.indexes]
+
+
+def _engine(spec: Spec, page: str) -> Raw:
+    """Compressed, in larger pages than usual: neighbouring buckets are much alike, and so are their keys."""
+    return {
+        "wiredTiger": {"configString": f"block_compressor={spec.declared.compression},leaf_page_max={page}"}
+    }
 
 
 def _field_index(entry: Entry[Any], spec: Spec, name: str, mark: Indexed) -> IndexModel:
@@ -154,9 +164,7 @@ def _collection(
     if found is None:
         storage: Raw = {}
         if spec.declared.compression is not None:
-            # Larger pages than usual: neighbouring buckets are much alike.
-            compressor = f"block_compressor={spec.declared.compression},leaf_page_max={LEAF_PAGE}"
-            storage = {"storageEngine": {"wiredTiger": {"configString": compressor}}}
+            storage = {"storageEngine": _engine(spec, LEAF_PAGE)}
         actions.append(Action("create collection", entry.collection, _detail(spec)))
         try:
             yield from database_command(
