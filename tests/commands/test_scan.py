@@ -14,6 +14,7 @@ from typing import Any
 import bson
 import pytest
 from bson import json_util
+from bson.datetime_ms import DatetimeMS
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -116,7 +117,22 @@ def test_a_workload_from_a_file(form: str, uri: str, database: Any, tmp_path: Pa
     assert "file" == found["workload"]["source"]
 
 
-@pytest.mark.parametrize("content", [b"\x00\x01", b"[1, 2]", b"{", b'"text"', b"[{]", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x00\x01",
+        b"[1, 2]",
+        b"{",
+        b'"text"',
+        b"[{]",
+        b"\xff\xfe",
+        b'{"a": {"$oid": 5}}',
+        b'{"a": {"$regularExpression": {}}}',
+        b'{"a": {"$binary": 7}}',
+        b"[" * 100_000,
+    ],
+    ids=lambda content: repr(content[:12]),
+)
 def test_a_file_that_is_no_workload_is_refused(content: bytes, tmp_path: Path) -> None:
     for name in ("w.json", "w.bson"):
         path = tmp_path / name
@@ -126,6 +142,31 @@ def test_a_file_that_is_no_workload_is_refused(content: bytes, tmp_path: Path) -
         assert "workload-invalid" == caught.value.code
     with pytest.raises(UsageError):
         scan.read_workload(tmp_path / "none.json")
+
+
+def test_what_is_no_workload_later_in_a_file_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "w.json"
+    path.write_text('{"a": 1}\n\n{"a": 2}\n7\n')
+    documents = scan.read_workload(path)
+    assert [1, 2] == [next(documents)["a"], next(documents)["a"]]
+    with pytest.raises(UsageError, match="something else after 2 profiler documents"):
+        next(documents)
+
+
+def test_a_workload_may_hold_what_a_workload_holds(tmp_path: Path) -> None:
+    """A mark of the encoding, characters that some take for line ends, dates beyond Python's."""
+    far = DatetimeMS(400_000_000_000_000)
+    path = tmp_path / "w.json"
+    lines = ['{"a": "x\u0085y\u2028z"}', json_util.dumps({"a": far})]
+    path.write_text("\r\n".join(lines), encoding="utf-8-sig")
+    assert ["x\u0085y\u2028z", far] == [each["a"] for each in scan.read_workload(path)]
+    path.write_text(f"[{','.join(lines)}]", encoding="utf-8-sig")
+    assert ["x\u0085y\u2028z", far] == [each["a"] for each in scan.read_workload(path)]
+    path = tmp_path / "w.bson"
+    path.write_bytes(bson.encode({"a": far}) + bson.encode({"a": 2}))
+    assert [far, 2] == [each["a"] for each in scan.read_workload(path)]
+    path.write_bytes(b"")
+    assert [] == list(scan.read_workload(path))
 
 
 def test_without_a_database_it_says_so(
@@ -242,6 +283,33 @@ def test_decide_asks_again_and_then_gives_up() -> None:
     assert "Embed the children in the parent." in result.output
     result = run("decide", answers="perhaps\n" * 9)
     assert isinstance(result.exception, UsageError)
+
+
+def test_decide_by_options() -> None:
+    result = run("decide", "--children-max", "500", "--child-bytes", "300", "--read-apart", "--grows")
+    assert 0 == result.exit_code, result.output
+    assert "Keep the children in a collection of their own, and refer to them." in result.output
+    assert "Subset" in result.output
+    found = json.loads(run("decide", "--children-max", "500", "--read-together", "--json").output)
+    assert "embed" == found["choice"]
+    assert "yes" == found["answers"][-1]["answer"]
+    assert "arrays-of-ids" == json.loads(run("decide", "--many-to-many", "--json").output)["choice"]
+    assert "embed" == json.loads(run("decide", "--children-max", "0", "--json").output)["choice"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--read-apart"],
+        ["--atomic", "mongodb://127.0.0.1:1/shop"],
+        ["--children-max", "1", "--children-typical", "2"],
+    ],
+)
+def test_decide_refuses_options_that_do_not_fit(
+    options: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert 2 == main(["decide", *options])
+    assert 1 == len(capfd.readouterr().err.strip().splitlines())
 
 
 def test_decide_from_a_live_database(uri: str, database: Any) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -12,13 +13,15 @@ from typing import Any
 
 import bson
 from bson import json_util
+from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.errors import BSONError
 from pymongo.errors import ConfigurationError, ConnectionFailure
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from treadle.advisor import Limits, Relationship, Report, Step, decide, scan
+from treadle.advisor import Decision, Limits, Relationship, Report, Step, decide, scan
 from treadle.advisor.html import html
 from treadle.advisor.reading import Lost, Refused
 from treadle.advisor.report import printable, show, show_decisions
@@ -26,7 +29,13 @@ from treadle.advisor.rules import load
 from treadle.commands.connection import Target, cannot_connect, connected, hosts
 from treadle.errors import DataError, UsageError
 
-WORKLOAD_BYTES_MAX = 500_000_000
+WORKLOAD_BYTES_MAX = 2_000_000_000
+# A list is read at once; documents one by one.
+WORKLOAD_LIST_BYTES_MAX = 50_000_000
+# Dates beyond the year 9999 stand in queries for "never"; they must not refuse a file.
+_CODEC = CodecOptions[dict[str, Any]](tz_aware=True, datetime_conversion=DatetimeConversion.DATETIME_AUTO)
+_JSON = json_util.JSONOptions(tz_aware=True, datetime_conversion=DatetimeConversion.DATETIME_AUTO)
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, BSONError)
 
 
 def scan_target(
@@ -38,7 +47,7 @@ def scan_target(
     progress: Callable[[Step], None] | None = None,
 ) -> Report:
     """The report on the URI's database."""
-    recorded = None if workload is None else read_workload(workload)
+    recorded: Iterable[dict[str, Any]] | None = None if workload is None else read_workload(workload)
     with connected(target.uri) as client:
         try:
             database = client.get_default_database()
@@ -66,36 +75,69 @@ def scan_target(
             ) from None
 
 
-def read_workload(path: Path) -> list[dict[str, Any]]:
-    """Profiler documents from a file: BSON, a JSON list, or one JSON document per line."""
+def read_workload(path: Path) -> Iterator[dict[str, Any]]:
+    """Profiler documents from a file, one by one: BSON, a JSON list, or one JSON document per line.
+
+    A file that begins with none is refused at once, one that holds something
+    else later when that is come to.
+    """
     try:
-        if path.stat().st_size > WORKLOAD_BYTES_MAX:
-            raise UsageError(
-                f"--workload {path} is larger than {WORKLOAD_BYTES_MAX // 1_000_000} MB; give a part of it",
-                code="workload-invalid",
-            )
-        content = path.read_bytes()
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            is_list = file.read(4096).removeprefix(_MARK).lstrip()[:1] == b"["
     except OSError as error:
         raise UsageError(
             f"--workload {path} cannot be read: {error.strerror}", code="workload-invalid"
         ) from None
-    try:
-        if path.suffix == ".bson":
-            found: Any = bson.decode_all(content)
-        elif content.lstrip()[:1] == b"[":
-            found = json_util.loads(content.decode())
-        else:
-            found = [json_util.loads(line) for line in content.decode().splitlines() if line.strip()]
-    except (ValueError, TypeError, bson.errors.BSONError):
-        found = None
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+    listed = is_list and path.suffix != ".bson"
+    most = WORKLOAD_LIST_BYTES_MAX if listed else WORKLOAD_BYTES_MAX
+    if size > most:
         raise UsageError(
-            f"--workload {path} holds no profiler documents; it takes .bson, a JSON list, or one JSON "
-            "document per "
-            "line, as `mongoexport --collection system.profile` writes them",
+            f"--workload {path} is larger than {most // 1_000_000} MB; give a part of it"
+            + (", or one document per line" if listed else ""),
             code="workload-invalid",
         )
-    return found
+    documents = _documents(path, listed)
+    first = list(itertools.islice(documents, 1))
+    return itertools.chain(first, documents)
+
+
+_MARK = b"\xef\xbb\xbf"
+
+
+def _documents(path: Path, listed: bool) -> Iterator[dict[str, Any]]:
+    number = 0
+    try:
+        for found in _parsed(path, listed):
+            if not isinstance(found, dict):
+                raise TypeError
+            yield found
+            number += 1
+    except OSError as error:
+        raise UsageError(
+            f"--workload {path} cannot be read: {error.strerror}", code="workload-invalid"
+        ) from None
+    except _UNREADABLE:
+        what = f"something else after {number:,} profiler documents" if number else "no profiler documents"
+        raise UsageError(
+            f"--workload {path} holds {what}; it takes .bson, a JSON list, or one JSON document per line, as "
+            "`mongoexport --collection system.profile` writes them",
+            code="workload-invalid",
+        ) from None
+
+
+def _parsed(path: Path, listed: bool) -> Iterator[Any]:
+    with path.open("rb") as file:
+        if path.suffix == ".bson":
+            yield from bson.decode_file_iter(file, codec_options=_CODEC)
+        elif listed:
+            yield from json_util.loads(file.read().removeprefix(_MARK).decode(), json_options=_JSON)
+        else:
+            # By line feeds alone: text may hold other characters that Python takes for the end of a line.
+            for number, line in enumerate(file):
+                text = (line.removeprefix(_MARK) if number == 0 else line).decode().strip()
+                if text:
+                    yield json_util.loads(text, json_options=_JSON)
 
 
 def write_html(report: Report, path: Path) -> None:
@@ -161,7 +203,7 @@ def list_codes(console: Console) -> None:
         console.print(Text(f"{code:26} {rule.title}"))
 
 
-def ask(prompt: Callable[[str], str], console: Console) -> None:
+def ask(prompt: Callable[[str], str], console: Console, as_json: bool = False) -> None:
     """Embed or reference, by questions; only those that can still matter are asked."""
     many = _yes(prompt, "Does a child belong to several parents?")
     most = typical = size = 0
@@ -175,12 +217,42 @@ def ask(prompt: Callable[[str], str], console: Console) -> None:
         together = _yes(prompt, "Are children always read together with their parent?")
         atomic = _yes(prompt, "Must children change together with their parent, in one write?")
         often = _yes(prompt, "Do children change often?")
-    found = decide(Relationship(most, typical, many, together, atomic, size, often, grows))
+    show_decision(
+        decide(Relationship(most, typical, many, together, atomic, size, often, grows)), console, as_json
+    )
+
+
+def answer(relationship: Mapping[str, Any], console: Console, as_json: bool) -> None:
+    """Embed or reference, by what the options say of one relationship."""
+    given = dict(relationship)
+    if given.get("children_max") is None and not given.get("many_to_many"):
+        raise UsageError(
+            "say how many children the largest parent has: --children-max, or --many-to-many",
+            code="relationship-invalid",
+        )
+    given["children_max"] = given.get("children_max") or 0
+    show_decision(decide(Relationship(**given)), console, as_json)
+
+
+def show_decision(found: Decision, console: Console, as_json: bool) -> None:
+    """One decision with the way that led to it."""
+    if as_json:
+        console.print(json.dumps(_decided(found), indent=2), markup=False, highlight=False, soft_wrap=True)
+        return
     console.print(Text(found.advice, style="bold"))
     for answer in found.path:
         console.print(Text(f"  {answer.question} {answer.answer}"))
     for factor in found.factors:
         console.print(Text(f"  {factor}"))
+
+
+def _decided(found: Decision) -> dict[str, Any]:
+    return {
+        "choice": found.choice,
+        "advice": found.advice,
+        "answers": [asdict(answer) for answer in found.path],
+        "factors": list(found.factors),
+    }
 
 
 ANSWERS_MAX = 5
@@ -219,10 +291,7 @@ def show_decided(report: Report, console: Console, as_json: bool) -> None:
             "child": relation.child,
             "path": relation.path,
             "parent": relation.parent,
-            "choice": decision.choice,
-            "advice": decision.advice,
-            "answers": [asdict(answer) for answer in decision.path],
-            "factors": list(decision.factors),
+            **_decided(decision),
         }
         for relation, decision in report.decisions
     ]

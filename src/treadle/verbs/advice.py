@@ -225,23 +225,67 @@ def explain(
 def decide(
     uri: UriArgument = None,
     uri_option: UriOption = None,
+    children_max: Annotated[
+        int | None, typer.Option("--children-max", min=0, help="Children of the largest parent.")
+    ] = None,
+    children_typical: Annotated[
+        int | None, typer.Option("--children-typical", min=0, help="Children of a usual parent.")
+    ] = None,
+    child_bytes: Annotated[
+        int | None, typer.Option("--child-bytes", min=0, help="Bytes of a child, about.")
+    ] = None,
+    many_to_many: Annotated[
+        bool, typer.Option("--many-to-many", help="A child belongs to several parents.")
+    ] = False,
+    read_together: Annotated[
+        bool | None,
+        typer.Option("--read-together/--read-apart", help="Are children always read with their parent?"),
+    ] = None,
+    atomic: Annotated[
+        bool, typer.Option("--atomic", help="Children change together with their parent, in one write.")
+    ] = False,
+    change_often: Annotated[
+        bool | None, typer.Option("--change-often/--change-seldom", help="Do children change often?")
+    ] = None,
+    grows: Annotated[bool, typer.Option("--grows", help="Children keep coming.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Embed or reference? By questions, or from the relations of a live database.
+    """Embed or reference? By questions, by options, or from the relations of a live database.
 
     \b
     Example:
       treadle decide
+      treadle decide --children-max 500 --child-bytes 300 --read-apart --grows
       treadle decide mongodb://localhost:27017/shop
     """
     from rich.console import Console
 
     from treadle.commands import scan
 
+    relationship = {
+        "children_max": children_max,
+        "children_typical": children_typical,
+        "child_bytes": child_bytes,
+        "many_to_many": many_to_many,
+        "read_together": read_together,
+        "atomic": atomic,
+        "children_change_often": change_often,
+        "grows": grows or None,
+    }
+    told = (children_max, children_typical, child_bytes, read_together, change_often)
+    if many_to_many or atomic or grows or any(each is not None for each in told):
+        if uri is not None or uri_option is not None:
+            raise UsageError(
+                "decide takes a URI or options about one relationship, not both", code="relationship-invalid"
+            )
+        scan.answer(relationship, Console(), as_json)
+        return
     # Not from the environment: without a URI these are questions.
     if uri is None and uri_option is None:
         scan.ask(
-            lambda question: str(typer.prompt(question, default="", show_default=False, err=True)), Console()
+            lambda question: str(typer.prompt(question, default="", show_default=False, err=True)),
+            Console(),
+            as_json,
         )
         return
     from treadle.advisor import Limits
