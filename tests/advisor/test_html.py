@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ import pytest
 from tests.advisor import chromium
 from tests.advisor.symptoms import CASES
 from treadle.advisor import Report, scan
+from treadle.advisor.facts import CollectionFacts, Distribution, Relation, Scan
 from treadle.advisor.html import html
+from treadle.advisor.pictures import graph
 
 HOSTILE = "<script>window.hacked=1</script>"
 IMAGE = '"><img src=x onerror="window.hacked=1">'
@@ -115,6 +119,12 @@ def test_copying_both_schemes_and_printing(report: Report, page: Any, tmp_path: 
     # Nothing is wider than the window, on a telephone either.
     page.set_viewport_size({"width": 360, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    # Nor is anything squeezed there: names stand above what they name, and the graph keeps its size.
+    assert 150 < page.locator("dd").first.bounding_box()["width"]
+    assert 300 < page.locator("svg.graph").bounding_box()["width"]
+    page.emulate_media(media="print", color_scheme="dark")
+    assert contrast(page.evaluate("getComputedStyle(document.body).color"), "rgb(255, 255, 255)") > 10
+    page.emulate_media(media="screen")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert 0 == page.locator("details:not([open])").count()
     assert page.pdf().startswith(b"%PDF")
@@ -131,6 +141,36 @@ def contrast(one: str, other: str) -> float:
 
     high, low = sorted((light(one), light(other)), reverse=True)
     return (high + 0.05) / (low + 0.05)
+
+
+def related(names: int) -> Scan:
+    """A database whose collections all refer to each other."""
+    collections = {f"c{n}": CollectionFacts(f"c{n}", count=n) for n in range(names)}
+    relations = tuple(
+        Relation(one, f"{other}_id", other, "_id", False, 9, Distribution((), 0.0), 9, 0, 0, 9)
+        for one in collections
+        for other in collections
+        if one != other
+    )
+    return Scan("knot", (6, 0), collections, relations, names=tuple(collections))
+
+
+def test_a_knot_of_references_is_drawn_at_once() -> None:
+    """Where everything refers to everything there are more ways than anyone could follow."""
+    began = time.process_time()
+    drawn = graph(related(30), {})
+    assert time.process_time() - began < 2
+    assert 30 == drawn.count('<g class="node')
+    assert 30 * 29 == drawn.count('marker-end="url(#tip)"')
+
+
+def test_of_many_collections_those_with_references_are_drawn() -> None:
+    knot = related(5)
+    alone = {f"big{n}": CollectionFacts(f"big{n}", count=10**6) for n in range(200)}
+    scan = dataclasses.replace(knot, collections={**alone, **knot.collections})
+    drawn = graph(scan, {})
+    assert all(f">c{n}</text>" in drawn for n in range(5))
+    assert "165 more are not drawn" in drawn
 
 
 def test_names_are_escaped_and_the_policy_allows_nothing(report: Report) -> None:

@@ -23,7 +23,7 @@ STYLE = """
 :root { color-scheme: light dark; --paper: #faf9f6; --card: #ffffff; --ink: #22262b; --quiet: #646b75;
   --line: #e3e1da; --accent: #3f6382; --bar: #8fabc2; --tail: #c8733f; --code: #f4f2ec;
   --info: #47788c; --warning: #a06a12; --problem: #b23b36; --well: #4b7a52; }
-@media (prefers-color-scheme: dark) { :root { --paper: #15181c; --card: #1c2025; --ink: #e4e2dc;
+@media screen and (prefers-color-scheme: dark) { :root { --paper: #15181c; --card: #1c2025; --ink: #e4e2dc;
   --quiet: #9aa1ab; --line: #2e343b; --accent: #8fb4d3; --bar: #4f7391; --tail: #d98a57; --code: #12151a;
   --info: #7fb2c6; --warning: #d9a94f; --problem: #e5857f; --well: #86b98c; } }
 * { box-sizing: border-box; }
@@ -70,6 +70,7 @@ details { margin: .35rem 0; } summary { cursor: pointer; font-size: .85rem; colo
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(20rem, 100%), 1fr)); gap: 0
   2rem; }
 figure { margin: .75rem 0 0; min-width: 0; } figcaption { font-size: .85rem; color: var(--quiet); }
+figure.wide { overflow-x: auto; }
 svg { display: block; width: 100%; height: auto; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--quiet); }
 svg .tick { text-anchor: middle; } svg .mark { text-anchor: end; }
@@ -81,7 +82,11 @@ svg .bar { fill: var(--bar); } svg .tail { fill: var(--tail); } svg .axis { stro
 .graph path { fill: none; stroke: var(--quiet); stroke-width: 1.2; opacity: .75; }
 .graph path.broken { stroke: var(--tail); stroke-dasharray: 5 3; } .graph path.tip { fill: var(--quiet);
   stroke: none; }
-@media print { body { background: #fff; } main { padding: 0; max-width: none; } button { display: none; }
+@media (max-width: 40rem) { dl { display: block; } dd { margin: 0 0 .5rem; } main { padding: 2rem 1rem; }
+  article, .collection { padding: 1rem; } .numbers { gap: 1.25rem 2rem; } }
+@media print { :root { color-scheme: light; } .graph { min-width: 0 !important; }
+  figure.wide { overflow: visible; } body { background: #fff; }
+  main { padding: 0; max-width: none; } button { display: none; }
   article, .collection, figure { break-inside: avoid; } pre { white-space: pre-wrap; overflow-wrap:
   anywhere; } }
 """
@@ -130,7 +135,7 @@ def _parts(report: Report, before: str) -> Iterator[str]:
     worst: dict[str, str] = {}
     for each in report.findings:
         worst.setdefault(each.collection, each.severity)
-    yield f"<h2>Collections and references</h2><figure>{graph(scan, worst)}</figure>"
+    yield f"<h2>Collections and references</h2><figure class='wide'>{graph(scan, worst)}</figure>"
     if scan.relations:
         yield "<p class='quiet'>An arrow leads from the document that holds an id to the one that it names. "
         yield "A dashed one has orphans.</p>"
@@ -243,7 +248,8 @@ def _about(facts: CollectionFacts) -> str:
     ]
     if facts.growth is not None and (facts.growth.last - facts.growth.first).days > 1:
         parts.append(f"{number(facts.growth.per_day)} new a day since {facts.growth.first:%Y-%m-%d}")
-    parts.append("with a validator" if facts.validated else "without a validator")
+    if facts.validated is not None:
+        parts.append("with a validator" if facts.validated else "without a validator")
     return ", ".join(parts)
 
 

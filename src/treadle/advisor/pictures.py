@@ -6,6 +6,7 @@ a table of the same data. Every name is escaped; none becomes an id.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -18,7 +19,10 @@ from treadle.advisor.wording import number
 WIDTH, HEIGHT = 460, 150
 LEFT, BOTTOM, TOP = 8, 34, 18
 NODE_WIDTH, NODE_HEIGHT = 168, 44
-COLUMN, ROW = 260, 66
+COLUMN, ROW = 240, 66
+# Smaller than this, names could not be read; then the picture is scrolled.
+SHRUNK_MIN = 0.75
+SWEEPS = 4
 NODES_MAX = 40
 LABEL_LENGTH_MAX = 19
 BAR_GAP = 3
@@ -112,9 +116,9 @@ class Place:
 def graph(scan: Scan, worst: Mapping[str, str]) -> str:
     """Collections in columns, what is referred to on the left; lines are references."""
     related = {name for each in scan.relations for name in (each.child, each.parent)}
-    names = sorted(
-        scan.collections, key=lambda name: (name not in related, -scan.collections[name].count, name)
-    )
+    joined = Counter(name for each in scan.relations for name in {each.child, each.parent})
+    # Where not all can be drawn, those with the most references tell most.
+    names = sorted(scan.collections, key=lambda name: (-joined[name], -scan.collections[name].count, name))
     chosen = names[:NODES_MAX]
     if not chosen:
         return ""
@@ -124,7 +128,7 @@ def graph(scan: Scan, worst: Mapping[str, str]) -> str:
     lines = [each for each in scan.relations if each.child in places and each.parent in places]
     parts = [
         f'<svg class="graph" role="img" viewBox="0 0 {width:.0f} {height:.0f}" '
-        f'style="max-width:{width:.0f}px" '
+        f'style="max-width:{width:.0f}px;min-width:{width * SHRUNK_MIN:.0f}px" '
         'aria-labelledby="tg dg"><title id="tg">Collections and their references</title>'
         f'<desc id="dg">{len(chosen)} collections and {len(lines)} references; an arrow leads from '
         "the document that holds an id to the one that it names.</desc>",
@@ -153,6 +157,7 @@ def _places(scan: Scan, chosen: list[str], related: set[str]) -> dict[str, Place
     columns: dict[int, list[str]] = {}
     for name, level in levels.items():
         columns.setdefault(level, []).append(name)
+    _ordered(scan, columns)
     places: dict[str, Place] = {}
     tallest = max((len(column) for column in columns.values()), default=0)
     for number_, level in enumerate(sorted(columns)):
@@ -177,19 +182,43 @@ def _levels(scan: Scan, names: list[str]) -> dict[str, int]:
         for name in names
     }
     levels: dict[str, int] = {}
+    underway: set[str] = set()
 
-    def level(name: str, inside: frozenset[str]) -> int:
+    def level(name: str) -> int:
         if name not in levels:
-            parents = [level(each, inside | {name}) for each in sorted(above[name]) if each not in inside]
-            found = 1 + max(parents, default=-1)
-            if inside & above[name]:
-                return found
-            levels[name] = found
+            underway.add(name)
+            found = [level(each) for each in sorted(above[name]) if each not in underway]
+            underway.discard(name)
+            levels[name] = 1 + max(found, default=-1)
         return levels[name]
 
     for name in names:
-        levels[name] = level(name, frozenset())
+        level(name)
     return levels
+
+
+def _ordered(scan: Scan, columns: dict[int, list[str]]) -> None:
+    """Put each collection near those that it is joined with, so that fewer lines cross."""
+    near: dict[str, set[str]] = {}
+    for each in scan.relations:
+        near.setdefault(each.child, set()).add(each.parent)
+        near.setdefault(each.parent, set()).add(each.child)
+    rows: dict[str, float] = {}
+
+    def note(column: list[str]) -> None:
+        rows.update({name: row - len(column) / 2 for row, name in enumerate(column)})
+
+    for column in columns.values():
+        note(column)
+    for sweep in range(SWEEPS):
+        for level in sorted(columns, reverse=bool(sweep % 2)):
+
+            def wanted(name: str) -> tuple[float, float]:
+                around = [rows[each] for each in near.get(name, ()) if each in rows and each != name]
+                return (sum(around) / len(around) if around else rows[name], rows[name])
+
+            columns[level].sort(key=wanted)
+            note(columns[level])
 
 
 def _line(each: Relation, places: Mapping[str, Place]) -> str:
