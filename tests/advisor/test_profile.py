@@ -19,7 +19,8 @@ from treadle import server as servers
 from treadle.advisor import Limits, Step, scan
 from treadle.advisor.facts import CollectionFacts
 from treadle.advisor.html import html
-from treadle.advisor.reading import COMMENT
+from treadle.advisor.measure import Measurer
+from treadle.advisor.reading import COMMENT, TOO_LONG, Reader, Refused
 from treadle.advisor.statistics import counted
 
 PASSWORD = "hush"
@@ -147,7 +148,7 @@ def test_the_one_long_array_is_not_missed(database: Any) -> None:
 def test_beyond_the_budget_the_sample_is_uniform_and_said(database: Any) -> None:
     """The server's own $sample of so few prefers large documents: it would find several times the mean."""
     database["people"].insert_many(
-        [{"_id": n, "f": list(range(400 if n % 50 == 7 else 1)), "t": "x"} for n in range(40_000)]
+        [{"_id": n, "f": list(range(400 if n % 50 == 7 else 1)), "in": {"x": 1}} for n in range(40_000)]
     )
     limits = Limits(full_pass_documents=10_000, structure_documents=5_000, sample_documents=2_000)
     facts = scan(database, limits=limits).scan.collections["people"]
@@ -158,6 +159,8 @@ def test_beyond_the_budget_the_sample_is_uniform_and_said(database: Any) -> None
     # The truth is 8.98, and a mean of 2,000 strays from it by 1.25.
     assert 8.98 == pytest.approx(lengths.mean, abs=6)
     assert facts.looked_at == pytest.approx(2_000, rel=0.15)
+    # Of just the documents that were looked at, not of about so many.
+    assert 1 == facts.fields["in.x"].share
     assert any(f"uniform sample of {facts.looked_at:,}" in note for note in facts.notes)
     assert facts.sizes is not None
     assert 40_000 == facts.sizes.sampled_of
@@ -178,12 +181,34 @@ def test_keys_that_are_data_are_shown_as_a_star(database: Any) -> None:
         [{"name": "n", "by_mail": {f"ada{n}@example.org": {"n": n}, "total": n}} for n in range(300)]
     )
     database["bare"].insert_many([{f"key-{n}@example.org": n} for n in range(3_000)])
-    report = scan(database)
+    # Few documents are enough where keys do not recur, or look like data.
+    database["few"].insert_many([{"votes": {f"user-ada{n}@example.org": 1}} for n in range(9)])
+    database["dated"].insert_many([{"days": {"2025-01-01": n, "2025-01-02": n}} for n in range(90)])
+    database["items"].insert_many(
+        [{"rows": [{"m": {f"ada{n}-{k}@example": 1}} for k in range(30)]} for n in range(4)]
+    )
+    recorded = [
+        {
+            "op": "query",
+            "ns": f"{database.name}.maps",
+            "command": {"find": "maps", "filter": {f"by_mail.{key}": 1}},
+            "docsExamined": 5_000,
+            "planSummary": "COLLSCAN",
+        }
+        for key in ("ada1@example.org", "ada77", "total")
+    ]
+    report = scan(database, workload=recorded)
+    assert {"_id", "votes", "votes.*"} == set(report.scan.collections["few"].fields)
+    assert {"_id", "days", "days.*"} == set(report.scan.collections["dated"].fields)
+    # Nor do they come from the workload.
+    unserved = [each.where for each in report.findings if each.code == "query-without-index"]
+    assert ["maps.by_mail.total"] == unserved
     facts = report.scan.collections["maps"]
     assert {"_id", "name", "by_mail", "by_mail.*", "by_mail.*.n", "by_mail.total"} == set(facts.fields)
     assert facts.fields["by_mail"].is_map
     assert {"_id", "*"} == set(report.scan.collections["bare"].fields)
-    assert "@example.org" not in json.dumps(report.as_json())
+    assert "@example" not in json.dumps(report.as_json())
+    assert "ada77" not in html(report)
 
 
 ODD = {
@@ -264,100 +289,51 @@ def test_statistics_of_several_shards_are_added() -> None:
     assert 16 == facts.indexes[0].bytes
 
 
-def test_relations_are_proven_with_orphans_and_cardinalities(database: Any) -> None:
-    database["customers"].insert_many([{"_id": ObjectId(), "email": f"e{n}@example.org"} for n in range(100)])
-    database["customers"].create_index("email", unique=True)
-    ids = [each["_id"] for each in database["customers"].find({}, {"_id": 1})]
-    # 80 customers have 1 to 4 orders; 20 have none; 20 orders name nobody.
-    owners = [ids[n] for n in range(80) for _ in range(1 + n % 4)] + [ObjectId() for _ in range(20)]
-    database["orders"].insert_many(
+def test_arrays_inside_arrays_are_measured(database: Any) -> None:
+    """By the longest in each document."""
+    database["books"].insert_many(
         [
-            {"buyer": each, "customer_email": f"e{n % 90}@example.org", "status": n % 3}
-            for n, each in enumerate(owners)
+            {"parts": [{"pages": [1] * n}, {"pages": [1] * (1_200 if n == 7 else 2)}, {"other": 1}]}
+            for n in range(60)
         ]
     )
-    found = {(each.child, each.path): each for each in scan(database).scan.relations}
-    assert {("orders", "buyer"), ("orders", "customer_email")} == set(found)
-    by_id, by_mail = found["orders", "buyer"], found["orders", "customer_email"]
-    assert ("customers", "_id", "type") == (by_id.parent, by_id.key, by_id.found_by)
-    assert (220, 20, 220) == (by_id.references, by_id.orphans, by_id.checked)
-    # The orphans' own values count as parents of one.
-    assert (1, 4, 20) == (by_id.children.minimum, by_id.children.maximum, by_id.childless)
-    assert ("customers", "email", "name") == (by_mail.parent, by_mail.key, by_mail.found_by)
-    assert 0 == by_mail.orphans
-
-
-def test_children_of_a_large_collection_come_from_drawn_references(database: Any) -> None:
-    """999 customers have 10 orders each, one has 3,000; a tenth of the orders of one kind name nobody."""
-    ids = [ObjectId() for _ in range(1_000)]
-    database["customers"].insert_many([{"_id": each, "name": "n"} for each in ids])
-    owners = [ids[0]] * 3_000 + [each for each in ids[1:] for _ in range(10)]
-    lost = [ObjectId() for _ in range(100)]
-    database["orders"].insert_many(
-        [
-            {"customer_id": each, "seller": lost[n % 100] if n % 10 == 0 else ids[n % 1_000]}
-            for n, each in enumerate(owners)
-        ]
-    )
-    limits = Limits(structure_documents=5_000, sample_documents=2_000)
-    found = {each.path: each for each in scan(database, limits=limits).scan.relations}
-    relation = found["customer_id"]
-    # The heaviest is counted exactly, the usual one too; only how many there are of each is estimated.
-    assert (10, 10, 3_000) == (relation.children.minimum, relation.children.median, relation.children.maximum)
-    assert 1_000 == pytest.approx(relation.children.count, rel=0.25)
-    assert 12_990 == relation.references == relation.children.sampled_of
-    assert 0 == relation.orphans
-    assert relation.checked == pytest.approx(2_000, rel=0.15)
-    assert 0.1 == pytest.approx(found["seller"].orphan_share, abs=0.04)
-
-
-def test_references_in_arrays_of_a_large_collection(database: Any) -> None:
-    database["tags"].insert_many([{"_id": f"t{n}", "name": "n"} for n in range(20)])
-    database["posts"].insert_many(
-        [{"title": "t", "tag_ids": [f"t{n % 20}", f"t{(n + 1) % 20}"]} for n in range(4_000)]
-    )
-    relation = scan(
-        database, limits=Limits(structure_documents=1_000, sample_documents=1_000)
-    ).scan.relations[0]
-    assert ("tag_ids[]", "tags", True, 8_000) == (
-        relation.path,
-        relation.parent,
-        relation.many,
-        relation.references,
-    )
-    assert (400, 400) == (relation.children.minimum, relation.children.maximum)
-
-
-def test_numbers_that_coincide_are_no_relation(database: Any) -> None:
-    database["levels"].insert_many([{"_id": n, "name": "n"} for n in range(50)])
-    database["visits"].insert_many([{"_id": n, "minutes": n % 50, "score": n % 7} for n in range(500)])
-    assert () == scan(database).scan.relations
-
-
-def test_a_natural_key_that_is_not_unique_is_no_relation(database: Any) -> None:
-    database["albums"].insert_many([{"AlbumId": n % 5, "Title": "t"} for n in range(50)])
-    database["tracks"].insert_many([{"AlbumId": n % 5, "Name": "t"} for n in range(500)])
-    assert () == scan(database).scan.relations
-    database["albums"].drop()
-    database["albums"].insert_many([{"AlbumId": n, "Title": "t"} for n in range(5)])
-    relation = scan(database).scan.relations[0]
-    assert ("tracks", "albums", "AlbumId", 100) == (
-        relation.child,
-        relation.parent,
-        relation.key,
-        relation.children.maximum,
-    )
-
-
-def test_a_cycle_in_a_tree_is_found(database: Any) -> None:
-    rows = [{"_id": n, "parent_id": n - 1 if n else None, "name": "n"} for n in range(60)]
-    rows[20]["parent_id"] = 40
-    database["parts"].insert_many(rows)
     report = scan(database)
-    tree = report.scan.collections["parts"].tree
-    assert tree is not None
-    assert (1, 19, 40) == (tree.roots, tree.depth_max, tree.cyclic)
-    assert "problem" == next(each.severity for each in report.findings if each.code == "tree")
+    lengths = report.scan.collections["books"].fields["parts[].pages"].lengths
+    assert lengths is not None
+    assert (60, 2, 1_200) == (lengths.count, lengths.minimum, lengths.maximum)
+    assert ["books.parts[].pages"] == [each.where for each in report.findings if each.code == "huge-array"]
+
+
+class Slow(Reader):
+    """A reader whose server takes too long for any pass over a whole collection."""
+
+    def aggregate(self, collection: str, pipeline: Any, **options: Any) -> list[dict[str, Any]]:
+        if next(iter(pipeline[0])) not in {"$sample", "$limit", "$collStats", "$indexStats"}:
+            self.refused = getattr(self, "refused", 0) + 1
+            raise Refused(TOO_LONG)
+        return super().aggregate(collection, pipeline, **options)
+
+
+def test_where_a_pass_takes_too_long_fields_come_from_a_quick_sample(database: Any) -> None:
+    """Instead of nothing at all; no second pass is tried, and the sample is said not to be uniform."""
+    database["big"].insert_many([{"n": n, "tags": ["a"], "in": {"x": n}} for n in range(400)])
+    reader = Slow.on(database, 10, False)
+    limits = Limits(sample_documents=100)
+    facts = Measurer(reader, limits, (6, 0), False).collection("big", {"options": {}})
+    assert facts.skipped is None
+    assert {"_id", "n", "tags", "tags[]", "in", "in.x"} == set(facts.fields)
+    assert 100 == facts.looked_at
+    assert any("quick sample, which prefers large documents, of 100" in note for note in facts.notes)
+    assert any("array lengths were not measured: it took too long" in note for note in facts.notes)
+    assert 1 == reader.refused
+
+
+def test_more_names_than_fit_are_not_all_held(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treadle.advisor.measure.SHAPE_ENTRIES_MAX", 500)
+    database["wide"].insert_many([{f"k{n}_{place}": 1 for place in range(30)} for n in range(50)])
+    facts = scan(database).scan.collections["wide"]
+    assert {"_id", "*"} == set(facts.fields)
+    assert not facts.shapes_complete
 
 
 # -- what goes wrong -------------------------------------------------------------------
@@ -430,10 +406,13 @@ def test_a_collection_without_rights_is_said_and_the_rest_goes_on(guarded: str) 
         guarded, username="clerk", password=PASSWORD, authSource="shop"
     ) as client:
         found = scan(client["shop"]).scan
+        # Which are the largest is told of those that it may see.
+        largest = scan(client["shop"], limits=Limits(collections=1)).scan
+    assert [("orders", "customer_id", "customers")] == [(r.child, r.path, r.parent) for r in found.relations]
     assert "no rights" == found.collections["salaries"].skipped
     assert (500, None) == (found.collections["orders"].count, found.collections["orders"].skipped)
-    assert [("orders", "customer_id", "customers")] == [(r.child, r.path, r.parent) for r in found.relations]
     assert found.complete
+    assert ["orders"] == list(largest.collections)
 
 
 def test_a_login_that_may_only_find_gets_what_it_may_see(guarded: str) -> None:
@@ -441,18 +420,26 @@ def test_a_login_that_may_only_find_gets_what_it_may_see(guarded: str) -> None:
     with MongoClient[dict[str, Any]](
         guarded, username="guest", password=PASSWORD, authSource="shop"
     ) as client:
-        found = scan(client["shop"]).scan
+        report = scan(client["shop"])
+    found = report.scan
+    facts = found.collections["orders"]
     assert ["orders"] == list(found.collections)
-    assert "no rights" == found.collections["orders"].skipped
+    assert (500, None, 500) == (facts.count, facts.skipped, facts.looked_at)
+    assert {"_id", "customer_id", "total", "tags", "tags[]"} == set(facts.fields)
+    assert "its statistics were not seen: no rights" in facts.notes
+    # Without a look at its options nobody can say that it has no validator.
+    assert facts.validated is None
+    assert [] == list(report.findings)
 
 
 def test_of_very_many_collections_the_largest_are_looked_into(database: Any) -> None:
     for number in range(40):
         database[f"c{number}"].insert_many([{"n": 1}] if number % 10 else [{"n": n} for n in range(50)])
+    database.create_collection("a_view", viewOn="c0", pipeline=[])
     found = scan(database, limits=Limits(collections=4)).scan
     assert {"c0", "c10", "c20", "c30"} == set(found.collections)
-    assert 40 == len(found.names)
-    assert "40 collections; the 4 largest" in found.notes[0]
+    assert 41 == len(found.names)
+    assert "41 collections; the 4 largest" in found.notes[0]
 
 
 @pytest.mark.heavy

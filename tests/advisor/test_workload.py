@@ -107,8 +107,14 @@ def test_strange_commands_do_not_fail() -> None:
         },
         {"find": "orders", "filter": 7, "sort": [], "limit": None},
         {"find": "orders", "filter": {"$and": 5, "a": {"$in": 7}}},
+        {"find": "orders", "limit": float("inf"), "lsid": 5},
+        {"find": "orders", "limit": 10**400, "lsid": {"id": [{}]}},
+        {"findAndModify": "orders", "query": [], "update": {"$inc": 5, "$push": 7, "$set": None}},
+        {"aggregate": "orders", "pipeline": [{"$lookup": {"from": {"a": 1}, "localField": 5}}]},
     ):
-        assert parse(profile("command", command, docsExamined="x"), "shop") is not None
+        for examined in ("x", float("nan"), -1, None, 10**400):
+            document = profile("command", command, docsExamined=examined, client=5)
+            assert 1 == read([document], "shop", "file", 10).operations
 
 
 def test_reads_that_follow_each_other_count_as_together() -> None:
@@ -121,9 +127,51 @@ def test_reads_that_follow_each_other_count_as_together() -> None:
     # Much later, so not the same page.
     documents.append(profile("query", {"find": "customers", "filter": {"_id": 1}}, 100, "shop.customers"))
     found = read(documents, "shop", "file", 100)
-    assert 10 == read_together(found, "orders", "customers", "customer_id", "_id")
-    assert 0 == read_together(found, "customers", "orders", "x", "_id")
+    assert (10, 10) == read_together(found, "orders", "customers", "customer_id", "_id")
+    # By another field it is no look-up of the reference.
+    assert (0, 10) == read_together(found, "orders", "customers", "customer_mail", "mail")
+    assert (0, 11) == read_together(found, "customers", "orders", "x", "_id")
     assert 100 == found.seconds
+
+
+def test_what_others_do_in_the_same_moment_is_not_together() -> None:
+    """Two clients read one thing each, all the time; only sessions tell that apart."""
+
+    def documents(sessions: tuple[int, int]) -> list[dict[str, Any]]:
+        return [
+            profile(
+                "query",
+                {"find": name, "filter": {"_id": 1}, "lsid": {"id": sessions[place]}},
+                number / 100 + place / 1000,
+                f"shop.{name}",
+            )
+            for number in range(20)
+            for place, name in enumerate(("orders", "customers"))
+        ]
+
+    found = read(documents((1, 2)), "shop", "file", 100)
+    assert (0, 20) == read_together(found, "orders", "customers", "customer_id", "_id")
+    found = read(documents((1, 1)), "shop", "file", 100)
+    assert (20, 20) == read_together(found, "orders", "customers", "customer_id", "_id")
+
+
+def test_a_read_is_together_only_once() -> None:
+    """Joined by $lookup and then looked up again; and a parent that joins its children reads both."""
+    lookup = {"from": "customers", "localField": "customer_id", "foreignField": "_id"}
+    documents = []
+    for number in range(10):
+        documents.append(
+            profile("command", {"aggregate": "orders", "pipeline": [{"$lookup": lookup}]}, number)
+        )
+        documents.append(
+            profile("query", {"find": "customers", "filter": {"_id": 1}}, number + 0.01, "shop.customers")
+        )
+    found = read(documents, "shop", "file", 100)
+    assert (10, 10) == read_together(found, "orders", "customers", "customer_id", "_id")
+    back = {"from": "orders", "localField": "_id", "foreignField": "customer_id"}
+    command = {"aggregate": "customers", "pipeline": [{"$lookup": back}]}
+    found = read([profile("command", command, 0, "shop.customers")] * 5, "shop", "file", 100)
+    assert (5, 5) == read_together(found, "orders", "customers", "customer_id", "_id")
 
 
 def test_operations_beyond_the_maximum_are_left_out_and_said() -> None:

@@ -107,6 +107,8 @@ class FieldFacts:
     bytes_mean: float | None = None
     # The object has so many different keys that they are data, not names.
     is_map: bool = False
+    # Its binary values are UUIDs.
+    is_uuid: bool = False
 
     @property
     def present(self) -> int:
@@ -126,6 +128,11 @@ class FieldFacts:
         """The most frequent type other than null."""
         filled = self.filled
         return max(filled, key=lambda name: (filled[name], name)) if filled else "null"
+
+    @property
+    def kind(self) -> str:
+        """The type to declare it as: `uuid` where the binary values are such."""
+        return "uuid" if self.is_uuid and self.type == "binData" else self.type
 
     @property
     def name(self) -> str:
@@ -256,7 +263,10 @@ class CollectionFacts:
     index_bytes: int = 0
     capped: bool = False
     sharded: bool = False
-    validated: bool = False
+    # None where the login may not see it.
+    validated: bool | None = False
+    # A pass over all of it took too long.
+    slow: bool = False
     sizes: Distribution | None = None
     fields: Mapping[str, FieldFacts] = field(default_factory=dict)
     nested_looked_at: int = 0
@@ -355,8 +365,8 @@ class Workload:
     queries: tuple[Query, ...]
     seconds: float
     complete: bool = True
-    # (child, parent) -> how often the parent was read right after the child.
-    followed: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    # (child, parent, key) -> how often the parent was read by that key right after the child.
+    followed: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
 
     @property
     def operations(self) -> int:

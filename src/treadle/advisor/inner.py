@@ -23,7 +23,7 @@ from treadle.advisor.facts import (
     Versions,
 )
 from treadle.advisor.relations import words
-from treadle.advisor.structure import Stage, is_plain_name, sampled
+from treadle.advisor.structure import Stage, is_plain_name
 
 KINDS_MAX = 30
 KIND_CANDIDATES_MAX = 5
@@ -75,14 +75,14 @@ def kind_candidates(facts: CollectionFacts) -> list[str]:
     return [each.name for each in sorted(found, key=rank)[:KIND_CANDIDATES_MAX]]
 
 
-def kinds_pipeline(name: str, facts: CollectionFacts, share: float) -> list[Stage]:
+def kinds_pipeline(name: str, facts: CollectionFacts, chosen: list[Stage]) -> list[Stage]:
     """One row per value of the field: how many documents, and how many of them have each optional field."""
     present = {
         f"f{number}": {"$sum": {"$cond": [{"$eq": [{"$type": f"${each.name}"}, "missing"]}, 0, 1]}}
         for number, each in enumerate(optional_fields(facts))
     }
     return [
-        *sampled(share),
+        *chosen,
         {"$group": {"_id": f"${name}", "n": {"$sum": 1}, **present}},
         {"$sort": {"n": -1, "_id": 1}},
         {"$limit": KINDS_MAX + 1},
@@ -149,12 +149,12 @@ def _is_key_name(name: str) -> bool:
     return bool(hints & set(words(name)))
 
 
-def distinct_pipeline(keys: Iterable[str], share: float) -> list[Stage]:
+def distinct_pipeline(keys: Iterable[str], chosen: list[Stage]) -> list[Stage]:
     """How many different values each possible key has, in a sample."""
     parts = {
         f"k{number}": [{"$group": {"_id": f"${name}"}}, {"$count": "n"}] for number, name in enumerate(keys)
     }
-    return [*sampled(share), {"$facet": {"n": [{"$count": "n"}], **parts}}]
+    return [*chosen, {"$facet": {"n": [{"$count": "n"}], **parts}}]
 
 
 def is_unlike_series(keys: Iterable[str], sample: Mapping[str, list[Any]]) -> bool:
@@ -178,7 +178,7 @@ def choose_key(keys: list[str], row: Mapping[str, Any], facts: CollectionFacts) 
     return keys[-max(fitting)[1]] if fitting else None
 
 
-def series_pipeline(key: str, time: str, others: list[str], share: float) -> list[Stage]:
+def series_pipeline(key: str, time: str, others: list[str], chosen: list[Stage]) -> list[Stage]:
     """Per series its length and span, and which other fields are the same throughout."""
     accumulators: dict[str, Any] = {
         "n": {"$sum": 1},
@@ -194,7 +194,7 @@ def series_pipeline(key: str, time: str, others: list[str], share: float) -> lis
     # The gap is binned like sizes are, so that its middle can be told.
     binned = {"$floor": {"$multiply": [8, {"$log": [{"$max": [gap, 1]}, 2]}]}}
     return [
-        *sampled(share),
+        *chosen,
         {"$group": {"_id": f"${key}", **accumulators}},
         {
             "$group": {
@@ -254,8 +254,8 @@ def version_field(facts: CollectionFacts) -> str | None:
     return None
 
 
-def versions_pipeline(name: str, share: float) -> list[Stage]:
-    return [*sampled(share), {"$group": {"_id": f"${name}", "n": {"$sum": 1}}}, {"$limit": VERSIONS_MAX + 1}]
+def versions_pipeline(name: str, chosen: list[Stage]) -> list[Stage]:
+    return [*chosen, {"$group": {"_id": f"${name}", "n": {"$sum": 1}}}, {"$limit": VERSIONS_MAX + 1}]
 
 
 def read_versions(name: str, rows: list[dict[str, Any]], values_shown: bool) -> Versions | None:

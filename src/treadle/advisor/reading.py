@@ -8,7 +8,7 @@ the report; only a lost connection ends the scan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -47,6 +47,7 @@ _REASONS = {
 NO_RIGHTS = "no rights"
 TOO_LONG = "it took too long"
 TOO_LARGE = "it needs more memory than the server grants"
+TOO_MUCH = "it is more than this process may hold"
 
 
 class Refused(Exception):
@@ -86,20 +87,19 @@ class Reader:
         )
 
     def aggregate(
-        self, collection: str, pipeline: Sequence[Mapping[str, Any]], hint: str | None = None
+        self,
+        collection: str,
+        pipeline: Sequence[Mapping[str, Any]],
+        cost: Callable[[dict[str, Any]], int] = lambda row: 1,
+        cost_max: int = ROWS_MAX,
     ) -> list[dict[str, Any]]:
-        """All rows of a pipeline; the pipelines of a scan give few."""
-        options: dict[str, Any] = {} if hint is None else {"hint": hint}
+        """All rows of a pipeline, which are few; refused where they cost more memory than they may."""
 
         def ask() -> list[dict[str, Any]]:
             with self.database[collection].aggregate(
-                list(pipeline),
-                allowDiskUse=False,
-                maxTimeMS=self._milliseconds,
-                comment=COMMENT,
-                **options,
+                list(pipeline), allowDiskUse=False, maxTimeMS=self._milliseconds, comment=COMMENT
             ) as cursor:
-                return _bounded(cursor)
+                return _bounded(cursor, cost, cost_max)
 
         return self._asked(ask)
 
@@ -118,6 +118,22 @@ class Reader:
                 return _bounded(cursor)
 
         return self._asked(ask)
+
+    def each(
+        self,
+        collection: str,
+        projection: Mapping[str, Any],
+        sort: Sequence[tuple[str, int]],
+    ) -> Iterator[dict[str, Any]]:
+        """One document after another, where all at once would be too many."""
+        cursor = self._asked(
+            lambda: self.database[collection].find(
+                {}, projection, sort=sort, max_time_ms=self._milliseconds, comment=COMMENT
+            )
+        )
+        with cursor:
+            while (row := self._asked(lambda: next(cursor, None))) is not None:
+                yield row
 
     def collections(self) -> list[dict[str, Any]]:
         """What the login may see, as listCollections shows it; by name only where it may see no more."""
@@ -163,10 +179,16 @@ def reason_of(error: PyMongoError) -> str:
     return f"the driver gave up ({type(error).__name__})"
 
 
-def _bounded(cursor: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _bounded(
+    cursor: Iterable[dict[str, Any]],
+    cost: Callable[[dict[str, Any]], int] = lambda row: 1,
+    cost_max: int = ROWS_MAX,
+) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
+    spent = 0
     for row in cursor:
+        spent += cost(row)
+        if spent > cost_max:
+            raise Refused(TOO_MUCH)
         rows.append(row)
-        if len(rows) >= ROWS_MAX:
-            break
     return rows

@@ -13,14 +13,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.advisor.facts import CollectionFacts, Distribution, FieldFacts
-from treadle.advisor.structure import Stage, is_plain_name, sampled
+from bson import ObjectId
 
-KEY_TYPES = frozenset({"objectId", "string", "int", "long", "binData"})
+from treadle.advisor.facts import NUMBERS, CollectionFacts, Distribution, FieldFacts
+from treadle.advisor.structure import Stage, is_plain_name, queried
+
+KEY_TYPES = frozenset({"objectId", "string", "int", "long", "double", "binData"})
+KEY_CLASSES = (ObjectId, str, int, float, bytes)
 # Values of these types are found in another collection by reference, not by chance.
 TELLING_TYPES = frozenset({"objectId", "binData"})
-TARGETS_BY_TYPE_MAX = 30
-CANDIDATES_MAX = 400
+TARGETS_BY_TYPE_MAX = 100
+FIELDS_MAX = 400
 PROBED_VALUES = 64
 SAMPLED_VALUES_MAX = 2_000
 DRAWN_VALUES = 300
@@ -47,7 +50,12 @@ class Candidate:
     @property
     def path(self) -> str:
         """The path as a query writes it."""
-        return ".".join(step for step in self.field.steps if step != "[]")
+        return queried(self.field.steps)
+
+    @property
+    def type(self) -> str:
+        """The type of the references as a query writes it; all numbers are one."""
+        return "number" if self.field.type in NUMBERS else self.field.type
 
 
 def words(name: str) -> tuple[str, ...]:
@@ -121,8 +129,11 @@ def keys_of(parent: CollectionFacts) -> list[str]:
     return found
 
 
-def candidates(collections: Mapping[str, CollectionFacts]) -> list[Candidate]:
-    """Every field that could refer to something, with what it could refer to, best names first."""
+def candidates(collections: Mapping[str, CollectionFacts]) -> dict[tuple[str, str], list[Candidate]]:
+    """Every field that could refer to something, with what it could refer to, best names first.
+
+    Fields whose name fits something come first, in case there are too many.
+    """
     parents = [each for each in collections.values() if each.plain and each.count]
     keys = {parent.name: keys_of(parent) for parent in parents}
     found: list[Candidate] = []
@@ -134,8 +145,11 @@ def candidates(collections: Mapping[str, CollectionFacts]) -> list[Candidate]:
             if "*" in names or not all(map(is_plain_name, names)) or field.steps.count("[]") > 1:
                 continue
             found += _targets(child, field, parents, keys)
-    found.sort(key=lambda each: (each.child, each.field.path, -each.score, each.parent, each.key))
-    return found[:CANDIDATES_MAX]
+    found.sort(key=lambda each: (-each.score, each.parent, each.key))
+    by_field: dict[tuple[str, str], list[Candidate]] = {}
+    for each in found:
+        by_field.setdefault((each.child, each.field.path), []).append(each)
+    return dict(sorted(by_field.items(), key=lambda pair: (not pair[1][0].named, pair[0])))
 
 
 def _targets(
@@ -192,8 +206,9 @@ def _natural_score(field: FieldFacts, parent: CollectionFacts, key: str) -> int:
 def _same_type(field: FieldFacts, key: FieldFacts | None) -> bool:
     if key is None:
         return False
-    whole = {"int", "long"}
-    return field.type in key.filled or (field.type in whole and bool(whole & set(key.filled)))
+    # Older shells write every number as a double.
+    numbers = {"int", "long", "double"}
+    return field.type in key.filled or (field.type in numbers and bool(numbers & set(key.filled)))
 
 
 def probe(candidate: Candidate, anywhere: bool) -> list[Stage]:
@@ -203,13 +218,13 @@ def probe(candidate: Candidate, anywhere: bool) -> list[Stage]:
     the same parent. Where the field is too rare for that, from the first.
     """
     path = candidate.path
-    typed: Stage = {"$match": {path: {"$type": candidate.field.type}}}
+    typed: Stage = {"$match": {path: {"$type": candidate.type}}}
     few: Stage = {"$sample": {"size": PROBED_DOCUMENTS}} if anywhere else {"$limit": PROBED_DOCUMENTS}
     return [
         *([few, typed] if anywhere else [typed, few]),
         *_unwound(candidate.field),
         {"$group": {"_id": f"${path}"}},
-        {"$match": {"_id": {"$type": candidate.field.type}}},
+        {"$match": {"_id": {"$type": candidate.type}}},
         {"$limit": PROBED_VALUES},
     ]
 
@@ -232,13 +247,13 @@ def grouped(field: FieldFacts, path: str, checked_max: int) -> list[Stage]:
     ]
 
 
-def sampled_values(candidate: Candidate, share: float) -> list[Stage]:
-    """The references in a uniform sample of documents, one row each."""
+def sampled_values(candidate: Candidate, chosen: list[Stage]) -> list[Stage]:
+    """The references in a sample of documents, one row each."""
     path = candidate.path
     return [
-        *sampled(share),
+        *chosen,
         *_unwound(candidate.field),
-        {"$match": {path: {"$type": candidate.field.type}}},
+        {"$match": {path: {"$type": candidate.type}}},
         {"$project": {"_id": 0, "v": f"${path}"}},
     ]
 
@@ -300,5 +315,22 @@ def contained_enough(candidate: Candidate, share: float, distinct: int) -> bool:
     return share >= CONTAINED_MIN and (candidate.named or distinct >= DISTINCT_MIN_UNNAMED)
 
 
+def usable(values: Iterable[Any]) -> list[Any]:
+    """The values that can be looked up; a regular expression, say, would match others."""
+    return [value for value in values if isinstance(value, KEY_CLASSES)]
+
+
 def hashable(value: Any) -> Any:
-    return value if isinstance(value, (str, int, bytes)) else str(value)
+    """Equal for what the server takes as equal: 5, 5.0 and a long 5 are one key."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, (str, int, bytes)) and not isinstance(value, bool) else repr(value)
+
+
+def at(row: Mapping[str, Any], path: str) -> list[Any]:
+    """The values at a dotted path of a document; several where arrays lie on the way."""
+    found: list[Any] = [row]
+    for step in path.split("."):
+        inside = [each[step] for each in found if isinstance(each, Mapping) and step in each]
+        found = [item for each in inside for item in (each if isinstance(each, list) else [each])]
+    return found

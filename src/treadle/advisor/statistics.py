@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from treadle.advisor.facts import CollectionFacts, IndexFacts
+
+
+def counts(names: Sequence[str]) -> list[dict[str, Any]]:
+    """A pipeline on the first of these collections that gives the number of documents of each."""
+    count = {"$collStats": {"count": {}}}
+    return [count, *({"$unionWith": {"coll": name, "pipeline": [count]}} for name in names[1:])]
+
+
+def read_counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """The numbers by collection; of several shards together."""
+    found: dict[str, int] = {}
+    for row in rows:
+        name = str(row["ns"]).partition(".")[2]
+        found[name] = found.get(name, 0) + int(row["count"])
+    return found
 
 
 def counted(facts: CollectionFacts, rows: list[dict[str, Any]]) -> CollectionFacts:

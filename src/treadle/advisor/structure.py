@@ -13,21 +13,33 @@ never NUL, so that nothing can be mistaken for something else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from bson import ObjectId
+from bson import Binary, ObjectId
 
-from treadle.advisor.facts import Distribution, FieldFacts, Shape
+from treadle.advisor.facts import CollectionFacts, Distribution, FieldFacts, Shape
 
 NUL = "\x00"
+# Treadle's own state is no part of a document's design.
+RESERVED = "_treadle"
 DEPTH_MAX = 6
 ELEMENTS_LOOKED_AT = 20
 # An object with more different keys than this, most of them rare, is a map.
 MAP_KEYS_MIN = 40
 MAP_KEY_SHARE_MAX = 0.2
+# So is one with fewer keys, if hardly any occurs again.
+UNIQUE_KEYS_MIN = 8
+UNIQUE_KEY_OCCURRENCES_MAX = 3
+# Keys that nobody would choose as names: addresses, dates, ids and long numbers.
+_DATA = re.compile(
+    r".*@.*\..*|\d{4}-\d\d.*|\d{4,}|[0-9a-f]{12,}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE
+)
+LIKE_DATA_MIN = 2
 BINS_PER_DOUBLING = 8
+_UUIDS = (Binary(bytes(16), 4), Binary(b"\xff" * 16, 4))
 
 Stage = dict[str, Any]
 
@@ -41,7 +53,24 @@ def sampled(share: float) -> list[Stage]:
     return [] if share >= 1 else [{"$match": {"$sampleRate": share}}]
 
 
-def shapes(share: float, shapes_max: int, keys: Sequence[str] = ()) -> list[Stage]:
+def share_of(facts: CollectionFacts, documents: int) -> float:
+    """The share that gives about so many documents."""
+    return 1.0 if facts.count <= documents else documents / facts.count
+
+
+def chosen(facts: CollectionFacts, share: float) -> list[Stage]:
+    """The stages that choose documents: uniformly, or at once where a pass is known to take too long."""
+    if not facts.slow:
+        return sampled(share)
+    return [{"$sample": {"size": max(1, round(share * facts.count))}}]
+
+
+def sample_words(facts: CollectionFacts) -> str:
+    """What a sample of these is called."""
+    return "a quick sample, which prefers large documents," if facts.slow else "a uniform sample"
+
+
+def shapes(chosen: list[Stage], shapes_max: int, keys: Sequence[str] = ()) -> list[Stage]:
     """One row per signature: its fields, how many documents, first and last id, and values of `keys`.
 
     The values serve to find references without another pass; they stay in
@@ -50,7 +79,7 @@ def shapes(share: float, shapes_max: int, keys: Sequence[str] = ()) -> list[Stag
     signature = {"$map": {"input": {"$objectToArray": "$$ROOT"}, "in": ["$$this.k", {"$type": "$$this.v"}]}}
     accumulators = {f"v{number}": {"$push": f"${name}"} for number, name in enumerate(keys)}
     return [
-        *sampled(share),
+        *chosen,
         {
             "$group": {
                 "_id": signature,
@@ -70,7 +99,12 @@ def likely_keys(rows: Iterable[Mapping[str, Any]], keys_max: int) -> list[str]:
     found: dict[str, None] = {}
     for row in rows:
         for name, kind in row["_id"]:
-            named = name.lower().endswith(("id", "_ref", "_key")) and kind in ("int", "long", "string")
+            named = name.lower().endswith(("id", "_ref", "_key")) and kind in (
+                "int",
+                "long",
+                "double",
+                "string",
+            )
             if name != "_id" and is_plain_name(name) and (kind == "objectId" or named):
                 found[name] = None
     return list(found)[:keys_max]
@@ -88,7 +122,7 @@ def read_values(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[
 def read_shapes(rows: Iterable[Mapping[str, Any]]) -> list[Shape]:
     return [
         Shape(
-            tuple((name, kind) for name, kind in row["_id"]),
+            tuple((name, kind) for name, kind in row["_id"] if name != RESERVED),
             row["n"],
             _created(row.get("first")),
             _created(row.get("last")),
@@ -101,15 +135,15 @@ def _created(identity: Any) -> datetime | None:
     return identity.generation_time if isinstance(identity, ObjectId) else None
 
 
-def paths(share: float, paths_max: int, nested_only: bool) -> list[Stage]:
-    """One row per path and type: in how many documents it occurs."""
+def paths(chosen: list[Stage], paths_max: int, nested_only: bool) -> list[Stage]:
+    """One row per path and type: in how many documents it occurs; the empty path stands for all of them."""
     source: Any = {"$objectToArray": "$$ROOT"}
     if nested_only:
         is_nested = {"$in": [{"$type": "$$each.v"}, ["object", "array"]]}
         source = {"$filter": {"input": source, "as": "each", "cond": is_nested}}
     return [
-        *sampled(share),
-        {"$project": {"_id": 0, "e": {"$setUnion": [_entries(source, "", 1)]}}},
+        *chosen,
+        {"$project": {"_id": 0, "e": {"$setUnion": [_entries(source, "", 1), [["", "document"]]]}}},
         {"$unwind": "$e"},
         {"$group": {"_id": "$e", "n": {"$sum": 1}}},
         {"$sort": {"n": -1, "_id": 1}},
@@ -181,12 +215,19 @@ def fields_of_shapes(found: Iterable[Shape]) -> dict[str, FieldFacts]:
     return {name: FieldFacts(label((name,)), types, looked_at, (name,)) for name, types in counts.items()}
 
 
+def looked_at(rows: Iterable[Mapping[str, Any]]) -> int:
+    """How many documents `paths` went through."""
+    return next((int(row["n"]) for row in rows if row["_id"][0] == ""), 0)
+
+
 def fields_of_paths(rows: Iterable[Mapping[str, Any]], looked_at: int) -> dict[str, FieldFacts]:
     """Fields from rows of `paths`; the keys of maps are taken together as `*`."""
     counts: dict[tuple[str, ...], dict[str, int]] = {}
     for row in rows:
         encoded, kind = row["_id"]
-        counts.setdefault(steps_of(encoded), {})[kind] = row["n"]
+        steps = steps_of(encoded)
+        if steps and steps[0] != RESERVED:
+            counts.setdefault(steps, {})[kind] = row["n"]
     merged = _without_maps(counts, looked_at)
     return {
         label(steps): FieldFacts(label(steps), types, looked_at, steps, is_map=(*steps, "*") in merged)
@@ -204,9 +245,17 @@ def _without_maps(
                 children.setdefault(steps[:-1], []).append(steps)
         for parent, siblings in children.items():
             whole = sum(counts[parent].values()) if parent in counts else looked_at
-            rare = [each for each in siblings if sum(counts[each].values()) <= MAP_KEY_SHARE_MAX * whole]
-            if len(rare) >= MAP_KEYS_MIN:
-                counts = _taken_together(counts, parent, set(rare), whole)
+            numbers = {each: sum(counts[each].values()) for each in siblings}
+            keys = {each for each in siblings if _DATA.fullmatch(each[-1])}
+            keys = keys if len(keys) >= LIKE_DATA_MIN else set()
+            # Counts are documents: of many items in one document, a key of few looks usual.
+            among_items = "[]" in parent and len(siblings) >= MAP_KEYS_MIN
+            rare = {each for each in siblings if among_items or numbers[each] <= MAP_KEY_SHARE_MAX * whole}
+            unique = sum(numbers[each] for each in rare) <= UNIQUE_KEY_OCCURRENCES_MAX * len(rare)
+            if len(rare) >= (UNIQUE_KEYS_MIN if unique and parent else MAP_KEYS_MIN):
+                keys |= rare
+            if keys:
+                counts = _taken_together(counts, parent, keys, whole)
     return counts
 
 
@@ -235,7 +284,10 @@ def collapse_shapes(found: list[Shape]) -> tuple[list[Shape], bool]:
         for name, _ in shape.fields:
             counts[name] = counts.get(name, 0) + shape.count
     rare = {name for name, number in counts.items() if number <= MAP_KEY_SHARE_MAX * total}
-    if len(rare) < MAP_KEYS_MIN:
+    alike = {name for name in counts if _DATA.fullmatch(name)}
+    rare = rare if len(rare) >= MAP_KEYS_MIN else set()
+    rare |= alike if len(alike) >= LIKE_DATA_MIN else set()
+    if not rare:
         return found, False
     made: dict[tuple[tuple[str, str], ...], Shape] = {}
     for shape in found:
@@ -259,6 +311,29 @@ def is_plain_name(name: str) -> bool:
     return bool(name) and "." not in name and not name.startswith("$") and NUL not in name
 
 
+def queried(steps: Iterable[str]) -> str:
+    """A path as a query writes it."""
+    return ".".join(step for step in steps if step != "[]")
+
+
+def is_known(facts: CollectionFacts, path: str) -> bool:
+    """Whether a path of a query names fields of the collection, and none of its keys that are data.
+
+    Numbers on the way are places in arrays. A field that no document has yet
+    may be named, if its surroundings are no map.
+    """
+    steps = tuple(step for step in path.split(".") if not step.isdecimal())
+    if not steps or not all(map(is_plain_name, steps)) or any(_DATA.fullmatch(step) for step in steps):
+        return False
+    known = {queried(each.steps): each for each in facts.fields.values()}
+    for depth in range(len(steps)):
+        above = ".".join(steps[:depth])
+        is_map = "*" in known if depth == 0 else f"{above}.*" in known
+        if is_map and ".".join(steps[: depth + 1]) not in known:
+            return False
+    return True
+
+
 def value_of(steps: Iterable[str]) -> Any:
     """An expression for the value at a path through objects; odd names need MongoDB 5.0."""
     steps = tuple(steps)
@@ -270,11 +345,11 @@ def value_of(steps: Iterable[str]) -> Any:
     return value
 
 
-def sizes(share: float) -> list[Stage]:
+def sizes(chosen: list[Stage]) -> list[Stage]:
     """Document sizes in bins of an eighth of a doubling, after exact ones, which the server groups fast."""
     number = {"$floor": {"$multiply": [BINS_PER_DOUBLING, {"$log": ["$_id", 2]}]}}
     return [
-        *sampled(share),
+        *chosen,
         {"$group": {"_id": {"$bsonSize": "$$ROOT"}, "n": {"$sum": 1}}},
         {
             "$group": {
@@ -292,13 +367,37 @@ def read_sizes(rows: Iterable[Mapping[str, Any]], sampled_of: int | None) -> Dis
     return Distribution.of(((row["low"], row["high"], row["n"], row["total"]) for row in rows), sampled_of)
 
 
-def lengths(steps: Iterable[str], share: float) -> list[Stage]:
-    """How many documents have how many items in an array; one row per length."""
-    value = value_of(steps)
-    return [
-        *sampled(share),
-        {"$group": {"_id": {"$cond": [{"$isArray": [value]}, {"$size": value}, None]}, "n": {"$sum": 1}}},
+def measurable_arrays(facts: CollectionFacts) -> list[FieldFacts]:
+    """The arrays of documents, and of the items of one array; the former first."""
+    found = [
+        each
+        for each in facts.fields.values()
+        if "array" in each.types and each.name != "[]" and "*" not in each.steps
     ]
+    return [each for each in found if not each.in_array] + [
+        each for each in found if each.steps.count("[]") == 1 and all(map(is_plain_name, each.steps))
+    ]
+
+
+def lengths(steps: Iterable[str], chosen: list[Stage]) -> list[Stage]:
+    """How many documents have how many items in an array; one row per length.
+
+    Of an array inside the items of another, the longest in a document counts.
+    """
+    steps = tuple(steps)
+    if "[]" not in steps:
+        number = _length(value_of(steps))
+    else:
+        place = steps.index("[]")
+        outer = value_of(steps[:place])
+        each = _length("$$item." + ".".join(steps[place + 1 :]))
+        longest = {"$max": {"$map": {"input": outer, "as": "item", "in": each}}}
+        number = {"$cond": [{"$isArray": [outer]}, longest, None]}
+    return [*chosen, {"$group": {"_id": number, "n": {"$sum": 1}}}]
+
+
+def _length(value: Any) -> dict[str, Any]:
+    return {"$cond": [{"$isArray": [value]}, {"$size": value}, None]}
 
 
 def read_lengths(rows: Iterable[Mapping[str, Any]], sampled_of: int | None) -> Distribution:
@@ -308,7 +407,37 @@ def read_lengths(rows: Iterable[Mapping[str, Any]], sampled_of: int | None) -> D
     )
 
 
-def value_bytes(fields: Iterable[FieldFacts], share: float) -> list[Stage]:
+def uuid_fields(facts: CollectionFacts) -> list[FieldFacts]:
+    """The fields whose binary values may be UUIDs."""
+    return [
+        each
+        for each in facts.fields.values()
+        if each.type == "binData"
+        and each.steps.count("[]") <= 1
+        and "*" not in each.steps
+        and all(is_plain_name(step) for step in each.steps if step != "[]")
+    ]
+
+
+def uuids(fields: Iterable[FieldFacts], chosen: list[Stage]) -> list[Stage]:
+    """How many binary values each field has in a few documents, and how many of them are UUIDs.
+
+    The server orders binary data by length, then by subtype: all UUIDs lie
+    between the first and the last of them.
+    """
+    accumulators: dict[str, Any] = {}
+    for number, each in enumerate(fields):
+        value: Any = "$" + ".".join(step for step in each.steps if step != "[]")
+        if each.in_array:
+            value = {"$cond": [{"$isArray": [value]}, {"$arrayElemAt": [value, 0]}, None]}
+        is_binary = {"$eq": [{"$type": value}, "binData"]}
+        is_uuid = {"$and": [{"$gte": [value, _UUIDS[0]]}, {"$lte": [value, _UUIDS[1]]}]}
+        accumulators[f"n{number}"] = {"$sum": {"$cond": [is_binary, 1, 0]}}
+        accumulators[f"u{number}"] = {"$sum": {"$cond": [is_uuid, 1, 0]}}
+    return [*chosen, {"$group": {"_id": None, **accumulators}}]
+
+
+def value_bytes(fields: Iterable[FieldFacts], chosen: list[Stage]) -> list[Stage]:
     """The largest and the mean size of text and binary values, per field."""
     accumulators: dict[str, Any] = {"n": {"$sum": 1}}
     for number, each in enumerate(fields):
@@ -324,4 +453,4 @@ def value_bytes(fields: Iterable[FieldFacts], share: float) -> list[Stage]:
         }
         accumulators[f"m{number}"] = {"$max": size}
         accumulators[f"a{number}"] = {"$avg": size}
-    return [*sampled(share), {"$group": {"_id": None, **accumulators}}]
+    return [*chosen, {"$group": {"_id": None, **accumulators}}]

@@ -19,16 +19,19 @@ from treadle.advisor.facts import READS, Query, Workload
 
 SHAPES_MAX = 5_000
 DEPTH_MAX = 20
+NUMBER_MAX = 1e15
 # A read of the parent this soon after one of the child belongs to the same page.
 FOLLOWED_SECONDS_MAX = 0.1
 FOLLOWED_OPERATIONS_MAX = 5
+_WHOLE = ("find", "aggregate")
 _COUNTED = {"$sum", "$avg", "$min", "$max", "$count"}
 
 
 def read(documents: Iterable[Mapping[str, Any]], database: str, source: str, operations_max: int) -> Workload:
     """The workload of one database; operations beyond the maximum are left out."""
     found: dict[Query, list[float]] = {}
-    timeline: list[tuple[float, Query]] = []
+    shapes: dict[Query, Query] = {}
+    timeline: list[tuple[float, Query, Any]] = []
     times: list[float] = []
     complete = True
     number = 0
@@ -41,6 +44,8 @@ def read(documents: Iterable[Mapping[str, Any]], database: str, source: str, ope
             continue
         number += 1
         shape = replace(query, count=0, milliseconds=0.0, examined=0, returned=0)
+        # One object for all operations of a shape: there may be very many.
+        shape = shapes.setdefault(shape, shape) if len(shapes) < SHAPES_MAX else shapes.get(shape, shape)
         if shape not in found and len(found) >= SHAPES_MAX:
             complete = False
             continue
@@ -50,7 +55,7 @@ def read(documents: Iterable[Mapping[str, Any]], database: str, source: str, ope
         moment = _seconds(document.get("ts"))
         if moment is not None:
             times.append(moment)
-            timeline.append((moment, shape))
+            timeline.append((moment, shape, _session(document)))
     queries = tuple(
         replace(shape, count=int(n), milliseconds=ms, examined=int(examined), returned=int(returned))
         for shape, (n, ms, examined, returned) in found.items()
@@ -127,7 +132,7 @@ def _update(condition: Any, update: Any) -> Query:
     if isinstance(update, Mapping):
         # Only an update that does nothing but count could be put off.
         if set(update) - {"$set", "$currentDate"} == {"$inc"} and _only_stamps(update):
-            increments = tuple(sorted(map(str, update["$inc"])))
+            increments = tuple(sorted(map(str, _mapping(update["$inc"]))))
         grown = {**_mapping(update.get("$push")), **_mapping(update.get("$addToSet"))}
         pushes = tuple(
             sorted(
@@ -159,8 +164,9 @@ def _aggregate(pipeline: Any) -> Query:
             names, more = _filter(body)
             filtered, insensitive = tuple(sorted({*filtered, *names})), (*insensitive, *more)
         elif name == "$lookup" and isinstance(body, Mapping):
-            parts = (body.get("from", ""), body.get("localField", ""), body.get("foreignField", ""))
-            lookups.append((str(parts[0]), str(parts[1]), str(parts[2])))
+            lookups.append(
+                (_text(body.get("from")), _text(body.get("localField")), _text(body.get("foreignField")))
+            )
         elif name == "$sort" and not grouped:
             order = _sort(body)
         elif name == "$limit":
@@ -228,49 +234,74 @@ def _sort(order: Any) -> tuple[tuple[str, int], ...]:
     return tuple((str(name), 1 if _number(way) >= 0 else -1) for name, way in order.items())
 
 
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+    """A number that can be added up; 0 for anything else, such as NaN or what a float cannot hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return 0.0
+    return float(value) if -NUMBER_MAX <= value <= NUMBER_MAX else 0.0
 
 
 def _seconds(moment: Any) -> float | None:
     return moment.timestamp() if isinstance(moment, datetime) else None
 
 
-def _followed(timeline: list[tuple[float, Query]]) -> dict[tuple[str, str], int]:
-    """How often a collection was read by one field right after another was read."""
-    timeline.sort(key=lambda pair: pair[0])
-    found: dict[tuple[str, str], int] = {}
-    for number, (moment, query) in enumerate(timeline):
-        if query.kind not in READS:
-            continue
-        seen: set[str] = set()
-        for later, other in timeline[number + 1 : number + 1 + FOLLOWED_OPERATIONS_MAX]:
-            if later - moment > FOLLOWED_SECONDS_MAX:
-                break
-            by_key = other.kind == "find" and len(other.filtered) == 1
-            if by_key and other.collection != query.collection and other.collection not in seen:
-                seen.add(other.collection)
-                pair = (query.collection, other.collection)
-                found[pair] = found.get(pair, 0) + 1
+def _followed(timeline: list[tuple[float, Query, Any]]) -> dict[tuple[str, str, str], int]:
+    """How often a collection was read by one field right after another was read, in the same session.
+
+    Sessions tell one user's page from what others do in the same moment; where
+    the record names none, nobody can tell, and all count as one.
+    """
+    timeline.sort(key=lambda row: row[0])
+    found: dict[tuple[str, str, str], int] = {}
+    by_session: dict[Any, list[tuple[float, Query]]] = {}
+    for moment, query, session in timeline:
+        by_session.setdefault(session, []).append((moment, query))
+    for rows in by_session.values():
+        for number, (moment, query) in enumerate(rows):
+            if query.kind not in READS:
+                continue
+            seen: set[tuple[str, str, str]] = set()
+            for later, other in rows[number + 1 : number + 1 + FOLLOWED_OPERATIONS_MAX]:
+                if later - moment > FOLLOWED_SECONDS_MAX:
+                    break
+                if other.kind == "find" and len(other.filtered) == 1 and other.collection != query.collection:
+                    seen.add((query.collection, other.collection, other.filtered[0]))
+            for place in seen:
+                found[place] = found.get(place, 0) + 1
     return found
 
 
-def read_together(workload: Workload, child: str, parent: str, path: str, key: str) -> int:
-    """How many reads of the child were joined with the parent, or followed by a read of it."""
+def _session(document: Mapping[str, Any]) -> Any:
+    """Which session of which client an operation belonged to, as far as the record tells."""
+    session = _mapping(_mapping(document.get("command")).get("lsid")).get("id")
+    return (str(document.get("client", "")), repr(session))
+
+
+def read_together(workload: Workload, child: str, parent: str, path: str, key: str) -> tuple[int, int]:
+    """How many reads of the child were joined with the parent or followed by a read of it, and all of them.
+
+    A read of the parent that joins the child reads both.
+    """
+    own = [query for query in workload.queries if query.collection == child and query.kind in _WHOLE]
+    all_reads = sum(query.count for query in own)
     joined = sum(
         query.count
-        for query in workload.queries
-        if (
-            query.collection == child
-            and any(each[0] == parent and each[1] in (path, "") for each in query.lookups)
-        )
-        or (
-            query.collection == parent
-            and any(each[0] == child and each[2] in (path, "") for each in query.lookups)
-        )
+        for query in own
+        if any(each[0] == parent and each[1] in (path, "") for each in query.lookups)
     )
-    return joined + workload.followed.get((child, parent), 0)
+    followed = workload.followed.get((child, parent, key), 0)
+    backwards = sum(
+        query.count
+        for query in workload.queries
+        if query.collection == parent
+        and any(each[0] == child and each[2] in (path, "") for each in query.lookups)
+    )
+    return min(joined + followed, all_reads) + backwards, all_reads + backwards
