@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import uuid
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from treadle import Store
 from treadle.advisor import Limits, scan
 from treadle.advisor.declare import Source, class_name, commented, python_name, quoted
 
+AT = dt.datetime(2025, 1, 1)
 ODD: dict[str, list[dict[str, Any]]] = {
     "compound_ids": [{"_id": {"a": n, "b": "x"}, "v": n} for n in range(60)],
     "text_ids": [{"_id": f"t{n}", "v": n} for n in range(60)],
@@ -54,6 +56,23 @@ ODD: dict[str, list[dict[str, Any]]] = {
     "wide": [{f"f{place}": place for place in range(300)} for _ in range(60)],
     "deep": [{"a": {"b": {"c": {"d": {"e": {"f": {"g": {"h": 1}}}}}}}} for _ in range(60)],
     "nothing": [{} for _ in range(60)],
+    # Each of these names would hide a type from the fields below it.
+    "hiding": [
+        {
+            **({} if n % 2 else dict.fromkeys(("list", "str", "datetime", "Decimal", "Any", "Id", "dict"))),
+            "a": ["x"],
+            "b": "x",
+            "c": dt.datetime(2025, 1, 1),
+            "d": Decimal128("1"),
+            "e": {"f": ObjectId(), "str": None, "int": 1, "g": 2, "h": "x"},
+            "i": [1, "x"],
+            "j": None if n % 3 else [1],
+        }
+        for n in range(60)
+    ],
+    # The nested part's class would be called like a type.
+    "sums": [{"x": {"y": n}} for n in range(60)],
+    "i": [{"d": {"y": n}, "e": ObjectId()} for n in range(60)],
 }
 
 
@@ -73,6 +92,85 @@ def test_any_collection_can_be_declared(limits: Limits, database: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             Store(database, models=compiled(source.text())).setup(dry_run=True)
+
+
+IDENTITIES: dict[str, Callable[[int], Any]] = {
+    "objectId": lambda n: ObjectId(n.to_bytes(12, "big")),
+    "int": lambda n: n,
+    # As older shells write numbers.
+    "double": float,
+    "numbers": lambda n: float(n) if n % 2 else n,
+    "string": lambda n: f"c{n}",
+    "uuid": lambda n: Binary.from_uuid(uuid.UUID(int=n + 2**100)),
+    "bytes": lambda n: Binary(n.to_bytes(9, "big")),
+}
+
+
+@pytest.mark.parametrize("kind", IDENTITIES)
+def test_references_are_declared_like_the_ids_they_hold(kind: str, database: Any) -> None:
+    """Whatever the ids are, each declaration is accepted, and reads what is stored."""
+    identity = IDENTITIES[kind]
+    database["customers"].insert_many([{"_id": identity(n), "name": f"n{n}", "at": n} for n in range(60)])
+    database["orders"].insert_many(
+        [{"customer_id": identity(n * n % 60), "total": n, "placed": AT, "lines": [n]} for n in range(300)]
+    )
+    database["nodes"].insert_many(
+        [
+            {"_id": identity(n), "name": f"n{n}", "parent_id": identity((n - 1) // 2) if n else None}
+            for n in range(60)
+        ]
+    )
+    operations = [
+        {"find": "orders", "filter": {"customer_id": 1}, "sort": {"lines": 1, "placed": -1}, "limit": 5},
+        {"count": "orders", "query": {"customer_id": 1}},
+        {
+            "aggregate": "orders",
+            "pipeline": [
+                {"$match": {"customer_id": 1}},
+                {"$group": {"_id": None, "t": {"$sum": "$total"}, "m": {"$max": "$placed"}}},
+            ],
+        },
+        {
+            "aggregate": "orders",
+            "pipeline": [{"$lookup": {"from": "customers", "localField": "customer_id"}}],
+        },
+    ]
+    workload = [
+        {"op": "query" if "find" in each else "command", "ns": f"{database.name}.orders", "command": each}
+        for each in operations
+        for _ in range(20)
+    ]
+    report = scan(database, workload=workload)
+    assert {"extended-reference", "computed", "subset", "tree"} <= {each.code for each in report.findings}
+    assert () == report.failures
+    for each in report.findings:
+        documents = compiled(each.declaration)
+        store = Store(database, models=documents)
+        store.setup(dry_run=True)
+        for model in documents:
+            assert store.find_one(model, {}) is not None, each.code
+
+
+def test_an_array_of_a_nested_model_is_declared_there(database: Any) -> None:
+    database["people"].insert_many(
+        [{"name": "n", "social": {"fans": [1] * (3_000 if n == 7 else n % 5), "x": 1}} for n in range(300)]
+    )
+    report = scan(database)
+    finding = next(each for each in report.findings if each.code == "outlier")
+    assert "people.social.fans" == finding.where
+    store = Store(database, models=compiled(finding.declaration))
+    assert any("fan_overflow" in str(action) for action in store.setup(dry_run=True))
+    assert "huge-array" not in {each.code for each in report.findings}
+
+
+def test_an_array_that_no_pattern_can_be_put_on_is_a_huge_one(database: Any) -> None:
+    """No model can have a field with a dot in its name, nor so the array beside it."""
+    database["people"].insert_many(
+        [{"odd": {"a.b": 1, "fans": [1] * (3_000 if n == 7 else n % 5)}} for n in range(300)]
+    )
+    found = {each.code: each.where for each in scan(database).findings}
+    assert "outlier" not in found
+    assert "people.odd.fans" == found["huge-array"]
 
 
 def test_names() -> None:

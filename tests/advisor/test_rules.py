@@ -11,7 +11,7 @@ import pytest
 
 from tests.advisor.symptoms import CASES, Case, finding_of
 from treadle import Document, Store
-from treadle.advisor import Limits, Report, scan
+from treadle.advisor import Limits, Report, Scan, scan
 from treadle.advisor.rule import SEVERITIES
 from treadle.advisor.rules import load
 
@@ -93,6 +93,55 @@ def test_the_native_series_in_the_comment_can_take_the_place_of_the_bucket(datab
     source = head.replace("import Bucket", "import TimeSeries") + "    " + native
     assert "timeseries=TimeSeries(" in source
     Store(database, models=compiled(source)).setup(dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("orders_{:024x}", "orders_#"),
+        ("{:08x}-0000-4000-8000-00000000000a.log", "#.log"),
+        ("log.2025-01-{:02}", "log.#-#-#"),
+    ],
+)
+def test_ids_and_dates_in_names_make_a_family(name: str, pattern: str) -> None:
+    """Hexadecimal ids too, whose digits and letters mix."""
+    names = tuple(name.format(number * 7_919_001 if "x}" in name else number) for number in range(40, 70))
+    found = Report.of(Scan("many", (6, 0), {}, names=names)).findings
+    assert [("too-many-collections", pattern)] == [(each.code, each.where) for each in found]
+
+
+def test_an_index_is_not_named_like_one_that_is_there(database: Any) -> None:
+    """A partial index of the same keys serves no other query; of two arrays only one is taken."""
+    CASES["query-without-index"].symptom(database)
+    database["orders"].create_index("code", partialFilterExpression={"total": 1})
+    database["orders"].update_many({}, {"$set": {"tags": [1], "lines": [{"sku": 1}]}})
+    recorded = [
+        {
+            "op": "query",
+            "ns": f"{database.name}.orders",
+            "command": {"find": "orders", "filter": condition},
+            "docsExamined": 2_000,
+            "planSummary": "COLLSCAN",
+        }
+        for condition in ({"code": 1}, {"tags": 1, "lines.sku": 1, "total": 1})
+    ]
+    report = scan(database, workload=recorded)
+    found = finding_of(report.findings, "query-without-index")
+    assert ["orders.code", "orders.lines.sku, tags, total"] == [each.where for each in found]
+    assert 'IndexModel([("code", 1)], name="code_1_2")' in found[0].declaration
+    assert 'IndexModel([("lines.sku", 1), ("total", 1)])' in found[1].declaration
+    for each in found:
+        # Really, for only then are two arrays refused.
+        assert Store(database, models=compiled(each.declaration)).setup()
+
+
+def test_a_file_inside_an_object_is_found(database: Any) -> None:
+    database["photos"].insert_many(
+        [{"title": "t", "file": {"name": "n", "content": bytes(60_000)}} for _ in range(20)]
+    )
+    report = scan(database)
+    assert ["photos.file.content"] == [each.where for each in finding_of(report.findings, "blobs")]
+    check_declarations(report, database)
 
 
 def test_a_failing_rule_is_said_and_takes_nothing_with_it(

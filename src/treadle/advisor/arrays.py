@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
+from treadle.advisor.facts import WHOLE, CollectionFacts, FieldFacts, Scan
+from treadle.advisor.relations import words
 
 DOCUMENTS_MIN = 20
 OUTLIER_LENGTH_MIN = 1_000
@@ -13,7 +14,11 @@ OUTLIER_TIMES = 100
 LONG_LENGTH_MIN = 50
 HUGE_LENGTH_MIN = 1_000
 
-Verdict = Literal["outlier", "long", "huge"]
+# A page or bucket is bounded on purpose; more than this is none.
+PAGE_LENGTH_MAX = 10_000
+_COUNTS = frozenset({"count", "n", "size", "number", "nsamples", "samples", "length"})
+
+Verdict = Literal["outlier", "long", "huge", "page"]
 
 
 def arrays(scan: Scan) -> Iterator[tuple[CollectionFacts, FieldFacts]]:
@@ -28,12 +33,36 @@ def holds_objects(facts: CollectionFacts, array: FieldFacts) -> bool:
     return inside is not None and inside.type == "object"
 
 
+def is_page(facts: CollectionFacts, array: FieldFacts) -> bool:
+    """Whether the documents are pages or buckets: parts of something longer, and bounded.
+
+    Such a document is one of many of its owner, told apart by a number or a
+    time: a unique index says so, or a count and a time beside an array that
+    never grows beyond what most of them have.
+    """
+    lengths = array.lengths
+    if lengths is None or len(array.steps) > 1 or lengths.maximum > PAGE_LENGTH_MAX:
+        return False
+    telling = {each.path for each in facts.top() if set(each.filled) and set(each.filled) <= {*WHOLE, "date"}}
+    for index in facts.indexes:
+        if index.unique and len(index.keys) > 1 and set(index.fields[1:]) <= telling:
+            return True
+    fields = [each for each in facts.top() if each.share > 0.99]
+    counted = any(words(each.name)[-1:] and words(each.name)[-1] in _COUNTS for each in fields)
+    timed = any(set(each.filled) == {"date"} for each in fields)
+    return counted and timed and lengths.quantile(0.9) == lengths.maximum
+
+
 def verdict(facts: CollectionFacts, array: FieldFacts) -> Verdict | None:
-    """A few giants among many small ones, long as a rule, or just too long."""
+    """A few giants among many small ones, long as a rule, just too long, or bounded on purpose."""
     lengths = array.lengths
     if lengths is None:
         return None
     largest, median = lengths.maximum, lengths.median
+    if array.in_array:
+        return "huge" if largest >= HUGE_LENGTH_MIN else None
+    if is_page(facts, array):
+        return "page"
     if (
         lengths.count >= DOCUMENTS_MIN
         and largest >= OUTLIER_LENGTH_MIN

@@ -21,6 +21,8 @@ MILLIONS = 1_000_000
 # Half of the server's limit: arrays are rewritten, and tomorrow's document is larger.
 EMBEDDED_BYTES_MAX = 8 * 1024 * 1024
 ALWAYS_TOGETHER_SHARE = 0.8
+READS_MIN = 10
+READ_TOGETHER_SHARE_MIN = 0.2
 CHILD_BYTES_DEFAULT = 500
 
 Choice = Literal["embed", "reference", "reference-from-child", "arrays-of-ids"]
@@ -171,5 +173,20 @@ def could_embed(scan: Scan, relation: Relation) -> bool:
     if smallest != relation:
         return False
     child = scan.collections[relation.child]
+    # What expires by itself cannot do so inside another document.
+    expires = any(index.expires for index in child.indexes)
+    if expires or has_own_key(child) or _is_read_alone(relation):
+        return False
     found = decide(Relationship.measured(relation, child))
     return found.choice == "embed"
+
+
+def has_own_key(facts: CollectionFacts) -> bool:
+    """Whether its documents are found by a key of their own, beside their id."""
+    return any(index.unique and index.fields != ("_id",) and len(index.keys) == 1 for index in facts.indexes)
+
+
+def _is_read_alone(relation: Relation) -> bool:
+    """Whether the workload shows that children are read without their parent as a rule."""
+    reads = relation.child_reads
+    return reads >= READS_MIN and relation.read_together < READ_TOGETHER_SHARE_MIN * reads

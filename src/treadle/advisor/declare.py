@@ -11,7 +11,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel
 
@@ -37,8 +37,13 @@ _IMPORTED = {
     "date": ("datetime", "datetime"),
     "decimal": ("decimal", "Decimal"),
     "objectId": ("treadle", "Id"),
+    "uuid": ("uuid", "UUID"),
 }
 _RESERVED = frozenset({name for name in dir(BaseModel) if not name.startswith("_")} | {"id"})
+# A field of such a name would hide the type from the fields below it.
+_HIDING = frozenset(
+    {"str", "int", "float", "bool", "bytes", "list", "dict", "datetime", "timedelta", "migration"}
+)
 _ORDER = ("datetime", "decimal", "typing", "uuid", "pydantic", "pymongo", "treadle")
 _STANDARD = {"datetime", "decimal", "typing", "uuid"}
 
@@ -127,7 +132,7 @@ def python_name(stored: str, taken: set[str]) -> str:
     # Pydantic keeps names that begin with model_ for itself.
     if not name or name[0].isdigit() or name.startswith("model_"):
         name = f"field_{name}".rstrip("_")
-    if keyword.iskeyword(name) or name in _RESERVED:
+    if keyword.iskeyword(name) or name in _RESERVED or name in _HIDING or name in _USED_NAMES:
         name = f"{name}_"
     base, number = name, 2
     while name in taken:
@@ -146,6 +151,8 @@ class Source:
     imports: dict[str, set[str]] = field(default_factory=dict)
     blocks: list[str] = field(default_factory=list)
     classes: set[str] = field(default_factory=set)
+    # What is put around the annotation of a field, by its path.
+    wraps: dict[str, Wrap] = field(default_factory=dict)
 
     def use(self, module: str, *names: str) -> None:
         self.imports.setdefault(module, set()).update(names)
@@ -153,7 +160,7 @@ class Source:
     def name(self, wanted: str) -> str:
         """A class name that is still free."""
         made, number = wanted, 2
-        while made in self.classes:
+        while made in self.classes or made in _USED_NAMES:
             made, number = f"{wanted}{number}", number + 1
         self.classes.add(made)
         return made
@@ -197,7 +204,7 @@ class Source:
         comments: list[str] = []
         identity = facts.fields.get("_id")
         if base == "Document" and identity is not None and set(identity.filled) != {"objectId"}:
-            lines.append(f"    id: {self._identity(identity)}")
+            lines.append(f"    id: {self.identity(facts)}")
         shown = 0
         for each in facts.top():
             if each.name in without or (only is not None and each.name not in only):
@@ -229,17 +236,22 @@ class Source:
         self.blocks.append("\n".join([f"class {made}(BaseModel):", *(lines or ["    pass"])]))
         return made
 
-    def _identity(self, identity: FieldFacts) -> str:
-        kinds = set(identity.filled)
-        if kinds <= {"int", "long"}:
-            return "int"
-        if len(kinds) == 1 and identity.type in ("string", "date", "decimal", "double"):
-            return self.scalar(identity.type)
-        if kinds == {"binData"}:
-            self.use("uuid", "UUID")
-            return "UUID"
-        self.use("typing", "Any")
-        return "Any"
+    def identity(self, facts: CollectionFacts) -> str:
+        """The type of a collection's `_id`, and so of whatever refers to it."""
+        identity = facts.fields.get("_id")
+        if identity is None:
+            return self.scalar("objectId")
+        if not has_one_identity(facts):
+            return self._any()
+        return self._number(identity) or self.scalar(identity.kind)
+
+    def _number(self, each: FieldFacts) -> str | None:
+        """One type for numbers of several, or None where these are no such numbers."""
+        filled = set(each.filled)
+        if len(filled) < 2 or not filled <= NUMBERS:
+            return None
+        kind = "decimal" if "decimal" in filled else "double" if "double" in filled else "long"
+        return self.scalar(kind)
 
     def scalar(self, kind: str) -> str:
         if kind in _IMPORTED:
@@ -253,39 +265,28 @@ class Source:
 
     def annotation(self, facts: CollectionFacts, each: FieldFacts, owner: str) -> str:
         """The type of a field, without whether it may be absent."""
-        filled = set(each.filled)
-        if filled and filled <= NUMBERS and len(filled) > 1:
-            kind = "decimal" if "decimal" in filled else "double" if "double" in filled else "long"
-            return self.scalar(kind)
+        number = self._number(each)
+        if number is not None:
+            return number
         if each.type == "object":
             return self._object(facts, each.steps, each.is_map, owner)
         if each.type == "array":
             inside = facts.fields.get(each.path + "[]")
-            if inside is None or len(inside.filled) != 1:
-                self.use("typing", "Any")
-                return "list[Any]"
+            if inside is None or len(inside.filled) != 1 or inside.type == "array":
+                return f"list[{self._any()}]"
             if inside.type == "object":
                 return f"list[{self._object(facts, inside.steps, inside.is_map, owner)}]"
-            return f"list[{self.scalar(inside.type)}]" if inside.type != "array" else self._any_list()
-        return self.scalar(each.type)
+            return f"list[{self.scalar(inside.kind)}]"
+        return self.scalar(each.kind)
 
-    def _any_list(self) -> str:
+    def _any(self) -> str:
         self.use("typing", "Any")
-        return "list[Any]"
+        return "Any"
 
     def _object(self, facts: CollectionFacts, steps: tuple[str, ...], is_map: bool, owner: str) -> str:
-        inside = [
-            field
-            for field in facts.fields.values()
-            if len(field.steps) == len(steps) + 1
-            and field.steps[: len(steps)] == steps
-            and field.name != "[]"
-        ]
-        plain = all(_declarable(field) for field in inside)
-        depth = sum(step != "[]" for step in steps)
-        if is_map or not inside or not plain or depth > NESTED_DEPTH_MAX or len(inside) > FIELDS_SHOWN_MAX:
-            self.use("typing", "Any")
-            return "dict[str, Any]"
+        inside = _inside(facts, steps)
+        if is_map or not inside:
+            return f"dict[str, {self._any()}]"
         self.use("pydantic", "BaseModel")
         last = [step for step in steps if step != "[]"][-1]
         made = self.name(_nested_name(owner, last, "[]" in steps[-1:]))
@@ -308,11 +309,15 @@ class Source:
         whole: int | None = None,
     ) -> str:
         annotation = self.annotation(facts, each, owner)
+        wrap = wrap or self.wraps.get(each.path)
         looked_at = each.looked_at if whole is None else whole
         absent = each.present < looked_at or len(each.filled) < len(each.types) or not each.filled
         default = None
         if annotation.startswith("list["):
             default = "[]" if absent or wrap is not None else None
+            # A list that is null in some documents is no list to be maintained.
+            if len(each.filled) < len(each.types) and wrap is None:
+                annotation, default = f"{annotation} | None", "None"
         elif absent:
             annotation, default = f"{annotation} | None" if annotation != "Any" else "Any", "None"
         if wrap is not None:
@@ -343,6 +348,48 @@ def _joined(steps: tuple[str, ...]) -> list[str]:
 
 def _declarable(each: FieldFacts) -> bool:
     return is_plain_name(each.name) and each.name not in ("_treadle", "*")
+
+
+def _inside(facts: CollectionFacts, steps: tuple[str, ...]) -> list[FieldFacts]:
+    """The fields of an object that can be a model of its own; none where it cannot."""
+    inside = [
+        field
+        for field in facts.fields.values()
+        if len(field.steps) == len(steps) + 1 and field.steps[: len(steps)] == steps and field.name != "[]"
+    ]
+    depth = sum(step != "[]" for step in steps)
+    fits = depth <= NESTED_DEPTH_MAX and len(inside) <= FIELDS_SHOWN_MAX
+    return inside if fits and all(_declarable(field) for field in inside) else []
+
+
+def can_wrap(facts: CollectionFacts, each: FieldFacts) -> bool:
+    """Whether a field of the document or of nested models can carry a pattern."""
+    if each.in_array or not all(map(is_plain_name, each.steps)) or len(each.filled) != 1:
+        return False
+    for depth in range(1, len(each.steps)):
+        above = next((field for field in facts.fields.values() if field.steps == each.steps[:depth]), None)
+        if above is None or above.is_map or above.type != "object" or not _inside(facts, above.steps):
+            return False
+    return True
+
+
+def has_one_identity(facts: CollectionFacts) -> bool:
+    """Whether all ids are of one type that can be declared; else they are to be mended first."""
+    identity = facts.fields.get("_id")
+    if identity is None:
+        return True
+    kinds = set(identity.filled)
+    return kinds <= NUMBERS or (len(kinds) == 1 and (identity.type in _TYPES or identity.type in _IMPORTED))
+
+
+def referring(child: CollectionFacts, path: str, parent: CollectionFacts) -> CollectionFacts:
+    """The child with its reference of the same type as what it refers to."""
+    reference, identity = child.fields[path], parent.fields["_id"]
+    absent = {"null": 1} if len(reference.filled) < len(reference.types) else {}
+    # As often as before: only the type is another.
+    types = {**dict.fromkeys(identity.filled, 0), identity.type: sum(reference.filled.values()), **absent}
+    known = replace(reference, types=types, is_uuid=identity.is_uuid)
+    return replace(child, fields={**child.fields, path: known})
 
 
 def _nested_name(owner: str, last: str, in_list: bool) -> str:

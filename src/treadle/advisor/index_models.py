@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from treadle.advisor.declare import Source, quoted
 from treadle.advisor.facts import CollectionFacts, IndexFacts
@@ -34,6 +34,16 @@ def _is_plain(index: IndexFacts) -> bool:
 
 def _kept(index: IndexFacts) -> str:
     return model(index.keys, index.name, ", unique=True" if index.unique else "")
+
+
+def free_name(facts: CollectionFacts, keys: Sequence[tuple[str, int]]) -> str | None:
+    """A name for a new index; None where the usual one is still free."""
+    usual = name = "_".join(f"{path}_{way}" for path, way in keys)
+    taken = {index.name for index in facts.indexes}
+    number = 2
+    while name in taken:
+        name, number = f"{usual}_{number}", number + 1
+    return None if name == usual else name
 
 
 def model(keys: Iterable[tuple[str, int]], name: str | None = None, options: str = "") -> str:

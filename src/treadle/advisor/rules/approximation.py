@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor.declare import Source
-from treadle.advisor.facts import READS, CollectionFacts, Scan
+from treadle.advisor.declare import Source, quoted
+from treadle.advisor.facts import NUMBERS, READS, CollectionFacts, Scan
 from treadle.advisor.rule import Finding, Rule
 from treadle.advisor.structure import is_plain_name
 from treadle.advisor.wording import duration, share
@@ -38,7 +38,10 @@ def find(scan: Scan) -> Iterator[Finding]:
         facts = scan.collections.get(collection)
         if facts is None or not facts.plain or updates < OPERATIONS_MIN or per_minute < PER_MINUTE_MIN:
             continue
-        if path not in facts.fields or len(facts.fields[path].steps) > 1 or not is_plain_name(path):
+        field = facts.fields.get(path)
+        if field is None or len(field.steps) > 1 or not is_plain_name(path):
+            continue
+        if not field.filled or not set(field.filled) <= NUMBERS:
             continue
         yield _finding(scan, facts, path, updates, per_minute)
 
@@ -73,15 +76,11 @@ def _declaration(facts: CollectionFacts, path: str) -> str:
     source.use("treadle", "Approximate")
     names = source.names(facts)
     line = "Approximate(every=100, within=timedelta(seconds=5))"
-    alias = ""
-    default = "0"
-    if names[path] != path:
-        from treadle.advisor.declare import quoted
-
-        source.use("pydantic", "Field")
-        alias = quoted(path)
-        default = f"Field(0, alias={alias})"
     kind = source.annotation(facts, facts.fields[path], "")
+    default = "Decimal(0)" if kind == "Decimal" else "0"
+    if names[path] != path:
+        source.use("pydantic", "Field")
+        default = f"Field({default}, alias={quoted(path)})"
     source.document(
         facts, without=frozenset({path}), added=(f"{names[path]}: Annotated[{kind}, {line}] = {default}",)
     )

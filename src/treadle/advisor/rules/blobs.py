@@ -29,7 +29,7 @@ MAXIMUM_BYTES_MIN = 500_000
 def find(scan: Scan) -> Iterator[Finding]:
     for facts in scan.plain():
         for each in facts.fields.values():
-            if each.bytes_max is None or len(each.steps) > 1:
+            if each.bytes_max is None or each.in_array:
                 continue
             if (each.bytes_mean or 0) >= MEAN_BYTES_MIN or each.bytes_max >= MAXIMUM_BYTES_MIN:
                 yield _finding(facts, each)
@@ -58,11 +58,13 @@ def _finding(facts: CollectionFacts, each: FieldFacts) -> Finding:
 
 def _declaration(facts: CollectionFacts, each: FieldFacts) -> str:
     source = Source()
-    parent = source.document(facts, without=frozenset({each.name}))
+    # With the object that it lies in, if any: the rest of that tells about the file.
+    moved = each.steps[0]
+    parent = source.document(facts, without=frozenset({moved}))
     about = "_".join(subject(facts.name)) or "document"
     source.document(
-        replace(facts, name=f"{about}_{each.name}"),
-        only=frozenset({each.name}),
-        name=f"{parent}{''.join(part.capitalize() for part in subject(each.name)) or 'Content'}",
+        replace(facts, name=f"{about}_{moved}"),
+        only=frozenset({moved}),
+        name=f"{parent}{''.join(part.capitalize() for part in subject(moved)) or 'Content'}",
     )
     return source.text()

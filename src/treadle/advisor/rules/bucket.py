@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from treadle.advisor.decide import has_own_key
 from treadle.advisor.declare import Source, class_name, quoted
 from treadle.advisor.facts import CollectionFacts, Scan, Series
 from treadle.advisor.rule import Finding, Rule
@@ -32,7 +33,10 @@ def find(scan: Scan) -> Iterator[Finding]:
         # A field that varies within a series and is no number makes these more than readings.
         if series is None or series.varying or series.lengths.median < READINGS_PER_SERIES_MIN:
             continue
-        if _is_updated(scan, facts):
+        if _is_updated(scan, facts) or has_own_key(facts):
+            continue
+        # What others refer to is looked up by its own id.
+        if any(relation.parent == facts.name for relation in scan.relations):
             continue
         yield _finding(scan, facts, series)
 

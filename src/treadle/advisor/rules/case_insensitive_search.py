@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from treadle.advisor.facts import CollectionFacts, Query, Scan
 from treadle.advisor.index_models import declared, model
 from treadle.advisor.rule import Finding, Rule
+from treadle.advisor.structure import is_known
 from treadle.advisor.wording import number
 
 RULE = Rule(
@@ -31,7 +32,9 @@ def find(scan: Scan) -> Iterator[Finding]:
             found.setdefault((query.collection, path), []).append(query)
     for (collection, path), queries in sorted(found.items()):
         facts = scan.collections.get(collection)
-        if facts is not None and facts.plain and sum(query.count for query in queries) >= QUERIES_MIN:
+        if facts is None or not facts.plain or not is_known(facts, path):
+            continue
+        if sum(query.count for query in queries) >= QUERIES_MIN:
             yield _finding(facts, path, queries)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor.declare import Source, python_name, quoted
+from treadle.advisor.declare import Source, has_one_identity, python_name, quoted, referring
 from treadle.advisor.facts import WRITES, CollectionFacts, Query, Relation, Scan, Workload
 from treadle.advisor.relations import subject
 from treadle.advisor.rule import Finding, Rule
@@ -31,7 +31,7 @@ def find(scan: Scan) -> Iterator[Finding]:
         child = scan.collections[relation.child]
         if relation.many or relation.key != "_id" or not is_plain_name(relation.path):
             continue
-        if relation.child == relation.parent:
+        if relation.child == relation.parent or not has_one_identity(scan.collections[relation.parent]):
             continue
         queries = [query for query in scan.workload.queries if _computes(query, relation)]
         reads = sum(query.count for query in queries)
@@ -78,6 +78,7 @@ def _declaration(
 ) -> str:
     source = Source()
     source.use("typing", "Annotated")
+    child = referring(child, relation.path, parent)
     child_class = source.document(child)
     by = quoted(source.names(child)[relation.path])
     names = source.names(parent)

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor.decide import could_embed
-from treadle.advisor.declare import Source, class_name, python_name, quoted
+from treadle.advisor.decide import READ_TOGETHER_SHARE_MIN, READS_MIN, could_embed
+from treadle.advisor.declare import (
+    Source,
+    class_name,
+    has_one_identity,
+    python_name,
+    quoted,
+    referring,
+)
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Relation, Scan
 from treadle.advisor.relations import stem, subject
 from treadle.advisor.rule import Finding, Rule
@@ -22,8 +29,6 @@ RULE = Rule(
     "One read instead of two; no $lookup.",
     "Not for a field that changes constantly, and not where the second document is needed whole.",
 )
-READS_MIN = 10
-READ_TOGETHER_SHARE_MIN = 0.2
 CARD_FIELDS_MAX = 3
 CARD_TYPES = frozenset({"string", "int", "long", "double", "decimal", "bool", "date"})
 # Without a workload only a chain or a knot of bare references is a symptom.
@@ -57,6 +62,9 @@ def _is_bare(scan: Scan, relation: Relation) -> bool:
     child = scan.collections[relation.child]
     field = child.fields[relation.path]
     if len(field.steps) > 1 or scan.collections[relation.parent].count < 2:
+        return False
+    # Ids of several types are to be mended first; `mixed-types` says so.
+    if not has_one_identity(scan.collections[relation.parent]):
         return False
     return not _has_copy(child, field, scan.collections[relation.parent])
 
@@ -160,6 +168,7 @@ def _declaration(
     source.use("treadle", "ExtendedReference")
     parent_class = source.document(parent)
     card = source.card(f"{class_name(parent.name)}Card", parent, fields)
+    child = referring(child, relation.path, parent)
     names = source.names(child)
     about = "_".join(stem(relation.path)) or "card"
     place = python_name(about, set(names.values()))

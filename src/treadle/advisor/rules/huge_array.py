@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from treadle.advisor.arrays import arrays, verdict
-from treadle.advisor.declare import Source, python_name, quoted
+from treadle.advisor.declare import Source, can_wrap, python_name, quoted
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
 from treadle.advisor.relations import subject
 from treadle.advisor.rule import Finding, Rule
@@ -32,7 +32,8 @@ def find(scan: Scan) -> Iterator[Finding]:
         lengths = array.lengths
         assert lengths is not None
         growing = pushes >= PUSHES_MIN and lengths.maximum >= PUSHED_LENGTH_MIN
-        if found == "huge" or (found is None and growing):
+        undeclarable = found == "outlier" and not can_wrap(facts, array)
+        if found == "huge" or undeclarable or (found is None and growing):
             yield _finding(facts, array, pushes)
 
 
@@ -81,14 +82,13 @@ def _declaration(facts: CollectionFacts, array: FieldFacts) -> str:
     parent = source.document(facts, without=without)
     inside = facts.fields.get(array.path + "[]")
     item = (
-        source.scalar(inside.type)
+        source.scalar(inside.kind)
         if inside is not None and len(inside.filled) == 1 and inside.type not in ("object", "array")
         else "Any"
     )
     about = "_".join(subject(array.name)) or "item"
     by = python_name(f"{'_'.join(subject(facts.name)) or 'parent'}_id", set())
-    identity = facts.fields.get("_id")
-    kind = source.scalar(identity.type if identity is not None else "objectId")
+    kind = source.identity(facts)
     place = python_name(about, {by})
     made = source.name(f"{parent}{''.join(part.capitalize() for part in subject(array.name)) or 'Item'}")
     collection = quoted(f"{'_'.join(subject(facts.name)) or 'parent'}_{array.name}")

@@ -25,7 +25,7 @@ DOCUMENTS_MIN = 100
 def find(scan: Scan) -> Iterator[Finding]:
     large = [facts for facts in scan.plain() if facts.count >= DOCUMENTS_MIN]
     bare = sorted(
-        (facts for facts in large if not facts.validated), key=lambda facts: (-facts.count, facts.name)
+        (facts for facts in large if facts.validated is False), key=lambda facts: (-facts.count, facts.name)
     )
     if not bare:
         return

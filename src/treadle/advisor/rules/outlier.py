@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from treadle.advisor.arrays import arrays, verdict
-from treadle.advisor.declare import Source, quoted
+from treadle.advisor.declare import Source, can_wrap, quoted
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
 from treadle.advisor.relations import subject
 from treadle.advisor.rule import Finding, Rule
@@ -26,7 +26,8 @@ LIMIT_MIN = 50
 
 def find(scan: Scan) -> Iterator[Finding]:
     for facts, array in arrays(scan):
-        if verdict(facts, array) == "outlier":
+        # One that no pattern can be put on is a huge array.
+        if verdict(facts, array) == "outlier" and can_wrap(facts, array):
             yield _finding(scan, facts, array)
 
 
@@ -69,13 +70,13 @@ def _declaration(facts: CollectionFacts, array: FieldFacts, limit: int) -> str:
         pattern = f"Outlier(limit={limit}, overflow={overflow}, page_size={page})"
         return f"Annotated[\n        {annotation}, {pattern}\n    ]"
 
-    names = source.names(facts)
+    source.wraps[array.path] = wrap
+    taken = set(source.names(facts).values())
+    # The count and the flag stand beside the array; in a nested model Treadle keeps them itself.
     added = [
         f"{field}: {kind}"
         for field, kind in ((f"{about}_count", "int = 0"), ("has_overflow", "bool = False"))
-        if field not in names
+        if field not in taken and field.isidentifier() and len(array.steps) == 1
     ]
-    source.document(
-        facts, wrapped={array.steps[0]: wrap} if len(array.steps) == 1 else {}, added=tuple(added)
-    )
+    source.document(facts, added=tuple(added))
     return source.text()

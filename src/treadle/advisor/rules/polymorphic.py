@@ -30,7 +30,7 @@ COMMON_FIELDS_MIN = 1
 
 def find(scan: Scan) -> Iterator[Finding]:
     for facts in scan.plain():
-        if facts.kinds is not None and not facts.validated and is_plain_name(facts.kinds.field):
+        if facts.kinds is not None and facts.validated is False and is_plain_name(facts.kinds.field):
             yield _finding(facts, facts.kinds)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from treadle.advisor import structure
 from treadle.advisor.facts import CollectionFacts, Query, Scan
-from treadle.advisor.index_models import declared, model
+from treadle.advisor.index_models import declared, free_name, model
 from treadle.advisor.rule import Finding, Rule
 from treadle.advisor.wording import number
 
@@ -34,16 +35,42 @@ def find(scan: Scan) -> Iterator[Finding]:
             shapes.setdefault((query.collection, query.filtered, query.sorted_by), []).append(query)
     for (collection, filtered, order), queries in sorted(shapes.items()):
         facts = scan.collections.get(collection)
-        if facts is not None and facts.plain and not _is_served(facts, filtered):
+        # Keys that are data make no index; nor are they to be shown.
+        nameable = facts is not None and all(structure.is_known(facts, path) for path in filtered)
+        if facts is not None and facts.plain and nameable and not _is_served(facts, filtered):
             yield _finding(facts, filtered, order, queries)
 
 
 def _is_served(facts: CollectionFacts, filtered: tuple[str, ...]) -> bool:
     """Whether an index has come since the query was recorded."""
     return any(
-        index.fields and index.fields[0] in filtered and not index.partial and not index.special
+        index.fields
+        and index.fields[0] in filtered
+        and not (index.partial or index.special or index.collation_strength)
         for index in facts.indexes
     )
+
+
+def _keys(
+    facts: CollectionFacts, filtered: tuple[str, ...], order: tuple[tuple[str, int], ...]
+) -> list[tuple[str, int]]:
+    """What is filtered, then what is sorted by; of arrays one, for the server indexes no two together."""
+    wanted = [(path, 1) for path in filtered[:FIELDS_MAX]]
+    wanted += [pair for pair in order if pair[0] not in filtered][:FIELDS_MAX]
+    arrays = {
+        structure.queried(each.steps)
+        for each in facts.fields.values()
+        if "array" in each.types or each.in_array
+    }
+    kept: list[tuple[str, int]] = []
+    roots: set[str] = set()
+    for path, way in wanted:
+        if path in arrays:
+            if roots - {path.partition(".")[0]}:
+                continue
+            roots.add(path.partition(".")[0])
+        kept.append((path, way))
+    return kept
 
 
 def _finding(
@@ -54,8 +81,7 @@ def _finding(
 ) -> Finding:
     count = sum(query.count for query in queries)
     examined, returned = sum(query.examined for query in queries), sum(query.returned for query in queries)
-    keys = [(path, 1) for path in filtered[:FIELDS_MAX]]
-    keys += [pair for pair in order if pair[0] not in filtered][:FIELDS_MAX]
+    keys = _keys(facts, filtered, order)
     return Finding(
         RULE,
         "warning",
@@ -71,6 +97,6 @@ def _finding(
             "milliseconds per query": round(sum(query.milliseconds for query in queries) / count, 1),
             "documents in the collection": facts.count,
         },
-        declared(facts, [model(keys)]),
+        declared(facts, [model(keys, free_name(facts, keys))]),
         ("setup() makes the index.",),
     )

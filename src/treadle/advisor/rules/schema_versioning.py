@@ -110,14 +110,24 @@ def _numbered(facts: CollectionFacts) -> Finding:
     assert versions is not None
     old, whole = sum(versions.counts[:-1]), sum(versions.counts)
     newest = versions.newest or len(versions.counts)
+    sampled = whole < facts.count
     return Finding(
         RULE,
         "info",
         "high",
         facts.name,
         versions.field,
-        f"{old:,} documents ({share(old, whole)}) are of an older version than the newest.",
-        {"versions": len(versions.counts), "documents of older versions": old, "documents": whole},
+        (
+            f"{share(old, whole)} of a sample are"
+            if sampled
+            else f"{old:,} documents ({share(old, whole)}) are"
+        )
+        + " of an older version than the newest.",
+        {
+            "versions": len(versions.counts),
+            "documents of older versions": old,
+            "documents looked at" if sampled else "documents": whole,
+        },
         _declaration(facts, newest, versions.field, (), ()),
         ("Write the migrations, run setup(), then migrate().",),
     )

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from treadle.advisor.arrays import arrays, verdict
-from treadle.advisor.declare import Source, class_name, python_name, quoted
+from treadle.advisor.declare import (
+    Source,
+    class_name,
+    has_one_identity,
+    python_name,
+    quoted,
+    referring,
+)
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Query, Relation, Scan
 from treadle.advisor.relations import subject
 from treadle.advisor.rule import Finding, Rule
@@ -35,6 +42,11 @@ def find(scan: Scan) -> Iterator[Finding]:
             yield _embedded(scan, facts, array)
     for relation in scan.relations:
         if relation.many or relation.key != "_id" or relation.child == relation.parent:
+            continue
+        if relation.path not in scan.collections[relation.child].fields or not is_plain_name(relation.path):
+            continue
+        # Ids of several types are to be mended first; `mixed-types` says so.
+        if not has_one_identity(scan.collections[relation.parent]):
             continue
         queries = _first_few(scan, relation)
         if sum(query.count for query in queries) >= READS_MIN and not _has_subset(scan, relation):
@@ -91,8 +103,7 @@ def _embedded_declaration(facts: CollectionFacts, array: FieldFacts) -> str:
     names = source.names(inside)
     taken = set(names.values())
     by = python_name(f"{'_'.join(subject(facts.name)) or 'parent'}_id", taken)
-    identity = facts.fields.get("_id")
-    kind = "Id" if identity is None or identity.type == "objectId" else source.scalar(identity.type)
+    kind = source.identity(facts)
     child = source.document(inside, added=(f"{by}: {kind}",))
     dates = [each for each in inside.top() if each.type == "date"]
     sort = f"-{names[dates[0].name]}" if dates and dates[0].name in names else "-id"
@@ -122,7 +133,7 @@ def _is_item(each: FieldFacts, array: FieldFacts) -> bool:
 
 
 def _lifted(each: FieldFacts, array: FieldFacts) -> FieldFacts:
-    return FieldFacts(each.name, dict(each.types), each.looked_at, (each.name,))
+    return FieldFacts(each.name, dict(each.types), each.looked_at, (each.name,), is_uuid=each.is_uuid)
 
 
 # -- children of which each page shows the first few --------------------------------------
@@ -182,12 +193,13 @@ def _read_declaration(
     source = Source()
     source.use("typing", "Annotated")
     source.use("treadle", "Subset")
+    child = referring(child, relation.path, parent)
     child_class = source.document(child)
     names = source.names(child)
     sort = [
         ("-" if way < 0 else "") + ("id" if path == "_id" else names[path])
         for path, way in query.sorted_by
-        if path == "_id" or path in names
+        if path == "_id" or (path in names and not {"array", "object"} & set(child.fields[path].types))
     ]
     scalar = [each for each in child.top() if each.name in names and each.type not in ("array", "object")]
     fields = [each for each in scalar if each.path != relation.path][:CARD_FIELDS_MAX]
@@ -196,11 +208,7 @@ def _read_declaration(
         f"recent_{'_'.join(subject(child.name)) or 'child'}s", set(source.names(parent).values())
     )
     order = quoted(sort[0]) if len(sort) == 1 else "[" + ", ".join(map(quoted, sort or ["-id"])) + "]"
-    by = (
-        quoted(names[relation.path])
-        if is_plain_name(relation.path) and relation.path in names
-        else quoted(relation.path)
-    )
+    by = quoted(names[relation.path])
     source.document(
         parent,
         added=(

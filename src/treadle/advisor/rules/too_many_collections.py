@@ -22,7 +22,10 @@ RULE = Rule(
 )
 SERIES_MIN = 20
 COLLECTIONS_MAX = 1_000
-_NUMBERS = re.compile(r"\d+|[0-9a-f]{12,}")
+# What a program puts into names: UUIDs, ObjectIds and other hexadecimal ids, and numbers.
+_NUMBERS = re.compile(
+    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[a-f]*\d)[0-9a-f]{12,}|\d+", re.IGNORECASE
+)
 
 
 def find(scan: Scan) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from treadle.advisor.declare import Source, python_name, quoted
+from treadle.advisor.declare import Source, has_one_identity, python_name, quoted, referring
 from treadle.advisor.facts import CollectionFacts, Relation, Scan
 from treadle.advisor.relations import words
 from treadle.advisor.rule import Finding, Rule
@@ -38,7 +38,7 @@ def find(scan: Scan) -> Iterator[Finding]:
         if tree.depth_max < DEPTH_MIN and tree.looked_at:
             continue
         # Ids of several types are to be mended first; `mixed-types` says so.
-        if len(facts.fields["_id"].filled) != 1:
+        if not has_one_identity(facts):
             continue
         if _is_kept(facts) or relation.key != "_id" or not is_plain_name(relation.path):
             continue
@@ -102,13 +102,13 @@ def _declaration(facts: CollectionFacts, relation: Relation) -> str:
     source.use("treadle", "AncestorArray")
     names = source.names(facts)
     place = python_name("ancestors", set(names.values()))
-    identity = facts.fields["_id"]
-    kind = source.scalar(identity.type)
+    kind = source.identity(facts)
+    typed = referring(facts, relation.path, facts)
     # A root has no parent, even if no root was among the documents looked at.
-    parent = facts.fields[relation.path]
-    known = replace(parent, types={identity.type: parent.present, "null": 1}, looked_at=parent.present + 1)
+    parent = typed.fields[relation.path]
+    known = replace(parent, types={**parent.types, "null": 1}, looked_at=parent.present + 1)
     source.document(
-        replace(facts, fields={**facts.fields, relation.path: known}),
+        replace(typed, fields={**typed.fields, relation.path: known}),
         keywords=[f"tree=AncestorArray(parent={quoted(names[relation.path])}, ancestors={quoted(place)})"],
         added=(f"{place}: list[{kind}] = []",),
     )
