@@ -182,7 +182,8 @@ def test_keys_that_are_data_are_shown_as_a_star(database: Any) -> None:
     )
     database["bare"].insert_many([{f"key-{n}@example.org": n} for n in range(3_000)])
     # Few documents are enough where keys do not recur, or look like data.
-    database["few"].insert_many([{"votes": {f"user-ada{n}@example.org": 1}} for n in range(9)])
+    database["few"].insert_many([{"votes": {f"user-ada{n}@example": 1}} for n in range(9)])
+    database["fewer"].insert_many([{"votes": {f"ada{n}{k}@example": 1 for k in range(4)}} for n in range(3)])
     database["dated"].insert_many([{"days": {"2025-01-01": n, "2025-01-02": n}} for n in range(90)])
     database["items"].insert_many(
         [{"rows": [{"m": {f"ada{n}-{k}@example": 1}} for k in range(30)]} for n in range(4)]
@@ -199,6 +200,7 @@ def test_keys_that_are_data_are_shown_as_a_star(database: Any) -> None:
     ]
     report = scan(database, workload=recorded)
     assert {"_id", "votes", "votes.*"} == set(report.scan.collections["few"].fields)
+    assert {"_id", "votes", "votes.*"} == set(report.scan.collections["fewer"].fields)
     assert {"_id", "days", "days.*"} == set(report.scan.collections["dated"].fields)
     # Nor do they come from the workload.
     unserved = [each.where for each in report.findings if each.code == "query-without-index"]

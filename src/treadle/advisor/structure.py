@@ -250,7 +250,9 @@ def _without_maps(
             keys = keys if len(keys) >= LIKE_DATA_MIN else set()
             # Counts are documents: of many items in one document, a key of few looks usual.
             among_items = "[]" in parent and len(siblings) >= MAP_KEYS_MIN
-            rare = {each for each in siblings if among_items or numbers[each] <= MAP_KEY_SHARE_MAX * whole}
+            # Of very few objects, a key of one is rare too.
+            most = max(MAP_KEY_SHARE_MAX * whole, 1 if whole > 1 else 0)
+            rare = {each for each in siblings if among_items or numbers[each] <= most}
             unique = sum(numbers[each] for each in rare) <= UNIQUE_KEY_OCCURRENCES_MAX * len(rare)
             if len(rare) >= (UNIQUE_KEYS_MIN if unique and parent else MAP_KEYS_MIN):
                 keys |= rare

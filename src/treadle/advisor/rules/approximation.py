@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor.declare import Source, quoted
+from treadle.advisor.declare import Source, has_one_identity, quoted
 from treadle.advisor.facts import NUMBERS, READS, CollectionFacts, Scan
 from treadle.advisor.rule import Finding, Rule
 from treadle.advisor.structure import is_plain_name
@@ -41,7 +41,8 @@ def find(scan: Scan) -> Iterator[Finding]:
         field = facts.fields.get(path)
         if field is None or len(field.steps) > 1 or not is_plain_name(path):
             continue
-        if not field.filled or not set(field.filled) <= NUMBERS:
+        # Ids of several types are to be mended first; `mixed-types` says so.
+        if not field.filled or not set(field.filled) <= NUMBERS or not has_one_identity(facts):
             continue
         yield _finding(scan, facts, path, updates, per_minute)
 
