@@ -135,6 +135,17 @@ def test_an_index_is_not_named_like_one_that_is_there(database: Any) -> None:
         assert Store(database, models=compiled(each.declaration)).setup()
 
 
+def test_one_giant_among_few_is_an_outlier(database: Any) -> None:
+    """Of sixty documents the largest is the 99th percentile; it is no less an outlier."""
+    database["sellers"].insert_many(
+        [{"name": "n", "followers": [1] * (2_000 if n == 7 else n % 12)} for n in range(60)]
+    )
+    report = scan(database)
+    (found,) = finding_of(report.findings, "outlier")
+    assert "Outlier(limit=50," in found.declaration
+    check_declarations(report, database)
+
+
 def test_a_file_inside_an_object_is_found(database: Any) -> None:
     database["photos"].insert_many(
         [{"title": "t", "file": {"name": "n", "content": bytes(60_000)}} for _ in range(20)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from treadle.advisor.facts import WHOLE, CollectionFacts, FieldFacts, Scan
+from treadle.advisor.facts import WHOLE, CollectionFacts, Distribution, FieldFacts, Scan
 from treadle.advisor.relations import words
 
 DOCUMENTS_MIN = 20
@@ -53,6 +53,11 @@ def is_page(facts: CollectionFacts, array: FieldFacts) -> bool:
     return counted and timed and lengths.quantile(0.9) == lengths.maximum
 
 
+def usual_most(lengths: Distribution) -> float:
+    """What nearly all do not exceed: the 99th percentile, or of fewer than a hundred, all but one."""
+    return lengths.quantile(min(0.99, (lengths.count - 1) / max(1, lengths.count)))
+
+
 def verdict(facts: CollectionFacts, array: FieldFacts) -> Verdict | None:
     """A few giants among many small ones, long as a rule, just too long, or bounded on purpose."""
     lengths = array.lengths
@@ -67,7 +72,7 @@ def verdict(facts: CollectionFacts, array: FieldFacts) -> Verdict | None:
         lengths.count >= DOCUMENTS_MIN
         and largest >= OUTLIER_LENGTH_MIN
         and largest >= OUTLIER_TIMES * max(median, 1)
-        and lengths.p99 <= largest / 10
+        and usual_most(lengths) <= largest / 10
     ):
         return "outlier"
     is_long = lengths.quantile(0.5) >= LONG_LENGTH_MIN or lengths.quantile(0.9) >= 2 * LONG_LENGTH_MIN

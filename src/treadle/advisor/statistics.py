@@ -12,7 +12,7 @@ from treadle.advisor.facts import CollectionFacts, IndexFacts
 
 def counts(names: Sequence[str]) -> list[dict[str, Any]]:
     """A pipeline on the first of these collections that gives the number of documents of each."""
-    count = {"$collStats": {"count": {}}}
+    count: dict[str, Any] = {"$collStats": {"count": {}}}
     return [count, *({"$unionWith": {"coll": name, "pipeline": [count]}} for name in names[1:])]
 
 

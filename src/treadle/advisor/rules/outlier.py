@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor.arrays import arrays, verdict
+from treadle.advisor.arrays import arrays, usual_most, verdict
 from treadle.advisor.declare import Source, can_wrap, quoted
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
 from treadle.advisor.relations import subject
@@ -34,7 +34,7 @@ def find(scan: Scan) -> Iterator[Finding]:
 def _finding(scan: Scan, facts: CollectionFacts, array: FieldFacts) -> Finding:
     lengths = array.lengths
     assert lengths is not None
-    limit = nice(max(lengths.p99, LIMIT_MIN))
+    limit = nice(max(usual_most(lengths), LIMIT_MIN))
     beyond = lengths.above(limit)
     return Finding(
         RULE,
