@@ -451,7 +451,7 @@ def test_set_up_makes_what_expires_and_what_is_compressed(run, database):
     assert 30 * 24 * 3600 == database.measured.index_information()["end_1"]["expireAfterSeconds"]
     (found,) = database.list_collections(filter={"name": "measured"})
     assert "block_compressor=zstd" in found["options"]["storageEngine"]["wiredTiger"]["configString"]
-    key = next(index for index in database["sensor_data"].list_indexes() if "start" in index["key"])
+    key = next(index for index in database.measured.list_indexes() if "start" in index["key"])
     assert "block_compressor=zstd" in key["storageEngine"]["wiredTiger"]["configString"]
     longer = run.store([reading_in("columns", expire_after=timedelta(days=60), compression="zstd")])
     (action,) = longer.setup()
