@@ -699,6 +699,30 @@ print(len(store.run_due(now=NOON)), flush=True)
 """
 
 
+@pytest.mark.parametrize("models", [[Sale, DailySales], [Customer, Review, Item]], ids=["groups", "fields"])
+def test_a_command_of_a_run_that_was_replaced_writes_nothing(database, models):
+    """Sent before its client was killed, and begun by the server when another run had the lease."""
+    store = Store(database, models)
+    store.setup()
+    database.sales.insert_many([raw(1, "1", 2026, 3, 1), raw(2, "1", 2026, 3, 1)])
+    database["items"].insert_one({"_id": 1, "label": "", "count": 0})
+    database.reviews.insert_one({"item_id": 1, "rating": 5})
+    real = store.runner._perform
+    merged = []
+
+    def perform(command: Any, session: Any) -> Any:
+        if "$merge" in repr(command):
+            merged.append(command)
+            database["treadle.leases"].update_one({"_id": "schedule"}, {"$inc": {"n": 1}})
+        return real(command, session)
+
+    store.runner._perform = perform  # type: ignore[method-assign]
+    assert not [each for each in store.run_due(now=NOON) if each.model in ("DailySales", "Item")]
+    assert merged
+    assert [0] == [each["count"] for each in database["items"].find()]
+    assert [] == list(database.daily_summaries.find())
+
+
 @pytest.mark.heavy
 def test_a_killed_run_is_done_again(server, database):
     """Killed at many moments; whoever comes next finishes at once, and nothing is wrong."""
@@ -718,7 +742,8 @@ def test_a_killed_run_is_done_again(server, database):
             process.send_signal(signal.SIGKILL)
             process.wait()
         database.sales.delete_many({"product_id": number})
-        store.run_due(now=NOON)
+        # An hour later: it may have been done before it was killed.
+        store.run_due(now=NOON + HOURLY)
         assert [] == store.verify()
         assert 39 - number == len(summaries(database))
         database["treadle.schedules"].delete_many({})

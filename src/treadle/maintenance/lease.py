@@ -24,6 +24,23 @@ COLLECTION = "treadle.leases"
 WAIT_MAX_SECONDS = 60.0
 PAUSE_SECONDS = 0.005
 PAUSE_MAX_SECONDS = 0.1
+# How often, and after what pauses, to look whether the commands of a former holder have ended.
+ENDING_MAX = 250
+ENDING_SECONDS = 0.02
+
+
+def held(name: str, token: int, place: str) -> list[Raw]:
+    """Stages that let nothing through if the lease is another's by now; they need a free field.
+
+    For a command that a holder sent before it was killed, and that the server
+    begins after somebody else has taken the lease.
+    """
+    own = [{"$match": {"_id": name, "n": token}}, {"$project": {"_id": 1}}]
+    return [
+        {"$lookup": {"from": COLLECTION, "pipeline": own, "as": place}},
+        {"$match": {place: {"$ne": []}}},
+        {"$project": {place: 0}},
+    ]
 
 
 def acquire(
@@ -71,7 +88,8 @@ def attempt(
             return None
     if before is None:
         return None
-    yield from _end_session(before.get("session"))
+    if before.get("session") != session:
+        yield from _end_session(before.get("session"))
     return int(before["n"]) + 1
 
 
@@ -82,11 +100,22 @@ def _taking(owner: str, seconds: float, session: Any) -> list[Raw]:
 
 
 def _end_session(session: Any) -> Plan[None]:
-    """Let go of what a holder before may have locked in a transaction that it did not end."""
+    """Let go of what a holder before may have locked in a transaction that it did not end.
+
+    A command of its that still runs on the server is told to end, and ends a
+    little later; until then it may still write.
+    """
     if session is None:
         return
+    running = [{"$currentOp": {}}, {"$match": {"lsid.id": session}}, {"$limit": 1}]
     try:
         yield from database_command({"killSessions": [{"id": session}]}, admin=True)
+        for _ in range(ENDING_MAX):
+            look = {"aggregate": 1, "pipeline": running, "cursor": {}}
+            reply = yield from database_command(look, writes=False, admin=True)
+            if not reply["cursor"]["firstBatch"]:
+                return
+            yield from wait(ENDING_SECONDS)
     except OperationFailure:
         # Without the right to do so, the server's own time limit does it.
         return

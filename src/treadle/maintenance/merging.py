@@ -15,6 +15,7 @@ import bson
 from treadle.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.gather import GatherRule
 from treadle.keys import KEY, GroupKey
+from treadle.maintenance import lease
 from treadle.maintenance.pipelines import BUMP, formula_stages, stamps_of
 from treadle.pattern import REVISION
 from treadle.plan import Plan, Raw, aggregate
@@ -22,8 +23,10 @@ from treadle.plan import Plan, Raw, aggregate
 if TYPE_CHECKING:
     from treadle.graph import Entry
 
-# Which run has written a document; a number that only grows.
+# Which run has written a document; a number that only grows, and that of its lease.
 RUN = f"{RESERVED}.run"
+LEASE = "schedule"
+HELD = "treadle_held"
 
 
 def perform(collection: str, stages: Sequence[Raw]) -> Plan[None]:
@@ -137,7 +140,7 @@ def merge_groups(entry: Entry[Any], before: Raw, after: Raw, run: int, *, empty:
     if not group.key.identity:
         into["on"] = group.key.targets
     new: list[Raw] = [{"$set": {**stamps, RUN: run, REVISION: 1}}, *formulas]
-    return [*group_stages(entry, before, after), *new, {"$merge": into}]
+    return [*group_stages(entry, before, after), *lease.held(LEASE, run, HELD), *new, {"$merge": into}]
 
 
 def _parts(rule: GatherRule) -> Iterator[str]:
@@ -152,7 +155,7 @@ class _Anything(dict[str, str]):
 # -- fields of targets that exist ---------------------------------------------------------------------
 
 
-def merge_fields(entry: Entry[Any], rules: Sequence[GatherRule]) -> list[Raw]:
+def merge_fields(entry: Entry[Any], rules: Sequence[GatherRule], run: int) -> list[Raw]:
     """The recomputation of fields in all targets, from the targets' collection.
 
     Begins with every target, so that one whose last source has left is set
@@ -191,4 +194,4 @@ def merge_fields(entry: Entry[Any], rules: Sequence[GatherRule]) -> list[Raw]:
         *formula_stages(entry),
     ]
     into = {"into": entry.collection, "whenMatched": matched, "whenNotMatched": "discard"}
-    return [*stages, {"$project": {"_id": 1, **shown}}, {"$merge": into}]
+    return [*stages, {"$project": {"_id": 1, **shown}}, *lease.held(LEASE, run, HELD), {"$merge": into}]

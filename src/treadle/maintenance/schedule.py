@@ -43,7 +43,6 @@ from treadle.windows import Window
 if TYPE_CHECKING:
     from treadle.graph import Entry, Graph
 
-LEASE = "schedule"
 LEASE_SECONDS = 15.0
 MEND_PAGE = 100
 DUPLICATE_KEY = 11000
@@ -131,7 +130,7 @@ class Scheduler:
     def renewal(self) -> Plan[None]:
         """Hold the lease for longer, beside the work."""
         token = self.token
-        if token is not None and not (yield from lease.renew(LEASE, token, LEASE_SECONDS)):
+        if token is not None and not (yield from lease.renew(merging.LEASE, token, LEASE_SECONDS)):
             self.lost = True
 
     def run_due(self, now: dt.datetime | None, dry_run: bool) -> Plan[list[Ran]]:
@@ -164,7 +163,7 @@ class Scheduler:
         due = [job for job in planned if is_due(job, rows.get(job.name), given, server_now)]
         if dry_run or not due:
             return [job.describe(given or server_now) for job in due]
-        token = yield from lease.attempt(LEASE, self.owner, LEASE_SECONDS, self.is_dead, self.session)
+        token = yield from lease.attempt(merging.LEASE, self.owner, LEASE_SECONDS, self.is_dead, self.session)
         if token is None:
             return []
         self.token = token
@@ -185,7 +184,7 @@ class Scheduler:
         """Let others work, also after an error."""
         if self.token is not None:
             token, self.token = self.token, None
-            yield from lease.release(LEASE, token)
+            yield from lease.release(merging.LEASE, token)
 
     def _run(self, job: Job, row: Raw, now: dt.datetime) -> Plan[Ran]:
         """One job; an error is noted and told, and the next job goes on."""
@@ -229,7 +228,7 @@ class Scheduler:
     def _holding(self) -> Plan[None]:
         """Stop here if another runner has taken over."""
         assert self.token is not None
-        if self.lost or not (yield from lease.renew(LEASE, self.token, LEASE_SECONDS)):
+        if self.lost or not (yield from lease.renew(merging.LEASE, self.token, LEASE_SECONDS)):
             raise LeaseLost
 
     # -- rollups ------------------------------------------------------------------------------
@@ -280,6 +279,7 @@ class Scheduler:
     def _compute(self, job: Job, now: dt.datetime) -> Plan[Ran]:
         """Compute the fields of all documents of a model."""
         entry = job.entry
+        assert self.token is not None
         mergeable = [rule for rule in job.rules if isinstance(rule, ComputedRule) and not rule.place.in_array]
         if entry.feeds or entry.group is not None:
             # Others follow from it, which a merge on the server would not see to.
@@ -287,7 +287,7 @@ class Scheduler:
         written = 0
         rest = [rule for rule in job.rules if rule not in mergeable]
         if mergeable:
-            stages = merging.merge_fields(entry, mergeable)
+            stages = merging.merge_fields(entry, mergeable, self.token)
             try:
                 yield from merging.perform(entry.collection, stages)
                 written = yield from count_documents(entry.collection, {})
