@@ -73,6 +73,7 @@ class DeleteOneDocument(Work[D | None]):
                 return None
             entry = entry.of(found)
             yield from check_restrictions(entry, [found["_id"]])
+            yield from _refuse_too_large(entry, [found["_id"]], ledger)
             yield from ledger.note_before(entry, [found["_id"]])
             before = yield from find_one_and_delete(entry.collection, by_id(found["_id"]))
         else:
@@ -135,6 +136,7 @@ def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) 
     # Before anything is deleted: without a transaction there is no way back.
     for exact, own in by_class:
         yield from check_restrictions(exact, own)
+        yield from _refuse_too_large(exact, own, ledger)
     token = (yield from placing.before_deletion(entry.tree, befores, ledger)) if entry.tree else None
     yield from ledger.note_before(entry, keys)
     yield from delete_many(entry.collection, {"_id": {"$in": keys}})
@@ -160,17 +162,35 @@ def follow_deletions(
         condition = {rule.reference_path: {"$in": list(keys)}, **rule.target.scope}
         referring = yield from find(rule.target.collection, condition, limit=CASCADE_MAX + 1)
         if len(referring) > CASCADE_MAX:
-            raise UsageError(
-                f"more than {CASCADE_MAX:,} {rule.target.model.__name__} documents refer to this "
-                f"{entry.model.__name__}; delete or change them first, with delete_many or update_many",
-                code="cascade-too-large",
-            )
+            raise _too_large(entry, rule)
         if not referring:
             continue
         if rule.on_delete == "cascade" and not rule.place.in_array:
             yield from delete_documents(rule.target, referring, ledger)
         else:
             yield from detach(rule, referring, keys, ledger)
+
+
+def _too_large(entry: Entry[Any], rule: ReferenceRule) -> UsageError:
+    return UsageError(
+        f"more than {CASCADE_MAX:,} {rule.target.model.__name__} documents refer to this "
+        f"{entry.model.__name__}; delete or change them first, with delete_many or update_many",
+        code="cascade-too-large",
+    )
+
+
+def _refuse_too_large(entry: Entry[Any], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
+    """The same before anything is deleted, where there is no way back."""
+    for rule in () if ledger.transactional else entry.feeds_references:
+        if rule.on_delete in ("clear", "cascade"):
+            condition = {rule.reference_path: {"$in": list(keys)}, **rule.target.scope}
+            if (yield from find(rule.target.collection, condition, {"_id": 1}, skip=CASCADE_MAX, limit=1)):
+                raise _too_large(entry, rule)
+
+
+def can_go_ahead(work: Any) -> bool:
+    """Whether it is known what is to be deleted; of a whole subtree it is not."""
+    return getattr(work, "filter", None) is not None
 
 
 def ahead_of(work: DeleteOneDocument[Any] | DeleteManyDocuments) -> Plan[list[ChunkedWork]]:
@@ -181,7 +201,7 @@ def ahead_of(work: DeleteOneDocument[Any] | DeleteManyDocuments) -> Plan[list[Ch
     """
     entry = work.entry
     condition = only(work.filter, work.keys) if isinstance(work, DeleteManyDocuments) else work.filter
-    limit = 1 if isinstance(work, DeleteOneDocument) else 0
+    limit = 0 if isinstance(work, DeleteManyDocuments) else 1
     found = yield from find(entry.collection, condition, {"_id": 1}, limit=limit)
     keys = [each["_id"] for each in found]
     yield from check_restrictions(entry, keys)

@@ -455,7 +455,7 @@ class Store:
         try:
             return self._write_whole(work, session, combine)
         except UsageError as error:
-            if error.code != "cascade-too-large" or session is not None:
+            if error.code != "cascade-too-large" or session is not None or not deletes.can_go_ahead(work):
                 raise
         # Too many documents hang on it for one transaction: those first, in chunks.
         deletion: Any = work

@@ -41,6 +41,8 @@ SET_ASIDE = "treadle.set_aside"
 CHUNK = 2000
 # Errors of one document that would stop all the others: too large, or refused by the validator.
 POISON = frozenset({10334, 17419, 17420, 121})
+# What an execution may also fail of: a time limit, a conflict, an interruption, a full disk, a shutdown.
+PASSING = frozenset({50, 91, 112, 189, 262, 290, 11600, 11601, 11602, 14031})
 
 log = logging.getLogger("treadle")
 
@@ -57,7 +59,8 @@ def is_about_one_document(error: OperationFailure) -> bool:
         return any(
             each.get("code") in POISON or "PlanExecutor error" in str(each.get("errmsg")) for each in refusals
         )
-    return error.code in POISON or "PlanExecutor error" in str(error)
+    fails = "PlanExecutor error" in str(error) and error.code not in PASSING
+    return error.code in POISON or (fails and not error.has_error_label("TransientTransactionError"))
 
 
 # -- fan-outs ---------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from treadle.canonical import same
 from treadle.deletes import follow_deletions
-from treadle.errors import DataError
+from treadle.errors import DataError, UsageError
 from treadle.keys import freeze
 from treadle.maintenance.fill import fill_references
 from treadle.maintenance.intents import COLLECTION, is_poison, log, set_aside
@@ -184,7 +184,7 @@ def _recover_one(graph: Graph, server: Topology, intent: Raw, owner: str) -> Pla
         yield from redo(graph, server, intent, ledger)
         yield from settle(graph, server, ledger)
         yield from delete_one(COLLECTION, {"_id": intent["_id"]})
-    except (DataError, OperationFailure) as error:
+    except (DataError, UsageError, OperationFailure) as error:
         log.warning("the intent %s could not be done: %s", intent["_id"], error)
 
 

@@ -20,7 +20,7 @@ from treadle.bson_types import CODEC_OPTIONS
 from treadle.canonical import same
 from treadle.errors import UsageError
 from treadle.gather import freeze
-from treadle.maintenance.intents import set_aside
+from treadle.maintenance.intents import is_about_one_document, set_aside
 from treadle.maintenance.lease import acquire, release
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import UNBOUNDED, react
@@ -315,10 +315,11 @@ def mend_tree(graph: Graph, server: Topology, tree: Tree, keys: Sequence[Any]) -
             return (yield from _mend_between_moves(graph, server, tree, keys))
         return (yield from _mend_under_lease(graph, server, tree, keys))
     except OperationFailure as error:
-        if not (isinstance(error, (DuplicateKeyError, BulkWriteError)) or error.code == 11000):
+        taken = isinstance(error, (DuplicateKeyError, BulkWriteError)) or error.code == 11000
+        if not (taken or is_about_one_document(error)):
             raise
         if len(keys) == 1:
-            # Two siblings with one segment: a person must rename one of them.
+            # Two siblings with one segment, or a node that cannot be written: a person must see to it.
             yield from set_aside(tree.rules[0].place.label, tree.entry.collection, keys[0], error)
             return []
     middle = len(keys) // 2

@@ -13,7 +13,7 @@ from typing import Any
 from pymongo.errors import OperationFailure
 
 from treadle.deletes import check_restrictions, delete_documents
-from treadle.errors import DataError, UsageError
+from treadle.errors import DataError
 from treadle.graph import Graph
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import BUMP, UNBOUNDED, formula_stages, react
@@ -22,8 +22,8 @@ from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, 
 from treadle.topology import Topology
 from treadle.trees import state
 from treadle.trees.fields import Tree
-from treadle.trees.moves import Pace, pass_over
-from treadle.trees.placing import follows, listing, rewrite, segment_errors, segment_taken, unlisting
+from treadle.trees.moves import Pace, beside_passed, from_above, pass_over
+from treadle.trees.placing import follows, listing, rewrite, segment_errors, segment_taken, unlist, unlisting
 from treadle.trees.reads import parent_of
 from treadle.trees.segments import SEPARATOR, at_most, below, path_above, split
 
@@ -110,7 +110,7 @@ def _remaining(tree: Tree, work: Raw) -> Raw | None:
     if not conditions:
         return None
     passed = {"_id": {"$nin": work["passed"]}} if work.get("passed") else {}
-    return {"$or": conditions, **passed}
+    return {"$and": [{"$or": conditions, **passed}, *beside_passed(tree, work)]}
 
 
 def _lift_some(tree: Tree, work: Raw, pace: Pace, ledger: Ledger) -> Plan[bool]:
@@ -119,7 +119,9 @@ def _lift_some(tree: Tree, work: Raw, pace: Pace, ledger: Ledger) -> Plan[bool]:
     condition = _remaining(tree, work)
     if condition is None:
         return False
-    found = yield from find(tree.entry.collection, condition, {"_id": 1}, limit=pace.most)
+    found = yield from find(
+        tree.entry.collection, condition, {"_id": 1}, sort=from_above(tree), limit=pace.most
+    )
     pace.tried = [each["_id"] for each in found]
     if not pace.tried:
         return False
@@ -135,6 +137,7 @@ def _lift_some(tree: Tree, work: Raw, pace: Pace, ledger: Ledger) -> Plan[bool]:
 
 def lift_chunk(tree: Tree, graph: Graph, server: Topology, token: Any, pace: Pace) -> Plan[bool]:
     """Lift some nodes, in one transaction, or take the node out; whether that was the end of it."""
+    pace.tried = []
     work = yield from state.hold(tree, token)
     if work is None:
         return True
@@ -167,6 +170,7 @@ def go_on_lifting(tree: Tree, work: Raw, ledger: Ledger) -> Plan[int]:
     """The whole of a lift without transactions, from the start or after a crash."""
     node = yield from find_one(tree.entry.collection, by_id(work["node"]))
     if node is None:
+        yield from unlist(tree, [work["node"]], ledger)
         return 1
     yield from lift_lists(tree, node, work["to"], ledger)
     pace, left = Pace(), True
@@ -188,7 +192,9 @@ def go_on_lifting(tree: Tree, work: Raw, ledger: Ledger) -> Plan[int]:
     return 1
 
 
-def stop(tree: Tree, token: Any, error: DataError | UsageError) -> Plan[None]:
-    """Let a removal go that would stop whoever comes next as well; its caller is told."""
-    state.log.warning("%s: a large removal stopped: %s", tree.entry.model.__name__, error)
-    yield from state.settle(tree, token, str(error))
+def stop(tree: Tree, token: Any, error: Exception) -> Plan[None]:
+    """Let work go that would stop whoever comes next as well; its caller is told."""
+    # What the server says of a document may quote it, and has no place in a log.
+    told = f"error {error.code}" if isinstance(error, OperationFailure) else str(error)
+    state.log.warning("%s: what was owed to the tree stopped: %s", tree.entry.model.__name__, told)
+    yield from state.settle(tree, token, told)

@@ -121,7 +121,12 @@ class Move(Work[D]):
             return node
         if not server.transactions:
             work = yield from state.owe(tree, work)
-            after = yield from go_on(tree, work, ledger)
+            try:
+                after = yield from go_on(tree, work, ledger)
+            except (DataError, UsageError) as error:
+                # It was refused, and must not happen later, or stop whoever comes next.
+                yield from state.settle(tree, work["token"], str(error))
+                raise
             yield from state.settle(tree, work["token"])
             return after
         after = yield from apply(tree, work, ledger, node)
@@ -202,11 +207,6 @@ def apply(tree: Tree, work: Raw, ledger: Ledger, before: Raw | None = None) -> P
         before = yield from find_one(entry.collection, by_id(key))
     if before is None:
         raise node_missing(tree, key)
-    if tree.children is not None and freeze(source) != freeze(target):
-        if source is not None:
-            yield from rewrite(tree, [(source, unlisting(tree, [key]))], ledger)
-        if target is not None:
-            yield from rewrite(tree, [(target, listing(tree, [key]))], ledger)
     named = dict(before)
     values: Raw = {}
     if tree.segment is not None:
@@ -221,6 +221,12 @@ def apply(tree: Tree, work: Raw, ledger: Ledger, before: Raw | None = None) -> P
         )
     if after is None:
         raise node_missing(tree, key)
+    # After the node, which may be refused; a crash in between is made good by what is owed.
+    if tree.children is not None and freeze(source) != freeze(target):
+        if source is not None:
+            yield from rewrite(tree, [(source, unlisting(tree, [key]))], ledger)
+        if target is not None:
+            yield from rewrite(tree, [(target, listing(tree, [key]))], ledger)
     (after,) = yield from follow_own(entry, [(before, after)])
     ledger.add(Change(entry.collection, key, before, after))
     return after
@@ -312,14 +318,16 @@ def _next_keys(tree: Tree, work: Raw, node: Raw, after: Any, most: int) -> Plan[
         bounds["$nin"] = work["passed"]
     if bounds:
         condition = {**condition, "_id": bounds}
-    found = yield from find(
-        tree.entry.collection, condition, {"_id": 1}, sort=[("_id", 1)] if ranged else None, limit=most
-    )
+    if beside := beside_passed(tree, work):
+        condition = {"$and": [condition, *beside]}
+    order = [("_id", 1)] if ranged else from_above(tree)
+    found = yield from find(tree.entry.collection, condition, {"_id": 1}, sort=order, limit=most)
     return [each["_id"] for each in found]
 
 
 def move_chunk(tree: Tree, graph: Graph, server: Topology, token: Any, pace: Pace) -> Plan[bool]:
     """Move some descendants, in one transaction; whether none is left."""
+    pace.tried = []
     work = yield from state.hold(tree, token)
     if work is None:
         return True
@@ -386,18 +394,32 @@ def finish(tree: Tree, graph: Graph, server: Topology) -> Plan[None]:
     if owed is None:
         return
     token, pace = owed["token"], Pace()
-    chunk = {"move": move_chunk, "remove": remove_chunk, "lift": lift_chunk}[owed["kind"]]
+    known = {"move": move_chunk, "remove": remove_chunk, "lift": lift_chunk}
+    chunk = known.get(owed["kind"], _lists_chunk)
     ended = False
     while not ended:
         try:
             ended = yield from transact(lambda: chunk(tree, graph, server, token, pace))
             pace.faster()
         except (DataError, UsageError, OperationFailure) as error:
-            if owed["kind"] != "move" and not isinstance(error, OperationFailure) and not in_the_way(error):
+            # Not one of the nodes that were tried, but the node itself or one beside them.
+            stuck = in_the_way(error) and not pace.tried
+            refused = not (isinstance(error, OperationFailure) or in_the_way(error))
+            if stuck or (refused and owed["kind"] != "move"):
                 yield from stop(tree, token, error)
                 return
             if not pace.slower(error):
                 yield from pass_over(tree, token, pace.tried[0], error)
+
+
+def _lists_chunk(tree: Tree, graph: Graph, server: Topology, token: Any, pace: Pace) -> Plan[bool]:
+    """End what was begun before this server had transactions."""
+    work = yield from state.hold(tree, token)
+    if work is not None:
+        ledger = Ledger()
+        yield from pay_inline(tree, work, ledger)
+        yield from react(graph, server, ledger, copies_max=UNBOUNDED)
+    return True
 
 
 def pass_over(tree: Tree, token: Any, key: Any, error: Exception) -> Plan[None]:
@@ -408,7 +430,26 @@ def pass_over(tree: Tree, token: Any, key: Any, error: Exception) -> Plan[None]:
     if len(owed.get("passed") or []) >= state.PASSED_MAX:
         raise error
     yield from set_aside(tree.rules[0].place.label, tree.entry.collection, key, error)
-    yield from state.pass_over(tree, token, key)
+    path: str | None = None
+    if tree.truth == "path":
+        # Whatever is below it stays with it: by paths alone its parent could not be found again.
+        node = yield from find_one(tree.entry.collection, by_id(key), tree.projection)
+        path = tree.get(node, "path") if node is not None else None
+    yield from state.pass_over(tree, token, key, path)
+
+
+def beside_passed(tree: Tree, work: Raw) -> list[Raw]:
+    """The conditions that a node is not below one that was passed over."""
+    return (
+        [{"$nor": [{tree.path: below(path)} for path in work["passed_paths"]]}]
+        if work.get("passed_paths")
+        else []
+    )
+
+
+def from_above(tree: Tree) -> list[tuple[str, int]] | None:
+    """Parents before their children, where only paths tell who is whose."""
+    return [(tree.roles["path"], 1)] if tree.truth == "path" else None
 
 
 def go_on(tree: Tree, work: Raw, ledger: Ledger) -> Plan[Raw]:
@@ -441,14 +482,15 @@ def pay_inline(tree: Tree, owed: Raw, ledger: Ledger) -> Plan[None]:
     if owed["kind"] == "move":
         try:
             yield from go_on(tree, owed, ledger)
-        except DataError as error:
-            # Its node or its parent is gone, or its segment taken: there is nothing to go on with.
-            if error.code not in ("tree-node-missing", "tree-parent-missing", "tree-segment-taken"):
-                raise
+        except (DataError, UsageError) as error:
+            # Its node or its parent is gone, or its place is refused: there is nothing to go on with.
+            state.log.warning("%s: a move was given up: %s", tree.entry.model.__name__, error)
     elif owed["kind"] in ("remove", "lift"):
         try:
             yield from (go_on_removing if owed["kind"] == "remove" else go_on_lifting)(tree, owed, ledger)
-        except (DataError, UsageError) as error:
+        except (DataError, UsageError, OperationFailure) as error:
+            if isinstance(error, OperationFailure) and not in_the_way(error):
+                raise
             yield from stop(tree, owed["token"], error)
     elif owed["kind"] == "list":
         for key, children in owed["lists"]:

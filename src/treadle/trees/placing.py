@@ -410,7 +410,14 @@ def _owe_lists(tree: Tree, placed: Placed, ledger: Ledger) -> Plan[None]:
     """Without transactions: note who must list the new nodes, before they are there."""
     if ledger.transactional or tree.children is None or not placed.lists:
         return
-    pairs = [[key, children] for key, children in placed.lists.values()]
+    wanted = [child for _, children in placed.lists.values() for child in children]
+    found = yield from find(tree.entry.collection, {"_id": {"$in": wanted}}, {"_id": 1})
+    # Who is there already will be refused, and must not come into another list by it.
+    there = {freeze(each["_id"]) for each in found}
+    pairs = [
+        [key, [child for child in children if freeze(child) not in there]]
+        for key, children in placed.lists.values()
+    ]
     placed.token = (yield from state.owe(tree, {"kind": "list", "lists": pairs}))["token"]
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from pymongo.errors import OperationFailure
+
 from treadle.deletes import check_restrictions, delete_documents
 from treadle.errors import DataError, UsageError
 from treadle.gather import freeze
@@ -20,8 +22,8 @@ from treadle.plan import Plan, Raw, Read, by_id, find, find_one, update_many
 from treadle.topology import Topology
 from treadle.trees import state
 from treadle.trees.fields import Tree, node_missing
-from treadle.trees.lifts import go_on_lifting, lift_lists, lifted, owe_lift
-from treadle.trees.moves import Pace, begin, tree_of
+from treadle.trees.lifts import go_on_lifting, lift_lists, lifted, owe_lift, stop
+from treadle.trees.moves import Pace, begin, in_the_way, tree_of
 from treadle.trees.placing import follows, rewrite, segment_errors, unlist
 from treadle.trees.reads import Levels, below_batch, children, descendants, endless, keys_below, parent_of
 from treadle.writes import Work
@@ -51,6 +53,8 @@ class Remove(Work[int]):
         self.mode = mode
         self.whole = whole
         self.token: Any = None
+        # What hangs on the node may have to be dealt with first; of a subtree, that is its caller's.
+        self.filter = None if mode == "subtree" else by_id(self.key)
 
     def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[int]:
         tree = self.tree
@@ -131,8 +135,9 @@ class Remove(Work[int]):
         work = yield from owe()
         try:
             done = yield from go_on(self.tree, work, ledger)
-        except (DataError, UsageError) as error:
-            yield from state.settle(self.tree, work["token"], str(error))
+        except (DataError, UsageError, OperationFailure) as error:
+            if not isinstance(error, OperationFailure) or in_the_way(error):
+                yield from stop(self.tree, work["token"], error)
             raise
         yield from state.settle(self.tree, work["token"])
         return done
@@ -205,6 +210,7 @@ def _remove_leaves(tree: Tree, key: Any, ledger: Ledger) -> Plan[tuple[int, bool
 
 def remove_chunk(tree: Tree, graph: Graph, server: Topology, token: Any, pace: Pace) -> Plan[bool]:
     """Delete some leaves in one transaction; whether the subtree is gone."""
+    pace.tried = []
     work = yield from state.hold(tree, token)
     if work is None:
         return True

@@ -83,11 +83,10 @@ def progress(tree: Tree, token: Any, after: Any, done: int) -> Plan[None]:
     )
 
 
-def pass_over(tree: Tree, token: Any, key: Any) -> Plan[None]:
-    """Leave a node out of owed work that it would bring to a stop."""
-    yield from update_one(
-        COLLECTION, {"_id": tree.entry.collection, "owed.token": token}, {"$push": {"owed.passed": key}}
-    )
+def pass_over(tree: Tree, token: Any, key: Any, path: str | None = None) -> Plan[None]:
+    """Leave a node out of owed work that it would bring to a stop; with its path, all below it too."""
+    passed: Raw = {"owed.passed": key, **({} if path is None else {"owed.passed_paths": path})}
+    yield from update_one(COLLECTION, {"_id": tree.entry.collection, "owed.token": token}, {"$push": passed})
 
 
 def settle(tree: Tree, token: Any, stopped: str | None = None) -> Plan[None]:
