@@ -429,3 +429,9 @@ def test_a_fault_is_found_where_the_server_finds_one(fields, data, database):
     things.insert_one(raw)
     refused = things.count_documents({"$nor": [{"$jsonSchema": schema}]})
     assert bool(refused) == bool(faults(schema, things.find_one()))
+
+
+def test_a_pattern_that_python_would_take_for_ever_to_judge_is_left_to_the_server():
+    schema = {"bsonType": "string", "pattern": r"^(?:[a-z]+ ?)+\z"}
+    assert [] == faults(schema, "a" * 60 + "!")
+    assert faults(schema, "a!")

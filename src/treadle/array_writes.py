@@ -42,7 +42,7 @@ from treadle.plan import (
     update_one,
 )
 from treadle.topology import Topology
-from treadle.writes import Work, concerns, follow_own, speaks_of_current
+from treadle.writes import Work, concerns, follow_own, may_raise, speaks_of_current
 
 R = TypeVar("R")
 
@@ -74,19 +74,22 @@ class ArrayWork(Work[R]):
         raise NotImplementedError  # pragma: no cover
 
     def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Any]:
-        if not self.followed:
-            return (yield from self.change(server))
         entry = self.entry
+        if not self.followed and not may_raise(entry):
+            return (yield from self.change(server))
         before = yield from find_one(entry.collection, by_id(self.key))
         if before is None:
             raise missing(self.rule, self.key)
-        if self.current:
-            (before,) = yield from lazy.raised(entry, [before])
+        if not self.followed and not lazy.is_stale(entry, before):
+            return (yield from self.change(server))
         yield from ledger.note_before(entry, [self.key])
+        raised = before
+        if self.current:
+            (raised,) = yield from lazy.raised(entry, [before])
         outcome = yield from self.change(server)
         after = yield from find_one(entry.collection, by_id(self.key))
         if after is not None:
-            (after,) = yield from follow_own(entry, [(before, after)])
+            (after,) = yield from follow_own(entry, [(raised, after)])
             ledger.add(Change(entry.collection, self.key, before, after))
         return outcome
 

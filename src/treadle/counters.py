@@ -48,7 +48,7 @@ from treadle.plan import (
     update_one,
 )
 from treadle.topology import Topology
-from treadle.writes import Work, concerns, follow_own, speaks_of_current
+from treadle.writes import Work, concerns, follow_own, may_raise, speaks_of_current
 
 LEDGER = "treadle.batches"
 MARKS = f"{RESERVED}.batches"
@@ -97,17 +97,17 @@ def apply(
     With a `mark` (without transactions) a document that carries it is passed over.
     """
     entry = rule.target
-    followed = concerns(entry, rule.maintained() | rule.stamps())
+    followed = concerns(entry, rule.maintained() | rule.stamps()) or may_raise(entry)
     keys = [to_bson(key, []) for key in sums]
     of_keys = {rule.by_path: {"$in": keys}}
-    if speaks_of_current(entry):
-        # In an older version the number may have another name.
-        for start in range(0, len(keys), lazy.CHUNK):
-            yield from lazy.bring_up(entry, {rule.by_path: {"$in": keys[start : start + lazy.CHUNK]}})
     befores: list[Raw] = []
     if followed:
         befores = yield from find(entry.collection, of_keys)
         yield from ledger.note_before(entry, [each["_id"] for each in befores])
+    stuck: dict[Any, Any] = {}
+    if speaks_of_current(entry):
+        stuck = yield from _bring_up(rule, keys, sums)
+        sums = {key: n for key, n in sums.items() if key not in stuck}
     if rule.declared.upsert:
         yield from _make(rule, sums)
     operations = []
@@ -123,7 +123,21 @@ def apply(
         matched += result.matched_count
     if followed:
         yield from _follow(entry, befores, ledger)
-    return (yield from _missing(rule, sums, of_keys)) if matched < len(sums) else {}
+    missing = (yield from _missing(rule, sums, of_keys)) if matched < len(sums) else {}
+    return {**missing, **stuck}
+
+
+def _bring_up(rule: ApproximateRule, keys: Sequence[Any], sums: Sums) -> Plan[dict[Any, Any]]:
+    """Bring documents to the current version, for in an older one the number may have another name.
+
+    The amounts of those that cannot be: they must not stop the others.
+    """
+    bad: set[Any] = set()
+    for start in range(0, len(keys), lazy.CHUNK):
+        within = {rule.by_path: {"$in": keys[start : start + lazy.CHUNK]}}
+        left = yield from lazy.bring_up_but(rule.target, within)
+        bad |= {freeze(value_at(raw, rule.by_path.split("."))) for raw in left}
+    return {key: n for key, n in sums.items() if freeze(to_bson(key, [])) in bad}
 
 
 def _make(rule: ApproximateRule, sums: Sums) -> Plan[None]:
@@ -149,7 +163,9 @@ def _follow(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[N
     found = yield from find(entry.collection, {"_id": {"$in": [each["_id"] for each in befores]}})
     afters = {freeze(each["_id"]): each for each in found}
     pairs = [(each, afters[freeze(each["_id"])]) for each in befores if freeze(each["_id"]) in afters]
-    finals = yield from follow_own(entry, pairs)
+    # Its own references are the same in another version, whatever their names were.
+    own = [(after if lazy.is_stale(entry, before) else before, after) for before, after in pairs]
+    finals = yield from follow_own(entry, own)
     for (before, _), after in zip(pairs, finals, strict=True):
         ledger.add(Change(entry.collection, before["_id"], before, after))
 
@@ -281,7 +297,7 @@ class Sample(Work[bool]):
         self.rule = rule
         self.entry = rule.target
         self.sums = {key: n}
-        self._alone = not concerns(self.entry, rule.maintained() | rule.stamps())
+        self._alone = not (concerns(self.entry, rule.maintained() | rule.stamps()) or may_raise(self.entry))
 
     @property
     def alone(self) -> bool:
@@ -316,8 +332,12 @@ def plain(stored: Any) -> Any:
 
 def stored(rule: ApproximateRule, key: Any) -> Plan[Any]:
     """The stored number; None where there is no document."""
-    found = yield from find_one(rule.target.collection, rule.where(key), {rule.path: 1})
+    entry = rule.target
+    shown = None if entry.versioned else {rule.path: 1}
+    found = yield from find_one(entry.collection, rule.where(key), shown)
     if found is None:
         return None
+    if entry.versioned and lazy.is_stale(entry, found):
+        (found,) = yield from lazy.in_memory(entry, [found])
     value = value_at(found, rule.path.split("."))
     return rule.number(plain(value)) if value is not None else rule.number(0)

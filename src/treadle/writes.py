@@ -310,6 +310,11 @@ def speaks_of_current(entry: Entry[Any]) -> bool:
     return entry.versioned and not writes_older(entry)
 
 
+def may_raise(entry: Entry[Any]) -> bool:
+    """Whether bringing a document to the current version may change what others follow from."""
+    return speaks_of_current(entry) and not entry.plain and (entry.watched is None or bool(entry.watched))
+
+
 def _raised(entry: Entry[Any], befores: Sequence[Raw], server: Topology) -> Plan[list[Raw]]:
     """The documents in the version of which an update speaks."""
     if writes_older(entry):
@@ -328,7 +333,8 @@ class UpdateOneDocument(Work[D | None]):
 
     @property
     def alone(self) -> bool:
-        return not concerns(self.entry, self.touched) and not writes_older(self.entry)
+        followed = concerns(self.entry, self.touched) or may_raise(self.entry)
+        return not followed and not writes_older(self.entry)
 
     def direct(self, graph: Graph, server: Topology) -> Plan[Raw | None]:
         with crud.translated(self.entry.model.__name__, [{"update": self.update}]):
@@ -342,9 +348,15 @@ class UpdateOneDocument(Work[D | None]):
         before = yield from find_one(entry.collection, self.filter)
         if before is None:
             return None
+        # What others follow from is what was stored, in whichever version.
+        stored = before
+        if not writes_older(entry):
+            yield from ledger.note_before(entry, [before["_id"]])
         if entry.versioned:
             (before,) = yield from _raised(entry, [before], server)
-        yield from ledger.note_before(entry, [before["_id"]])
+        if writes_older(entry):
+            stored = before
+            yield from ledger.note_before(entry, [before["_id"]])
         only = {"$and": [by_id(before["_id"]), self.filter]}
         with crud.translated(entry.model.__name__, [{"update": self.update}]):
             after = yield from find_one_and_update(entry.collection, only, self.update)
@@ -353,7 +365,7 @@ class UpdateOneDocument(Work[D | None]):
         (after,) = yield from follow_own(entry, [(before, after)])
         if entry.versioned:
             yield from lazy.lowered(entry, [after])
-        ledger.add(Change(entry.collection, before["_id"], before, after))
+        ledger.add(Change(entry.collection, before["_id"], stored, after))
         return after
 
     def _only_copied(self, ledger: Ledger) -> Plan[Raw | None]:
@@ -425,7 +437,8 @@ class UpdateManyDocuments(ChunkedWork):
 
     @property
     def alone(self) -> bool:
-        return not concerns(self.entry, self.touched) and not writes_older(self.entry)
+        followed = concerns(self.entry, self.touched) or may_raise(self.entry)
+        return not followed and not writes_older(self.entry)
 
     def direct(self, graph: Graph, server: Topology) -> Plan[int]:
         with crud.translated(self.entry.model.__name__, [{"update": self.update}]):
@@ -444,9 +457,14 @@ class UpdateManyDocuments(ChunkedWork):
         if not befores:
             return 0
         keys = [each["_id"] for each in befores]
+        stored = befores
+        if not writes_older(entry):
+            yield from ledger.note_before(entry, keys)
         if entry.versioned:
             befores = yield from _raised(entry, befores, server)
-        yield from ledger.note_before(entry, keys)
+        if writes_older(entry):
+            stored = befores
+            yield from ledger.note_before(entry, keys)
         with crud.translated(entry.model.__name__, [{"update": self.update}]):
             yield from update_many(entry.collection, only(self.filter, keys), self.update)
         found = yield from find(entry.collection, {"_id": {"$in": keys}})
@@ -455,7 +473,7 @@ class UpdateManyDocuments(ChunkedWork):
         final = yield from follow_own(entry, pairs)
         if entry.versioned:
             yield from lazy.lowered(entry, final)
-        for before, after in zip(befores, final, strict=True):
+        for before, after in zip(stored, final, strict=True):
             ledger.add(Change(entry.collection, before["_id"], before, after))
         return len(befores)
 

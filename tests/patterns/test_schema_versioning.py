@@ -17,6 +17,7 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from treadle import (
+    Approximate,
     Count,
     DataError,
     DeclarationError,
@@ -25,13 +26,14 @@ from treadle import (
     Formula,
     Id,
     OldDocuments,
+    Outlier,
     Rollup,
     Store,
     Sum,
     UsageError,
     migration,
 )
-from treadle.maintenance import lease
+from treadle.maintenance import lazy, lease
 from treadle.server import start
 from treadle.versions import Lineage
 from treadle.watched import Watched
@@ -1325,3 +1327,77 @@ def test_a_release_that_knows_the_next_migration_reads_and_writes_around_it(run,
     assert "1,2" == database["users"].find_one()["phone"]
     database["users"].insert_one({"_id": ObjectId(), "name": "b", "n": 0, "phones": [], "schema_version": 2})
     assert 2 == store.migrate(Ahead, to=2).migrated + 1
+
+
+# -- what follows from a document that a write brings to the current version ----------------------------------
+
+
+class Kept(Document, collection="kept", version=2):
+    category_id: int
+    label: str = ""
+    seen: Annotated[int, Approximate(every=100)] = 0
+    tags: Annotated[list[str], Outlier(limit=2, overflow="kept_overflow")] = []
+
+
+@migration(Kept, from_version=1)
+def name_the_category(document: dict[str, Any]) -> dict[str, Any]:
+    document["category_id"] = document.pop("cat")
+    return document
+
+
+class Shelf(Document, collection="kept_shelves"):
+    id: int
+    kept: Annotated[int, Count(Kept, by="category_id")] = 0
+
+
+@pytest.mark.parametrize("write", ["update", "update_many", "append", "counter"])
+def test_whoever_brings_a_document_up_takes_along_what_follows(run, database, write):
+    store = run.store([Kept, Shelf])
+    store.setup()
+    store.insert(Shelf(id=1))
+    key = database.kept.insert_one({"cat": 1, "label": "a", "schema_version": 1}).inserted_id
+    assert [] == store.verify(Shelf)
+    if write == "update":
+        store.update(Kept, key, {"$set": {"label": "b"}})
+    elif write == "update_many":
+        store.update_many(Kept, {"label": "a"}, {"$set": {"label": "b"}})
+    elif write == "append":
+        store.array(Kept, "tags", key).append("x")
+    else:
+        counter = store.counter(Kept, "seen")
+        counter.add(key, 3)
+        counter.flush()
+    assert 1 == store.get(Shelf, 1).kept
+    assert [] == store.verify(Shelf)
+
+
+def test_a_document_that_cannot_be_brought_up_stops_no_counter_and_no_repair(run, database):
+    store = run.store([Kept, Shelf])
+    store.setup()
+    good = store.insert(Kept(category_id=1)).id
+    bad = database.kept.insert_one({"label": "no category", "schema_version": 1}).inserted_id
+    counter = store.counter(Kept, "seen")
+    counter.add(bad, 2)
+    counter.add(good, 3)
+    flushed = counter.flush()
+    assert {bad: 2} == flushed.unknown
+    assert {} == counter.pending()
+    assert 3 == store.get(Kept, good).seen
+    store.repair()
+    store.rebuild()
+    assert {bad} == {each.document_id for each in store.verify()}
+
+
+def test_an_update_of_very_many_old_documents_is_no_contention(run, database, monkeypatch):
+    monkeypatch.setattr(lazy, "CHUNK", 2)
+    store = run.store([User])
+    store.setup()
+    database.users.insert_many([{"name": "a", "phone": "1,2"} for _ in range(70)])
+    assert 70 == store.update_many(User, {}, {"$set": {"name": "b"}})
+
+
+def test_counters_are_read_in_the_current_version(run, database):
+    store = run.store([Kept, Shelf])
+    store.setup()
+    key = database.kept.insert_one({"cat": 1, "schema_version": 1, "seen": 4}).inserted_id
+    assert 4 == store.counter(Kept, "seen").read(key)

@@ -105,19 +105,31 @@ def attend(entry: Entry[Any], raws: Sequence[Raw], filter: Any) -> Plan[list[Raw
 
 def bring_up(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[int]:
     """Store the documents that match in the current version, because an update speaks of that one."""
-    done = 0
-    for attempt in range(ATTEMPTS_MAX):
+    done = idle = 0
+    while idle < ATTEMPTS_MAX:
         older = _other_versions(entry)
         most = in_one_reply(limit or CHUNK)
         found = yield from find(entry.collection, {"$and": [condition, older]}, **most)
         if not found:
             return done
-        done += yield from _bring_up(entry, found)
+        brought = yield from _bring_up(entry, found)
+        done += brought
         if limit and done:
             return done
-        if attempt > 1:
-            yield from wait(PAUSE_SECONDS * attempt)
+        idle = 0 if brought else idle + 1
+        if idle > 1:
+            yield from wait(PAUSE_SECONDS * idle)
     raise contended(entry)
+
+
+def bring_up_but(entry: Entry[Any], condition: Raw) -> Plan[list[Raw]]:
+    """The same for all but the documents that cannot be converted; these."""
+    found = yield from find(entry.collection, {"$and": [condition, _other_versions(entry)]})
+    outcomes = yield from convert(entry, found)
+    bad = [raw for raw, each in zip(found, outcomes, strict=True) if isinstance(each, DataError)]
+    others: Raw = {"_id": {"$nin": [raw["_id"] for raw in bad]}}
+    yield from bring_up(entry, {"$and": [condition, others]} if bad else condition)
+    return bad
 
 
 def contended(entry: Entry[Any]) -> DataError:

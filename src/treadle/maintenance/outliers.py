@@ -10,6 +10,7 @@ from bson import ObjectId
 
 from treadle.errors import DataError
 from treadle.gather import freeze
+from treadle.maintenance.intents import set_aside
 from treadle.maintenance.lease import acquire, release
 from treadle.maintenance.ledger import Ledger
 from treadle.patterns.outlier import OutlierRule, comparable
@@ -159,13 +160,24 @@ def mend(graph: Graph, server: Topology, entry: Entry[Any], keys: Sequence[Any])
             needed = yield from work.needed()
             if needed is None:
                 done = yield from _remove_orphan(rule, key)
-            elif server.transactions:
-                done = needed and (yield from transact(partial(_tidy, graph, server, work)))
             else:
-                done = needed and (yield from _tidy_under_lease(server, work))
+                done = needed and (yield from _mend_one(graph, server, work))
             if done:
                 changed[freeze(key)] = key
     return list(changed.values())
+
+
+def _mend_one(graph: Graph, server: Topology, work: Tidy) -> Plan[bool]:
+    """Bring one array in order; one whose document cannot be brought to the current version is set aside."""
+    try:
+        if server.transactions:
+            return (yield from transact(partial(_tidy, graph, server, work)))
+        return (yield from _tidy_under_lease(server, work))
+    except DataError as error:
+        if error.code not in ("migration-failed", "version-unknown"):
+            raise
+        yield from set_aside(work.entry.model.__name__, work.entry.collection, work.key, error)
+        return False
 
 
 def _tidy(graph: Graph, server: Topology, work: Tidy) -> Plan[bool]:
