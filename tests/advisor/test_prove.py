@@ -160,3 +160,12 @@ def test_a_cycle_in_a_tree_is_found(database: Any) -> None:
     assert tree is not None
     assert (1, 19, 40) == (tree.roots, tree.depth_max, tree.cyclic)
     assert "problem" == next(each.severity for each in report.findings if each.code == "tree")
+
+
+def test_parents_of_another_type_do_not_end_the_scan(database: Any) -> None:
+    rows: list[dict[str, Any]] = [{"_id": n, "parent_id": n // 2 or None, "name": "n"} for n in range(1, 60)]
+    rows[20]["parent_id"] = Decimal128("3")
+    database["parts"].insert_many([*rows, {"_id": Decimal128("99"), "parent_id": 1, "name": "n"}])
+    tree = scan(database).scan.collections["parts"].tree
+    assert tree is not None
+    assert 5 == tree.depth_max

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 import types
 from typing import Any
@@ -133,6 +134,24 @@ def test_an_index_is_not_named_like_one_that_is_there(database: Any) -> None:
     for each in found:
         # Really, for only then are two arrays refused.
         assert Store(database, models=compiled(each.declaration)).setup()
+
+
+def test_a_sort_by_a_key_that_is_data_is_not_shown(database: Any) -> None:
+    CASES["query-without-index"].symptom(database)
+    recorded = [
+        {
+            "op": "query",
+            "ns": f"{database.name}.orders",
+            "command": {"find": "orders", "filter": {"code": 1}, "sort": {name: -1}},
+            "docsExamined": 2_000,
+            "planSummary": "COLLSCAN",
+        }
+        for name in ("points.alice@example.org", "$natural")
+    ]
+    report = scan(database, workload=recorded)
+    for each in finding_of(report.findings, "query-without-index"):
+        assert 'IndexModel([("code", 1)])' in each.declaration
+    assert "alice" not in json.dumps(report.as_json(), default=str)
 
 
 def test_one_giant_among_few_is_an_outlier(database: Any) -> None:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from treadle.advisor.facts import (
@@ -308,4 +308,4 @@ def tree(rows: Iterable[Mapping[str, Any]], key: str, path: str) -> TreeFacts:
 
 
 def _is_hashable(value: Any) -> bool:
-    return not isinstance(value, (dict, list))
+    return isinstance(value, Hashable)

@@ -80,7 +80,16 @@ class Prover:
                 self.relations.append(relation)
                 self.relations.sort(key=lambda each: (each.child, each.path))
                 if relation.child == relation.parent and not relation.many:
-                    self._tree(relation)
+                    self._depth(relation)
+
+    def _depth(self, relation: Relation) -> None:
+        """How deep a tree is, or that it was not understood; either way the scan goes on."""
+        try:
+            self._tree(relation)
+        except Lost:
+            raise
+        except Exception as error:
+            self._note(relation.child, f"its depth was not understood ({type(error).__name__})")
 
     def _note(self, name: str, note: str) -> None:
         self.found[name] = noted(self.found[name], note)

@@ -37,7 +37,7 @@ UNIQUE_KEY_OCCURRENCES_MAX = 3
 _DATA = re.compile(
     r".*@.*\..*|\d{4}-\d\d.*|\d{4,}|[0-9a-f]{12,}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE
 )
-LIKE_DATA_MIN = 2
+LIKE_DATA_MIN = 1
 BINS_PER_DOUBLING = 8
 _UUIDS = (Binary(bytes(16), 4), Binary(b"\xff" * 16, 4))
 
@@ -325,6 +325,9 @@ def is_known(facts: CollectionFacts, path: str) -> bool:
     may be named, if its surroundings are no map.
     """
     steps = tuple(step for step in path.split(".") if not step.isdecimal())
+    # An address has dots of its own; and what lies inside is only known where somebody looked.
+    if "@" in path or (len(steps) > 1 and not facts.nested_looked_at):
+        return False
     if not steps or not all(map(is_plain_name, steps)) or any(_DATA.fullmatch(step) for step in steps):
         return False
     known = {queried(each.steps): each for each in facts.fields.values()}

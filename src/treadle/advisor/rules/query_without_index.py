@@ -56,7 +56,8 @@ def _keys(
 ) -> list[tuple[str, int]]:
     """What is filtered, then what is sorted by; of arrays one, for the server indexes no two together."""
     wanted = [(path, 1) for path in filtered[:FIELDS_MAX]]
-    wanted += [pair for pair in order if pair[0] not in filtered][:FIELDS_MAX]
+    sorts = [pair for pair in order if pair[0] not in filtered and structure.is_known(facts, pair[0])]
+    wanted += sorts[:FIELDS_MAX]
     arrays = {
         structure.queried(each.steps)
         for each in facts.fields.values()
