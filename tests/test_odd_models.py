@@ -33,7 +33,7 @@ from pydantic.alias_generators import to_camel
 from pymongo import TEXT, IndexModel
 from pymongo.collation import Collation
 
-from treadle import DataError, DeclarationError, Document, Id, Indexed, Store, UsageError
+from treadle import DataError, DeclarationError, Document, Id, Indexed, Store, Sum, UsageError
 from treadle.codec import codec_of
 
 
@@ -452,3 +452,30 @@ def test_a_filter_that_cannot_be_sent_is_a_clear_error(run):
 def test_indexes_that_are_none_are_refused_at_declaration():
     with pytest.raises(DeclarationError, match="IndexModel"):
         type(Document)("Odd", (Document,), {"__module__": __name__}, collection="odd", indexes=["x"])
+
+
+class Year(Document, collection="years"):
+    total_id: int
+    sold: int = Field(0, alias="2024")
+    inside: dict[str, dict[str, int]] = {}
+
+
+class Total(Document, collection="totals"):
+    id: int
+    sold: Annotated[int, Sum(Year, "sold", by="total_id")] = 0
+    deep: Annotated[int, Sum(Year, {"$ifNull": ["$inside.5.count", 0]}, by="total_id")] = 0
+    later: Annotated[int, Sum(Year, {"$add": ["$2024", 0]}, by="total_id", maintain="stream")] = 0
+
+
+def test_names_that_are_numbers_are_no_positions(run, database):
+    store = run.store([Year, Total])
+    store.setup()
+    store.insert(Total(id=1))
+    year = store.insert(Year(total_id=1, **{"2024": 3}, inside={"5": {"count": 1}}))
+    worker = store.worker()
+    worker.run_until_idle()
+    store.update(Year, year.id, {"$set": {"2024": 5, "inside.5.count": 7}})
+    worker.run_until_idle()
+    total = store.get(Total, 1)
+    assert (5, 7, 5) == (total.sold, total.deep, total.later)
+    assert [] == store.verify()

@@ -23,7 +23,7 @@ from treadle.errors import DeclarationError, UsageError
 from treadle.gather import GatherRule
 from treadle.layout import Layout
 from treadle.layouts import layout_of, refuse_derived
-from treadle.paths import ARRAYS, Path, Step, model_of, models_of, overlap, refuse_array_of_arrays
+from treadle.paths import ARRAYS, Path, Step, model_of, models_of, overlap, plain, refuse_array_of_arrays
 from treadle.pattern import ClassPlace, Pattern, Place, Rule
 from treadle.patterns.approximation import ApproximateRule
 from treadle.patterns.computed import FormulaRule
@@ -432,7 +432,7 @@ class Graph:
             watched |= {rule.path for rule in references}
             if entry.family is not None:
                 watched.add(entry.family.discriminator)
-        entry.watched = watched
+        entry.watched = None if watched is None else {plain(path) for path in watched}
         entry.plain = not (any(each.rules for each in entry.related) or entry.feeds or entry.restricting)
         versions.keep_paths(entry)
         reached: set[str] = set()

@@ -169,7 +169,9 @@ def outermost(paths: Iterable[str]) -> list[str]:
 
 def plain(path: str) -> str:
     """A path of an update without positions: `lines.$[i].sku` and `lines.0.sku` are `lines.sku`."""
-    return ".".join(part for part in path.split(".") if not (part.isdigit() or part.startswith("$")))
+    # The first name is that of a field, never a position, even if it is a number.
+    head, *rest = path.split(".")
+    return ".".join([head, *(part for part in rest if not (part.isdigit() or part.startswith("$")))])
 
 
 def field_references(expression: Any) -> set[str] | None:

@@ -71,3 +71,17 @@ def test_each_kind_is_followed_by_its_own_rules(run, database, former_states):
     assert [] == store.verify()
     assert (1, "J. M. Jacquard") == (store.get(Gadget, gadget).reviews, store.get(Gadget, gadget).maker.name)
     assert 0 == store.get(Shelf, "loom").books
+
+
+def test_a_document_that_becomes_another_kind_is_filled_as_such(run, database):
+    store = run.store([Review, Maker, Item, Book, Gadget, Shelf])
+    store.setup()
+    worker = store.worker()
+    worker.run_until_idle()
+    item = database["items"].insert_one({"type": "gadget", "title": "loom"}).inserted_id
+    database["reviews"].insert_many([{"item_id": item, "stars": stars} for stars in (2, 3)])
+    worker.run_until_idle()
+    database["items"].update_one({"_id": item}, {"$set": {"type": "book"}})
+    worker.run_until_idle()
+    assert 5 == store.get(Book, item).stars
+    assert [] == store.verify()

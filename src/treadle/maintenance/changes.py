@@ -160,6 +160,7 @@ def _watched(group: MembersRule) -> set[str] | None:
     found: set[str] = set()
     for rule in group.target.gathers:
         paths = rule.watches()[group.source.collection]
+        paths = None if paths is None else {plain(path) for path in paths}
         if paths is None:
             return None
         found |= paths

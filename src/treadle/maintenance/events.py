@@ -133,7 +133,10 @@ class Watch:
                 self.references.setdefault(rule.source.collection, []).append(rule)
             of_collection = self.own.setdefault(rule.target.collection, {})
             of_collection.setdefault(rule.target, _Own(rule.target)).add(rule)
-        self._watched = {rule: dict(rule.watches()) for rule in self.rules}
+        self._watched = {
+            rule: {name: self._with_kind(name, paths) for name, paths in rule.watches().items()}
+            for rule in self.rules
+        }
         # Windows in a time zone are the server's to tell; it does so in the stream itself.
         self._asked: dict[str, GroupKey] = {}
         self._names: dict[GatherRule, str] = {}
@@ -148,6 +151,14 @@ class Watch:
             for rule in rules
             if rule.source.collection not in self.pre_images
         ]
+
+    def _with_kind(self, collection: str, paths: set[str] | None) -> set[str] | None:
+        """What a rule watches in a collection, without positions; also what tells the kind of a document."""
+        if paths is None:
+            return None
+        entry = self.graph.by_collection.get(collection)
+        kind = {entry.family.discriminator} if entry is not None and entry.family is not None else set()
+        return {plain(path) for path in paths} | kind
 
     @property
     def collections(self) -> list[str]:
@@ -379,7 +390,8 @@ class _Own:
     def __init__(self, entry: Entry[Any]) -> None:
         self.entry = entry
         self.maintained: set[str] = set()
-        self.inputs: set[str] = set()
+        # A document that becomes another kind has other values to hold.
+        self.inputs: set[str] = set() if entry.family is None else {entry.family.discriminator}
         self.all_matters = False
         # Cards with values of a moment, and their references, as they were before a change.
         self.snapshots: set[str] = set()
