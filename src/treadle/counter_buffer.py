@@ -70,7 +70,8 @@ class Buffer:
 
     def _set_room(self) -> None:
         # How many events may be collected before somebody must look.
-        self.room = max(1, min(FOLD_MAX, int(self.every - self._weight)))
+        # Cut before it is made an integer: the sum of large amounts may be infinite.
+        self.room = int(max(1, min(FOLD_MAX, self.every - self._weight)))
 
     def add(self, counts: Iterable[tuple[Any, Any]]) -> bool:
         """Add amounts that are not single events; whether a flush is due."""

@@ -127,11 +127,9 @@ class Adoption:
             for batch in split_large(self.spec, pending):
                 duplicates: list[int] = []
                 located, later = yield from writer.placer.locate(batch, duplicates)
-                if duplicates:
-                    gone = yield from delete_many(
-                        source, {"_id": {"$in": [documents[each]["_id"] for each in duplicates]}}
-                    )
-                    moved += gone.deleted_count
+                # Not while the one that they repeat is still to be written: the next pass finds them again.
+                if duplicates and not located and not later:
+                    moved += yield from self._drop(source, duplicates, documents, server)
                 again += later
                 for part in located:
                     number = yield from self._adopt_part(source, part, documents, server)
@@ -153,8 +151,10 @@ class Adoption:
         def attempt() -> Plan[int]:
             if (yield from self.layout.writer.write([part])):
                 return 0
-            if server.transactions and len((yield from self._unchanged(source, part, documents))) < len(keys):
-                raise _Taken
+            if server.transactions:
+                kept = yield from self._unchanged(source, part.places, documents)
+                if len(kept) < len(keys):
+                    raise _Taken
             yield from delete_many(source, {"_id": {"$in": keys}})
             return len(keys)
 
@@ -164,21 +164,31 @@ class Adoption:
             if not self.layout.writer.answerable(error.code, error.details):
                 raise
         except _Taken:
-            kept = yield from self._unchanged(source, part, documents)
+            kept = yield from self._unchanged(source, part.places, documents)
             self._busy += len(keys) - len(kept)
             part.readings = [part.readings[number] for number in kept]
             part.places = [part.places[number] for number in kept]
             part.counts = []
         return 0
 
-    def _unchanged(self, source: str, part: Batch, documents: Sequence[Raw]) -> Plan[list[int]]:
+    def _drop(self, source: str, places: list[int], documents: Sequence[Raw], server: Topology) -> Plan[int]:
+        """Delete documents whose reading is stored, if they are still what was read."""
+
+        def attempt() -> Plan[int]:
+            kept = yield from self._unchanged(source, places, documents)
+            keys = [documents[places[number]]["_id"] for number in kept]
+            return (yield from delete_many(source, {"_id": {"$in": keys}})).deleted_count
+
+        return (yield from transact(attempt) if server.transactions else attempt())
+
+    def _unchanged(self, source: str, places: Sequence[int], documents: Sequence[Raw]) -> Plan[list[int]]:
         """Which readings of a batch come from documents that are still what was read."""
-        keys = [documents[place]["_id"] for place in part.places]
+        keys = [documents[place]["_id"] for place in places]
         found = yield from find(source, {"_id": {"$in": keys}})
         there = {freeze(each["_id"]): _bytes(each) for each in found}
         return [
             number
-            for number, place in enumerate(part.places)
+            for number, place in enumerate(places)
             if there.get(freeze(documents[place]["_id"])) == _bytes(documents[place])
         ]
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import bson
 from bson import ObjectId
+from bson.decimal128 import Decimal128
 
 from treadle.bson_types import CODEC_OPTIONS, RESERVED, UTC
 from treadle.codec import Codec, StoredField
@@ -108,6 +109,8 @@ class Spec:
         self.one_key = (
             len(self.outer_names) == 1
             and self.keys[0].shape.kind == "scalar"
+            # A Decimal128 cannot be looked up in a dict.
+            and self.keys[0].shape.python not in (decimal.Decimal, Decimal128)
             and self.span is not None
             and not self.stores_id
         )
