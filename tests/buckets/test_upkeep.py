@@ -383,6 +383,26 @@ def test_adoption_loses_no_change_of_a_single_document(command, server, database
         assert [] == store.verify()
 
 
+def test_adoption_drops_a_repeated_reading_only_if_it_still_is_one(server, database):
+    """Somebody corrects its time just before it would go."""
+    reading = reading_in("rows", unique="ts")
+    database.readings.insert_one({"sensor_id": "s0", "ts": at(0), "temp": 9.0})
+    heard = faults.Heard()
+    with MongoClient[Any](server.uri, event_listeners=[heard]) as client:
+        store = Store(client[database.name], [reading])
+        store.setup()
+        store.insert(reading(sensor_id="s0", ts=at(0), temp=0.0))
+
+        def come_between() -> None:
+            database.readings.update_one({"temp": 9.0}, {"$set": {"ts": at(7)}})
+
+        heard.before(("delete",), 0, come_between)
+        store.rebuild()
+        store.rebuild()
+        assert [0.0, 9.0] == sorted(each.temp for each in store.find(reading))
+        assert [] == store.verify()
+
+
 def test_documents_that_are_not_adopted_are_counted_in_the_log(database, caplog):
     database.readings.insert_many([{"sensor_id": "s", "temp": float(number)} for number in range(40)])
     store = Store(database, [reading_in("rows")])

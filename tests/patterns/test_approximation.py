@@ -799,6 +799,17 @@ def test_keys_may_be_enums_and_numbers_floats(run, database):
     assert {"red", "blue"} == {each["colour"] for each in database["painted"].find()}
 
 
+def test_an_endless_sum_does_not_stop_the_buffer(run, database):
+    store = run.store([Painted])
+    store.setup()
+    counter = store.counter(Painted, "n")
+    for _ in range(3):
+        counter.add("red", 1e308)
+    counter.add("blue", 1)
+    counter.flush()
+    assert 1 == counter.read("blue")
+
+
 def test_what_cannot_be_written_is_added_up():
     """Of many flushes that fail only the first batch stays as it is: it may have been written after all."""
     buffer = buffers.Buffer(10**6, 8)

@@ -1177,3 +1177,24 @@ def test_keys_of_odd_types(run):
     assert found == store.get(Odd, found.id)
     assert 2 == sum(each.count for each in store.summary(Odd, (there, None)))
     assert [] == store.verify()
+
+
+class Weighed(
+    Document,
+    collection="weighed",
+    bucket=Bucket(key="scale", time="ts", span=timedelta(hours=1), stats=("grams",)),
+):
+    scale: Decimal
+    ts: datetime
+    grams: float
+
+
+def test_a_series_may_be_named_by_a_decimal(run):
+    store = run.store([Weighed])
+    store.setup()
+    store.insert_many(
+        [Weighed(scale=Decimal("1.5"), ts=START + timedelta(minutes=n), grams=n) for n in range(5)]
+    )
+    store.insert(Weighed(scale=Decimal("2.5"), ts=START, grams=9))
+    assert 5 == store.count(Weighed, {"scale": Decimal("1.5")})
+    assert [] == store.verify()
