@@ -233,7 +233,7 @@ async def see_order(id: Id, shop: Shop) -> Order:
 
 @router.get("/sales")
 async def sales(shop: Shop) -> list[DailySales]:
-    """Turnover per day; the worker follows orders by about a tenth of a second."""
+    """Turnover per day; the worker follows the orders."""
     return await shop.find(DailySales, sort="-day", limit=PAGE_SIZE).to_list()
 
 
