@@ -31,8 +31,9 @@ lint: $(VENV)/installed ## ruff and mypy
 	$(RUN)/ruff format --check
 	$(RUN)/mypy
 
-bench: $(VENV)/installed-bench ## measure, and write benchmarks/RESULTS.md
+bench: $(VENV)/installed-bench ## measure; write benchmarks/RESULTS.md and the table of docs/trees.md
 	$(RUN)/python -m benchmarks
+	$(RUN)/python -m benchmarks.trees benchmarks/RESULTS.json
 
 docs: $(VENV)/installed ## build the site into build/site; a broken link is an error
 	$(RUN)/python docs/write_cli_reference.py

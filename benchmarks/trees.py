@@ -402,7 +402,8 @@ def _milliseconds(value: float) -> str:
 def write_page(results: Path, page: Path = PAGE) -> None:
     """Put the figures of a run into the documentation: before the advice, or in the place of older ones."""
     lines = page.read_text(encoding="utf-8").split("\n")
-    table = [*page_table(json.loads(results.read_text(encoding="utf-8"))["results"]), ""]
+    entries = json.loads(results.read_text(encoding="utf-8"))["entries"]
+    table = [*page_table([each for entry in entries for each in entry["results"]]), ""]
     if HEAD in lines:
         start = lines.index(HEAD)
         end = start + lines[start:].index("") + 1

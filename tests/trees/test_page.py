@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 from benchmarks import trees
 
@@ -17,7 +18,7 @@ def test_the_page_s_table_is_written_from_a_run(tmp_path):
         for _, work, suffix in trees.ROWS
         for name in trees.TITLES.values()
     ]
-    results.write_text(json.dumps({"results": measured}))
+    results.write_text(json.dumps({"entries": [{"results": measured}]}))
     trees.write_page(results, page)
     after = page.read_text()
     assert "| move of 10 | 1.2 | 1.2 | 1.2 | 1.2 |" in after.split("\n")
@@ -32,3 +33,10 @@ def test_the_page_s_table_is_written_from_a_run(tmp_path):
 def test_every_row_of_the_table_is_measured():
     works = {group.work for group in trees.groups()}
     assert [] == [work for _, work, _ in trees.ROWS if work not in works]
+
+
+def test_the_page_shows_the_figures_of_the_last_run():
+    """Nothing is copied by hand: `python -m benchmarks.trees benchmarks/RESULTS.json` writes it."""
+    entries = json.loads((Path(trees.__file__).parent / "RESULTS.json").read_text())["entries"]
+    table = trees.page_table([each for entry in entries for each in entry["results"]])
+    assert "\n".join(table) in trees.PAGE.read_text()
