@@ -591,7 +591,7 @@ class ReferenceMachine(Machine):
 
 
 def test_references_follow_their_sources(run, database):
-    play(ReferenceMachine, run, database, examples=8)
+    play(ReferenceMachine, run, database, examples=6)
 
 
 # -- Computed ---------------------------------------------------------------------------------
@@ -877,7 +877,7 @@ class ComputedMachine(Machine):
 
 
 def test_computed_values_equal_a_recomputation(run, database):
-    play(ComputedMachine, run, database, examples=8)
+    play(ComputedMachine, run, database, examples=6)
 
 
 # -- Subset -----------------------------------------------------------------------------------------
@@ -1042,7 +1042,7 @@ class SubsetMachine(Machine):
 
 
 def test_subsets_are_the_first_ones(run, database):
-    play(SubsetMachine, run, database, examples=12)
+    play(SubsetMachine, run, database, examples=8)
 
 
 # -- all three together ----------------------------------------------------------------------------------
@@ -1241,4 +1241,4 @@ class TogetherMachine(Machine):
 
 
 def test_all_three_patterns_together(run, database):
-    play(TogetherMachine, run, database, examples=8)
+    play(TogetherMachine, run, database, examples=6)
