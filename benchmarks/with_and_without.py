@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pymongo import MongoClient
 from pymongo.database import Database
 
+from benchmarks.derived import Review, ReviewCard
 from benchmarks.harness import Contender, Context, Group
 from treadle import Average, Count, Day, Document, ExtendedReference, Id, Rollup, Store, Subset, Sum
 from treadle.bson_types import CODEC_OPTIONS
@@ -47,19 +48,6 @@ class Order(Document, collection="orders"):
     customer_id: Id
     customer: Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")] = None
     placed: dt.datetime
-
-
-class Review(Document, collection="reviews"):
-    product_id: Id
-    rating: int
-    text: str
-    date: dt.datetime
-
-
-class ReviewCard(BaseModel):
-    rating: int
-    text: str
-    date: dt.datetime
 
 
 class Product(Document, collection="products"):

@@ -92,32 +92,28 @@ def dying(store: Store, collection: str) -> None:
 # -- the checks ---------------------------------------------------------------------------------
 
 
-def check_death_before_the_effect_loses_nothing(database: Any) -> None:
-    """The worker dies with its events in hand, before it wrote a target."""
+def _die_at(collection: str, database: Any) -> None:
+    """A worker dies just before it writes there; the next one brings all to the right sums."""
     store, keys = begun(database)
     database["sales"].insert_one({"shop_id": keys[0], "amount": 5})
     with leading(store) as (follower, run):
-        dying(store, "shops")
+        dying(store, collection)
         with pytest.raises(Death):
             run(follower._handle(read(follower, run)))
         store.runner.__dict__.pop("_perform")
         run(lease.release(follower.name, follower.token))
     store.worker().run_until_idle()
     assert [5, 0, 0] == totals(database, keys)
+
+
+def check_death_before_the_effect_loses_nothing(database: Any) -> None:
+    """The worker dies with its events in hand, before it wrote a target."""
+    _die_at("shops", database)
 
 
 def check_death_after_the_effect_doubles_nothing(database: Any) -> None:
     """The worker dies between the target and its position."""
-    store, keys = begun(database)
-    database["sales"].insert_one({"shop_id": keys[0], "amount": 5})
-    with leading(store) as (follower, run):
-        dying(store, position.COLLECTION)
-        with pytest.raises(Death):
-            run(follower._handle(read(follower, run)))
-        store.runner.__dict__.pop("_perform")
-        run(lease.release(follower.name, follower.token))
-    store.worker().run_until_idle()
-    assert [5, 0, 0] == totals(database, keys)
+    _die_at(position.COLLECTION, database)
 
 
 def check_a_batch_that_fails_is_not_taken_for_done(database: Any) -> None:

@@ -20,7 +20,7 @@ from treadle import (
     MaterializedPath,
     ParentReference,
 )
-from treadle.trees import moves, removes
+from treadle.trees import moves, pace, removes
 
 
 class Array(Document, collection="arrays", tree=AncestorArray(parent="parent_id", ancestors="ancestors")):
@@ -217,12 +217,12 @@ def right(model: type[Document], oracle: Oracle) -> dict[Any, Any]:
 @contextlib.contextmanager
 def small_bounds(size: int = 2) -> Iterator[None]:
     """Let everything that is chunked be chunked in small trees too."""
-    before = moves.MOVE_MAX, moves.CHUNK, removes.REMOVE_MAX, removes.CHUNK
-    moves.MOVE_MAX = moves.CHUNK = removes.REMOVE_MAX = removes.CHUNK = size
+    before = moves.MOVE_MAX, pace.CHUNK, removes.REMOVE_MAX, removes.CHUNK
+    moves.MOVE_MAX = pace.CHUNK = removes.REMOVE_MAX = removes.CHUNK = size
     try:
         yield
     finally:
-        moves.MOVE_MAX, moves.CHUNK, removes.REMOVE_MAX, removes.CHUNK = before
+        moves.MOVE_MAX, pace.CHUNK, removes.REMOVE_MAX, removes.CHUNK = before
 
 
 def plant(store: Any, model: type[Document], shape: dict[str, Any], parent: Any = None) -> dict[str, Any]:

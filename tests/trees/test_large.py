@@ -22,7 +22,8 @@ from treadle.maintenance import lease, standalone
 from treadle.server import LocalServer, start
 from treadle.trees import state
 from treadle.trees.lifts import lift_chunk
-from treadle.trees.moves import Move, Pace, finish, move_chunk
+from treadle.trees.moves import Move, finish, move_chunk
+from treadle.trees.pace import Pace
 from treadle.trees.removes import Remove
 
 SHAPE = {

@@ -22,7 +22,8 @@ from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, 
 from treadle.topology import Topology
 from treadle.trees import state
 from treadle.trees.fields import Tree
-from treadle.trees.moves import Pace, beside_passed, from_above, pass_over
+from treadle.trees.moves import beside_passed, from_above, pass_over
+from treadle.trees.pace import Pace
 from treadle.trees.placing import follows, listing, rewrite, segment_errors, segment_taken, unlist, unlisting
 from treadle.trees.reads import parent_of
 from treadle.trees.segments import SEPARATOR, at_most, below, path_above, split

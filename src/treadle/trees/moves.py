@@ -26,7 +26,7 @@ from treadle.document import Document
 from treadle.errors import DataError, UsageError
 from treadle.gather import freeze
 from treadle.graph import Entry, Graph
-from treadle.maintenance.intents import is_about_one_document, set_aside
+from treadle.maintenance.intents import set_aside
 from treadle.maintenance.ledger import Ledger
 from treadle.maintenance.react import BUMP, UNBOUNDED, formula_stages, react
 from treadle.paths import put
@@ -45,6 +45,7 @@ from treadle.plan import (
 from treadle.topology import Topology
 from treadle.trees import state
 from treadle.trees.fields import MOVING, Tree, node_missing, parent_missing
+from treadle.trees.pace import Pace, in_the_way
 from treadle.trees.placing import (
     UNSTATED,
     below_parent,
@@ -66,7 +67,6 @@ D = TypeVar("D", bound=Document)
 
 # More descendants than this are moved in several transactions.
 MOVE_MAX = 2000
-CHUNK = 2000
 _ALL = 1_000_000_000
 
 
@@ -356,33 +356,6 @@ def move_chunk(tree: Tree, graph: Graph, server: Topology, token: Any, pace: Pac
 
 
 # -- what is owed --------------------------------------------------------------------------------------
-
-
-class Pace:
-    """How many nodes go at once: fewer where one stands in the way, until it is alone."""
-
-    def __init__(self) -> None:
-        self.most = CHUNK
-        self.tried: list[Any] = []
-
-    def slower(self, error: Exception) -> bool:
-        """Whether fewer may be tried; False if the one that was tried is itself in the way."""
-        if not in_the_way(error):
-            raise error
-        if self.most == 1:
-            return False
-        self.most = max(1, min(self.most, len(self.tried)) // 8)
-        return True
-
-    def faster(self) -> None:
-        self.most = min(self.most * 4, CHUNK)
-
-
-def in_the_way(error: Exception) -> bool:
-    """Whether one node cannot be written, as it is too large or invalid, or its path is taken."""
-    if isinstance(error, DataError):
-        return error.code == "tree-segment-taken"
-    return isinstance(error, OperationFailure) and is_about_one_document(error)
 
 
 def finish(tree: Tree, graph: Graph, server: Topology) -> Plan[None]:

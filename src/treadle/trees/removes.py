@@ -23,7 +23,8 @@ from treadle.topology import Topology
 from treadle.trees import state
 from treadle.trees.fields import Tree, node_missing
 from treadle.trees.lifts import go_on_lifting, lift_lists, lifted, owe_lift, stop
-from treadle.trees.moves import Pace, begin, in_the_way, tree_of
+from treadle.trees.moves import begin, tree_of
+from treadle.trees.pace import Pace, in_the_way
 from treadle.trees.placing import follows, rewrite, segment_errors, unlist
 from treadle.trees.reads import Levels, below_batch, children, descendants, endless, keys_below, parent_of
 from treadle.writes import Work

@@ -18,6 +18,7 @@ from treadle.verbs.shared import (
 )
 
 if TYPE_CHECKING:
+    from treadle.advisor import Limits
     from treadle.commands.connection import Target
 
 
@@ -159,19 +160,12 @@ def scan(
 
     from rich.console import Console
 
-    from treadle.advisor import Limits
     from treadle.advisor.rule import SEVERITIES
     from treadle.commands import scan
 
     if fail_on is not None and fail_on not in SEVERITIES:
         raise UsageError(f"--fail-on takes {', '.join(SEVERITIES)}, not {fail_on!r}", code="severity-unknown")
-    limits = Limits(
-        full_pass_documents=documents,
-        structure_documents=min(documents, Limits().structure_documents),
-        sample_documents=sample,
-        operation_seconds=seconds,
-        collections=collections,
-    )
+    limits = _limits(documents, sample, seconds, collections)
     target = _database_target(uri, uri_option)
     with scan.progress_bar(Console(stderr=True)) as progress:
         report = scan.scan_target(
@@ -188,6 +182,18 @@ def scan(
         raise typer.Exit(NO_CONNECTION if report.scan.lost else INTERRUPTED)
     if fail_on is not None and report.fails(fail_on):
         raise typer.Exit(FINDINGS)
+
+
+def _limits(documents: int, sample: int, seconds: float, collections: int) -> Limits:
+    from treadle.advisor import Limits
+
+    return Limits(
+        full_pass_documents=documents,
+        structure_documents=min(documents, Limits().structure_documents),
+        sample_documents=sample,
+        operation_seconds=seconds,
+        collections=collections,
+    )
 
 
 def _database_target(uri: str | None, uri_option: str | None) -> Target:
@@ -295,8 +301,16 @@ def decide(
             as_json,
         )
         return
+    _decide_for(_database_target(uri, uri_option), as_json)
+
+
+def _decide_for(target: Target, as_json: bool) -> None:
+    """The decision for each relation that a live database has."""
+    from rich.console import Console
+
     from treadle.advisor import Limits
+    from treadle.commands import scan
 
     with scan.progress_bar(Console(stderr=True)) as progress:
-        report = scan.scan_target(_database_target(uri, uri_option), Limits(), None, False, False, progress)
+        report = scan.scan_target(target, Limits(), None, False, False, progress)
     scan.show_decided(report, Console(), as_json)
