@@ -179,7 +179,7 @@ def run(jobs: Sequence[Job], options: argparse.Namespace, keep: Callable[[Entry]
         with ExitStack() as stack:
             uri = options.uri
             if uri is None:
-                from treadle import server
+                from treadle.server import local as server
 
                 uri = stack.enter_context(server.start()).uri
             found = surroundings(uri, quick=options.quick)

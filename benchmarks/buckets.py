@@ -23,8 +23,8 @@ from pymongo.errors import PyMongoError
 
 from benchmarks.harness import Contender, Context, Goal, Group
 from treadle import Bucket, Document, Store, TimeSeries
-from treadle.bson_types import CODEC_OPTIONS
-from treadle.buckets.upkeep import compact_due
+from treadle.model.bson_types import CODEC_OPTIONS
+from treadle.patterns.bucket.upkeep import compact_due
 
 START = dt.datetime(2026, 1, 5, tzinfo=dt.UTC)
 MINUTE = dt.timedelta(minutes=1)
@@ -174,7 +174,7 @@ class Kept:
             if at % (1440 * self.sensors) < 12_000:
                 # As scheduled work would, day by day.
                 packed = self.store.graph.entry(self.models["packed by days"])
-                self.store.runner.run(compact_due(packed, self.store._topology(), part[0]["ts"]))
+                self.store.runner.run(compact_due(packed, self.store._capabilities(), part[0]["ts"]))
         self.store.rebuild(self.models["packed by days"])
         self.compact()
 

@@ -103,7 +103,7 @@ def main() -> None:
     if options.child:
         child(options.uri, options.child)
         return
-    from treadle import server
+    from treadle.server import local as server
 
     with server.start() as running:
         uri = options.uri or running.uri

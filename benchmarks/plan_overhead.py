@@ -12,9 +12,9 @@ from typing import Any
 from pymongo import AsyncMongoClient, MongoClient
 
 from benchmarks.harness import Contender, Context, Goal, Group
-from treadle.async_api import AsyncRunner
 from treadle.plan import Call, Plan
-from treadle.sync_api import Runner
+from treadle.store.async_store import AsyncRunner
+from treadle.store.blocking_store import Runner
 
 COMMANDS = 20_000
 COMMANDS_QUICK = 2_000

@@ -22,7 +22,7 @@ from pymongo.database import Database
 from benchmarks.derived import Review, ReviewCard
 from benchmarks.harness import Contender, Context, Group
 from treadle import Average, Count, Day, Document, ExtendedReference, Id, Rollup, Store, Subset, Sum
-from treadle.bson_types import CODEC_OPTIONS
+from treadle.model.bson_types import CODEC_OPTIONS
 
 FAMILY = "with_and_without"
 DATABASE = "treadle_benchmarks_with_and_without"

@@ -22,8 +22,9 @@ from pymongo.errors import PyMongoError
 
 from tests.faults import Heard
 from tests.streamed import Writer
-from treadle import Store, shell
-from treadle.maintenance import stream
+from treadle import Store
+from treadle.store import shell
+from treadle.upkeep import stream
 
 CONTEXT = multiprocessing.get_context("forkserver")
 SECONDS_MAX = 60.0

@@ -550,7 +550,7 @@ BY_NAME = {scenario.name: scenario for scenario in [*SCENARIOS, *SESSIONS, *FAN_
 @contextlib.contextmanager
 def small_bounds() -> Iterator[None]:
     """Every fan-out goes beyond the bound, and every chunk holds one document."""
-    from treadle.maintenance import intents, react
+    from treadle.engine import intents, react
 
     before = react.FAN_OUT_MAX, react.CHAINED_FAN_OUT_MAX, intents.CHUNK
     react.FAN_OUT_MAX, react.CHAINED_FAN_OUT_MAX, intents.CHUNK = 1, 1, 1

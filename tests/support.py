@@ -17,7 +17,7 @@ from pydantic import BaseModel, create_model
 from pymongo import MongoClient, monitoring
 
 from treadle import Document, Id
-from treadle.server import LocalServer
+from treadle.server.local import LocalServer
 
 UTC = dt.UTC
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import pytest
 
-from treadle.server import start
+from treadle.server.local import start
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

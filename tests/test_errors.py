@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from treadle import UsageError
-from treadle.server_failures import LOG_SIGNS
+from treadle.server.failures import LOG_SIGNS
 
 ROOT = Path(__file__).parent.parent
 

@@ -27,22 +27,22 @@ from pymongo import IndexModel
 
 import treadle
 from treadle import Document, Id
-from treadle.graph import Graph, declarations
-from treadle.pattern import Pattern, Rule
-
-# From their own files, so that a missing export is named by a test and not by a failed import.
-from treadle.patterns.ancestor_array import AncestorArray
-from treadle.patterns.approximation import Approximate
-from treadle.patterns.bucket import Bucket
-from treadle.patterns.child_references import ChildReferences
+from treadle.graph.graph import Graph, declarations
+from treadle.graph.pattern import Pattern, Rule
+from treadle.patterns.approximation.rule import Approximate
+from treadle.patterns.bucket.rule import Bucket
+from treadle.patterns.bucket.time_series import TimeSeries
 from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
 from treadle.patterns.extended_reference import ExtendedReference
-from treadle.patterns.materialized_path import MaterializedPath
-from treadle.patterns.outlier import Outlier
-from treadle.patterns.parent_reference import ParentReference
+from treadle.patterns.outlier.rule import Outlier
 from treadle.patterns.rollup import Day, Rollup
 from treadle.patterns.subset import Subset
-from treadle.patterns.time_series import TimeSeries
+
+# From their own files, so that a missing export is named by a test and not by a failed import.
+from treadle.patterns.tree.ancestor_array import AncestorArray
+from treadle.patterns.tree.child_references import ChildReferences
+from treadle.patterns.tree.materialized_path import MaterializedPath
+from treadle.patterns.tree.parent_reference import ParentReference
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "treadle"

@@ -4,32 +4,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treadle.async_api import AsyncStore
-    from treadle.bson_types import Id
-    from treadle.buckets.reading import FieldSummary, Summary
-    from treadle.document import Document
+    from treadle.engine.lazy import OldDocuments
     from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
-    from treadle.indexes import Indexed
-    from treadle.maintenance.finding import Finding
-    from treadle.maintenance.lazy import OldDocuments
-    from treadle.maintenance.migration import Migrated, Sample, SetAside
-    from treadle.maintenance.schedule import Ran
-    from treadle.maintenance.verify import Progress
-    from treadle.patterns.ancestor_array import AncestorArray
-    from treadle.patterns.approximation import Approximate
-    from treadle.patterns.bucket import Bucket
-    from treadle.patterns.child_references import ChildReferences
+    from treadle.graph.finding import Finding
+    from treadle.graph.migrations import Migration, migration
+    from treadle.model.bson_types import Id
+    from treadle.model.document import Document
+    from treadle.model.indexed import Indexed
+    from treadle.patterns.approximation.rule import Approximate
+    from treadle.patterns.bucket.reading import FieldSummary, Summary
+    from treadle.patterns.bucket.rule import Bucket
+    from treadle.patterns.bucket.time_series import TimeSeries
     from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
     from treadle.patterns.extended_reference import ExtendedReference
-    from treadle.patterns.materialized_path import MaterializedPath
-    from treadle.patterns.outlier import Outlier
-    from treadle.patterns.parent_reference import ParentReference
+    from treadle.patterns.outlier.rule import Outlier
     from treadle.patterns.rollup import Day, Hour, Month, Rollup, Week
-    from treadle.patterns.schema_versioning import Migration, migration
+    from treadle.patterns.schema_versioning.migration import Migrated, Sample, SetAside
     from treadle.patterns.subset import Subset
-    from treadle.patterns.time_series import TimeSeries
-    from treadle.set_up import Action
-    from treadle.sync_api import Store
+    from treadle.patterns.tree.ancestor_array import AncestorArray
+    from treadle.patterns.tree.child_references import ChildReferences
+    from treadle.patterns.tree.materialized_path import MaterializedPath
+    from treadle.patterns.tree.parent_reference import ParentReference
+    from treadle.store.async_store import AsyncStore
+    from treadle.store.blocking_store import Store
+    from treadle.upkeep.schedule import Ran
+    from treadle.upkeep.set_up import Action
+    from treadle.upkeep.verify import Progress
 
 __version__ = "0.1.0"
 
@@ -81,48 +81,48 @@ __all__ = [
 # Imported when first asked for: `treadle --help` would otherwise wait for the
 # driver and for Pydantic, which take longer to import than all the rest.
 _HOMES = {
-    "Action": "set_up",
-    "AncestorArray": "patterns.ancestor_array",
-    "Approximate": "patterns.approximation",
-    "AsyncStore": "async_api",
+    "Action": "upkeep.set_up",
+    "AncestorArray": "patterns.tree.ancestor_array",
+    "Approximate": "patterns.approximation.rule",
+    "AsyncStore": "store.async_store",
     "Average": "patterns.computed",
-    "Bucket": "patterns.bucket",
-    "ChildReferences": "patterns.child_references",
+    "Bucket": "patterns.bucket.rule",
+    "ChildReferences": "patterns.tree.child_references",
     "Count": "patterns.computed",
     "DataError": "errors",
     "Day": "patterns.rollup",
     "DeclarationError": "errors",
-    "Document": "document",
+    "Document": "model.document",
     "ExtendedReference": "patterns.extended_reference",
-    "FieldSummary": "buckets.reading",
-    "Finding": "maintenance.finding",
+    "FieldSummary": "patterns.bucket.reading",
+    "Finding": "graph.finding",
     "Formula": "patterns.computed",
     "Hour": "patterns.rollup",
-    "Id": "bson_types",
-    "Indexed": "indexes",
-    "MaterializedPath": "patterns.materialized_path",
+    "Id": "model.bson_types",
+    "Indexed": "model.indexed",
+    "MaterializedPath": "patterns.tree.materialized_path",
     "Max": "patterns.computed",
-    "Migrated": "maintenance.migration",
-    "Migration": "patterns.schema_versioning",
+    "Migrated": "patterns.schema_versioning.migration",
+    "Migration": "graph.migrations",
     "Min": "patterns.computed",
     "Month": "patterns.rollup",
-    "OldDocuments": "maintenance.lazy",
-    "Outlier": "patterns.outlier",
-    "ParentReference": "patterns.parent_reference",
-    "Progress": "maintenance.verify",
-    "Ran": "maintenance.schedule",
+    "OldDocuments": "engine.lazy",
+    "Outlier": "patterns.outlier.rule",
+    "ParentReference": "patterns.tree.parent_reference",
+    "Progress": "upkeep.verify",
+    "Ran": "upkeep.schedule",
     "Rollup": "patterns.rollup",
-    "Sample": "maintenance.migration",
-    "SetAside": "maintenance.migration",
-    "Store": "sync_api",
+    "Sample": "patterns.schema_versioning.migration",
+    "SetAside": "patterns.schema_versioning.migration",
+    "Store": "store.blocking_store",
     "Subset": "patterns.subset",
     "Sum": "patterns.computed",
-    "Summary": "buckets.reading",
-    "TimeSeries": "patterns.time_series",
+    "Summary": "patterns.bucket.reading",
+    "TimeSeries": "patterns.bucket.time_series",
     "TreadleError": "errors",
     "UsageError": "errors",
     "Week": "patterns.rollup",
-    "migration": "patterns.schema_versioning",
+    "migration": "graph.migrations",
 }
 
 

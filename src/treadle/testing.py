@@ -30,11 +30,11 @@ import pytest
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.database import Database
 
-from treadle.async_api import AsyncRunner, AsyncStore
-from treadle.document import Document
+from treadle.model.document import Document
 from treadle.plan import Plan
-from treadle.server import LocalServer, start
-from treadle.sync_api import Runner, Store
+from treadle.server.local import LocalServer, start
+from treadle.store.async_store import AsyncRunner, AsyncStore
+from treadle.store.blocking_store import Runner, Store
 
 R = TypeVar("R")
 

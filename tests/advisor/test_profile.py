@@ -15,13 +15,13 @@ from bson.decimal128 import Decimal128
 from pymongo import AsyncMongoClient, MongoClient, monitoring
 
 from treadle import UsageError
-from treadle import server as servers
 from treadle.advisor import Limits, Step, scan
 from treadle.advisor.facts import CollectionFacts
 from treadle.advisor.html import html
 from treadle.advisor.measure import Measurer
 from treadle.advisor.reading import COMMENT, TOO_LONG, Reader, Refused
 from treadle.advisor.statistics import counted
+from treadle.server import local as servers
 
 PASSWORD = "hush"
 READS = {

@@ -9,19 +9,8 @@ import pytest
 from bson import ObjectId
 from pydantic import BaseModel, Field
 
-from treadle import (
-    DataError,
-    DeclarationError,
-    Document,
-    ExtendedReference,
-    Formula,
-    Id,
-    Store,
-    UsageError,
-    deletes,
-    writes,
-)
-from treadle.maintenance import intents, react
+from treadle import DataError, DeclarationError, Document, ExtendedReference, Formula, Id, Store, UsageError
+from treadle.engine import deletes, intents, react, writes
 
 
 class Customer(Document, collection="customers"):

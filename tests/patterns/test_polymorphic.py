@@ -28,7 +28,7 @@ from treadle import (
     Sum,
     UsageError,
 )
-from treadle.server import start
+from treadle.server.local import start
 
 
 class Item(Document, collection="items", discriminator="type"):
@@ -276,7 +276,7 @@ def test_documents_of_several_kinds_are_inserted_in_one_command(heard):
 
 def used_index(store: Any, database: Any, model: type[Document], filter: dict[str, Any]) -> str | None:
     """The index by which the server would answer a find on a model."""
-    from treadle.crud import find_command
+    from treadle.engine.crud import find_command
 
     command = find_command(store.graph.entry(model), filter, None, 0, None)
     plan = database[command.collection].find(*command.arguments).explain()["queryPlanner"]["winningPlan"]

@@ -37,7 +37,7 @@ from treadle import (
     UsageError,
     Week,
 )
-from treadle.server import LocalServer, start
+from treadle.server.local import LocalServer, start
 
 UTC = dt.UTC
 WRITERS = 8
@@ -834,7 +834,7 @@ def refused(**keywords: Any) -> DeclarationError:
     with pytest.raises(DeclarationError) as raised:
         model = type(Document)("Wrong", (Document,), fields, collection="wrong", rollup=declared)
         Store.__new__(Store)
-        from treadle.graph import Graph
+        from treadle.graph.graph import Graph
 
         Graph([Sale, DailySales, model])
     return raised.value
@@ -883,7 +883,7 @@ def test_an_aggregate_without_a_source_belongs_into_a_rollup():
     class Lost(Document, collection="lost"):
         count: Annotated[int, Count()] = 0
 
-    from treadle.graph import Graph
+    from treadle.graph.graph import Graph
 
     with pytest.raises(DeclarationError, match="only inside a rollup") as raised:
         Graph([Lost])

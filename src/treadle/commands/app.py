@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from treadle.async_api import AsyncStore
-from treadle.document import Document
 from treadle.errors import UsageError
-from treadle.sync_api import Store
+from treadle.model.document import Document
+from treadle.store.async_store import AsyncStore
+from treadle.store.blocking_store import Store
 
 
 def load_store(app: str) -> Store | AsyncStore:

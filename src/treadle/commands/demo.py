@@ -23,11 +23,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from treadle import server
 from treadle.advisor import Report, scan
 from treadle.advisor.html import html as advisor_html
 from treadle.advisor.wording import size
-from treadle.bson_types import CODEC_OPTIONS
 from treadle.commands.maintain import progress_bar as rebuild_bar
 from treadle.commands.scan import progress_bar as scan_bar
 from treadle.demo import page, story
@@ -38,8 +36,10 @@ from treadle.demo.requests import REQUESTS
 from treadle.demo.story import Adopted, Compared, Mended
 from treadle.demo.words import faster, milliseconds, plural
 from treadle.errors import UsageError
-from treadle.shell import local_uri
-from treadle.sync_api import Store
+from treadle.model.bson_types import CODEC_OPTIONS
+from treadle.server import local as server
+from treadle.store.blocking_store import Store
+from treadle.store.shell import local_uri
 
 REPORT = Path("treadle-demo.html")
 ACTIONS_SHOWN_MAX = 4

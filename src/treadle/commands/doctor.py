@@ -213,7 +213,7 @@ def _server_version(server: Server) -> Check:
     return Check("server_version", "ok", server.version, None, details)
 
 
-def _topology(server: Server) -> Check:
+def _capabilities(server: Server) -> Check:
     hello = server.hello
     members = sum(len(hello.get(role, ())) for role in ("hosts", "passives", "arbiters"))
     details = {"kind": server.kind, "name": hello.get("setName"), "members": members or None}
@@ -374,7 +374,7 @@ def _clock_skew(server: Server) -> Check:
 
 CHECKS: Mapping[str, Callable[[Server], Check]] = {
     "server_version": _server_version,
-    "topology": _topology,
+    "topology": _capabilities,
     "transactions": _transactions,
     "transaction_lifetime": _transaction_lifetime,
     "change_streams": _change_streams,

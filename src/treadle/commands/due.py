@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from treadle.async_api import AsyncStore
 from treadle.commands.app import call
-from treadle.maintenance.schedule import Ran
-from treadle.sync_api import Store
+from treadle.store.async_store import AsyncStore
+from treadle.store.blocking_store import Store
+from treadle.upkeep.schedule import Ran
 
 
 def run_due(store: Store | AsyncStore, dry_run: bool) -> list[Ran]:

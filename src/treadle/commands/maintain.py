@@ -13,12 +13,12 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from treadle.async_api import AsyncStore
 from treadle.commands.app import Reporter, call, models_named
 from treadle.errors import UsageError
-from treadle.maintenance.verify import Finding, Progress
-from treadle.set_up import Action
-from treadle.sync_api import Store
+from treadle.store.async_store import AsyncStore
+from treadle.store.blocking_store import Store
+from treadle.upkeep.set_up import Action
+from treadle.upkeep.verify import Finding, Progress
 
 SHOWN_MAX = 50
 

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UsageError
-from treadle.maintenance.status import Status
+from treadle.upkeep.status import Status
 
 if TYPE_CHECKING:
-    from treadle.worker import AsyncWorker, Worker
+    from treadle.store.worker import AsyncWorker, Worker
 
 ADDRESS = "127.0.0.1"
 

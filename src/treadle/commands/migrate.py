@@ -14,15 +14,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from treadle.async_api import AsyncStore
 from treadle.commands.app import Reporter, models_named, several
 from treadle.commands.maintain import counted
-from treadle.document import Document
+from treadle.engine.convert import identical
 from treadle.errors import UsageError
-from treadle.maintenance.convert import identical
-from treadle.maintenance.migration import Migrated
-from treadle.maintenance.verify import Progress
-from treadle.sync_api import Store
+from treadle.model.document import Document
+from treadle.patterns.schema_versioning.migration import Migrated
+from treadle.store.async_store import AsyncStore
+from treadle.store.blocking_store import Store
+from treadle.upkeep.verify import Progress
 
 SHOWN_MAX = 20
 LINE_EVERY_SECONDS = 1.0

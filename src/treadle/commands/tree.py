@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree as Drawing
 
-from treadle.async_api import AsyncStore
 from treadle.errors import UsageError
-from treadle.paths import resolve, value_at
+from treadle.patterns.tree import reads
+from treadle.patterns.tree.fields import Tree, node_missing
+from treadle.patterns.tree.moves import tree_of
 from treadle.plan import Plan, Raw, find_one
-from treadle.sync_api import Store
-from treadle.trees import reads
-from treadle.trees.fields import Tree, node_missing
-from treadle.trees.moves import tree_of
+from treadle.query.paths import resolve, value_at
+from treadle.store.async_store import AsyncStore
+from treadle.store.blocking_store import Store
 
 # Fields that usually say what a node is called.
 LABELS = ("name", "title", "label", "slug")

@@ -18,12 +18,12 @@ from pymongo.errors import PyMongoError
 from rich.console import Console
 from rich.table import Table
 
-from treadle.async_api import AsyncStore
 from treadle.commands.app import call
-from treadle.due import is_scheduled
-from treadle.maintenance.schedule import Ran, jobs
-from treadle.maintenance.status import RuleStatus, Status
-from treadle.sync_api import Store
+from treadle.store.async_store import AsyncStore
+from treadle.store.blocking_store import Store
+from treadle.store.due import is_scheduled
+from treadle.upkeep.schedule import Ran, jobs
+from treadle.upkeep.status import RuleStatus, Status
 
 STATUS_SECONDS_MAX = 30.0
 # How often to look whether something scheduled is due.

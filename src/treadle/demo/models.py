@@ -7,13 +7,13 @@ from typing import Annotated
 
 from pydantic import BaseModel
 
-from treadle.bson_types import Id
-from treadle.document import Document
-from treadle.patterns.approximation import Approximate
-from treadle.patterns.bucket import Bucket
+from treadle.model.bson_types import Id
+from treadle.model.document import Document
+from treadle.patterns.approximation.rule import Approximate
+from treadle.patterns.bucket.rule import Bucket
 from treadle.patterns.computed import Average, Count
 from treadle.patterns.extended_reference import ExtendedReference
-from treadle.patterns.outlier import Outlier
+from treadle.patterns.outlier.rule import Outlier
 from treadle.patterns.subset import Subset
 
 

@@ -19,10 +19,10 @@ from treadle.demo.data import Shop
 from treadle.demo.measure import Cost, measure, prepare_profiler
 from treadle.demo.models import MODELS
 from treadle.demo.requests import REQUESTS, Request
-from treadle.maintenance.finding import Finding
-from treadle.maintenance.verify import Progress
-from treadle.set_up import Action
-from treadle.sync_api import Store
+from treadle.graph.finding import Finding
+from treadle.store.blocking_store import Store
+from treadle.upkeep.set_up import Action
+from treadle.upkeep.verify import Progress
 
 FINDINGS_SHOWN_MAX = 6
 

@@ -19,16 +19,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bson.decimal128 import Decimal128
 
 from treadle.errors import DeclarationError
-from treadle.gather import RECOMPUTE, GatherRule, maintenance_of, origin
-from treadle.keys import ReferenceKey
-from treadle.paths import field_references, resolve, value_at
-from treadle.pattern import STATE, Maintain, ModelReference, Pattern, Place, Rule, check_maintenance, sibling
+from treadle.graph.gather import RECOMPUTE, GatherRule, maintenance_of, origin
+from treadle.graph.pattern import (
+    STATE,
+    Maintain,
+    ModelReference,
+    Pattern,
+    Place,
+    Rule,
+    check_maintenance,
+    sibling,
+)
+from treadle.model.shape import Shape
 from treadle.plan import Raw
-from treadle.query import clean
-from treadle.shape import Shape
+from treadle.query.keys import ReferenceKey
+from treadle.query.paths import field_references, resolve, value_at
+from treadle.query.safety import clean
 
 if TYPE_CHECKING:
-    from treadle.graph import Graph
+    from treadle.graph.graph import Graph
 
 INT64 = 2**63
 # Sums of numbers with at most so many digits before and after the point are never rounded.

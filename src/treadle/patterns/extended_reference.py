@@ -20,15 +20,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pymongo import ASCENDING, IndexModel
 
-from treadle.canonical import same
-from treadle.codec import codec_of
 from treadle.errors import DataError, DeclarationError
-from treadle.paths import Path, Step, containers, has, model_of, put, resolve, value_at
-from treadle.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_choice, check_maintenance
+from treadle.graph.pattern import (
+    Maintain,
+    ModelReference,
+    Pattern,
+    Place,
+    Rule,
+    check_choice,
+    check_maintenance,
+)
+from treadle.model.codec import codec_of
 from treadle.plan import Raw
+from treadle.query.comparison import same
+from treadle.query.paths import Path, Step, containers, has, model_of, put, resolve, value_at
 
 if TYPE_CHECKING:
-    from treadle.graph import Entry, Graph
+    from treadle.graph.graph import Entry, Graph
 
 Policy = Literal["sync", "snapshot"]
 OnDelete = Literal["keep", "restrict", "clear", "cascade"]

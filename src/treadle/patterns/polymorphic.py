@@ -17,23 +17,23 @@ import copy
 import re
 from typing import Any, TypeVar
 
-from treadle import crud
-from treadle.bson_types import RESERVED
-from treadle.change import Change
-from treadle.deletes import check_restrictions, follow_deletions
-from treadle.document import Document
+from treadle.engine import crud
+from treadle.engine.deletes import check_restrictions, follow_deletions
+from treadle.engine.fill import compute_formulas, fill_references
+from treadle.engine.guards import guard
+from treadle.engine.ledger import Ledger
+from treadle.engine.recompute import recompute
+from treadle.engine.writes import Replace
 from treadle.errors import DataError, UsageError
-from treadle.graph import Entry, Graph
-from treadle.maintenance.fill import compute_formulas, fill_references
-from treadle.maintenance.guards import guard
-from treadle.maintenance.ledger import Ledger
-from treadle.maintenance.recompute import recompute
-from treadle.paths import has, put, value_at
+from treadle.graph.change import Change
+from treadle.graph.graph import Entry, Graph
+from treadle.model.bson_types import RESERVED
+from treadle.model.document import Document
 from treadle.patterns.extended_reference import ReferenceRule
 from treadle.plan import Plan, Raw, Read, by_id, find_one, replace_one
-from treadle.query import clean_filter
-from treadle.topology import Topology
-from treadle.writes import Replace
+from treadle.plan.capabilities import Capabilities
+from treadle.query.paths import has, put, value_at
+from treadle.query.safety import clean_filter
 
 D = TypeVar("D", bound=Document)
 
@@ -66,7 +66,7 @@ def search_command(entry: Entry[Any], text: Any, filter: Any, limit: int | None)
 
 
 def _has_text_index(entry: Entry[Any]) -> bool:
-    from treadle.set_up import declared_indexes
+    from treadle.upkeep.set_up import declared_indexes
 
     return any("text" in dict(index.document["key"]).values() for index in declared_indexes(entry.root))
 
@@ -129,7 +129,7 @@ class ChangeKind(Replace[D]):
         super().__init__(entry, document)
         self.replaces = before
 
-    def body(self, graph: Graph, server: Topology, ledger: Ledger) -> Plan[Raw]:
+    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
         entry, was = self.entry, self.replaces
         identity = self.raw["_id"]
         before = yield from find_one(entry.collection, {**by_id(identity), **_only(was)})
@@ -150,7 +150,7 @@ class ChangeKind(Replace[D]):
         yield from follow_deletions(left, [identity], ledger, restrict=False)
         return after
 
-    def _after(self, server: Topology, before: Raw) -> Plan[Raw]:
+    def _after(self, server: Capabilities, before: Raw) -> Plan[Raw]:
         """The document of the new kind, with what both kinds maintain kept and the rest gathered."""
         entry, was = self.entry, self.replaces
         after = copy.deepcopy(self.raw)

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pymongo import ASCENDING, IndexModel
 
-from treadle.codec import Codec, codec_of
 from treadle.errors import DeclarationError
-from treadle.gather import GatherRule, Origin
-from treadle.keys import GroupKey, KeyPart
-from treadle.paths import model_of, overlap, resolve
-from treadle.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_maintenance
+from treadle.graph.gather import GatherRule, Origin
+from treadle.graph.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_maintenance
+from treadle.model.codec import Codec, codec_of
+from treadle.model.shape import Shape
 from treadle.plan import Raw
-from treadle.query import clean
-from treadle.shape import Shape
-from treadle.windows import Unit, Window, is_timezone
+from treadle.query.keys import GroupKey, KeyPart
+from treadle.query.paths import model_of, overlap, resolve
+from treadle.query.safety import clean
+from treadle.query.windows import Unit, Window, is_timezone
 
 if TYPE_CHECKING:
-    from treadle.graph import Entry, Graph
+    from treadle.graph.graph import Entry, Graph
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel
 
-from treadle.codec import codec_of
 from treadle.errors import DeclarationError
-from treadle.gather import RECOMPUTE, GatherRule, maintenance_of, origin
-from treadle.keys import KEY, freeze
-from treadle.paths import ARRAYS, model_of, outermost, resolve, value_at
-from treadle.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_maintenance
+from treadle.graph.gather import RECOMPUTE, GatherRule, maintenance_of, origin
+from treadle.graph.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_maintenance
+from treadle.model.codec import codec_of
 from treadle.plan import Plan, Raw, aggregate, find
-from treadle.query import Sort, sort_keys
+from treadle.query.keys import KEY, freeze
+from treadle.query.paths import ARRAYS, model_of, outermost, resolve, value_at
+from treadle.query.safety import Sort, sort_keys
 
 if TYPE_CHECKING:
-    from treadle.graph import Graph
+    from treadle.graph.graph import Graph
 
 SIZE_MAX = 1000
 SORT_ARRAY_SINCE = (5, 2)

@@ -52,8 +52,8 @@ def doctor(
     if target is not None:
         _report(target, as_json)
         return
-    from treadle import server
     from treadle.commands.connection import Target
+    from treadle.server import local as server
 
     typer.echo("No URI was given, so a private local server is started and looked at.", err=True)
     with server.start() as running:

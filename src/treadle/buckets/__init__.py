@@ -1,1 +1,0 @@
-"""Buckets: many readings in one document, behind the calls of one reading each."""

@@ -1,0 +1,1 @@
+"""One write, and all that follows from it."""

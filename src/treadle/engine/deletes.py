@@ -1,0 +1,285 @@
+"""Deletions, and what `on_delete` asks for of the documents that refer to deleted ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pymongo import UpdateOne
+
+from treadle.engine import crud, lazy
+from treadle.engine.ledger import Ledger
+from treadle.engine.react import BUMP
+from treadle.engine.writes import ChunkedWork, UpdateManyDocuments, Work, follow_own, only, refuse_rollup
+from treadle.errors import DataError, UsageError
+from treadle.graph.change import Change
+from treadle.graph.graph import Entry, Graph
+from treadle.model.document import Document
+from treadle.patterns.extended_reference import ReferenceRule
+from treadle.patterns.tree import placing
+from treadle.plan import Plan, Raw, bulk_write, by_id, delete_many, find, find_one, find_one_and_delete
+from treadle.plan.capabilities import Capabilities
+from treadle.query.keys import freeze
+from treadle.query.paths import put, value_at
+from treadle.query.safety import clean_filter
+
+D = TypeVar("D", bound=Document)
+
+CASCADE_MAX = 10_000
+# Nodes of a tree are deleted in one transaction.
+TOGETHER_MAX = 10_000
+
+
+def deletion_concerns(entry: Entry[Any]) -> bool:
+    """Whether a deletion must be followed."""
+    followed = any(rule.on_delete != "keep" for rule in entry.feeds_references)
+    involved = (
+        entry.feeds_gathers or entry.restricting or any(each.outliers for each in entry.related) or entry.tree
+    )
+    return bool(involved) or followed
+
+
+class DeleteOneDocument(Work[D | None]):
+    shows_document = False
+
+    def __init__(self, entry: Entry[D], id_or_filter: Any) -> None:
+        refuse_rollup(entry, "deleted")
+        self.entry = entry
+        self.filter = crud.which(entry, id_or_filter)
+
+    @property
+    def alone(self) -> bool:
+        return not deletion_concerns(self.entry)
+
+    def direct(self, graph: Graph, server: Capabilities) -> Plan[Raw | None]:
+        return (yield from self._shown((yield from find_one_and_delete(self.entry.collection, self.filter))))
+
+    def _shown(self, raw: Raw | None) -> Plan[Raw | None]:
+        if raw is None or not self.entry.attends:
+            return raw
+        return (yield from lazy.in_memory(self.entry, [raw]))[0]
+
+    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
+        entry = self.entry
+        if entry.tree is not None:
+            found = yield from find_one(entry.collection, self.filter)
+            yield from delete_documents(entry, [] if found is None else [found], ledger)
+            return found
+        if not server.transactions or any(rule.server_side for rule in entry.feeds_gathers):
+            found = yield from find_one(entry.collection, self.filter, entry.identifying)
+            if found is None:
+                return None
+            entry = entry.of(found)
+            yield from check_restrictions(entry, [found["_id"]])
+            yield from _refuse_too_large(entry, [found["_id"]], ledger)
+            yield from ledger.note_before(entry, [found["_id"]])
+            before = yield from find_one_and_delete(entry.collection, by_id(found["_id"]))
+        else:
+            before = yield from find_one_and_delete(entry.collection, self.filter)
+        if before is None:
+            return None
+        entry = entry.of(before)
+        ledger.add(Change(entry.collection, before["_id"], before, None))
+        yield from follow_deletions(entry, [before["_id"]], ledger)
+        return (yield from self._shown(before))
+
+    def result(self, outcome: Raw | None) -> D | None:
+        return None if outcome is None else self.entry.codec.load(copy.deepcopy(outcome))
+
+
+class DeleteManyDocuments(ChunkedWork):
+    """A deletion of the documents of one chunk."""
+
+    def __init__(self, entry: Entry[Any], filter: Any) -> None:
+        refuse_rollup(entry, "deleted")
+        self.entry = entry
+        # A node goes only with or after its children.
+        self.together = entry.tree is not None
+        crud.require_filter(entry, filter)
+        self.filter = clean_filter(entry.codec, filter)
+        self.keys: list[Any] | None = None
+
+    @property
+    def alone(self) -> bool:
+        return not deletion_concerns(self.entry)
+
+    def direct(self, graph: Graph, server: Capabilities) -> Plan[int]:
+        result = yield from delete_many(self.entry.collection, self.filter)
+        return result.deleted_count
+
+    def within(self, keys: list[Any]) -> DeleteManyDocuments:
+        """The same deletion, of these documents only."""
+        chunk = copy.copy(self)
+        chunk.keys = keys
+        return chunk
+
+    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
+        most = TOGETHER_MAX + 1 if self.together else 0
+        befores = yield from find(self.entry.collection, only(self.filter, self.keys), limit=most)
+        if self.together and len(befores) > TOGETHER_MAX:
+            raise placing.too_many(self.entry, TOGETHER_MAX)
+        yield from delete_documents(self.entry, befores, ledger)
+        return len(befores)
+
+    def result(self, outcome: int) -> int:
+        return outcome
+
+
+def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[None]:
+    """Delete documents that were just read, and what depends on them."""
+    if not befores:
+        return
+    keys = [each["_id"] for each in befores]
+    by_class = [(exact, [each["_id"] for each in group]) for exact, group in entry.by_class(befores)]
+    # Before anything is deleted: without a transaction there is no way back.
+    for exact, own in by_class:
+        yield from check_restrictions(exact, own)
+        yield from _refuse_too_large(exact, own, ledger)
+    token = (yield from placing.before_deletion(entry.tree, befores, ledger)) if entry.tree else None
+    yield from ledger.note_before(entry, keys)
+    yield from delete_many(entry.collection, {"_id": {"$in": keys}})
+    for before in befores:
+        ledger.add(Change(entry.collection, before["_id"], before, None))
+    if entry.tree is not None:
+        yield from placing.unlist(entry.tree, keys, ledger, token)
+    for exact, own in by_class:
+        yield from follow_deletions(exact, own, ledger)
+
+
+def follow_deletions(
+    entry: Entry[Any], keys: Sequence[Any], ledger: Ledger, *, restrict: bool = True
+) -> Plan[None]:
+    """Do as `on_delete` says to the documents that refer to deleted ones."""
+    if restrict:
+        yield from check_restrictions(entry, keys)
+    for outlier in entry.all_outliers:
+        yield from delete_many(outlier.collection, {outlier.owner: {"$in": list(keys)}})
+    for rule in entry.feeds_references:
+        if rule.on_delete not in ("clear", "cascade"):
+            continue
+        condition = {rule.reference_path: {"$in": list(keys)}, **rule.target.scope}
+        referring = yield from find(rule.target.collection, condition, limit=CASCADE_MAX + 1)
+        if len(referring) > CASCADE_MAX:
+            raise _too_large(entry, rule)
+        if not referring:
+            continue
+        if rule.on_delete == "cascade" and not rule.place.in_array:
+            yield from delete_documents(rule.target, referring, ledger)
+        else:
+            yield from detach(rule, referring, keys, ledger)
+
+
+def _too_large(entry: Entry[Any], rule: ReferenceRule) -> UsageError:
+    return UsageError(
+        f"more than {CASCADE_MAX:,} {rule.target.model.__name__} documents refer to this "
+        f"{entry.model.__name__}; delete or change them first, with delete_many or update_many",
+        code="cascade-too-large",
+    )
+
+
+def _refuse_too_large(entry: Entry[Any], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
+    """The same before anything is deleted, where there is no way back."""
+    for rule in () if ledger.transactional else entry.feeds_references:
+        if rule.on_delete in ("clear", "cascade"):
+            condition = {rule.reference_path: {"$in": list(keys)}, **rule.target.scope}
+            if (yield from find(rule.target.collection, condition, {"_id": 1}, skip=CASCADE_MAX, limit=1)):
+                raise _too_large(entry, rule)
+
+
+def can_go_ahead(work: Any) -> bool:
+    """Whether it is known what is to be deleted; of a whole subtree it is not."""
+    return getattr(work, "filter", None) is not None
+
+
+def ahead_of(work: DeleteOneDocument[Any] | DeleteManyDocuments) -> Plan[list[ChunkedWork]]:
+    """What to do first, in chunks, where too many documents hang on those to be deleted.
+
+    Each chunk is right in itself, and what remains afterwards is small. A
+    deletion that is interrupted here goes on when it is called again.
+    """
+    entry = work.entry
+    condition = only(work.filter, work.keys) if isinstance(work, DeleteManyDocuments) else work.filter
+    limit = 0 if isinstance(work, DeleteManyDocuments) else 1
+    found = yield from find(entry.collection, condition, {"_id": 1}, limit=limit)
+    keys = [each["_id"] for each in found]
+    yield from check_restrictions(entry, keys)
+    smaller: list[ChunkedWork] = []
+    for rule in entry.feeds_references:
+        referring = {rule.reference_path: {"$in": keys}}
+        if rule.place.in_array or rule.on_delete not in ("clear", "cascade"):
+            continue
+        if rule.on_delete == "cascade":
+            smaller.append(DeleteManyDocuments(rule.target, referring))
+        else:
+            emptied = rule.path if rule.holds_reference else rule.reference_path
+            smaller.append(UpdateManyDocuments(rule.target, referring, {"$set": {emptied: None}}))
+    return smaller
+
+
+def check_restrictions(entry: Entry[Any], keys: Sequence[Any]) -> Plan[None]:
+    """Refuse a deletion that a reference with on_delete="restrict" forbids."""
+    for rule in entry.restricting:
+        yield from refuse_if_referred(rule, {rule.reference_path: {"$in": list(keys)}, **rule.target.scope})
+
+
+def refuse_if_referred(rule: ReferenceRule, condition: Raw) -> Plan[None]:
+    found = yield from find_one(rule.target.collection, condition, {"_id": 1})
+    if found is not None:
+        raise DataError(
+            f"this {rule.source.model.__name__} cannot be deleted, because {rule.target.model.__name__} "
+            f"{found['_id']!r} refers to it ({rule.place.label} has on_delete='restrict'); delete that first",
+            code="reference-restricted",
+        )
+
+
+def detach(rule: ReferenceRule, referring: Sequence[Raw], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
+    """Clear the references to deleted documents, or remove the elements that hold them."""
+    target = rule.target
+    referring_keys = [each["_id"] for each in referring]
+    yield from ledger.note_before(target, referring_keys)
+    gone = {freeze(key) for key in keys}
+    operations = []
+    pairs = []
+    for before in referring:
+        after = copy.deepcopy(before)
+        cut(rule, after, gone)
+        sets = {name: {"$literal": value} for name, value in after.items() if before.get(name) != value}
+        operations.append(UpdateOne(by_id(before["_id"]), [{"$set": {**sets, **BUMP}}]))
+        pairs.append((before, after))
+    yield from bulk_write(target.collection, operations, ordered=False)
+    # Other cards may hang on the same reference.
+    finals = yield from follow_own(target, pairs)
+    for before, after in zip(referring, finals, strict=True):
+        ledger.add(Change(target.collection, before["_id"], before, after))
+
+
+def cut(rule: ReferenceRule, raw: Raw, gone: set[Any]) -> None:
+    if rule.on_delete == "cascade":
+        _remove_elements(raw, list(rule.steps), rule, gone)
+        return
+    for container, reference in rule.references(raw):
+        if reference is not None and freeze(reference) in gone:
+            container[rule.name] = None
+            if not rule.holds_reference:
+                put(container, rule.by, None)
+
+
+def _remove_elements(raw: Any, steps: list[Any], rule: ReferenceRule, gone: set[Any]) -> None:
+    """Remove the elements of the innermost array that refer to what is gone."""
+    if not isinstance(raw, dict) or not steps or steps[0].stored not in raw:
+        return
+    inner = raw[steps[0].stored]
+    if not isinstance(inner, list):
+        _remove_elements(inner, steps[1:], rule, gone)
+        return
+    if any(step.array for step in steps[1:]):
+        for element in inner:
+            _remove_elements(element, steps[1:], rule, gone)
+        return
+    rest = [*(step.stored for step in steps[1:]), *rule.by]
+    raw[steps[0].stored] = [
+        element
+        for element in inner
+        if freeze(value_at(element, rest)) not in gone or value_at(element, rest) is None
+    ]

@@ -1,0 +1,83 @@
+"""What a document maintains in itself: cards from their sources, formulas from its own fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from treadle.engine.guards import guard
+from treadle.engine.pipelines import formula_stages
+from treadle.graph.pattern import REVISION
+from treadle.plan import Plan, Raw, by_id, find, find_one_and_update, update_many
+from treadle.query.keys import freeze, may_be_id
+
+if TYPE_CHECKING:
+    from treadle.graph.graph import Entry
+    from treadle.patterns.extended_reference import ReferenceRule
+
+
+def fill_references(
+    entry: Entry[Any],
+    pairs: Sequence[tuple[Raw | None, Raw]],
+    *,
+    look_only: bool = False,
+    lenient: bool = False,
+    guard_all: bool = False,
+    rules: Sequence[ReferenceRule] | None = None,
+) -> Plan[None]:
+    """Set every card of the new documents from its source, as of now.
+
+    Really writes each source that a synced copy is made of, so that a
+    concurrent change of it meets this transaction; not so with `look_only`.
+    A missing source is an error unless the card may be None, or `lenient`.
+    With `guard_all` sources are written whoever maintains their copies.
+    `rules` restricts it to some of the cards.
+    """
+    by_source: dict[Entry[Any], list[ReferenceRule]] = {}
+    for rule in entry.references if rules is None else rules:
+        by_source.setdefault(rule.source, []).append(rule)
+    for source, of_source in by_source.items():
+        wanted: dict[Any, Any] = {}
+        for rule in of_source:
+            for _, raw in pairs:
+                for _, reference in rule.references(raw):
+                    if may_be_id(reference):
+                        wanted[freeze(reference)] = reference
+        guarded = not look_only and (guard_all or any(rule.guards_source for rule in of_source))
+        sources = yield from read_sources(source, list(wanted.values()), guarded)
+        for rule in of_source:
+            for before, raw in pairs:
+                rule.fill(raw, sources, before, freeze, lenient=lenient or look_only)
+
+
+def read_sources(source: Entry[Any], keys: Sequence[Any], guarded: bool) -> Plan[dict[Any, Raw]]:
+    """Source documents by frozen id; written as well where they must not change meanwhile."""
+    if not keys:
+        return {}
+    bump = {"$inc": {REVISION: 1}}
+    found: list[Raw] = []
+    condition = {"_id": {"$in": list(keys)}, **source.scope}
+    if guarded and len(keys) == 1:
+        one = yield from find_one_and_update(source.collection, source.one(keys[0]), bump)
+        found = [one] if one is not None else []
+    else:
+        if guarded:
+            yield from update_many(source.collection, condition, bump)
+        found = yield from find(source.collection, condition)
+    sources = {freeze(each["_id"]): each for each in found}
+    missing = [key for key in keys if freeze(key) not in sources]
+    if guarded and missing:
+        yield from guard(source.collection, missing)
+    return sources
+
+
+def compute_formulas(entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Raw]]:
+    """Let the server compute the formulas of these documents; the documents after."""
+    stages = formula_stages(entry)
+    if len(keys) == 1:
+        after = yield from find_one_and_update(entry.collection, by_id(keys[0]), stages)
+        return [after] if after is not None else []
+    yield from update_many(entry.collection, {"_id": {"$in": list(keys)}}, stages)
+    found = yield from find(entry.collection, {"_id": {"$in": list(keys)}})
+    by_key = {freeze(each["_id"]): each for each in found}
+    return [by_key[freeze(key)] for key in keys]

@@ -1,0 +1,183 @@
+"""The documents of rollups: which are missing, which are too many, and how they are made right.
+
+A group's document is found by its keys. The keys that the sources have and
+the keys that the documents have are compared on the server, which tells only
+where they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pymongo import UpdateOne
+from pymongo.errors import OperationFailure
+
+from treadle.engine.ledger import Ledger
+from treadle.engine.pipelines import update_pipeline
+from treadle.engine.recompute import recompute
+from treadle.errors import UsageError
+from treadle.graph.change import Change
+from treadle.graph.finding import Finding
+from treadle.graph.gather import contribution_stages
+from treadle.plan import Plan, Raw, aggregate, bulk_write, database_command, delete_many, find
+from treadle.plan.capabilities import Capabilities
+from treadle.query.keys import APART_MAX, KEY, freeze
+
+if TYPE_CHECKING:
+    from treadle.graph.graph import Entry
+    from treadle.patterns.rollup import MembersRule
+
+# So many groups are recomputed at once, each found by an index.
+PAGE = APART_MAX
+INDEXES_MAX = 1000
+NAMESPACE_NOT_FOUND = 26
+
+
+def require_indexes(unready: list[MembersRule]) -> Plan[None]:
+    """Refuse to go on as long as a group could get two documents; asked once per Store."""
+    for group in list(unready):
+        if not (yield from _has_index(group)):
+            raise UsageError(
+                f"{group.target.model.__name__} has no unique index on {', '.join(group.key.targets)}, "
+                "without which two writers could make two documents of one group; run setup() first",
+                code="rollup-index-missing",
+            )
+    unready.clear()
+
+
+def _has_index(group: MembersRule) -> Plan[bool]:
+    wanted = set(group.key.targets)
+    try:
+        reply = yield from database_command(
+            {"listIndexes": group.target.collection, "cursor": {"batchSize": INDEXES_MAX}}, writes=False
+        )
+    except OperationFailure as error:
+        if error.code != NAMESPACE_NOT_FOUND:
+            raise
+        return False
+    return any(
+        index.get("unique") and set(index["key"]) == wanted and not index.get("partialFilterExpression")
+        and not index.get("sparse")
+        for index in reply["cursor"]["firstBatch"]
+    )  # fmt: skip
+
+
+def differing(entry: Entry[Any]) -> Plan[list[list[Any]]]:
+    """The keys of groups that have sources and no document, or no sources, or several documents."""
+    group = entry.group
+    assert group is not None
+    documents = [{"$project": {"_id": group.key.target_expression(), "documents": {"$literal": 1}}}]
+    rows = yield from aggregate(
+        group.source.collection,
+        [
+            *contribution_stages(group, None),
+            {"$group": {"_id": f"${KEY}"}},
+            {"$set": {"sources": 1}},
+            {"$unionWith": {"coll": entry.collection, "pipeline": documents}},
+            {"$group": {"_id": "$_id", "s": {"$sum": "$sources"}, "d": {"$sum": "$documents"}}},
+            {"$match": {"$expr": {"$ne": ["$s", "$d"]}}},
+            {"$sort": {"_id": 1}},
+        ],
+        allowDiskUse=True,
+    )
+    return [row["_id"] for row in rows]
+
+
+def described(entry: Entry[Any], key: Sequence[Any]) -> Raw:
+    """A group's key, as a finding shows it."""
+    assert entry.group is not None
+    return dict(zip(entry.group.key.targets, key, strict=True))
+
+
+def arrange(server: Capabilities, entry: Entry[Any], keys: Sequence[Any], ledger: Ledger) -> Plan[Arranged]:
+    """Inside a transaction, let each of these groups have one document if it has sources, else none.
+
+    A document that is made here has all its values, so that its formulas can be computed.
+    """
+    group = entry.group
+    assert group is not None
+    found = yield from find(entry.collection, entry.at_any(keys), sort=[("_id", 1)])
+    yield from ledger.note_before(entry, [each["_id"] for each in found])
+    values = yield from recompute([group], keys, server.version)
+    wanted = {freeze(key): key for key in keys if values[freeze(key)][group.path]}
+    present: set[Any] = set()
+    gone: list[Raw] = []
+    for each in found:
+        frozen = freeze(entry.key_of(each))
+        if frozen not in wanted or frozen in present:
+            gone.append(each)
+        present.add(frozen)
+    missing = [key for frozen, key in wanted.items() if frozen not in present]
+    made: list[Any] = []
+    if gone:
+        yield from delete_many(entry.collection, {"_id": {"$in": [each["_id"] for each in gone]}})
+        for each in gone:
+            ledger.add(Change(entry.collection, each["_id"], each, None))
+    if missing:
+        every = yield from recompute(entry.gathers, missing, server.version)
+        operations = []
+        for key in missing:
+            sets = {path: {"$literal": value} for path, value in every[freeze(key)].items()}
+            operations.append(UpdateOne(entry.at(key), update_pipeline(entry, sets, {}), upsert=True))
+        result = yield from bulk_write(entry.collection, operations, ordered=False)
+        made = list((result.upserted_ids or {}).values())
+    return Arranged(made, [entry.key_of(each) for each in gone])
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """The ids of documents that were made, and the keys of those that were removed."""
+
+    made: list[Any]
+    removed: list[Any]
+
+
+def examine_groups(server: Capabilities, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Finding]]:
+    """Groups without a document, and documents beyond the first of their group."""
+    group = entry.group
+    assert group is not None
+    values = yield from recompute([group], keys, server.version)
+    documents = yield from find(
+        entry.collection, entry.at_any(keys), entry.key_projection(), sort=[("_id", 1)]
+    )
+    by_key: dict[Any, list[Any]] = {}
+    for each in documents:
+        by_key.setdefault(freeze(entry.key_of(each)), []).append(each["_id"])
+    findings = []
+    for key in keys:
+        name, path, shown = entry.model.__name__, ", ".join(group.key.targets), described(entry, key)
+        there = by_key.get(freeze(key), [])
+        if not there and values[freeze(key)][group.path]:
+            identity = key[0] if group.key.identity else tuple(key)
+            findings.append(Finding(group.pattern, name, identity, path, None, shown))
+        # Those without sources are found when each document is looked at.
+        findings.extend(Finding(group.pattern, name, each, path, shown, None) for each in there[1:])
+    return findings
+
+
+def orphan(entry: Entry[Any], document: Raw) -> Finding:
+    """The document of a group that has no sources."""
+    group = entry.group
+    assert group is not None
+    path, shown = ", ".join(group.key.targets), described(entry, entry.key_of(document))
+    return Finding(group.pattern, entry.model.__name__, document["_id"], path, shown, None)
+
+
+def keys_found(entry: Entry[Any], findings: Sequence[Finding]) -> Plan[list[Any]]:
+    """The groups that findings are about."""
+    group = entry.group
+    assert group is not None
+    keys: dict[Any, Any] = {}
+    ids = []
+    about_groups = ", ".join(group.key.targets)
+    for finding in findings:
+        shown = finding.expected if finding.stored is None else finding.stored
+        if finding.path == about_groups:
+            keys[freeze(list(shown.values()))] = list(shown.values())
+        else:
+            ids.append(finding.document_id)
+    documents = yield from find(entry.collection, {"_id": {"$in": ids}}, entry.key_projection())
+    keys.update({freeze(entry.key_of(each)): entry.key_of(each) for each in documents})
+    return list(keys.values())

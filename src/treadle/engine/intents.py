@@ -1,0 +1,194 @@
+"""Work that is still owed, written down before it can be forgotten.
+
+An intent says which documents may be out of step. Doing it is recomputation
+from the sources, so doing it twice is harmless, and `recover` does whatever a
+crash left behind. There are two kinds:
+
+- a *fan-out*: a source changed that has too many copies for one transaction.
+  The intent is committed with the change; the copies follow in chunks, each a
+  transaction that really writes the source, so that no older value can be
+  written over a newer one.
+- a *write* on a server without transactions, see `standalone.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import BulkWriteError, OperationFailure
+
+from treadle.engine.ledger import Ledger
+from treadle.engine.react import UNBOUNDED, FanOut, copy_to, feeds_beyond, react
+from treadle.graph.pattern import REVISION
+from treadle.plan import (
+    Plan,
+    Raw,
+    delete_one,
+    find,
+    find_one_and_update,
+    transact,
+    update_one,
+)
+from treadle.plan.capabilities import Capabilities
+
+if TYPE_CHECKING:
+    from treadle.graph.graph import Graph
+
+COLLECTION = "treadle.intents"
+SET_ASIDE = "treadle.set_aside"
+CHUNK = 2000
+# Errors of one document that would stop all the others: too large, or refused by the validator.
+POISON = frozenset({10334, 17419, 17420, 121})
+# What an execution may also fail of: a time limit, a conflict, an interruption, a full disk, a shutdown.
+PASSING = frozenset({50, 91, 112, 189, 262, 290, 11600, 11601, 11602, 14031})
+
+log = logging.getLogger("treadle")
+
+
+def is_poison(error: BaseException) -> bool:
+    """Whether an error is about a single document rather than about the whole."""
+    return isinstance(error, OperationFailure) and error.code in POISON
+
+
+def is_about_one_document(error: OperationFailure) -> bool:
+    """Whether a document stands in the way: poison, or an expression that fails on it."""
+    if isinstance(error, BulkWriteError):
+        refusals = (error.details or {}).get("writeErrors", [])
+        return any(
+            each.get("code") in POISON or "PlanExecutor error" in str(each.get("errmsg")) for each in refusals
+        )
+    fails = "PlanExecutor error" in str(error) and error.code not in PASSING
+    return error.code in POISON or (fails and not error.has_error_label("TransientTransactionError"))
+
+
+# -- fan-outs ---------------------------------------------------------------------------
+
+
+def _fan_out_id(fan_out: FanOut) -> Raw:
+    return {"kind": "fan-out", "rule": fan_out.rule.place.label, "key": fan_out.source_id}
+
+
+def record(later: Sequence[FanOut], owner: str) -> Plan[list[Raw]]:
+    """Write the intents of fan-outs, in the transaction that makes them necessary."""
+    intents = []
+    for fan_out in later:
+        # A second change of the same source starts the copying again.
+        intent = yield from find_one_and_update(
+            COLLECTION,
+            {"_id": _fan_out_id(fan_out)},
+            {"$inc": {"n": 1}, "$set": {"after": None, "owner": owner}, "$currentDate": {"at": True}},
+            upsert=True,
+        )
+        assert intent is not None
+        intents.append(intent)
+    return intents
+
+
+def finish(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) -> Plan[None]:
+    """Make the copies of one source, chunk by chunk, and let the intent go."""
+    last = intent.get("after")
+    while True:
+        upper = yield from _end_of_chunk(fan_out, last)
+        within: Raw = {}
+        if last is not None:
+            within["$gt"] = last
+        if upper is not None:
+            within["$lte"] = upper
+        yield from _copy_chunk(graph, server, fan_out, {"_id": within} if within else {}, upper, intent["n"])
+        if upper is None:
+            break
+        last = upper
+    yield from delete_one(COLLECTION, {"_id": _fan_out_id(fan_out), "n": intent["n"]})
+
+
+def _end_of_chunk(fan_out: FanOut, last: Any) -> Plan[Any]:
+    """The id of the last document of the next chunk; None if the rest is less than a chunk."""
+    target = fan_out.rule.target
+    condition: Raw = {fan_out.rule.reference_path: {"$eq": fan_out.source_id}, **target.scope}
+    if last is not None:
+        condition["_id"] = {"$gt": last}
+    if target.identity_shape.kind != "scalar":
+        # Ids of several types cannot be cut into ranges.
+        return None
+    found = yield from find(
+        target.collection, condition, {"_id": 1}, sort=[("_id", 1)], skip=CHUNK - 1, limit=1
+    )
+    return found[0]["_id"] if found else None
+
+
+def _copy_chunk(
+    graph: Graph, server: Capabilities, fan_out: FanOut, within: Raw, upper: Any, number: int
+) -> Plan[None]:
+    """Copy to some targets; a document that cannot take the copy is set aside."""
+    rule = fan_out.rule
+
+    def attempt() -> Plan[None]:
+        source = yield from find_one_and_update(
+            rule.source.collection, rule.source.one(fan_out.source_id), {"$inc": {REVISION: 1}}
+        )
+        if source is None:
+            return
+        ledger = Ledger()
+        followed = feeds_beyond(rule.target, rule.level)
+        yield from copy_to(rule, fan_out.source_id, source, within, followed, ledger)
+        yield from react(graph, server, ledger, copies_max=UNBOUNDED)
+        if upper is not None:
+            yield from update_one(
+                COLLECTION, {"_id": _fan_out_id(fan_out), "n": number}, {"$set": {"after": upper}}
+            )
+
+    try:
+        yield from transact(attempt)
+    except OperationFailure as error:
+        if not is_poison(error):
+            raise
+        yield from _copy_around_poison(graph, server, fan_out, within, number, error)
+
+
+def _copy_around_poison(
+    graph: Graph, server: Capabilities, fan_out: FanOut, within: Raw, number: int, error: OperationFailure
+) -> Plan[None]:
+    """Halve a chunk until the document that stops it stands alone."""
+    rule = fan_out.rule
+    condition = {**within, rule.reference_path: {"$eq": fan_out.source_id}, **rule.target.scope}
+    found = yield from find(rule.target.collection, condition, {"_id": 1})
+    keys = [each["_id"] for each in found]
+    if len(keys) == 1:
+        yield from set_aside(rule.place.label, rule.target.collection, keys[0], error)
+        return
+    middle = len(keys) // 2
+    for half in (keys[:middle], keys[middle:]):
+        if half:
+            yield from _copy_chunk(graph, server, fan_out, {"_id": {"$in": half}}, None, number)
+
+
+def set_aside(label: str, collection: str, key: Any, error: Exception) -> Plan[None]:
+    """Note a document that could not be brought up to date, and go on; it is told once."""
+    details = (error.details or {}) if isinstance(error, OperationFailure) else {}
+    reason = details.get("errmsg") or error.args[0]
+    result = yield from update_one(
+        SET_ASIDE,
+        {"_id": {"rule": label, "collection": collection, "key": key}},
+        {"$set": {"reason": str(reason)[:500]}, "$currentDate": {"at": True}},
+        upsert=True,
+    )
+    if not result.matched_count:
+        log.warning("%s: %s %r was set aside: %s", label, collection, key, str(reason)[:200])
+
+
+# -- recovery -------------------------------------------------------------------------------
+
+
+def recover(graph: Graph, server: Capabilities) -> Plan[int]:
+    """Finish the fan-outs that are still owed; how many there were."""
+    done = 0
+    rules = {rule.place.label: rule for entry in graph.entries.values() for rule in entry.references}
+    for intent in (yield from find(COLLECTION, {"_id.kind": "fan-out"})):
+        # A rule that is not known here is another application's, which will see to it.
+        rule = rules.get(intent["_id"]["rule"])
+        if rule is not None:
+            yield from finish(graph, server, FanOut(rule, intent["_id"]["key"]), intent)
+            done += 1
+    return done

@@ -1,0 +1,243 @@
+"""Documents of older versions where they are met: read as the current version, brought up before an update.
+
+A reader always gets the current version. With `migrate_on_read="store"` what
+it got is stored as well, unless the document changed meanwhile; a reader
+never fails because that could not be done.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pymongo.errors import ExecutionTimeout, OperationFailure, PyMongoError
+
+from treadle.engine.convert import Converted, convert, guarded_write, lineage_of, stops_others, store_alone
+from treadle.errors import DataError, UsageError
+from treadle.graph.gather import freeze
+from treadle.model.storable import ENCODING_ERRORS
+from treadle.patterns.schema_versioning.migration import in_one_reply
+from treadle.plan import Plan, Raw, aside, bulk_write, by_id, find, find_one, replace_one, wait
+from treadle.plan.capabilities import Capabilities
+
+if TYPE_CHECKING:
+    from treadle.graph.graph import Entry
+
+ATTEMPTS_MAX = 30
+PAUSE_SECONDS = 0.002
+LOOK_MAX_MILLISECONDS = 200
+CHUNK = 500
+
+log = logging.getLogger("treadle")
+
+
+class OldDocuments(UserWarning):
+    """A query may miss documents that are stored in an older version."""
+
+
+def present(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
+    """Stored documents as the current version has them; stored back where the model says so."""
+    stale = [number for number, raw in enumerate(raws) if is_stale(entry, raw)]
+    if not stale:
+        return list(raws)
+    shown = list(raws)
+    outcomes = yield from convert(entry, [raws[number] for number in stale])
+    back: list[Converted] = []
+    for number, outcome in zip(stale, outcomes, strict=True):
+        if isinstance(outcome, DataError):
+            raise outcome
+        shown[number] = outcome.after
+        lineage = outcome.lineage
+        if lineage.stores_back and lineage.written == lineage.current:
+            back.append(outcome)
+    if back:
+        yield from aside(lambda: _store_back(entry, back))
+    return shown
+
+
+def in_memory(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
+    """The same, with nothing stored back."""
+    outcomes = yield from convert(entry, raws)
+    shown = []
+    for outcome in outcomes:
+        if isinstance(outcome, DataError):
+            raise outcome
+        shown.append(outcome.after)
+    return shown
+
+
+def is_stale(entry: Entry[Any], raw: Raw) -> bool:
+    lineage = lineage_of(entry, raw)
+    return lineage is not None and lineage.is_stale(raw)
+
+
+def _store_back(entry: Entry[Any], converted: Sequence[Converted]) -> Plan[None]:
+    writes = [write for each in converted if (write := guarded_write(each)) is not None]
+    if not writes or not entry.root.plain:
+        # Where others follow, only the background migration may write: it takes them along.
+        return
+    try:
+        yield from bulk_write(entry.collection, writes, ordered=False)
+    except (PyMongoError, *ENCODING_ERRORS) as error:
+        # The reader has what it asked for; the document is brought up another time. What the server
+        # says may quote the document, and has no place in a log.
+        told = f"{type(error).__name__}, code {getattr(error, 'code', None)}"
+        log.warning("%s: could not store migrated documents back (%s)", entry.model.__name__, told)
+
+
+def attend(entry: Entry[Any], raws: Sequence[Raw], filter: Any) -> Plan[list[Raw]]:
+    """What `find` does to each page of documents before they are read."""
+    yield from warn_once(entry, filter)
+    return (yield from present(entry, raws))
+
+
+# -- updates ------------------------------------------------------------------------------------
+
+
+def bring_up(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[int]:
+    """Store the documents that match in the current version, because an update speaks of that one."""
+    done = idle = 0
+    while idle < ATTEMPTS_MAX:
+        older = _other_versions(entry)
+        most = in_one_reply(limit or CHUNK)
+        found = yield from find(entry.collection, {"$and": [condition, older]}, **most)
+        if not found:
+            return done
+        brought = yield from _bring_up(entry, found)
+        done += brought
+        if limit and done:
+            return done
+        idle = 0 if brought else idle + 1
+        if idle > 1:
+            yield from wait(PAUSE_SECONDS * idle)
+    raise contended(entry)
+
+
+def bring_up_but(entry: Entry[Any], condition: Raw) -> Plan[list[Raw]]:
+    """The same for all but the documents that cannot be converted; these."""
+    found = yield from find(entry.collection, {"$and": [condition, _other_versions(entry)]})
+    outcomes = yield from convert(entry, found)
+    bad = [raw for raw, each in zip(found, outcomes, strict=True) if isinstance(each, DataError)]
+    others: Raw = {"_id": {"$nin": [raw["_id"] for raw in bad]}}
+    yield from bring_up(entry, {"$and": [condition, others]} if bad else condition)
+    return bad
+
+
+def contended(entry: Entry[Any]) -> DataError:
+    return DataError(
+        f"documents of {entry.model.__name__} kept being written in other versions while they were to be "
+        "updated; try again when fewer writers are at it",
+        code="write-contended",
+    )
+
+
+def _other_versions(entry: Entry[Any]) -> Raw:
+    """The condition that a document is not of its class's current version."""
+    members = [entry, *entry.below] if entry.family is not None else [entry]
+    conditions = []
+    for each in members:
+        if each.lineage is not None:
+            conditions.append({**each.exactly, each.lineage.field: each.lineage.unlike})
+    return conditions[0] if len(conditions) == 1 else {"$or": conditions}
+
+
+def current_only(entry: Entry[Any]) -> Raw:
+    """The condition that a document is of its class's current version."""
+    members = [entry, *entry.below] if entry.family is not None else [entry]
+    versions = {each.lineage.current if each.lineage else None for each in members}
+    lineage = next((each.lineage for each in members if each.lineage is not None), None)
+    if lineage is None:
+        return {}
+    if len(versions) == 1:
+        return {lineage.field: lineage.alike}
+    return {
+        "$or": [
+            {**each.exactly, **({lineage.field: each.lineage.alike} if each.lineage else {})}
+            for each in members
+        ]
+    }
+
+
+def _bring_up(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[int]:
+    converted = []
+    for outcome in (yield from convert(entry, raws)):
+        if isinstance(outcome, DataError):
+            raise outcome
+        converted.append(outcome)
+    writes = [write for each in converted if (write := guarded_write(each)) is not None]
+    if not writes:
+        return 0
+    try:
+        return (yield from bulk_write(entry.collection, writes, ordered=False)).matched_count
+    except (OperationFailure, *ENCODING_ERRORS) as error:
+        if not stops_others(error):
+            raise
+    done = 0
+    for each in converted:
+        done += yield from store_alone(entry, each)
+    return done
+
+
+def raised(entry: Entry[Any], befores: Sequence[Raw]) -> Plan[list[Raw]]:
+    """The same inside a transaction, for documents that were just read; the documents after."""
+    stale = [raw for raw in befores if is_stale(entry, raw)]
+    if not stale:
+        return list(befores)
+    yield from _bring_up(entry, stale)
+    found = yield from find(entry.collection, {"_id": {"$in": [raw["_id"] for raw in stale]}})
+    by_key = {freeze(raw["_id"]): raw for raw in found}
+    shown = [by_key.get(freeze(raw["_id"]), raw) for raw in befores]
+    if any(is_stale(entry, raw) for raw in shown):
+        raise contended(entry)
+    return shown
+
+
+def lowered(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[None]:
+    """Store documents, just updated in the current version, in the one that this Store writes."""
+    for raw in raws:
+        lineage = lineage_of(entry, raw)
+        if lineage is not None and lineage.written < lineage.current:
+            yield from replace_one(entry.collection, by_id(raw["_id"]), lineage.lower(dict(raw)))
+
+
+def check_lowering(entry: Entry[Any], server: Capabilities) -> None:
+    """Refuse what would show others a version that this Store promised not to write."""
+    if not server.transactions:
+        raise UsageError(
+            f"this Store writes {entry.model.__name__} in an older version (write_versions=), and an update "
+            "then takes a transaction, which a standalone server does not have; replace the document instead",
+            code="write-version-update",
+        )
+
+
+# -- the warning ----------------------------------------------------------------------------------
+
+
+def warn_once(entry: Entry[Any], filter: Any) -> Plan[None]:
+    """Say once per Store that a filter on fields may miss documents of older versions."""
+    if entry.warned or entry.lineage is None or not filter or set(filter) <= {"_id"}:
+        return
+    entry.warned = True
+    if entry.lineage.current == 1:
+        return
+    older = {"$and": [dict(entry.scope), {entry.lineage.field: {"$not": {"$gte": entry.lineage.current}}}]}
+    yield from aside(lambda: _look_for(entry, older))
+
+
+def _look_for(entry: Entry[Any], older: Raw) -> Plan[None]:
+    assert entry.lineage is not None
+    try:
+        found = yield from find_one(entry.collection, older, {"_id": 1}, max_time_ms=LOOK_MAX_MILLISECONDS)
+    except (ExecutionTimeout, OperationFailure):
+        # A large collection without any, most likely; not worth a reader's time.
+        return
+    if found is not None:
+        warnings.warn(
+            f"{entry.collection} holds {entry.model.__name__} documents of versions before "
+            f"{entry.lineage.current}; a filter on a field that a migration renamed does not find them: run "
+            "migrate, or name the old field as well",
+            OldDocuments,
+            stacklevel=2,
+        )

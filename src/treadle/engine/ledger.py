@@ -1,0 +1,139 @@
+"""What one transaction has changed so far, per document: first before, last after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import bson
+
+from treadle.graph.change import Change
+from treadle.graph.gather import GatherRule, contribution_stages
+from treadle.model.bson_types import CODEC_OPTIONS
+from treadle.plan import Plan, Raw, aggregate
+from treadle.query.keys import KEY, freeze
+
+if TYPE_CHECKING:
+    from treadle.graph.graph import Entry
+
+# By rule and frozen id of the source: (key of the target, value).
+Contributions: TypeAlias = dict[GatherRule, dict[Any, list[tuple[Any, Any]]]]
+
+
+class Ledger:
+    """The net changes of a transaction, and what their befores contributed."""
+
+    # Whether all that is done under it happens together or not at all.
+    transactional = True
+
+    def __init__(self) -> None:
+        self._changes: dict[str, dict[Any, Change]] = {}
+        self._evaluated: Contributions = {}
+
+    def add(self, change: Change) -> None:
+        """Note a change; several of one document become one."""
+        of_collection = self._changes.setdefault(change.collection, {})
+        key = freeze(change.id)
+        earlier = of_collection.get(key)
+        if earlier is not None:
+            change = Change(change.collection, change.id, earlier.before, change.after, earlier.fresh)
+        of_collection[key] = change
+
+    def of(self, collection: str) -> list[Change]:
+        """The net changes of a collection."""
+        return list(self._changes.get(collection, {}).values())
+
+    def note_before(self, entry: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
+        """Let the server say what these sources contribute before they are written.
+
+        Only where a rule has a condition or an expression, which nobody but
+        the server evaluates in just the way the server does.
+        """
+        rules = [rule for rule in entry.feeds_gathers if rule.server_side]
+        if not rules:
+            return
+        seen = self._evaluated.setdefault(rules[0], {})
+        new = [identity for identity in ids if freeze(identity) not in seen]
+        for rule, found in (yield from evaluate(rules, new)).items():
+            self._evaluated.setdefault(rule, {}).update(found)
+
+    def note_new(self, entry: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
+        """Called before documents are inserted; in a transaction there is nothing to do."""
+        return
+        yield  # pragma: no cover
+
+    def before(self, rule: GatherRule, change: Change) -> list[tuple[Any, Any]]:
+        """What a changed source contributed before."""
+        if change.before is None:
+            return []
+        if rule.server_side:
+            return self._evaluated.get(rule, {}).get(freeze(change.id), [])
+        return rule.contributions(change.before)
+
+    def evaluate_after(self, rules: Sequence[GatherRule], changes: Iterable[Change]) -> Plan[Contributions]:
+        """What the server says that changed sources contribute now, by rule and source."""
+        present = [change.id for change in changes if change.after is not None]
+        return (yield from evaluate(rules, present))
+
+
+def evaluate(rules: Sequence[GatherRule], ids: Sequence[Any]) -> Plan[Contributions]:
+    """The contributions of these sources, as the server sees them."""
+    found: Contributions = {rule: {freeze(identity): [] for identity in ids} for rule in rules}
+    if not ids:
+        return found
+    together: dict[Any, list[GatherRule]] = {}
+    for rule in rules:
+        together.setdefault(_signature(rule), []).append(rule)
+    for alike in together.values():
+        rows: list[Raw] = yield from aggregate(
+            alike[0].source.collection,
+            [
+                {"$match": {"_id": {"$in": list(ids)}}},
+                *contribution_stages(alike[0], None),
+                {"$project": {KEY: 1, **_projection(alike)}},
+            ],
+        )
+        for row in rows:
+            if row.get(KEY) is None:
+                continue
+            for number, rule in enumerate(alike):
+                part = row if len(alike) == 1 else {"value": row.get(f"value{number}")}
+                found[rule][freeze(row["_id"])].append((row[KEY], rule.evaluated(part)))
+    return found
+
+
+def keys_now(rules: Sequence[GatherRule], documents: Sequence[Raw]) -> Plan[dict[GatherRule, list[Any]]]:
+    """The targets that these sources name or belong to, whether or not they count there."""
+    found: dict[GatherRule, list[Any]] = {}
+    told: dict[Any, list[Any]] = {}
+    for rule in rules:
+        if rule.key.local:
+            found[rule] = [key for document in documents for key, _ in rule.contributions(document)]
+            continue
+        signature = (rule.source.collection, rule.key.signature)
+        if signature not in told:
+            ids = [document["_id"] for document in documents]
+            rows = yield from aggregate(
+                rule.source.collection,
+                [{"$match": {"_id": {"$in": ids}}}, *rule.key.stages(None, False), {"$project": {KEY: 1}}],
+            )
+            told[signature] = [row[KEY] for row in rows]
+        found[rule] = told[signature]
+    return found
+
+
+def _signature(rule: GatherRule) -> Any:
+    """Rules that agree in this can be evaluated by one command."""
+    where = bson.encode(rule.where, codec_options=CODEC_OPTIONS)
+    alone = None if set(rule.evaluation()) <= {"value"} else rule
+    return rule.source.collection, rule.key.signature, where, rule.per_element, alone
+
+
+def _projection(rules: Sequence[GatherRule]) -> Raw:
+    if len(rules) == 1:
+        return rules[0].evaluation()
+    return {
+        f"value{number}": rule.evaluation()["value"]
+        for number, rule in enumerate(rules)
+        if "value" in rule.evaluation()
+    }

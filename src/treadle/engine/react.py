@@ -1,0 +1,328 @@
+"""What changed sources do to their targets, inside the transaction that changed them.
+
+Level by level: first the rules that are fed by callers' fields only, then
+those that are fed by these. At each level all rules of one target become one
+update of it, which ends with the target's formulas.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pymongo import UpdateOne
+
+from treadle.engine.fill import fill_references
+from treadle.engine.guards import guard
+from treadle.engine.ledger import Ledger
+from treadle.engine.pipelines import BUMP as BUMP
+from treadle.engine.pipelines import formula_stages as formula_stages
+from treadle.engine.pipelines import stamps_of as stamps_of
+from treadle.engine.pipelines import update_pipeline as update_pipeline
+from treadle.engine.recompute import recompute
+from treadle.graph.change import Change
+from treadle.graph.gather import RECOMPUTE, GatherRule
+from treadle.patterns.extended_reference import ReferenceRule
+from treadle.plan import Plan, Raw, bulk_write, by_id, delete_many, find, update_many, update_one
+from treadle.plan.capabilities import Capabilities
+from treadle.query.keys import freeze
+from treadle.query.paths import outermost
+
+if TYPE_CHECKING:
+    from treadle.graph.graph import Entry, Graph
+
+# Copies beyond this many are made after the transaction, in chunks, under an intent.
+FAN_OUT_MAX = 2000
+# Fewer where each copy feeds others in turn.
+CHAINED_FAN_OUT_MAX = 100
+# Inside a caller's own transaction nothing can be left for later.
+UNBOUNDED = 2**31
+# Documents beyond this many are read in several commands.
+READ_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class FanOut:
+    """Copies that are still to be made of one source document."""
+
+    rule: ReferenceRule
+    source_id: Any
+
+
+@dataclass(slots=True)
+class _Effect:
+    """What the changes do to one target, per rule."""
+
+    key: Any
+    removed: dict[GatherRule, list[Any]] = field(default_factory=dict)
+    added: dict[GatherRule, list[Any]] = field(default_factory=dict)
+
+
+def react(
+    graph: Graph, server: Capabilities, ledger: Ledger, *, copies_max: int | None = None
+) -> Plan[list[FanOut]]:
+    """Bring every target up to date; the fan-outs that are too large for here."""
+    later: list[FanOut] = []
+    for stage in graph.stages:
+        effects: dict[Entry[Any], dict[Any, _Effect]] = {}
+        for entry, gathers in stage.gathers:
+            changes = ledger.of(entry.collection)
+            if changes:
+                asked = [gather for gather in gathers if gather.server_side]
+                told = (yield from ledger.evaluate_after(asked, changes)) if asked else {}
+                for gather in gathers:
+                    of_target = effects.setdefault(gather.target, {})
+                    _collect(gather, changes, ledger, told.get(gather), of_target)
+        for target, of_target in effects.items():
+            yield from _update_targets(target, of_target, stage.level, server, ledger)
+        for reference in stage.references:
+            for change in ledger.of(reference.source.collection):
+                later.extend((yield from _copy(reference, change, ledger, copies_max)))
+    return later
+
+
+def _collect(
+    rule: GatherRule,
+    changes: Sequence[Change],
+    ledger: Ledger,
+    evaluated: dict[Any, list[tuple[Any, Any]]] | None,
+    effects: dict[Any, _Effect],
+) -> None:
+    """Note per target what the changes take from it and give to it."""
+    for change in changes:
+        old = ledger.before(rule, change)
+        new = rule.contributions(change.after) if evaluated is None else evaluated.get(freeze(change.id), [])
+        if old == new and _types(old) == _types(new):
+            continue
+        for key, value in old:
+            effect = effects.setdefault(freeze(key), _Effect(key))
+            effect.removed.setdefault(rule, []).append(value)
+        for key, value in new:
+            effect = effects.setdefault(freeze(key), _Effect(key))
+            effect.added.setdefault(rule, []).append(value)
+
+
+def _types(contributions: Sequence[tuple[Any, Any]]) -> list[type]:
+    # In Python True equals 1; a sum on the server does not count it.
+    return [type(value) for _, value in contributions]
+
+
+def _update_targets(
+    target: Entry[Any], effects: dict[Any, _Effect], level: int, server: Capabilities, ledger: Ledger
+) -> Plan[None]:
+    """One update per target, all its rules in it."""
+    sets: dict[Any, tuple[dict[str, Any], dict[str, Any]]] = {}
+    anew: dict[GatherRule, list[Any]] = {}
+    # A target that this very transaction inserted may have counted the same sources then.
+    new: set[Any] = set()
+    if target.group is None:
+        new = {freeze(change.id) for change in ledger.of(target.collection) if change.before is None}
+    for frozen, effect in effects.items():
+        first: dict[str, Any] = {}
+        second: dict[str, Any] = {}
+        touched = False
+        for rule in {**effect.removed, **effect.added}:
+            removed, added = effect.removed.get(rule, []), effect.added.get(rule, [])
+            difference = RECOMPUTE if frozen in new else rule.difference(removed, added, server.version)
+            if difference is None:
+                continue
+            touched = True
+            if difference is RECOMPUTE:
+                anew.setdefault(rule, []).append(effect.key)
+            else:
+                parts, following = rule.apply(difference)
+                first.update(parts)
+                second.update(following)
+        if touched:
+            sets[frozen] = (first, second)
+    if not sets:
+        return
+    for rules, keys in _together(anew):
+        for frozen, values in (yield from recompute(rules, keys, server.version)).items():
+            sets[frozen][0].update({path: {"$literal": value} for path, value in values.items()})
+    keys = [effects[frozen].key for frozen in sets]
+    stamps = {
+        stamp: "$$NOW" for rule in target.inline_gathers for stamp in rule.stamps() if rule.level == level
+    }
+    updates = {
+        frozen: update_pipeline(target, {**first, **stamps}, second)
+        for frozen, (first, second) in sets.items()
+    }
+    followed = feeds_beyond(target, level)
+    before = (yield from read(target, keys)) if followed else {}
+    if followed:
+        yield from ledger.note_before(target, [each["_id"] for each in before.values()])
+    if target.group is not None:
+        yield from _update_groups(target, effects, updates, level)
+    else:
+        matched = yield from update_each(target, list(zip(keys, updates.values(), strict=True)))
+        if matched < len(updates):
+            # Some targets do not exist (yet); whoever inserts one must meet this transaction.
+            yield from guard(target.collection, keys)
+    if followed:
+        yield from note_after(target, before, ledger, keys if target.group is not None else None)
+
+
+def _update_groups(
+    target: Entry[Any], effects: dict[Any, _Effect], updates: dict[Any, list[Raw]], level: int
+) -> Plan[None]:
+    """Update the documents of groups: make those whose first source came, remove those whose last went."""
+    group = target.group
+    assert group is not None
+    operations = []
+    shrinking = []
+    blank: Raw = {"$set": group.blank()}
+    for frozen, pipeline in updates.items():
+        effect = effects[frozen]
+        gone, come = len(effect.removed.get(group, ())), len(effect.added.get(group, ()))
+        makes = level == group.level and come > 0
+        if gone > come:
+            shrinking.append(effect.key)
+        operations.append(
+            UpdateOne(target.at(effect.key), [blank, *pipeline] if makes else pipeline, upsert=makes)
+        )
+    made = yield from _upsert(target.collection, operations)
+    if made and target.references:
+        yield from fill_new(target, made)
+    if shrinking:
+        yield from delete_many(
+            target.collection, {"$and": [target.at_any(shrinking), {group.path: {"$lte": 0}}]}
+        )
+
+
+def _upsert(collection: str, operations: Sequence[UpdateOne]) -> Plan[list[Any]]:
+    """Perform updates that may make documents; the ids of those made."""
+    if len(operations) == 1:
+        # The driver's bulk machinery costs as much as a whole update.
+        (one,) = operations
+        single = yield from update_one(collection, one._filter, one._doc, upsert=bool(one._upsert))
+        return [] if single.upserted_id is None else [single.upserted_id]
+    result = yield from bulk_write(collection, operations, ordered=False)
+    return list((result.upserted_ids or {}).values())
+
+
+def fill_new(target: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
+    """Fill the cards of documents that were just made."""
+    made = yield from find(target.collection, {"_id": {"$in": list(ids)}})
+    pairs: list[tuple[Raw | None, Raw]] = [(None, copy.deepcopy(each)) for each in made]
+    yield from fill_references(target, pairs, lenient=True)
+    operations = []
+    for old, (_, new) in zip(made, pairs, strict=True):
+        sets = {name: {"$literal": value} for name, value in new.items() if old.get(name) != value}
+        if sets:
+            operations.append(UpdateOne(by_id(old["_id"]), update_pipeline(target, sets, {})))
+    if operations:
+        yield from bulk_write(target.collection, operations, ordered=False)
+
+
+def update_each(target: Entry[Any], updates: Sequence[tuple[Any, list[Raw]]]) -> Plan[int]:
+    """Update documents, each in its own way, in one command; how many there were."""
+    if len(updates) == 1:
+        # The driver's bulk machinery costs as much as a whole update.
+        key, pipeline = updates[0]
+        return (yield from update_one(target.collection, target.one(key), pipeline)).matched_count
+    operations = [UpdateOne(target.one(key), pipeline) for key, pipeline in updates]
+    return (yield from bulk_write(target.collection, operations, ordered=False)).matched_count
+
+
+def _together(anew: dict[GatherRule, list[Any]]) -> list[tuple[list[GatherRule], list[Any]]]:
+    """Rules that are to be recomputed for the same targets, side by side."""
+    groups: dict[tuple[Any, ...], tuple[list[GatherRule], list[Any]]] = {}
+    for rule, keys in anew.items():
+        groups.setdefault(tuple(freeze(key) for key in keys), ([], keys))[0].append(rule)
+    return list(groups.values())
+
+
+def feeds_beyond(target: Entry[Any], level: int) -> bool:
+    """Whether anything is fed by what this level maintains in the target."""
+    return any(rule.level > level for rule in target.feeds)
+
+
+def read(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
+    """Documents by frozen key, with what others are fed by."""
+    projection = None
+    if entry.watched is not None:
+        own = entry.group.key.targets if entry.group is not None else []
+        projection = dict.fromkeys(outermost([*entry.watched, *own, "_id"]), 1)
+    found: list[Raw] = []
+    for start in range(0, len(keys), READ_MAX):
+        chunk = keys[start : start + READ_MAX]
+        found.extend((yield from find(entry.collection, entry.at_any(chunk), projection)))
+    return {freeze(entry.key_of(each)): each for each in found}
+
+
+def note_after(
+    entry: Entry[Any], before: dict[Any, Raw], ledger: Ledger, keys: Sequence[Any] | None = None
+) -> Plan[None]:
+    """Read the documents again and note their changes; with `keys`, also those that came or went."""
+    changed: list[tuple[Raw | None, Raw | None]]
+    if keys is None:
+        keys = [entry.key_of(each) for each in before.values()]
+        after = yield from read(entry, keys)
+        changed = [(old, after[frozen]) for frozen, old in before.items() if frozen in after]
+    else:
+        after = yield from read(entry, keys)
+        changed = [(before.get(frozen), after.get(frozen)) for frozen in {**before, **after}]
+    for old, new in changed:
+        ledger.add(Change(entry.collection, (old or new or {})["_id"], old, new))
+
+
+def _copy(rule: ReferenceRule, change: Change, ledger: Ledger, copies_max: int | None) -> Plan[list[FanOut]]:
+    """Copy one changed source to the targets that refer to it."""
+    # A document that was of another kind is a new one to those who refer to this kind.
+    before = None if change.before and not rule.source.holds(change.before) else change.before
+    if (
+        change.after is None
+        or not rule.source.holds(change.after)
+        or change.fresh
+        or not rule.synced
+        or not rule.changed(before, change.after)
+    ):
+        return []
+    if before is None:
+        yield from guard(rule.source.collection, [change.id])
+    followed = feeds_beyond(rule.target, rule.level)
+    most = copies_max
+    if most is None:
+        most = CHAINED_FAN_OUT_MAX if followed else FAN_OUT_MAX
+    if most != UNBOUNDED:
+        referring = {rule.reference_path: {"$eq": change.id}, **rule.target.scope}
+        beyond = yield from find(rule.target.collection, referring, {"_id": 1}, skip=most, limit=1)
+        if beyond:
+            return [FanOut(rule, change.id)]
+    yield from copy_to(rule, change.id, change.after, {}, followed, ledger)
+    return []
+
+
+def copy_to(
+    rule: ReferenceRule, source_id: Any, source: Raw, within: Raw, followed: bool, ledger: Ledger
+) -> Plan[None]:
+    """Bring the copies of a source up to date, within some targets."""
+    if not followed:
+        yield from update_copies(rule, source_id, source, within)
+        return
+    target = rule.target
+    referring = {**within, rule.reference_path: {"$eq": source_id}, **target.scope}
+    found = yield from find(target.collection, referring, target.key_projection())
+    ids = [each["_id"] for each in found]
+    if ids:
+        before = yield from read(target, [target.key_of(each) for each in found])
+        yield from ledger.note_before(target, ids)
+        yield from update_copies(rule, source_id, source, {"_id": {"$in": ids}})
+        yield from note_after(target, before, ledger)
+
+
+def update_copies(rule: ReferenceRule, source_id: Any, source: Raw, within: Raw) -> Plan[None]:
+    """The update of all copies of a source within some targets, formulas included."""
+    target = rule.target
+    condition = {**within, rule.reference_path: {"$eq": source_id}, **target.scope}
+    formulas = formula_stages(target)
+    update, filters = rule.sync_update(source_id, source, formulas)
+    if filters is None:
+        yield from update_many(target.collection, condition, update)
+        return
+    yield from update_many(target.collection, condition, update, array_filters=filters)
+    if formulas:
+        yield from update_many(target.collection, condition, formulas)

@@ -1,0 +1,1 @@
+"""The interface of patterns, and the models of a Store taken together."""

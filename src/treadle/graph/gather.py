@@ -1,0 +1,227 @@
+"""Values that a target gathers from the documents which name it.
+
+The parent of Computed and Subset. A source names its targets in the field
+`by`, or belongs to the group that a target stands for (`keys.py`). What one
+source gives to one target is a contribution. A change of a source is the
+difference of its contributions before and after; where a difference cannot be
+applied exactly, the group is recomputed from its sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from pymongo import IndexModel
+
+from treadle.errors import DeclarationError
+from treadle.graph.pattern import Maintain, Place, Rule
+from treadle.plan import Raw
+from treadle.query.keys import Key, ReferenceKey
+from treadle.query.keys import freeze as freeze
+from treadle.query.keys import may_be_id as may_be_id
+from treadle.query.paths import Path, filter_references, resolve, value_at, values_at
+from treadle.query.safety import clean
+
+if TYPE_CHECKING:
+    from treadle.graph.graph import Entry, Graph
+
+
+class _Recompute:
+    def __repr__(self) -> str:
+        return "RECOMPUTE"
+
+
+RECOMPUTE: Final = _Recompute()
+"""The answer of a rule that cannot apply a difference exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a gathered value comes from: the sources, how they find their targets, and which count."""
+
+    source: Entry[Any]
+    key: Key
+    where: Raw
+
+
+def origin(
+    place: Place, graph: Graph, source: Any, by: str | None, where: Mapping[str, Any] | None
+) -> Origin:
+    """What a declaration says about its sources; inside a rollup, what the rollup says."""
+    condition: Raw = clean(dict(where or {}))
+    group = place.entry.group
+    if group is not None:
+        if by is not None or (source is not None and graph.resolve(source, place.label) is not group.source):
+            raise DeclarationError(
+                f"{place.label} stands in a rollup, whose source is {group.source.model.__name__}; "
+                "leave out the source and by=",
+                code="rollup-source",
+            )
+        both = [each for each in (group.condition, condition) if each]
+        return Origin(group.source, group.key, {"$and": both} if len(both) > 1 else (both or [{}])[0])
+    if source is None:
+        raise DeclarationError(
+            f"{place.label} names no source; only inside a rollup is there one already", code="source-unknown"
+        )
+    entry = graph.resolve(source, place.label)
+    if by is None:
+        raise DeclarationError(
+            f"{place.label} needs by=, the field of {entry.model.__name__} that holds the id of "
+            f"its {place.entry.model.__name__}",
+            code="reference-field-missing",
+        )
+    path = resolve(entry.codec, by, place.label, "reference-field-missing")
+    graph.check_reference(path, place.entry, place.label)
+    return Origin(entry, ReferenceKey(path), condition)
+
+
+def maintenance_of(place: Place, declared: Any) -> tuple[Maintain, timedelta | None]:
+    """How a declaration is maintained; inside a rollup, as the rollup is."""
+    group = place.entry.group
+    if group is None:
+        return declared.maintain, declared.every
+    if declared.maintain not in ("write", group.maintain) or declared.every not in (None, group.every):
+        raise DeclarationError(
+            f"{place.label} has maintain={declared.maintain!r}, but a rollup is maintained as a whole; "
+            "say it in Rollup(…, maintain=…)",
+            code="pattern-keyword",
+        )
+    return group.maintain, group.every
+
+
+class GatherRule(Rule):
+    """A maintained field whose value follows from a source collection."""
+
+    def __init__(self, place: Place, origin: Origin) -> None:
+        super().__init__(place)
+        if place.in_array:
+            raise DeclarationError(
+                f"{place.label} stands inside an array; a value that is gathered from another "
+                "collection belongs to the document itself or to a nested model",
+                code="maintained-in-array",
+            )
+        self.source = origin.source
+        self.key = origin.key
+        # What the declaration itself asks of its sources.
+        self.condition = self.where = origin.where
+        if self.source.scope:
+            # Only documents of the source's own kinds; that much is known without asking the server.
+            self.where = {"$and": [self.source.scope, self.where]} if self.where else dict(self.source.scope)
+        # Values inside the array that holds the key belong to that one element.
+        self.per_element = False
+        self.segments = self.path.split(".")
+
+    @property
+    def by(self) -> Path:
+        """The field in which a source names its target."""
+        assert isinstance(self.key, ReferenceKey), f"{self.place.label} stands in a rollup"
+        return self.key.by
+
+    def watches(self) -> Mapping[str, set[str] | None]:
+        condition = filter_references(self.where)
+        own = self.value_paths()
+        watched = None if condition is None or own is None else set(self.key.paths) | condition | own
+        return {self.source.collection: watched}
+
+    def value_paths(self) -> set[str] | None:
+        """The source's stored paths that the value is made of."""
+        return set()
+
+    @property
+    def server_side(self) -> bool:
+        """Whether only the server can tell what a source contributes."""
+        return bool(self.condition) or not self.key.local
+
+    # -- contributions ----------------------------------------------------------
+
+    def contributions(self, raw: Raw | None) -> list[tuple[Any, Any]]:
+        """(target id, value) for each target that this source feeds."""
+        if raw is None or not self.source.holds(raw):
+            return []
+        key = self.key
+        depth = key.array_depth
+        if not depth:
+            one = key.one(raw)
+            return [] if one is None else [(one, self.value(raw))]
+        if self.per_element:
+            return self._element_contributions(raw, depth)
+        assert isinstance(key, ReferenceKey)
+        return [(each, self.value(raw)) for each in key.several(raw)]
+
+    def keys_of(self, raw: Raw) -> list[Any]:
+        """The targets that a source names, whatever its kind and whether or not it counts for them."""
+        if isinstance(self.key, ReferenceKey) and self.key.array_depth:
+            return self.key.several(raw)
+        one = self.key.one(raw)
+        return [] if one is None else [one]
+
+    def _element_contributions(self, raw: Raw, depth: int) -> list[tuple[Any, Any]]:
+        found = []
+        rest = [step.stored for step in self.by.steps[depth:]]
+        for element in values_at(raw, self.by.steps[:depth]):
+            key = value_at(element, rest)
+            if key is not None:
+                found.append((key, self.element_value(element, depth)))
+        return found
+
+    def value(self, raw: Raw) -> Any:
+        """What a source document contributes to each of its targets."""
+        return None
+
+    def element_value(self, element: Any, depth: int) -> Any:
+        """What one element of the source's array contributes."""
+        return None
+
+    # -- the target -----------------------------------------------------------------
+
+    def empty(self) -> dict[str, Any]:
+        """Stored path and value of each part, for a target that nothing feeds."""
+        return {self.path: None}
+
+    def difference(self, removed: Sequence[Any], added: Sequence[Any], version: tuple[int, ...]) -> Any:
+        """What to do to the target: None, RECOMPUTE, or something for `apply`."""
+        return RECOMPUTE
+
+    def apply(self, difference: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The pipeline's `$set`s: of the parts first, then of what follows from them."""
+        return {}, {}
+
+    def accumulators(self) -> dict[str, Any]:
+        """The `$group` accumulators that compute it, by a name of their own."""
+        return {}
+
+    def finish(self, group: Raw | None) -> dict[str, Any]:
+        """Stored path and value of each part, from what the group gave."""
+        return self.empty()
+
+    def finish_expressions(self, group: Mapping[str, str]) -> dict[str, Any]:
+        """The same as `finish`, for the server: `group` says by which path it finds an accumulator."""
+        return {}
+
+    def evaluation(self) -> dict[str, Any]:
+        """What to project so that `evaluated` can read a contribution off the result."""
+        return {}
+
+    def evaluated(self, row: Raw) -> Any:
+        """The value of a contribution that the server evaluated."""
+        return None
+
+    def index_keys(self) -> list[tuple[str, int]]:
+        return self.key.index_keys(windows_first=self.maintain == "schedule")
+
+    def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
+        return [(self.source, IndexModel(self.index_keys()))]
+
+
+def source_stages(rule: GatherRule, keys: Sequence[Any]) -> list[Raw]:
+    """Stages that leave one document per contribution, with its target's key in KEY."""
+    return [{"$match": rule.key.match(keys)}, *contribution_stages(rule, keys)]
+
+
+def contribution_stages(rule: GatherRule, keys: Sequence[Any] | None) -> list[Raw]:
+    """The same for sources that are chosen already; `keys` restricts the targets."""
+    chosen: list[Raw] = [{"$match": rule.where}] if rule.where else []
+    return [*chosen, *rule.key.stages(keys, rule.per_element)]

@@ -1,0 +1,128 @@
+"""Schema versioning: each document says of which version it is, and readers understand all of them.
+
+`@migration(User, from_version=1)` declares the step from 1 to 2, as a Python
+function or as a pipeline, with a way down where there is one. A document
+without a version is of the first.
+
+What a function made of a document is stored only if everything that the
+function read is still as it was, and sets only what it changed. Writers that
+know nothing of versions lose no write by it, and need not be stopped.
+
+The chain of a model's steps is in `versions.py`, reading in
+`maintenance/lazy.py`, whole collections in `maintenance/migrate.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from treadle.errors import DeclarationError, UsageError
+from treadle.query.safety import UPDATE_STAGES, clean
+
+if TYPE_CHECKING:
+    from treadle.model.document import Document
+
+Raw: TypeAlias = dict[str, Any]
+Function: TypeAlias = Callable[[Raw], Raw]
+Pipeline: TypeAlias = list[Raw]
+Way: TypeAlias = Function | Pipeline
+
+_ATTRIBUTE = "__treadle_migrations__"
+
+
+class Migration:
+    """One step between two versions of a model; `down` declares the way back."""
+
+    def __init__(self, model: type[Document], from_version: int, up: Way, down: Way | None) -> None:
+        self.model = model
+        self.from_version = from_version
+        self.up = up
+        self.back = down
+
+    def __call__(self, document: Raw) -> Raw:
+        if not callable(self.up):
+            raise UsageError(f"{self.label} is a pipeline, which the server runs", code="migration-pipeline")
+        return self.up(document)
+
+    def down(self, function: Function) -> Function:
+        """Declare the way back: `@split_phone.down`."""
+        if self.back is not None:
+            raise DeclarationError(f"{self.label} has two ways down; keep one", code="migration-twice")
+        self.back = _way(self.label, function)
+        return function
+
+    @property
+    def label(self) -> str:
+        return f"the migration of {self.model.__name__} from version {self.from_version}"
+
+
+class _Declaring:
+    """What `@migration(User, from_version=1)` returns: it waits for the function."""
+
+    def __init__(self, model: type[Document], from_version: int, down: Way | None) -> None:
+        self.model, self.from_version, self.back = model, from_version, down
+
+    def __call__(self, function: Function) -> Migration:
+        return _register(self.model, self.from_version, function, self.back)
+
+
+def migration(model: type[Document], from_version: int, *, up: Any = None, down: Any = None) -> Any:
+    """Declare how documents get from one version to the next; a decorator unless `up` is given.
+
+    A function takes a stored document and returns it changed. A pipeline is a
+    list of MongoDB's update stages. The version itself is set by Treadle.
+    """
+    if up is None:
+        return _Declaring(model, from_version, down)
+    return _register(model, from_version, up, down)
+
+
+def _register(model: Any, from_version: Any, up: Any, down: Any) -> Migration:
+    name = getattr(model, "__name__", repr(model))
+    settings = getattr(model, "__treadle__", None)
+    if (
+        settings is None
+        or isinstance(from_version, bool)
+        or not isinstance(from_version, int)
+        or from_version < 1
+    ):
+        raise DeclarationError(
+            f"a migration of {name} from version {from_version!r} cannot be; it takes a Document and a whole "
+            "number from 1",
+            code="version-invalid",
+        )
+    step = Migration(model, from_version, [], None)
+    step.up = _way(step.label, up)
+    step.back = None if down is None else _way(step.label, down)
+    own: dict[int, Migration] = model.__dict__.get(_ATTRIBUTE) or {}
+    if from_version in own:
+        raise DeclarationError(f"{step.label} is declared twice; keep one", code="migration-twice")
+    type.__setattr__(model, _ATTRIBUTE, {**own, from_version: step})
+    return step
+
+
+def _way(label: str, way: Any) -> Way:
+    if callable(way):
+        return way  # type: ignore[no-any-return]
+    stages = list(way) if isinstance(way, Sequence) and not isinstance(way, (str, bytes)) else []
+    fits = stages and all(
+        isinstance(stage, Mapping) and len(stage) == 1 and next(iter(stage)) in UPDATE_STAGES
+        for stage in stages
+    )
+    if not fits:
+        raise DeclarationError(
+            f"{label} is neither a function nor a pipeline of {', '.join(sorted(UPDATE_STAGES))}",
+            code="migration-invalid",
+        )
+    cleaned: Pipeline = clean(stages)
+    return cleaned
+
+
+def declared(model: type) -> dict[int, Migration]:
+    """The migrations of a model by their first version; a kind's own come before its base's."""
+    found: dict[int, Migration] = {}
+    for base in model.__mro__:
+        for version, step in (base.__dict__.get(_ATTRIBUTE) or {}).items():
+            found.setdefault(version, step)
+    return found

@@ -1,0 +1,177 @@
+"""A model's codec as one Store sees it: with the kinds below it, and the versions before it.
+
+Reading a document of a known kind and of the current version costs a lookup
+and a comparison more than reading one of a model without either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from treadle.errors import DataError, UsageError
+from treadle.model.codec import Codec, codec_of
+
+if TYPE_CHECKING:
+    from treadle.graph.versions import Lineage
+
+M = TypeVar("M", bound=BaseModel)
+Load = Callable[[dict[str, Any]], Any]
+
+
+class StoreCodec(Codec[M]):
+    """The codec of one entry; `load` and `dump_all` heed kinds and versions."""
+
+    def __init__(self, codec: Codec[M], scope: Mapping[str, Any], owned: frozenset[str]) -> None:
+        # The compiled parts are shared with the model's own codec.
+        self.__dict__.update(codec.__dict__)
+        self.own = codec
+        self.scope = scope
+        self.owned = owned
+        self.lineage: Lineage | None = None
+        self._discriminator: str | None = None
+        self._members: dict[Any, StoreCodec[Any]] = {}
+        self._by_class: dict[type, StoreCodec[Any]] = {}
+        self._unknown: Codec[Any] | None = None
+        # The paths that rules depend on; they must be the same in the version that is written.
+        self.kept: list[str] = []
+        self._load: Load = codec.load
+
+    def dispatch(
+        self, discriminator: str, members: Mapping[Any, StoreCodec[Any]], unknown: type[BaseModel] | None
+    ) -> None:
+        """Read documents as the class that their kind names."""
+        self._discriminator = discriminator
+        self._members = dict(members)
+        self._by_class = {member.model: member for member in members.values()}
+        self._unknown = None if unknown is None else codec_of(unknown)
+        self.settle()
+
+    def settle(self) -> None:
+        """Put together how documents are read, once kinds and lineage are known."""
+        if self._discriminator is None or (
+            len(self._members) == 1 and self.model in self._by_class and self.scope
+        ):
+            self._load = self._exact()
+        else:
+            self._load = self._by_kind(self._discriminator)
+        # The caller's loop then costs no lookup of a method.
+        self.__dict__["load"] = self._load
+
+    def load(self, raw: dict[str, Any]) -> M:
+        """The validated model of a stored document; takes the document over."""
+        model: M = self._load(raw)
+        return model
+
+    def _exact(self) -> Load:
+        lineage, load = self.lineage, self.own.load
+        if lineage is None:
+            return load
+        field, current, upgrade = lineage.field, lineage.current, lineage.upgrade
+
+        def load_version(raw: dict[str, Any]) -> Any:
+            if raw.get(field) != current:
+                raw = upgrade(raw)
+            return load(raw)
+
+        return load_version
+
+    def _by_kind(self, discriminator: str) -> Load:
+        loads = {kind: member._exact() for kind, member in self._members.items()}
+        # Most documents are ready for Pydantic as they are; they are handed over without a call more.
+        direct = {
+            kind: member.own._validate
+            for kind, member in self._members.items()
+            if member.lineage is None and member.own._adapt is None
+        }
+        unknown = self._load_unknown
+
+        def load_slowly(raw: dict[str, Any]) -> Any:
+            load = loads.get(raw.get(discriminator))
+            return unknown(raw) if load is None else load(raw)
+
+        def load_kind(raw: dict[str, Any]) -> Any:
+            try:
+                validate = direct.get(raw.get(discriminator))
+            except TypeError:
+                return unknown(raw)
+            if validate is None:
+                return load_slowly(raw)
+            try:
+                return validate(raw)
+            except ValidationError:
+                # Again, for an error that names the document.
+                return load_slowly(raw)
+
+        return load_kind
+
+    def _load_unknown(self, raw: dict[str, Any]) -> Any:
+        """A document of a kind that no model has: migrated by the base, read as the base, or an error."""
+        lineage = self.lineage
+        if lineage is not None and lineage.has_before(raw):
+            raw = lineage.upgrade(raw)
+            kind = raw.get(self._discriminator or "")
+            member = self._members.get(kind) if isinstance(kind, (str, int)) else None
+            if member is not None:
+                return member.load(raw)
+        if self._unknown is not None:
+            return self._unknown.load(raw)
+        raise unknown_kind(self.model, self._discriminator or "", raw, self._members)
+
+    def dump_all(self, values: Iterable[Any], altered: list[Any]) -> list[dict[str, Any]]:
+        """The documents to store, each as its own class, in the version that this Store writes."""
+        if self._discriminator is None:
+            return self._lowered(self.own.dump_all(values, altered))
+        values = list(values)
+        mine = self._by_class.get(self.model)
+        if mine is not None and all(value.__class__ is self.model for value in values):
+            return self._lowered(self.own.dump_all(values, altered))
+        return [self._member(value)._dump_one(value, altered) for value in values]
+
+    def _dump_one(self, value: Any, altered: list[Any]) -> dict[str, Any]:
+        return self._lowered(self.own.dump_all([value], altered))[0]
+
+    def _lowered(self, raws: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        lineage = self.lineage
+        if lineage is None or lineage.written == lineage.current:
+            return raws
+        return [self._lower(lineage, raw) for raw in raws]
+
+    def _lower(self, lineage: Lineage, raw: dict[str, Any]) -> dict[str, Any]:
+        from treadle.query.paths import value_at
+
+        kept = [(path, value_at(raw, path.split("."))) for path in self.kept]
+        lowered = lineage.lower(raw)
+        for path, value in kept:
+            if value_at(lowered, path.split(".")) != value:
+                raise UsageError(
+                    f"this Store writes {self.model.__name__} in version {lineage.written}, which has "
+                    f"another {path!r}, and a maintained value depends on that field; migrate first, or "
+                    "write the current version",
+                    code="write-version-update",
+                )
+        return lowered
+
+    def _member(self, value: Any) -> StoreCodec[Any]:
+        found = self._by_class.get(type(value))
+        if found is None:
+            raise UsageError(
+                f"{type(value).__name__} is abstract: it has no kind=, so its documents could not be told "
+                "from others in the collection; store one of its kinds, or give it a kind",
+                code="kind-missing",
+            )
+        return found
+
+
+def unknown_kind(model: type, discriminator: str, raw: Any, known: Iterable[Any]) -> DataError:
+    kind = raw.get(discriminator) if isinstance(raw, dict) else None
+    identity = raw.get("_id") if isinstance(raw, dict) else None
+    listed = ", ".join(map(repr, known)) or "none"
+    return DataError(
+        f"the document with _id {identity!r} has {discriminator}={kind!r}, a kind of {model.__name__} that "
+        f"this Store does not know (it knows {listed}); add the kind's model to models=, mend the document, "
+        'or read such documents as the base with unknown_kinds="base"',
+        code="kind-unknown",
+    )

@@ -1,0 +1,1 @@
+"""Document, and how a Pydantic model becomes a stored document."""

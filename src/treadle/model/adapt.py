@@ -1,0 +1,257 @@
+"""What must happen to a stored document before Pydantic can validate it.
+
+Names that the model does not accept are changed, Decimal128 becomes Decimal,
+and what JSON-like storage has no form for gets its own type back: members of
+enums, dates without a time, sets, keys of maps. Compiled once per model, and
+nothing at all for most.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import enum
+import ipaddress
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+from bson import ObjectId
+from bson.decimal128 import Decimal128
+from pydantic import AliasChoices, BaseModel
+from pydantic.fields import FieldInfo
+
+import treadle.model.codec as codecs
+from treadle.errors import DeclarationError
+from treadle.model.bson_types import RESERVED, UTC, from_bson, key_to_bson, to_bson
+from treadle.model.keywords import stamped_names
+from treadle.model.shape import Shape
+
+if TYPE_CHECKING:
+    from treadle.model.codec import Codec
+
+Adapt = Callable[[Any], Any]
+
+
+def _accepts(model: type[BaseModel], name: str, info: FieldInfo) -> list[str]:
+    """The keys under which the model's validator takes this field."""
+    alias = info.validation_alias
+    config = model.model_config
+    by_name = bool(config.get("populate_by_name") or config.get("validate_by_name"))
+    if alias is None:
+        return [name]
+    keys = [alias] if isinstance(alias, str) else []
+    if isinstance(alias, AliasChoices):
+        keys = [choice for choice in alias.choices if isinstance(choice, str)]
+    if config.get("validate_by_alias") is False:
+        keys = []
+    if by_name:
+        keys = [*keys, name]
+    if not keys:
+        raise DeclarationError(
+            f"{model.__name__}.{name} can only be read through a path into another field, so what is "
+            "stored could not be read back; give it an alias that is a name",
+            code="alias-not-readable",
+        )
+    return keys
+
+
+def compile_adapt(codec: Codec[Any]) -> Callable[[Any], Any] | None:
+    """What must happen to a raw document before Pydantic can validate it."""
+    names: dict[str, Any] = {"missing": object()}
+    lines: list[str] = []
+    renamed: list[tuple[str, str]] = []
+    extra = codec.model.model_config.get("extra")
+    if extra in ("allow", "forbid"):
+        own = [name for name in stamped_names(codec.model) if name not in codec.by_stored]
+        lines += [f"    r.pop({name!r}, None)" for name in (RESERVED, *own)]
+    for number, field in enumerate(codec.fields):
+        converter = _adapt_converter(field.shape)
+        keys = _accepts(codec.model, field.name, field.info)
+        if converter is not None:
+            names[f"c{number}"] = converter
+            lines.append(f"    v = r.get({field.stored!r})")
+            lines.append(f"    if v is not None: r[{field.stored!r}] = c{number}(v)")
+        if field.stored not in keys:
+            renamed.append((field.stored, keys[0]))
+    # All are taken out before any is put back, because names may cross over.
+    for number, (stored, _) in enumerate(renamed):
+        lines.append(f"    t{number} = r.pop({stored!r}, missing)")
+    for number, (_, key) in enumerate(renamed):
+        lines.append(f"    if t{number} is not missing: r[{key!r}] = t{number}")
+    if codec.model.__pydantic_root_model__:
+        return _adapt_converter(codec.fields[0].shape)
+    if extra == "allow":
+        # Undeclared fields may hold anything, Decimal128 included.
+        names["from_bson"] = from_bson
+        lines.append("    from_bson(r)")
+    if not lines:
+        return None
+    lines = ["def adapt(r):", "    if type(r) is not dict: return r", *lines, "    return r"]
+    exec("\n".join(lines), names)
+    adapt: Callable[[Any], Any] = names["adapt"]
+    return adapt
+
+
+def adapter_of(shape: Shape) -> Adapt | None:
+    """What makes a stored value of this shape ready for Python; None where it is so already."""
+    return _adapt_converter(shape)
+
+
+def _adapt_converter(shape: Shape) -> Adapt | None:
+    """What to do to a stored value of this shape; None where nothing is."""
+    if shape.kind == "scalar":
+        return _SCALAR_ADAPTERS.get(shape.python)
+    if shape.kind == "enum":
+        return _enum_adapter(shape.python)
+    if shape.kind == "model":
+        nested = codecs.codec_of(shape.python)
+        if not nested.ready:
+            return lambda value: value if nested._adapt is None else nested._adapt(value)
+        return nested._adapt
+    if shape.kind == "map":
+        return _map_adapter(shape)
+    if shape.kind == "literal":
+        members = [member for member in get_args(shape.python) if isinstance(member, enum.Enum)]
+        return _member_adapter(members) if members else None
+    if shape.kind == "union":
+        return _union_adapter(shape)
+    if shape.items:
+        return _array_adapter(shape)
+    return from_bson
+
+
+def _map_adapter(shape: Shape) -> Adapt | None:
+    of_key = _key_adapter(shape.items[0])
+    inner = _adapt_converter(shape.items[1])
+    if inner is None and of_key is None:
+        return None
+    key_of = of_key or _same
+    value_of = inner or _same
+    return lambda value: (
+        {key_of(key): item if item is None else value_of(item) for key, item in value.items()}
+        if type(value) is dict
+        else value
+    )
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _key_adapter(shape: Shape) -> Adapt | None:
+    """From the text that a key is stored as to what the model declares."""
+    if shape.kind == "enum":
+        return lambda key: {key_to_bson(member): member for member in shape.python}.get(key, key)
+    if shape.kind == "literal":
+        return lambda key: {key_to_bson(member): member for member in get_args(shape.python)}.get(key, key)
+    parse = _KEY_PARSERS.get(shape.python) if shape.kind == "scalar" else None
+    return None if parse is None else _attempt(parse)
+
+
+def _attempt(parse: Callable[[Any], Any]) -> Adapt:
+    def adapt(value: Any) -> Any:
+        try:
+            return parse(value) if type(value) is str else value
+        except (ValueError, TypeError, ArithmeticError):
+            # Not what was declared; Pydantic says so.
+            return value
+
+    return adapt
+
+
+def _union_adapter(shape: Shape) -> Adapt:
+    """Adapt a stored model as the member that it is, where that can be told."""
+    models = [codecs.codec_of(item.python) for item in shape.items if item.kind == "model"]
+
+    def adapt(value: Any) -> Any:
+        if type(value) is dict and models:
+            fitting = [codec for codec in models if _tags_fit(codec, value)]
+            if len(fitting) == 1:
+                own = fitting[0]._adapt
+                return value if own is None else own(value)
+        return from_bson(value)
+
+    return adapt
+
+
+def _tags_fit(codec: Codec[Any], value: dict[str, Any]) -> bool:
+    """Whether the literals of a model, its discriminator among them, are those of the document."""
+    for field in codec.fields:
+        if field.shape.kind == "literal" and field.stored in value:
+            tags = [to_bson(member, []) for member in get_args(field.shape.python)]
+            if value[field.stored] not in tags:
+                return False
+    return True
+
+
+def _array_adapter(shape: Shape) -> Adapt | None:
+    make = _CONTAINERS[shape.kind]
+    if shape.items and shape.items[0].kind not in ("scalar", "enum", "literal") and shape.kind != "tuple":
+        # What is not hashable yet becomes a member only once Pydantic has made a model of it.
+        make = list
+    inners = [_adapt_converter(item) for item in shape.items]
+    if not any(inners):
+        return None if make is list else lambda value: make(value) if type(value) is list else value
+    if len(inners) == 1 and (shape.kind != "tuple" or shape.python is Ellipsis):
+        inner = inners[0]
+        assert inner is not None
+        known = inner
+        return lambda value: (
+            make([item if item is None else known(item) for item in value]) if type(value) is list else value
+        )
+    return lambda value: (
+        tuple(
+            item if item is None or inner is None else inner(item)
+            for inner, item in zip(inners, value, strict=True)
+        )
+        if type(value) is list and len(value) == len(inners)
+        else value
+    )
+
+
+_CONTAINERS: dict[str, Callable[[Any], Any]] = {
+    "list": list, "deque": deque, "set": set, "frozenset": frozenset, "tuple": tuple,
+}  # fmt: skip
+_KEY_PARSERS: dict[Any, Callable[[Any], Any]] = {
+    int: int, uuid.UUID: uuid.UUID, decimal.Decimal: decimal.Decimal, ObjectId: ObjectId,
+    dt.date: dt.date.fromisoformat, dt.datetime: dt.datetime.fromisoformat,
+}  # fmt: skip
+_SCALAR_ADAPTERS: dict[type, Adapt] = {
+    dt.time: _attempt(dt.time.fromisoformat),
+    ipaddress.IPv4Address: _attempt(ipaddress.IPv4Address),
+    ipaddress.IPv6Address: _attempt(ipaddress.IPv6Address),
+    dt.timedelta: lambda value: (
+        dt.timedelta(seconds=value) if type(value) in (int, float) and abs(value) < 8e13 else value
+    ),
+    decimal.Decimal: lambda value: value.to_decimal() if type(value) is Decimal128 else value,
+    # Only a whole day is a date; anything else is Pydantic's to refuse.
+    dt.date: lambda value: (
+        value.date() if type(value) is dt.datetime and value.timetz() == dt.time(tzinfo=UTC) else value
+    ),
+}
+
+
+def _enum_adapter(kind: Any) -> Adapt:
+    return _member_adapter(list(kind))
+
+
+def _member_adapter(members: Sequence[Any]) -> Adapt:
+    """From stored values to the members of an enum."""
+    by_stored = {_hashable(to_bson(member, [])): member for member in members}
+
+    def adapt(value: Any) -> Any:
+        try:
+            return by_stored.get(_hashable(value), value)
+        except TypeError:
+            return value
+
+    return adapt
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, Decimal128):
+        # Equal numbers with other digits are still other values of an enum.
+        return Decimal128, value.bid
+    return tuple(_hashable(item) for item in value) if isinstance(value, list) else value

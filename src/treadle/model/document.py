@@ -1,0 +1,226 @@
+"""Document: a Pydantic model that is stored in a collection.
+
+Class keywords say where and how: `class Order(Document, collection="orders")`.
+Every document has an `id`, stored as `_id`. It is an ObjectId made by the
+client, unless the model declares another type. Fields keep their Pydantic
+aliases as stored names; `naming="camel"` makes camelCase names for the rest.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from bson import ObjectId
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from pymongo import IndexModel
+
+from treadle.errors import DeclarationError
+from treadle.model.bson_types import Id
+from treadle.model.keywords import check_shape
+
+if TYPE_CHECKING:
+    from treadle.patterns.bucket.rule import Bucket
+    from treadle.patterns.bucket.time_series import TimeSeries
+    from treadle.patterns.rollup import Rollup
+
+Naming = Literal["snake", "camel"]
+Validation = Literal["strict", "moderate", "off"]
+ValidationAction = Literal["error", "warn"]
+MigrateOnRead = Literal["memory", "store"]
+UnknownKinds = Literal["refuse", "base"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the class keywords of a document said."""
+
+    collection: str | None = None
+    naming: Naming = "snake"
+    validation: Validation = "moderate"
+    indexes: tuple[IndexModel, ...] = ()
+    bucket: Bucket | None = None
+    timeseries: TimeSeries | None = None
+    # One tree pattern, or several of which the first is the present one.
+    tree: Any = None
+    validation_action: ValidationAction = "error"
+    # Polymorphic: the stored field that names the kind, and the kind of this very class.
+    discriminator: str | None = None
+    kind: Any = None
+    unknown_kinds: UnknownKinds = "refuse"
+    # Schema versioning: the version that this class describes.
+    version: int | None = None
+    version_field: str = "schema_version"
+    migrate_on_read: MigrateOnRead = "memory"
+    rollup: Rollup | None = None
+
+
+class _IdAttribute:
+    """Remembers that somebody looked at a document's generated id.
+
+    Until then nobody else can know it, so no other document can refer to it
+    and `insert` need not look for documents that do. The memory is Pydantic's
+    own: a field that is in `model_fields_set` was not made up.
+    """
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            # Pydantic asks the class for defaults; there is none here.
+            raise AttributeError("id")
+        instance.__pydantic_fields_set__.add("id")
+        return instance.__dict__["id"]
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance.__pydantic_fields_set__.add("id")
+        instance.__dict__["id"] = value
+
+
+class Document(BaseModel):
+    """A model with an `id` that the Store can write and read."""
+
+    model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
+
+    if TYPE_CHECKING:
+        # For type checkers, so that a model may declare another type.
+        id: Any = None
+    else:
+        id: Id = Field(default_factory=ObjectId, validation_alias="_id")
+
+    __treadle__: ClassVar[Settings] = Settings()
+
+    def __init_subclass__(
+        cls,
+        *,
+        collection: str | None = None,
+        naming: Naming | None = None,
+        validation: Validation | None = None,
+        indexes: Sequence[IndexModel] | None = None,
+        bucket: Bucket | None = None,
+        timeseries: TimeSeries | None = None,
+        tree: Any = None,
+        rollup: Rollup | None = None,
+        **keywords: Any,
+    ) -> None:
+        super().__init_subclass__()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
+        super().__pydantic_init_subclass__()
+        cls.__treadle__ = _settings(cls, keywords)
+        cls.__treadle_complete__(raise_errors=False)
+        type.__setattr__(cls, "id", _IdAttribute())
+
+    @classmethod
+    def __treadle_complete__(cls, *, raise_errors: bool = True) -> None:
+        """Give the fields their stored names; again where forward references were resolved since."""
+        if _apply_stored_names(cls):
+            cls.model_rebuild(force=True, raise_errors=raise_errors)
+
+    # These hand out the id without touching the attribute.
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        self.__pydantic_fields_set__.add("id")
+        return super().model_dump(**options)
+
+    def model_dump_json(self, **options: Any) -> str:
+        self.__pydantic_fields_set__.add("id")
+        return super().model_dump_json(**options)
+
+    def __iter__(self) -> Any:
+        self.__pydantic_fields_set__.add("id")
+        return super().__iter__()
+
+    def __getstate__(self) -> dict[Any, Any]:
+        self.__pydantic_fields_set__.add("id")
+        return super().__getstate__()
+
+    def __copy__(self) -> Any:
+        self.__pydantic_fields_set__.add("id")
+        return super().__copy__()
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
+        self.__pydantic_fields_set__.add("id")
+        return super().__deepcopy__(memo)
+
+    def __repr_args__(self) -> Any:
+        self.__pydantic_fields_set__.add("id")
+        return super().__repr_args__()
+
+
+def _settings(cls: type[Document], keywords: Mapping[str, Any]) -> Settings:
+    known = [field.name for field in fields(Settings)]
+    for keyword in keywords:
+        if keyword not in known:
+            near = difflib.get_close_matches(keyword, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; the keywords are {', '.join(known)}"
+            raise DeclarationError(
+                f"{cls.__name__} has the class keyword {keyword!r}, which Treadle does not know{hint}",
+                code="keyword-unknown",
+            )
+    inherited = cls.__treadle__
+    given = {key: value for key, value in keywords.items() if value is not None}
+    if "indexes" in given:
+        given["indexes"] = (*inherited.indexes, *given["indexes"])
+    # A kind is one class's own; whoever inherits from it is another kind, or none.
+    settings = check_shape(cls, replace(inherited, **{"kind": None, **given}))
+    _check_settings(cls, settings)
+    return settings
+
+
+def _check_settings(cls: type[Document], settings: Settings) -> None:
+    name = settings.collection
+    if name is not None and (not name or "$" in name or "\0" in name or name.startswith("system.")):
+        raise DeclarationError(
+            f"{cls.__name__} names the collection {name!r}; a collection's name may not be empty, "
+            "contain '$' or NUL, or begin with 'system.'",
+            code="collection-name-invalid",
+        )
+    if name is not None and name.startswith("treadle."):
+        raise DeclarationError(
+            f"{cls.__name__} names the collection {name!r}; names that begin with 'treadle.' are "
+            "kept for Treadle's own state: choose another",
+            code="collection-name-invalid",
+        )
+    for index in settings.indexes:
+        if not isinstance(index, IndexModel):
+            raise DeclarationError(
+                f"{cls.__name__} has {index!r} in indexes=; it takes PyMongo's IndexModel, such as "
+                "IndexModel([('name', 1)])",
+                code="keyword-unknown",
+            )
+    choices = {
+        "naming": ("snake", "camel"),
+        "validation": ("strict", "moderate", "off"),
+        "validation_action": ("error", "warn"),
+        "migrate_on_read": ("memory", "store"),
+        "unknown_kinds": ("refuse", "base"),
+    }
+    for keyword, allowed in choices.items():
+        value = getattr(settings, keyword)
+        if value not in allowed:
+            raise DeclarationError(
+                f"{cls.__name__} has {keyword}={value!r}; it takes {' or '.join(map(repr, allowed))}",
+                code="keyword-unknown",
+            )
+
+
+def _apply_stored_names(cls: type[Document]) -> bool:
+    """Give `id` and the fields under `naming="camel"` their stored names."""
+    changed = False
+    for name, info in cls.__pydantic_fields__.items():
+        if name == "id":
+            wanted = "_id"
+        elif cls.__treadle__.naming == "camel" and info.alias_priority in (None, 1):
+            wanted = to_camel(name)
+            if info.validation_alias is not None or wanted == name:
+                continue
+        else:
+            continue
+        if info.validation_alias != wanted:
+            info.validation_alias = wanted
+            info.alias = info.serialization_alias = None
+            info.alias_priority = 2
+            changed = True
+    return changed

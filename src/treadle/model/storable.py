@@ -1,0 +1,176 @@
+"""Why a document cannot be stored, in a sentence that names the path.
+
+The driver refuses such documents while encoding them, with an error that does
+not say where. Nothing is checked beforehand on the ordinary way; only when
+the driver has refused is the document walked to find the culprit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import bson
+from bson.errors import InvalidDocument
+from pymongo.errors import BulkWriteError, DocumentTooLarge, OperationFailure, PyMongoError
+
+from treadle.errors import DataError, TreadleError, UsageError
+from treadle.model.bson_types import CODEC_OPTIONS
+
+DEPTH_MAX = 180  # the server's own limit for stored documents
+SIZE_MAX_BYTES = 16 * 1024 * 1024
+BATCH_SAFE_BYTES = 4 * 1024 * 1024
+SAMPLES_MAX = 64
+
+ENCODING_ERRORS = (InvalidDocument, OverflowError, UnicodeEncodeError, RecursionError, DocumentTooLarge)
+
+
+def translate(error: Exception, model: str, documents: Sequence[Mapping[str, Any]] = ()) -> Exception:
+    """The error to raise instead of the driver's; the driver's own where that is clear enough."""
+    if isinstance(error, TreadleError):
+        return error
+    if isinstance(error, ENCODING_ERRORS):
+        for document in documents:
+            found = _culprit(document, model)
+            if found is not None:
+                return found
+        return UsageError(f"this cannot be stored in {model}: {error}", code="value-not-storable")
+    # findAndModify reports it as a command's failure, the other writes as their own.
+    if isinstance(error, OperationFailure) and error.code == 121:
+        return refused_by_validator(error.details, model)
+    if isinstance(error, BulkWriteError):
+        first = ((error.details or {}).get("writeErrors") or [{}])[0]
+        if first.get("code") == 121:
+            return refused_by_validator(first, model)
+    if isinstance(error, PyMongoError) and getattr(error, "code", None) in (10334, 17419, 17420):
+        return UsageError(
+            f"the {model} would grow beyond the 16 MB that MongoDB stores in one document; "
+            "keep large or growing parts in documents of their own",
+            code="document-too-large",
+        )
+    return error
+
+
+def _culprit(document: Mapping[str, Any], model: str) -> UsageError | None:
+    try:
+        size = len(bson.encode(document, codec_options=CODEC_OPTIONS))
+    except RecursionError:
+        return too_deep(model)
+    except Exception:
+        path, reason = _find(document, "", 0) or ("document", "it cannot be encoded")
+        return UsageError(f"{model}.{path} cannot be stored: {reason}", code="value-not-storable")
+    if size > SIZE_MAX_BYTES:
+        return UsageError(
+            f"this {model} takes {size:,} bytes, and MongoDB stores at most {SIZE_MAX_BYTES:,} in one "
+            "document; keep large or growing parts in documents of their own",
+            code="document-too-large",
+        )
+    return None
+
+
+def _find(value: Any, path: str, depth: int) -> tuple[str, str] | None:
+    if depth > DEPTH_MAX:
+        return path[:60], "it is nested too deeply"
+    items: Any = ()
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str) or "\0" in key:
+                return _join(path, repr(key)), "a key must be text without NUL"
+        items = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return path, "the integer needs more than the 64 bits that BSON has; use Decimal or str"
+    else:
+        try:
+            bson.encode({"value": value}, codec_options=CODEC_OPTIONS)
+        except UnicodeEncodeError:
+            return path, "the text holds a lone surrogate, which is not valid Unicode"
+        except Exception:
+            return path, f"BSON has no form for {type(value).__name__}"
+        return None
+    for key, item in items:
+        found = _find(item, _join(path, str(key)), depth + 1)
+        if found:
+            return found
+    return None
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def too_deep(model: str) -> UsageError:
+    return UsageError(
+        f"this {model} is nested more than {DEPTH_MAX} levels deep, which MongoDB refuses; "
+        "store references instead of nesting",
+        code="document-too-deep",
+    )
+
+
+def check_depth(document: Any, model: str) -> None:
+    """Refuse what the server would refuse, before its neighbours are written."""
+    level = [document]
+    for _ in range(DEPTH_MAX):
+        deeper: list[Any] = []
+        for value in level:
+            values = value.values() if isinstance(value, dict) else value
+            deeper.extend(item for item in values if isinstance(item, (dict, list)))
+        if not deeper:
+            return
+        level = deeper
+    raise too_deep(model)
+
+
+def check_batch(documents: Sequence[Mapping[str, Any]], model: str) -> None:
+    """Refuse a bulk of documents of which one cannot be stored, before any is.
+
+    The driver encodes and sends batch by batch. A small bulk is one batch, so
+    its own check comes before anything is sent; only a large one is encoded
+    twice.
+    """
+    step = max(1, len(documents) // SAMPLES_MAX)
+    try:
+        sampled = documents[::step]
+        size = sum(len(bson.encode(each, codec_options=CODEC_OPTIONS)) for each in sampled)
+        if size / len(sampled) * len(documents) <= BATCH_SAFE_BYTES:
+            return
+        for document in documents:
+            if len(bson.encode(document, codec_options=CODEC_OPTIONS)) > SIZE_MAX_BYTES:
+                raise translate(DocumentTooLarge(""), model, [document])
+    except ENCODING_ERRORS as error:
+        raise translate(error, model, documents) from error
+
+
+def refused_by_validator(reply: Mapping[str, Any] | None, model: str) -> DataError:
+    """Which rule of the collection's validator refused the document."""
+    details = (reply or {}).get("errInfo", {}).get("details", {})
+    paths = sorted(_failed_paths(details, "")) if isinstance(details, dict) else []
+    named = f" ({', '.join(paths)})" if paths else ""
+    return DataError(
+        f"the validator of {model}'s collection refused the document{named}; "
+        "mend the value, or run setup() if the model has changed",
+        code="validator-refused",
+    )
+
+
+def _failed_paths(details: Any, path: str) -> set[str]:
+    found: set[str] = set()
+    if isinstance(details, list):
+        for item in details:
+            found |= _failed_paths(item, path)
+        return found
+    if not isinstance(details, dict):
+        return found
+    here = path
+    if isinstance(details.get("propertyName"), str):
+        here = _join(path, details["propertyName"])
+        found.add(here)
+    for missing in details.get("missingProperties", ()):
+        found.add(_join(path, f"{missing} is missing"))
+    for value in details.values():
+        if isinstance(value, (dict, list)):
+            found |= _failed_paths(value, here)
+    return {
+        each for each in found if not any(other != each and other.startswith(each + ".") for other in found)
+    }

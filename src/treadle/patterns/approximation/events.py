@@ -1,0 +1,188 @@
+"""Events of durable counters: stored first, then added up and moved to their documents.
+
+Any number of flushers may do so at once; what they take is added and deleted
+in one transaction. Without transactions a batch is written down before its
+first document is touched, and whoever comes next finishes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bson import ObjectId
+from pymongo.errors import ConnectionFailure, DuplicateKeyError
+
+from treadle.engine.intents import COLLECTION as INTENTS
+from treadle.engine.ledger import Ledger
+from treadle.engine.writes import Work
+from treadle.errors import UsageError
+from treadle.graph.graph import Graph
+from treadle.model.bson_types import to_bson
+from treadle.patterns.approximation.buffer import CHUNK_MAX
+from treadle.patterns.approximation.flush import ATTEMPTS_MAX, Sums, apply, plain, stored, unmark
+from treadle.patterns.approximation.rule import ApproximateRule
+from treadle.plan import Plan, Raw, aggregate, delete_many, delete_one, find, find_one, insert_one
+from treadle.plan.capabilities import Capabilities
+from treadle.query.keys import freeze
+
+KIND = "counter"
+# How many buffered events one transaction moves, and how many after one of them was refused.
+EVENTS_MAX = 500
+EVENTS_AGAIN_MAX = 20
+# How many amounts one buffered event holds.
+AMOUNTS_MAX = 1000
+# Whatever else lies in the collection is not ours, and must not stop what is.
+WELL_FORMED: Raw = {"d": {"$type": "array", "$not": {"$elemMatch": {"n": {"$not": {"$type": "number"}}}}}}
+
+
+def record(rule: ApproximateRule, sums: Sums) -> Plan[None]:
+    """Store amounts as events, so that a crash does not lose them."""
+    assert rule.buffer_collection is not None
+    items = [{"k": to_bson(key, []), "n": to_bson(rule.number(n), [])} for key, n in sums.items()]
+    for start in range(0, len(items), AMOUNTS_MAX):
+        event = {"_id": ObjectId(), "d": items[start : start + AMOUNTS_MAX]}
+        yield from _insert_once(rule.buffer_collection, event)
+
+
+def _insert_once(collection: str, event: Raw) -> Plan[None]:
+    """Insert under an id that was chosen here; again where nobody knows whether it was."""
+    for attempt in range(ATTEMPTS_MAX):
+        try:
+            yield from insert_one(collection, event)
+            return
+        except DuplicateKeyError:
+            if attempt:
+                return
+            raise
+        except ConnectionFailure:
+            if attempt + 1 == ATTEMPTS_MAX:
+                raise
+
+
+class Drain(Work[tuple[int, dict[Any, Any], dict[Any, Any]]]):
+    """A part of the buffered events, added and deleted: how many, the sums, and what could not be added."""
+
+    shows_document = False
+
+    def __init__(self, rule: ApproximateRule, left_out: Sums | None = None) -> None:
+        self.rule = rule
+        self.entry = rule.target
+        # Amounts of keys that are known to be unfit go with their events.
+        self.left_out = set(left_out or ())
+        # Where one stands in the way there may be more, each of which is a new attempt.
+        self.events_max = EVENTS_AGAIN_MAX if self.left_out else EVENTS_MAX
+        self.sums: dict[Any, Any] = {}
+
+    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Any]:
+        left: dict[Any, Any] = {}
+        if not server.transactions:
+            left = yield from finish(self.rule, server, ledger, self)
+        assert self.rule.buffer_collection is not None
+        events = yield from find(
+            self.rule.buffer_collection, WELL_FORMED, sort=[("_id", 1)], limit=self.events_max
+        )
+        if not events:
+            return 0, {}, left
+        taken: list[Any] = []
+        self.sums = {}
+        refused: dict[Any, Any] = {}
+        for event in events:
+            taken.append(event["_id"])
+            add_up(self.rule, self.sums, refused, event)
+            if len(self.sums) >= CHUNK_MAX:
+                break
+        refused.update({key: n for key, n in self.sums.items() if key in self.left_out})
+        sums = {key: n for key, n in self.sums.items() if n and key not in self.left_out}
+        if server.transactions:
+            # Deleted first, so that two flushers meet before either has added anything.
+            yield from delete_many(self.rule.buffer_collection, {"_id": {"$in": taken}})
+            missing = yield from apply(self.rule, sums, server, ledger)
+        else:
+            missing = yield from self._without_transactions(taken, sums, server, ledger)
+        return len(taken), sums, joined(self.rule, [left, missing, refused])
+
+    def _without_transactions(
+        self, taken: list[Any], sums: dict[Any, Any], server: Capabilities, ledger: Ledger
+    ) -> Plan[dict[Any, Any]]:
+        """Write the batch down, then perform it."""
+        batch = {
+            "_id": {"kind": KIND, "rule": self.rule.place.label},
+            "mark": str(ObjectId()),
+            "taken": taken,
+            "sums": [[to_bson(key, []), to_bson(self.rule.number(n), [])] for key, n in sums.items()],
+        }
+        yield from insert_one(INTENTS, batch)
+        return (yield from _perform(self.rule, batch, sums, server, ledger))
+
+    def result(self, outcome: Any) -> Any:
+        return outcome
+
+
+def add_up(rule: ApproximateRule, sums: dict[Any, Any], refused: dict[Any, Any], event: Raw) -> None:
+    """Add the amounts of one buffered event to sums; under a key that can be no document's, to `refused`."""
+    for amount in event["d"]:
+        if not isinstance(amount, dict):
+            continue
+        key, fits = _key(rule, amount.get("k"))
+        into = sums if fits else refused
+        into[key] = rule.plus(into.get(key, 0), plain(amount["n"]))
+
+
+def _key(rule: ApproximateRule, stored: Any) -> tuple[Any, bool]:
+    """A buffered key, and whether the model allows it: it may have been declared otherwise once."""
+    try:
+        return rule.key(stored), True
+    except UsageError:
+        return freeze(stored), False
+
+
+def joined(rule: ApproximateRule, parts: Sequence[Sums]) -> dict[Any, Any]:
+    """Several sums as one."""
+    total: dict[Any, Any] = {}
+    for sums in parts:
+        for key, n in sums.items():
+            total[key] = rule.plus(total.get(key, 0), n)
+    return total
+
+
+def finish(rule: ApproximateRule, server: Capabilities, ledger: Ledger, drain: Drain) -> Plan[dict[Any, Any]]:
+    """Without transactions, under the lease: perform a batch that somebody left; what could not be added."""
+    batch = yield from find_one(INTENTS, {"_id": {"kind": KIND, "rule": rule.place.label}})
+    if batch is None:
+        return {}
+    drain.sums = {rule.key(key): plain(n) for key, n in batch["sums"]}
+    refused = {key: n for key, n in drain.sums.items() if key in drain.left_out}
+    sums = {key: n for key, n in drain.sums.items() if key not in drain.left_out}
+    missing = yield from _perform(rule, batch, sums, server, ledger)
+    return {**missing, **refused}
+
+
+def _perform(
+    rule: ApproximateRule, batch: Raw, sums: dict[Any, Any], server: Capabilities, ledger: Ledger
+) -> Plan[dict[Any, Any]]:
+    assert rule.buffer_collection is not None
+    missing = yield from apply(rule, sums, server, ledger, batch["mark"])
+    yield from delete_many(rule.buffer_collection, {"_id": {"$in": batch["taken"]}})
+    # The marks go last: without the batch nobody looks for them.
+    yield from delete_one(INTENTS, {"_id": batch["_id"], "mark": batch["mark"]})
+    yield from unmark(rule, sums, batch["mark"])
+    return missing
+
+
+def buffered(rule: ApproximateRule, key: Any = None) -> Plan[dict[Any, Any]]:
+    """What waits in the durable buffer, of all writers; of one key, if one is given."""
+    assert rule.buffer_collection is not None
+    stages: list[Raw] = [{"$unwind": "$d"}, {"$group": {"_id": "$d.k", "n": {"$sum": "$d.n"}}}]
+    if key is not None:
+        wanted = {"d.k": {"$eq": to_bson(key, [])}}
+        stages = [{"$match": wanted}, stages[0], {"$match": wanted}, stages[1]]
+    rows = yield from aggregate(rule.buffer_collection, stages, allowDiskUse=True)
+    return {_key(rule, row["_id"])[0]: plain(row["n"]) for row in rows if plain(row["n"])}
+
+
+def stored_and_buffered(rule: ApproximateRule, key: Any) -> Plan[tuple[Any, Any]]:
+    """Both at one moment, where the caller provides one."""
+    value = yield from stored(rule, key)
+    waiting = yield from buffered(rule, key)
+    return value, waiting.get(key, 0)

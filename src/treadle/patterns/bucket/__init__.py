@@ -1,0 +1,1 @@
+"""Bucket and Time Series: many readings per document."""

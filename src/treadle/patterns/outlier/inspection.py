@@ -1,0 +1,275 @@
+"""Proof and repair of outlier arrays: counts, flags, limits, repetitions, and overflow without an owner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bson import ObjectId
+
+from treadle.engine.intents import set_aside
+from treadle.engine.lease import acquire, release
+from treadle.engine.ledger import Ledger
+from treadle.errors import DataError
+from treadle.graph.gather import freeze
+from treadle.patterns.outlier.rule import OutlierRule, comparable
+from treadle.plan import Plan, Raw, aggregate, by_id, delete_many, find, find_one, transact
+from treadle.plan.capabilities import Capabilities
+
+if TYPE_CHECKING:
+    from treadle.graph.graph import Entry, Graph
+    from treadle.patterns.outlier.writes import Tidy
+
+ORPHANS_MAX = 1000
+
+# pattern, model, document id, path, stored, expected: the fields of a Finding.
+Found = tuple[str, str, Any, str, Any, Any]
+
+
+def examine(entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Found]]:
+    """What is wrong with the arrays of these documents, read up to one item beyond the limit."""
+    found: list[Found] = []
+    for rule in entry.outliers:
+        overflow = yield from _overflow(rule, [each["_id"] for each in documents])
+        long = [each["_id"] for each in documents if len(rule.embedded(each)) > rule.limit]
+        lengths = yield from _lengths(rule, long)
+        for document in documents:
+            key = freeze(document["_id"])
+            embedded = lengths.get(key, len(rule.embedded(document)))
+            row = overflow.get(key, {"items": 0, "counted": 0, "pages": 0})
+            for path, stored, expected in _compare(rule, document, embedded, row):
+                found.append((rule.pattern, entry.model.__name__, document["_id"], path, stored, expected))
+        if rule.unique:
+            flagged = [each["_id"] for each in documents if freeze(each["_id"]) in overflow]
+            for document in documents:
+                repeated = _repeated(rule.embedded(document))
+                if document["_id"] in flagged:
+                    repeated += yield from _repeated_in_overflow(rule, document)
+                if repeated:
+                    name = entry.model.__name__
+                    found.append((rule.pattern, name, document["_id"], rule.path, repeated, []))
+    return found
+
+
+def _overflow(rule: OutlierRule, keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
+    """Per owner: how many items its overflow holds, how many it says it holds, and its last number."""
+    items: Any = 1
+    counted: Any = 1
+    if rule.layout == "page":
+        array = {"$cond": [{"$isArray": f"${rule.field}"}, f"${rule.field}", []]}
+        items, counted = {"$size": array}, "$count"
+    rows = yield from aggregate(
+        rule.collection,
+        [
+            {"$match": {rule.owner: {"$in": list(keys)}}},
+            {
+                "$group": {
+                    "_id": f"${rule.owner}",
+                    "items": {"$sum": items},
+                    "counted": {"$sum": counted},
+                    "wrong": {"$sum": {"$cond": [{"$eq": [items, counted]}, 0, 1]}},
+                    "empty": {"$sum": {"$cond": [{"$eq": [items, 0]}, 1, 0]}},
+                    "last": {"$max": f"${rule.order}"},
+                    "pages": {"$sum": 1},
+                    "other": {"$sum": {"$cond": [rule.in_other_layout(), 1, 0]}},
+                }
+            },
+        ],
+    )
+    return {freeze(row["_id"]): row for row in rows}
+
+
+def _lengths(rule: OutlierRule, keys: Sequence[Any]) -> Plan[dict[Any, int]]:
+    if not keys:
+        return {}
+    rows = yield from aggregate(
+        rule.target.collection,
+        [{"$match": {"_id": {"$in": list(keys)}}}, {"$project": {"n": {"$size": f"${rule.path}"}}}],
+    )
+    return {freeze(row["_id"]): row["n"] for row in rows}
+
+
+def _compare(rule: OutlierRule, document: Raw, embedded: int, row: Raw) -> list[tuple[str, Any, Any]]:
+    """(path, stored, expected) of what is wrong in one document."""
+    if row.get("other"):
+        return [(rule.collection, f"{row['other']} documents in another layout", "none")]
+    wrong: list[tuple[str, Any, Any]] = []
+    if not isinstance(rule.value(document, rule.path), list):
+        wrong.append((rule.path, rule.value(document, rule.path), []))
+    if embedded > rule.limit:
+        wrong.append((rule.path, f"{embedded} items", f"at most {rule.limit} items"))
+    count, total = rule.value(document, rule.count_path), embedded + row["items"]
+    if count != total or isinstance(count, bool):
+        wrong.append((rule.count_path, count, total))
+    overflowing = row["items"] > 0
+    if rule.flag_path is not None and (rule.value(document, rule.flag_path) is True) != overflowing:
+        wrong.append((rule.flag_path, rule.value(document, rule.flag_path), overflowing))
+    if row.get("wrong"):
+        wrong.append((f"{rule.collection}.count", row["counted"], row["items"]))
+    if row.get("empty"):
+        wrong.append((f"{rule.collection}.{rule.content}", f"{row['empty']} empty pages", "none"))
+    last = rule.value(document, rule.last_path)
+    needed = row.get("last") if overflowing else None
+    if (last is None) != (needed is None) or (last is not None and needed is not None and last < needed):
+        wrong.append((rule.last_path, last, needed))
+    return wrong
+
+
+def _repeated(items: Sequence[Any]) -> list[Any]:
+    seen: set[Any] = set()
+    again = []
+    for item in items:
+        mark = comparable(item)
+        if mark in seen:
+            again.append(item)
+        seen.add(mark)
+    return again
+
+
+def _repeated_in_overflow(rule: OutlierRule, document: Raw) -> Plan[list[Any]]:
+    """Items that the overflow holds twice, or that are embedded as well."""
+    stages: list[Raw] = [{"$match": {rule.owner: {"$eq": document["_id"]}}}]
+    if rule.layout == "page":
+        stages.append({"$unwind": f"${rule.field}"})
+    embedded = {"$in": [f"${rule.content}", {"$literal": rule.embedded(document)}]}
+    stages += [
+        {
+            "$group": {
+                "_id": f"${rule.content}",
+                "n": {"$sum": 1},
+                "embedded": {"$max": {"$cond": [embedded, 1, 0]}},
+            }
+        },
+        {"$match": {"$or": [{"n": {"$gt": 1}}, {"embedded": 1}]}},
+        {"$limit": 10},
+    ]
+    rows = yield from aggregate(rule.collection, stages, allowDiskUse=True)
+    return [row["_id"] for row in rows]
+
+
+def mend(graph: Graph, server: Capabilities, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
+    """Bring the arrays of these documents in order, one transaction each; those that changed."""
+    from treadle.patterns.outlier.writes import Tidy
+
+    changed: dict[Any, Any] = {}
+    for rule in entry.outliers:
+        for key in keys:
+            work = Tidy(rule, key)
+            # Only an array that is not in order costs a transaction.
+            needed = yield from work.needed()
+            if needed is None:
+                done = yield from _remove_orphan(rule, key)
+            else:
+                done = needed and (yield from _mend_one(graph, server, work))
+            if done:
+                changed[freeze(key)] = key
+    return list(changed.values())
+
+
+def _mend_one(graph: Graph, server: Capabilities, work: Tidy) -> Plan[bool]:
+    """Bring one array in order; one whose document cannot be brought to the current version is set aside."""
+    try:
+        if server.transactions:
+            return (yield from transact(partial(_tidy, graph, server, work)))
+        return (yield from _tidy_under_lease(server, work))
+    except DataError as error:
+        if error.code not in ("migration-failed", "version-unknown"):
+            raise
+        yield from set_aside(work.entry.model.__name__, work.entry.collection, work.key, error)
+        return False
+
+
+def _tidy(graph: Graph, server: Capabilities, work: Tidy) -> Plan[bool]:
+    from treadle.engine.react import UNBOUNDED, react
+
+    ledger = Ledger()
+    done = yield from work.body(graph, server, ledger)
+    yield from react(graph, server, ledger, copies_max=UNBOUNDED)
+    return bool(done)
+
+
+def _tidy_under_lease(server: Capabilities, work: Tidy) -> Plan[bool]:
+    """Without transactions one writer at a time touches overflow."""
+    from treadle.engine.standalone import LEASE, LEASE_SECONDS, give_up
+
+    holder = f"repair/{ObjectId()}"
+    try:
+        token = yield from acquire(LEASE, holder, LEASE_SECONDS, lambda _: False)
+        done = yield from work.change(server)
+        yield from release(LEASE, token)
+    except Exception:
+        # By name: the reply that would have brought the token may be what was lost.
+        yield from give_up([holder])
+        raise
+    return bool(done)
+
+
+def orphans(entry: Entry[Any]) -> Plan[list[Found]]:
+    """Overflow of documents that do not exist."""
+    found: list[Found] = []
+    for rule in entry.outliers:
+        for row in (yield from _orphans(rule)):
+            told = (rule.pattern, entry.model.__name__, row["_id"], rule.collection, row["n"], 0)
+            found.append(told)
+        rows = yield from aggregate(rule.collection, [{"$match": _nobodys(rule)}, {"$count": "n"}])
+        if rows:
+            name, stored = entry.model.__name__, f"{rows[0]['n']} documents without {rule.owner}"
+            found.append((rule.pattern, name, None, rule.collection, stored, "none"))
+    return found
+
+
+def _nobodys(rule: OutlierRule) -> Raw:
+    """Documents that name no owner at all: not orphans, but written under another declaration."""
+    return {rule.owner: {"$exists": False}}
+
+
+def require_layout(rule: OutlierRule) -> Plan[None]:
+    """Refuse overflow that was written under another declaration, before its indexes are changed."""
+    if (yield from find_one(rule.collection, rule.of_other_layout(), {"_id": 1})) is not None:
+        raise rule.other_layout()
+    if (yield from find_one(rule.collection, _nobodys(rule), {"_id": 1})) is not None:
+        raise DataError(
+            f"{rule.place.label}: {rule.collection} holds documents without {rule.owner!r}, which is to name "
+            "their owner; declare owner= as they have it, or rename their field first",
+            code="overflow-layout",
+        )
+
+
+def _orphans(rule: OutlierRule) -> Plan[list[Raw]]:
+    lookup = {"from": rule.target.collection, "localField": "_id", "foreignField": "_id", "as": "owner"}
+    return (
+        yield from aggregate(
+            rule.collection,
+            [
+                {"$match": {rule.owner: {"$exists": True}}},
+                {"$group": {"_id": f"${rule.owner}", "n": {"$sum": 1}}},
+                {"$lookup": lookup},
+                {"$match": {"owner": []}},
+                {"$project": {"n": 1}},
+                {"$limit": ORPHANS_MAX},
+            ],
+            allowDiskUse=True,
+        )
+    )
+
+
+def remove_orphans(entry: Entry[Any]) -> Plan[None]:
+    """Delete overflow of documents that do not exist; what names no owner is left alone."""
+    for rule in entry.outliers:
+        while rows := (yield from _orphans(rule)):
+            removed = 0
+            for row in rows:
+                removed += yield from _remove_orphan(rule, row["_id"])
+            if not removed:
+                break
+
+
+def _remove_orphan(rule: OutlierRule, key: Any) -> Plan[bool]:
+    # Those very documents: an owner that is inserted meanwhile brings its own.
+    # One that names no owner is nobody's: it would be found by an owner of None, too.
+    pages = yield from find(rule.collection, {rule.owner: {"$eq": key, "$exists": True}}, {"_id": 1})
+    if not pages or (yield from find_one(rule.target.collection, by_id(key), {"_id": 1})) is not None:
+        return False
+    yield from delete_many(rule.collection, {"_id": {"$in": [page["_id"] for page in pages]}})
+    return True

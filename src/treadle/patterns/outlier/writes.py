@@ -1,0 +1,421 @@
+"""Writes of outlier arrays: one update where there is no overflow, else a transaction.
+
+Rules:
+
+1. Whatever touches the overflow writes the owner in the same transaction. Two
+   writers of one array therefore always meet, and one of them starts again.
+2. An owner without overflow takes items by one update, whose own filter says
+   that there is room; checking first and pushing later would overshoot.
+3. New items go to the end. As long as there is overflow, that is the overflow,
+   also where the embedded part has room again, so that the order stays.
+4. An owner that lacks what is maintained is brought in order first; so writers
+   go on while old data is adopted.
+
+On a server without transactions see `maintenance/array_intents.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from treadle.engine import crud, lazy
+from treadle.engine.ledger import Ledger
+from treadle.engine.writes import Work, concerns, follow_own, may_raise, speaks_of_current
+from treadle.errors import DataError
+from treadle.graph.change import Change
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import REVISION
+from treadle.patterns.outlier.item_bytes import BYTES_MAX, fitting, weight
+from treadle.patterns.outlier.move import Move, holds, missing, owned, perform
+from treadle.patterns.outlier.order import first_of_each, in_order, refill
+from treadle.patterns.outlier.rule import OutlierRule, comparable
+from treadle.plan import (
+    Plan,
+    Raw,
+    aggregate,
+    by_id,
+    find,
+    find_one,
+    find_one_and_update,
+    insert_many,
+    update_one,
+)
+from treadle.plan.capabilities import Capabilities
+
+R = TypeVar("R")
+
+# More items than this are added in several transactions.
+EXTEND_MAX = 10_000
+ATTEMPTS_MAX = 50
+
+
+class ArrayWork(Work[R]):
+    """One write of one array."""
+
+    shows_document = False
+
+    def __init__(self, rule: OutlierRule, key: Any) -> None:
+        self.rule = rule
+        self.entry = rule.target
+        self.key = key
+        # Whether others are fed by the array, its count or its flag.
+        self.followed = concerns(self.entry, rule.maintained())
+        # In an older version the array may have another name, or another form.
+        self.current = lazy.current_only(self.entry) if speaks_of_current(self.entry) else {}
+
+    def quick(self) -> Plan[Any]:
+        """The write as one plain update; None where that cannot be, and nothing was done."""
+        raise NotImplementedError  # pragma: no cover
+
+    def change(self, server: Capabilities) -> Plan[Any]:
+        """The write in a transaction, or under the lease where there are none."""
+        raise NotImplementedError  # pragma: no cover
+
+    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Any]:
+        entry = self.entry
+        if not self.followed and not may_raise(entry):
+            return (yield from self.change(server))
+        before = yield from find_one(entry.collection, by_id(self.key))
+        if before is None:
+            raise missing(self.rule, self.key)
+        if not self.followed and not lazy.is_stale(entry, before):
+            return (yield from self.change(server))
+        yield from ledger.note_before(entry, [self.key])
+        raised = before
+        if self.current:
+            (raised,) = yield from lazy.raised(entry, [before])
+        outcome = yield from self.change(server)
+        after = yield from find_one(entry.collection, by_id(self.key))
+        if after is not None:
+            (after,) = yield from follow_own(entry, [(raised, after)])
+            ledger.add(Change(entry.collection, self.key, before, after))
+        return outcome
+
+    def result(self, outcome: R) -> R:
+        return outcome
+
+    @property
+    def of_owner(self) -> Raw:
+        return owned(self.rule, self.key)
+
+
+# -- adding --------------------------------------------------------------------------------
+
+
+class Extend(ArrayWork[list[bool]]):
+    """Items at the end of an array; per item whether it was added.
+
+    `last` is the number of the last page, as far as the caller knows it. What
+    it turned out to be is there afterwards; None where there is no overflow.
+    """
+
+    def __init__(self, rule: OutlierRule, key: Any, items: Sequence[Any], last: int | None = None) -> None:
+        super().__init__(rule, key)
+        self.items = list(items)
+        self.last = last
+        self._parts: tuple[Extend, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How much of a joined outcome is this one's."""
+        return len(self.items)
+
+    def joins(self, other: Work[Any]) -> bool:
+        """Whether another work can be done along with this one."""
+        return (
+            isinstance(other, Extend)
+            and other.rule is self.rule
+            and other.key == self.key
+            and len(self.items) + len(other.items) <= EXTEND_MAX
+            and sum(map(weight, [*self.items, *other.items])) <= BYTES_MAX
+        )
+
+    def joined(self, other: Extend) -> Extend:
+        both = Extend(self.rule, self.key, [*self.items, *other.items], self.last)
+        both._parts = (*(self._parts or [self]), other)
+        return both
+
+    def _met(self, last: int | None) -> None:
+        for each in (self, *self._parts):
+            each.last = last
+
+    def quick(self) -> Plan[list[bool] | None]:
+        rule, number = self.rule, len(self.items)
+        if self.followed or number > rule.limit or (rule.unique and number > 1):
+            return None
+        condition = {**by_id(self.key), **self.current, **rule.ordinary()}
+        condition[f"{rule.path}.{rule.limit - number}"] = {"$exists": False}
+        if rule.unique:
+            condition[rule.path] = {**condition[rule.path], "$not": holds(self.items[0])}
+        update = {"$push": {rule.path: {"$each": self.items}}, "$inc": {rule.count_path: number}}
+        with crud.translated(self.entry.model.__name__):
+            result = yield from update_one(self.entry.collection, condition, update)
+        return [True] * number if result.matched_count else None
+
+    def change(self, server: Capabilities) -> Plan[list[bool]]:
+        with crud.translated(self.entry.model.__name__):
+            if server.transactions and not (self.rule.unique and len(self.items) > 1):
+                done = yield from self._to_the_last_page()
+                if done is not None:
+                    return done
+            return (yield from settle(self.rule, self.key, server, self._plan))
+
+    def _to_the_last_page(self) -> Plan[list[bool] | None]:
+        """The ordinary way while there is overflow: the owner's count, and one overflow document."""
+        rule, items, number = self.rule, self.items, len(self.items)
+        if number > rule.page_size:
+            return None
+        if rule.unique:
+            known = yield from find_one(
+                rule.collection, {**self.of_owner, rule.content: {"$eq": items[0]}}, {"_id": 1}
+            )
+            if known is not None:
+                return [False]
+        last = yield from self._count_them()
+        if last is None:
+            return None
+        if rule.layout == "documents":
+            made, _ = rule.pages(self.key, items, last - number)
+            yield from insert_many(rule.collection, made)
+        else:
+            room = BYTES_MAX - sum(map(weight, items))
+            condition = {
+                **self.of_owner,
+                "page": last,
+                "count": {"$lte": rule.page_size - number},
+                "$expr": {"$lte": [{"$bsonSize": "$$ROOT"}, room]},
+            }
+            push = {"$push": {rule.field: {"$each": items}}, "$inc": {"count": number}}
+            result = yield from update_one(rule.collection, condition, push)
+            if not result.matched_count:
+                last = yield from self._begin_page(last)
+        self._met(last)
+        return [True] * number
+
+    def _count_them(self) -> Plan[int | None]:
+        """Add to the owner's count; the number of its last page, None where there is no overflow."""
+        rule, number = self.rule, len(self.items)
+        condition: Raw = {**by_id(self.key), **self.current, rule.count_path: {"$type": "number"}}
+        if rule.unique:
+            condition[rule.path] = {"$not": holds(self.items[0])}
+        increments = {rule.count_path: number}
+        if rule.layout == "documents":
+            increments[rule.last_path] = number
+        elif self.last is not None:
+            # An update is cheaper than one that also shows the document.
+            known = {**condition, rule.last_path: self.last}
+            result = yield from update_one(self.entry.collection, known, {"$inc": increments})
+            if result.matched_count:
+                return self.last
+        owner = yield from find_one_and_update(
+            self.entry.collection,
+            {**condition, rule.last_path: {"$exists": True}},
+            {"$inc": increments},
+            projection={rule.last_path: 1},
+        )
+        return None if owner is None else int(rule.value(owner, rule.last_path))
+
+    def _begin_page(self, last: int) -> Plan[int]:
+        """Fill the last page, and put the rest on a new one; its number."""
+        rule = self.rule
+        found = yield from aggregate(
+            rule.collection,
+            [
+                {"$match": {**self.of_owner, "page": last}},
+                {"$project": {"count": 1, "bytes": {"$bsonSize": "$$ROOT"}}},
+            ],
+        )
+        room = 0
+        for page in found:
+            spare = max(0, rule.page_size - page.get("count", rule.page_size))
+            room = fitting(self.items, 0, spare, BYTES_MAX - page["bytes"])
+            if room:
+                push = {"$push": {rule.field: {"$each": self.items[:room]}}, "$inc": {"count": room}}
+                yield from update_one(rule.collection, {"_id": page["_id"]}, push)
+        made, number = rule.pages(self.key, self.items[room:], last)
+        yield from insert_many(rule.collection, made)
+        yield from update_one(self.entry.collection, by_id(self.key), {"$set": {rule.last_path: number}})
+        return last if number is None else number
+
+    def _plan(self, owner: Raw) -> Plan[tuple[list[bool], Move | None]]:
+        rule = self.rule
+        embedded, last = rule.embedded(owner), rule.value(owner, rule.last_path)
+        self._met(last)
+        new, added = self.items, [True] * len(self.items)
+        if rule.unique:
+            known = list(embedded)
+            if last is not None:
+                known += yield from self._in_overflow()
+            added = first_of_each(self.items, known)
+            new = [item for item, is_new in zip(self.items, added, strict=True) if is_new]
+        if not new:
+            return added, None
+        room = max(0, rule.limit - len(embedded)) if last is None else 0
+        taken, rest = new[:room], new[room:]
+        move = Move(
+            owner,
+            [*embedded, *taken] if taken else None,
+            rule.value(owner, rule.count_path) + len(new),
+            last,
+        )
+        if rest and last is not None and rule.layout == "page":
+            page = yield from find_one(rule.collection, {**self.of_owner, "page": last})
+            if page is not None:
+                held = rule.contents(page)
+                spare = BYTES_MAX - sum(map(weight, held))
+                room = fitting(rest, 0, max(0, rule.page_size - len(held)), spare)
+                if room:
+                    held = [*held, *rest[:room]]
+                    move.changed.append({**page, rule.field: held, "count": len(held)})
+                    rest = rest[room:]
+        move.made, move.last = rule.pages(self.key, rest, last)
+        self._met(move.last)
+        return added, move
+
+    def _in_overflow(self) -> Plan[list[Any]]:
+        """Which of the items the overflow holds already."""
+        rule = self.rule
+        condition = {**self.of_owner, rule.content: {"$in": self.items}}
+        if rule.layout == "documents":
+            rows = yield from find(rule.collection, condition, {rule.item: 1})
+            return [row[rule.item] for row in rows]
+        wanted = {"$in": ["$$this", {"$literal": self.items}]}
+        among = {"$filter": {"input": f"${rule.field}", "cond": wanted}}
+        rows = yield from aggregate(rule.collection, [{"$match": condition}, {"$project": {"found": among}}])
+        return [item for row in rows for item in row["found"]]
+
+
+# -- removing ------------------------------------------------------------------------------
+
+
+class Remove(ArrayWork[int]):
+    """Every occurrence of an item; how many there were."""
+
+    def __init__(self, rule: OutlierRule, key: Any, item: Any) -> None:
+        super().__init__(rule, key)
+        self.item = item
+        self.mark = comparable(item)
+
+    def quick(self) -> Plan[int | None]:
+        rule = self.rule
+        if self.followed:
+            return None
+        condition = {**by_id(self.key), **self.current, **rule.ordinary()}
+        condition[rule.path] = {**condition[rule.path], **holds(self.item)}
+        others = {"$filter": {"input": f"${rule.path}", "cond": {"$ne": ["$$this", {"$literal": self.item}]}}}
+        update: list[Raw] = [
+            {"$set": {rule.path: others}},
+            {"$set": {rule.count_path: {"$size": f"${rule.path}"}}},
+        ]
+        before = yield from find_one_and_update(
+            self.entry.collection, condition, update, after=False, projection={rule.path: 1}
+        )
+        return None if before is None else sum(self._is_it(each) for each in rule.embedded(before))
+
+    def _is_it(self, item: Any) -> bool:
+        return bool(comparable(item) == self.mark)
+
+    def change(self, server: Capabilities) -> Plan[int]:
+        with crud.translated(self.entry.model.__name__):
+            return (yield from settle(self.rule, self.key, server, self._plan))
+
+    def _plan(self, owner: Raw) -> Plan[tuple[int, Move | None]]:
+        rule = self.rule
+        embedded, last = rule.embedded(owner), rule.value(owner, rule.last_path)
+        left = [each for each in embedded if not self._is_it(each)]
+        removed = len(embedded) - len(left)
+        move = Move(owner, left if removed else None, 0, last)
+        if last is not None:
+            pages = yield from find(
+                rule.collection, {**self.of_owner, rule.content: {"$eq": self.item}}, sort=[(rule.order, 1)]
+            )
+            for page in pages:
+                held = rule.contents(page)
+                kept = [each for each in held if not self._is_it(each)]
+                removed += len(held) - len(kept)
+                if kept:
+                    move.changed.append({**page, rule.field: kept, "count": len(kept)})
+                else:
+                    move.gone.append(page["_id"])
+        if not removed:
+            return 0, None
+        move.count = rule.value(owner, rule.count_path) - removed
+        if last is not None and len(left) <= rule.low:
+            yield from refill(rule, self.key, move, left)
+        if move.count == len(left if move.embedded is None else move.embedded):
+            move.last = None
+        return removed, move
+
+
+# -- bringing in order ---------------------------------------------------------------------
+
+
+class Tidy(ArrayWork[bool]):
+    """An array brought in order; whether anything had to be done."""
+
+    def needed(self) -> Plan[bool | None]:
+        """A first look, outside of any transaction; None where there is no such document."""
+        owner = yield from find_one(self.entry.collection, by_id(self.key), self.rule.projection())
+        if owner is None:
+            return None
+        return self.rule.value(owner, self.rule.open_path) is not None or (
+            (yield from in_order(self.rule, owner)) is not None
+        )
+
+    def change(self, server: Capabilities) -> Plan[bool]:
+        owner = yield from find_one(self.entry.collection, by_id(self.key), self.rule.projection())
+        if owner is None:
+            return False
+        return (yield from settle(self.rule, self.key, server, self._plan))
+
+    def _plan(self, owner: Raw) -> Plan[tuple[bool, Move | None]]:
+        move = yield from in_order(self.rule, owner)
+        return True, move
+
+
+def settle(
+    rule: OutlierRule, key: Any, server: Capabilities, plan: Callable[[Raw], Plan[tuple[R, Move | None]]]
+) -> Plan[R]:
+    """Read an owner, let `plan` say what is to be done, and do it."""
+    from treadle.patterns.outlier import intents as array_intents
+
+    if speaks_of_current(rule.target):
+        yield from lazy.bring_up(rule.target, by_id(key), limit=1)
+    for _ in range(ATTEMPTS_MAX):
+        # One item beyond the limit is enough to see that there are too many.
+        shown = {**rule.projection(), rule.path: {"$slice": rule.limit + 1}}
+        owner = yield from find_one(rule.target.collection, by_id(key), shown)
+        if owner is None:
+            raise missing(rule, key)
+        if not server.transactions and (yield from array_intents.finish(rule, owner)):
+            continue
+        if not rule.settled(owner):
+            owner = yield from _whole(rule, key, server)
+            move = yield from in_order(rule, owner)
+            if move is not None:
+                yield from perform(rule, server, move)
+                continue
+        outcome, move = yield from plan(owner)
+        if move is None or (yield from perform(rule, server, move)):
+            return outcome
+    raise DataError(
+        f"{rule.place.label} of {key!r} changed {ATTEMPTS_MAX} times while it was being written; "
+        "try again when fewer writers are at it",
+        code="write-contended",
+    )
+
+
+def _whole(rule: OutlierRule, key: Any, server: Capabilities) -> Plan[Raw]:
+    """An owner with its whole array, which in a transaction nobody else can write from here on."""
+    shown = rule.projection()
+    owner: Raw | None
+    if server.transactions:
+        # Written first: while a long array is read, those who push to it wait and do not get in between.
+        bump = {"$inc": {REVISION: 1}}
+        owner = yield from find_one_and_update(rule.target.collection, by_id(key), bump, projection=shown)
+    else:
+        owner = yield from find_one(rule.target.collection, by_id(key), shown)
+    if owner is None:
+        raise missing(rule, key)
+    return owner

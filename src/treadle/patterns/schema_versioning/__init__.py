@@ -1,0 +1,1 @@
+"""Schema Versioning: whole collections are migrated in the background."""

@@ -1,0 +1,399 @@
+"""Migrating whole collections in the background, up or down, while readers and writers go on.
+
+One run at a time per collection, under a lease. It goes through the documents
+in batches, in the order of `_id`, and notes after each batch how far it came,
+in the lease itself: a run that was stopped or killed is taken up from there.
+Nothing depends on that note: a document that was migrated is not migrated
+again, and what old writers left behind is found in another pass.
+
+Functions work on documents that are fetched, and write them back guarded
+(`convert.py`). Pipelines run on the server, by ranges of `_id`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import bson
+from pymongo.errors import BulkWriteError, OperationFailure
+
+from treadle.engine import follow, lease
+from treadle.engine.convert import Converted, convert, encodable, guarded_write, stops_others, store_alone
+from treadle.engine.intents import SET_ASIDE
+from treadle.errors import DataError, UsageError
+from treadle.graph.gather import freeze
+from treadle.model.bson_types import CODEC_OPTIONS
+from treadle.model.storable import ENCODING_ERRORS, translate
+from treadle.patterns.schema_versioning.migration import (
+    FOLLOWED_BATCH,
+    LEASE_SECONDS,
+    PASSES_MAX,
+    PAUSE_SECONDS,
+    ROUNDS_MAX,
+    SAMPLED_MAX,
+    SAMPLES,
+    WAIT_STEP_SECONDS,
+    Migrated,
+    Options,
+    Run,
+    Sample,
+    SetAside,
+    about_a_document,
+    beginning_after,
+    forget_settled,
+    in_one_reply,
+    put_aside,
+    reason_of,
+    runs,
+    set_aside,
+)
+from treadle.patterns.schema_versioning.ranges import migrate_range
+from treadle.plan import (
+    Plan,
+    Raw,
+    bulk_write,
+    count_documents,
+    delete_many,
+    find,
+    find_one,
+    update_one,
+    wait,
+)
+from treadle.plan.capabilities import Capabilities
+from treadle.upkeep.verify import Progress
+
+if TYPE_CHECKING:
+    from treadle.graph.graph import Entry, Graph
+
+# A result that is sent by itself, once a batch was refused.
+LARGE_BYTES = 4 * 1024 * 1024
+NO_TRANSACTIONS = 20
+ONLY_IN_A_TRANSACTION = (
+    "it is too large to be compared with what was read, so that storing it takes a transaction, which a "
+    "standalone server does not have"
+)
+
+# -- the run ------------------------------------------------------------------------------------
+
+
+def migrate(run: Run) -> Plan[Migrated]:
+    """Bring every document to the version asked for; what was done."""
+    options = run.options
+    token = yield from lease.attempt(run.name, options.owner, LEASE_SECONDS, options.is_dead)
+    if token is None:
+        held = yield from find_one(lease.COLLECTION, {"_id": run.name})
+        raise DataError(
+            f"{run.entry.collection} is being migrated already, by {(held or {}).get('owner', 'somebody')}; "
+            "wait for that run, or stop it",
+            code="migration-running",
+        )
+    run.token = token
+    try:
+        finished = yield from _passes(run)
+    except Exception:
+        yield from lease.release(run.name, token)
+        raise
+    yield from lease.release(run.name, token)
+    remaining = run.left
+    if remaining is None:
+        remaining = yield from count_documents(run.entry.collection, run.stale)
+    yield from forget_settled(run)
+    listed = yield from set_aside(run.entry)
+    mine = tuple(each for each in listed if each.model == run.lineage.model.__name__)
+    return Migrated(run.entry.model.__name__, run.to, run.done, remaining, finished, mine)
+
+
+def _passes(run: Run) -> Plan[bool]:
+    """Go through the documents until none is left; whether that is so."""
+    if run.options.retry:
+        yield from delete_many(SET_ASIDE, {"_id.rule": run.label, "_id.collection": run.entry.collection})
+    yield from forget_settled(run)
+    run.aside = yield from count_documents(
+        SET_ASIDE, {"_id.rule": run.label, "_id.collection": run.entry.collection}
+    )
+    row = yield from find_one(lease.COLLECTION, {"_id": run.name})
+    noted = (row or {}).get("progress") or {}
+    last = noted.get("after") if noted.get("key") == run.key and not run.options.retry else None
+    if run.options.report:
+        run.total = yield from count_documents(run.entry.collection, run.stale)
+    for _ in range(PASSES_MAX):
+        before = run.done
+        if not (yield from _pass(run, last)):
+            return False
+        last = None
+        yield from _note(run, None)
+        left = yield from count_documents(run.entry.collection, run.stale, limit=run.aside + 1)
+        if left <= run.aside:
+            run.left = left
+            return True
+        if run.done == before:
+            # Writers of the other version were quicker everywhere; give them a moment.
+            yield from wait(PAUSE_SECONDS * 10)
+    return False
+
+
+def _pass(run: Run, last: list[Any] | None) -> Plan[bool]:
+    """Once through the documents after `last`; False if it was to stop on the way."""
+    ways = run.lineage.steps.values()
+    server_side = not run.followed and all(_is_pipeline(run, step) for step in ways)
+    while True:
+        if run.options.stop is not None and run.options.stop():
+            return False
+        step = migrate_range if server_side else _batch
+        reached = yield from step(run, last)
+        if reached is None:
+            return True
+        last, number = reached
+        yield from _note(run, last)
+        if run.options.report:
+            shown = min(run.done, run.total)
+            run.options.report(Progress(run.entry.model.__name__, shown, max(run.total, 1)))
+        yield from _hold_back(run, number)
+
+
+def _is_pipeline(run: Run, step: Any) -> bool:
+    lowers = run.to < run.lineage.current
+    needed = step.from_version < run.to or lowers
+    return not needed or (not callable(step.up) and (not lowers or isinstance(step.back, list)))
+
+
+def _note(run: Run, last: list[Any] | None) -> Plan[None]:
+    """Hold the lease for longer, and note how far the run has come; both in one write."""
+    until = {"$add": ["$$NOW", int(LEASE_SECONDS * 1000)]}
+    progress = {"key": run.key, "after": last, "done": run.done}
+    held = yield from update_one(
+        lease.COLLECTION,
+        {"_id": run.name, "n": run.token},
+        [{"$set": {"until": until, "progress": {"$literal": progress}}}],
+    )
+    if not held.matched_count:
+        raise DataError(
+            f"the lease of the migration of {run.entry.collection} was lost to another run, which goes on "
+            "from here; this one has stopped",
+            code="migration-running",
+        )
+
+
+def _hold_back(run: Run, number: int) -> Plan[None]:
+    """Wait so long that no more documents per second are migrated than allowed."""
+    left = number / run.options.throttle if run.options.throttle else 0.0
+    while left > 0:
+        yield from wait(min(left, WAIT_STEP_SECONDS))
+        left -= WAIT_STEP_SECONDS
+        if run.options.stop is not None and run.options.stop():
+            return
+        if left > 0:
+            yield from lease.renew(run.name, run.token, LEASE_SECONDS)
+
+
+# -- batches of documents ------------------------------------------------------------------------
+
+
+def _batch(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int] | None]:
+    """Migrate the next documents; the last id and their number, None where there are no more."""
+    batch = run.options.batch
+    size = run.options.sized(min(batch, FOLLOWED_BATCH) if run.followed else batch)
+    # The last one would come again where it could not be migrated.
+    condition = run.stale if last is None else {"$and": [run.stale, {"_id": {"$ne": last[0]}}]}
+    options = {**in_one_reply(size), **beginning_after(last)}
+    fresh = yield from find(run.entry.collection, condition, sort=[("_id", 1)], **options)
+    if not fresh:
+        return None
+    documents = yield from _without_set_aside(run, fresh)
+    if run.followed:
+        yield from _migrate_followed(run, documents)
+    else:
+        yield from _migrate(run, documents)
+    return [fresh[-1]["_id"]], len(fresh)
+
+
+def _without_set_aside(run: Run, documents: Sequence[Raw]) -> Plan[list[Raw]]:
+    if not run.aside:
+        return list(documents)
+    keys = [{"rule": run.label, "collection": run.entry.collection, "key": each["_id"]} for each in documents]
+    rows = yield from find(SET_ASIDE, {"_id": {"$in": keys}}, {"_id": 1})
+    known = {freeze(row["_id"]["key"]) for row in rows}
+    return [each for each in documents if freeze(each["_id"]) not in known]
+
+
+def _migrate(run: Run, documents: Sequence[Raw]) -> Plan[None]:
+    """Convert documents and write them back; those that changed meanwhile again, a few times."""
+    pending = list(documents)
+    checked = False
+    for attempt in range(ROUNDS_MAX):
+        converted = yield from _convertible(run, pending, checked)
+        writes = [write for each in converted if (write := guarded_write(each)) is not None]
+        if not writes:
+            return
+        refused: list[tuple[Any, str]] = []
+        try:
+            matched = yield from _write(run, writes, refused)
+        except (OperationFailure, *ENCODING_ERRORS) as error:
+            # One of them is no BSON as it is, or too large; the whole batch was refused because of it.
+            if checked or not stops_others(error):
+                raise
+            checked = True
+            continue
+        run.done += matched
+        for key, reason in refused:
+            yield from put_aside(run, key, reason)
+        if matched + len(refused) == len(writes):
+            return
+        keys = [each.before["_id"] for each in converted]
+        pending = yield from find(run.entry.collection, {"$and": [{"_id": {"$in": keys}}, run.stale]})
+        pending = yield from _without_set_aside(run, pending)
+        yield from wait(PAUSE_SECONDS * attempt)
+    # Left for the next pass: somebody writes them all the time.
+
+
+def _write(run: Run, writes: Sequence[Any], refused: list[tuple[Any, str]]) -> Plan[int]:
+    try:
+        return (yield from bulk_write(run.entry.collection, writes, ordered=False)).matched_count
+    except BulkWriteError as error:
+        details = error.details or {}
+        for each in details.get("writeErrors", []):
+            identity = writes[each["index"]]._filter["_id"]
+            key = identity["$eq"] if isinstance(identity, dict) and "$eq" in identity else identity
+            refused.append((key, str(each.get("errmsg"))))
+        if details.get("writeConcernErrors"):
+            raise
+        return int(details.get("nMatched", 0))
+
+
+def _convertible(run: Run, documents: Sequence[Raw], checked: bool) -> Plan[list[Converted]]:
+    """The documents that could be converted; the others are set aside."""
+    converted: list[Converted] = []
+    outcomes = yield from convert(run.entry, documents, run.to)
+    for raw, outcome in zip(documents, outcomes, strict=True):
+        if isinstance(outcome, DataError):
+            yield from put_aside(run, raw["_id"], str(outcome))
+        elif not checked or _plain(outcome):
+            converted.append(outcome)
+        else:
+            yield from _alone(run, outcome)
+    return converted
+
+
+def _plain(outcome: Converted) -> bool:
+    """Whether a result can be sent with others."""
+    try:
+        sizes = [
+            len(bson.encode(each, codec_options=CODEC_OPTIONS)) for each in (outcome.before, outcome.after)
+        ]
+    except ENCODING_ERRORS:
+        return False
+    return max(sizes) < LARGE_BYTES
+
+
+def _alone(run: Run, outcome: Converted) -> Plan[None]:
+    """Migrate a document by itself; it is set aside if that cannot be done either."""
+    identity = outcome.before["_id"]
+    try:
+        run.done += yield from store_alone(run.entry, outcome, run.to)
+    except DataError as error:
+        yield from put_aside(run, identity, str(error))
+    except (UsageError, OperationFailure, *ENCODING_ERRORS) as error:
+        if isinstance(error, OperationFailure) and error.code == NO_TRANSACTIONS:
+            told: Exception = UsageError(ONLY_IN_A_TRANSACTION, code="migration-failed")
+        elif isinstance(error, OperationFailure) and not about_a_document(error):
+            raise
+        else:
+            told = translate(error, run.lineage.model.__name__, [outcome.after])
+        yield from put_aside(run, identity, reason_of(told))
+
+
+def _migrate_followed(run: Run, documents: Sequence[Raw], checked: bool = False) -> Plan[None]:
+    """The same where other documents follow: in a transaction, with all that follows from it.
+
+    A document that cannot be written undoes the whole transaction. The batch
+    is halved until it stands alone, and is set aside.
+    """
+    keys = [each["_id"] for each in documents]
+
+    def attempt() -> Plan[tuple[list[Raw], list[Any], dict[Any, str]]]:
+        befores = yield from find(run.entry.collection, {"$and": [{"_id": {"$in": keys}}, run.stale]})
+        writes, failures, changing = [], {}, []
+        for raw, outcome in zip(befores, (yield from convert(run.entry, befores, run.to)), strict=True):
+            if isinstance(outcome, DataError):
+                failures[freeze(raw["_id"])] = str(outcome)
+                continue
+            if checked:
+                try:
+                    outcome.after = encodable(outcome.after, run.lineage.model)
+                except UsageError as error:
+                    failures[freeze(raw["_id"])] = str(error)
+                    continue
+            # A transaction notices other writers by itself.
+            write = guarded_write(outcome, compare=not run.server.transactions)
+            if write is not None:
+                writes.append(write)
+                changing.append(raw)
+        return changing, writes, failures
+
+    try:
+        failures, changed = yield from follow.perform(run.graph, run.server, run.entry, attempt)
+    except (OperationFailure, *ENCODING_ERRORS) as error:
+        if not about_a_document(error):
+            raise
+        if isinstance(error, BulkWriteError) and not run.server.transactions:
+            run.done += int(error.details.get("nMatched", 0))
+        if isinstance(error, ENCODING_ERRORS) and not checked:
+            yield from _migrate_followed(run, documents, checked=True)
+        elif len(documents) == 1:
+            told = translate(error, run.lineage.model.__name__)
+            yield from put_aside(run, documents[0]["_id"], reason_of(told))
+        else:
+            middle = len(documents) // 2
+            yield from _migrate_followed(run, documents[:middle], checked)
+            yield from _migrate_followed(run, documents[middle:], checked)
+        return
+    run.done += changed
+    for raw in documents:
+        if freeze(raw["_id"]) in failures:
+            yield from put_aside(run, raw["_id"], failures[freeze(raw["_id"])])
+
+
+# -- a look ahead ---------------------------------------------------------------------------------
+
+
+def rehearse(run: Run) -> Plan[Migrated]:
+    """What a run would do: how many documents, and what becomes of some of them."""
+    remaining = yield from count_documents(run.entry.collection, run.stale)
+    found = yield from find(run.entry.collection, run.stale, sort=[("_id", 1)], limit=SAMPLED_MAX)
+    samples: list[Sample] = []
+    aside: list[SetAside] = []
+    for raw, outcome in zip(found, (yield from convert(run.entry, found, run.to)), strict=True):
+        if isinstance(outcome, DataError):
+            aside.append(SetAside(run.lineage.model.__name__, raw["_id"], str(outcome)))
+        elif len(samples) < SAMPLES:
+            samples.append(Sample(raw["_id"], raw, outcome.after))
+    return Migrated(
+        run.entry.model.__name__, run.to, 0, remaining, not remaining, tuple(aside), tuple(samples)
+    )
+
+
+def together(results: Sequence[Migrated]) -> Migrated:
+    """The outcome of several runs of one model as one."""
+    first = results[0]
+    return Migrated(
+        first.model,
+        first.to,
+        sum(each.migrated for each in results),
+        sum(each.remaining for each in results),
+        all(each.finished for each in results),
+        tuple(one for each in results for one in each.set_aside),
+        tuple(one for each in results for one in each.samples)[:SAMPLES],
+    )
+
+
+def perform(
+    graph: Graph, server: Capabilities, entry: Entry[Any], to: int | None, dry_run: bool, options: Options
+) -> Plan[Migrated]:
+    """Migrate a model, or say what that would do."""
+    results = []
+    for run in runs(graph, server, entry, to, options):
+        results.append((yield from (rehearse(run) if dry_run else migrate(run))))
+        if not results[-1].finished and not dry_run:
+            break
+    return together(results)

@@ -1,0 +1,1 @@
+"""Trees: four representations, one interface."""

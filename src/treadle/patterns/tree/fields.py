@@ -1,0 +1,283 @@
+"""What a tree's declaration says: which stored field has which part in it.
+
+A representation is a set of roles, and every role is one field of the node:
+`parent`, `ancestors` (root first), `path` with its `segment`, `children`. A
+model may declare several representations, as while it changes from one to
+another; then the first is the truth and is read, and the others follow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+from pymongo import ASCENDING, IndexModel
+
+from treadle.errors import DataError, DeclarationError
+from treadle.graph.pattern import REVISION, Pattern, Place, Rule
+from treadle.model.bson_types import RESERVED
+from treadle.model.codec import StoredField, codec_of
+from treadle.patterns.tree.segments import check_segment
+from treadle.plan import Raw
+from treadle.query.paths import Path, model_of, overlap, resolve, value_at
+
+if TYPE_CHECKING:
+    from treadle.graph.graph import Entry, Graph
+
+Role: TypeAlias = Literal["parent", "ancestors", "path", "segment", "children"]
+# The path that the descendants of a node still have while a large move of it is under way.
+MOVING = f"{RESERVED}.moving"
+
+
+@dataclass(frozen=True, slots=True)
+class TreePlace(Place):
+    """The place of a declaration that stands on the class itself."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.entry.model.__name__} (tree=)"
+
+
+class TreePattern(Pattern):
+    """The base of the four declarations."""
+
+    rule: ClassVar[type[TreeRule]]
+
+    def roles(self) -> dict[Role, str]:
+        """The Python name of the field of each role."""
+        raise NotImplementedError  # pragma: no cover
+
+    def bind(self, place: Place, graph: Graph) -> TreeRule:
+        """Check the fields; the rule that keeps them right."""
+        return self.rule(place, graph, self.roles())
+
+
+class TreeRule(Rule):
+    """One representation of a tree."""
+
+    def __init__(self, place: Place, graph: Graph, roles: Mapping[Role, str]) -> None:
+        super().__init__(place)
+        self.roles: dict[Role, Path] = {}
+        for role, name in roles.items():
+            self.roles[role] = _bound(place, graph, role, name)
+        stored = [path.stored for path in self.roles.values()]
+        if any(overlap(one, other) for n, one in enumerate(stored) for other in stored[n + 1 :]):
+            raise DeclarationError(
+                f"{place.label} names one field for two parts of a tree; each needs its own",
+                code="tree-field-type",
+            )
+        self.path = stored[0]
+
+    def watches(self) -> Mapping[str, set[str] | None]:
+        return {self.target.collection: {"_id"}}
+
+    def maintained(self) -> set[str]:
+        return {path.stored for path in self.roles.values()}
+
+    def instead(self, maintained: str) -> str | None:
+        tree = f"store.tree({self.target.model.__name__})"
+        segment = self.roles.get("segment")
+        if segment is not None and segment.stored == maintained:
+            return f"the paths below hang on it: rename the node with {tree}.rename(id, segment)"
+        return f"move the node with {tree}.move(id, parent)"
+
+    def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
+        # With the id, so that pages of descendants and siblings come in order from the index.
+        listed = [self.roles[role] for role in ("parent", "ancestors", "children") if role in self.roles]
+        return [(self.target, IndexModel([(path.stored, ASCENDING), ("_id", ASCENDING)])) for path in listed]
+
+
+def _bound(place: Place, graph: Graph, role: Role, name: Any) -> Path:
+    entry = place.entry
+    if not isinstance(name, str):
+        raise DeclarationError(
+            f"{place.label} has {role}={name!r}; it takes the name of a field", code="tree-field-missing"
+        )
+    path = resolve(entry.codec, name, f"{place.label} {role}=", "tree-field-missing")
+    field = _last_field(entry, path)
+    if any(step.array for step in path.steps[:-1]):
+        raise _mistyped(entry, role, name, "lies in a list, where a node would have many")
+    if role in ("ancestors", "children"):
+        if field.shape.kind != "list":
+            raise _mistyped(entry, role, name, "is not a list of ids")
+        graph.check_reference(path, entry, f"{place.label} {role}=")
+    elif role == "parent":
+        if path.steps[-1].array or not field.shape.optional:
+            raise _mistyped(entry, role, name, "cannot be None, as the parent of a root is")
+        graph.check_reference(path, entry, f"{place.label} {role}=")
+    elif path.steps[-1].array or path.shape.kind != "scalar" or path.shape.python is not str:
+        raise _mistyped(entry, role, name, "is not text")
+    if path.stored == "_id":
+        raise _mistyped(entry, role, name, "is the node's own id")
+    return path
+
+
+def _mistyped(entry: Entry[Any], role: str, name: str, wrong: str) -> DeclarationError:
+    return DeclarationError(
+        f"{entry.model.__name__} has a tree with {role}={name!r}, but {entry.model.__name__}.{name} {wrong}",
+        code="tree-field-type",
+    )
+
+
+def _last_field(entry: Entry[Any], path: Path) -> StoredField:
+    codec = entry.codec
+    for step in path.steps[:-1]:
+        model = model_of(codec.by_name[step.name].shape)
+        assert model is not None
+        codec = codec_of(model)
+    return codec.by_name[path.steps[-1].name]
+
+
+def tree_declarations(entry: Entry[Any]) -> Iterator[tuple[Place, Pattern]]:
+    """The representations that a model's class keyword names."""
+    declared = entry.settings.tree
+    if declared is None:
+        return
+    for keyword in ("bucket", "timeseries", "rollup", "discriminator"):
+        if getattr(entry.settings, keyword, None) is not None:
+            raise DeclarationError(
+                f"{entry.model.__name__} has tree= and {keyword}=; a tree's nodes are plain documents of one "
+                "model: drop one of the two, or keep the tree in a collection of its own",
+                code="tree-declaration",
+            )
+    listed = list(declared) if isinstance(declared, (list, tuple)) else [declared]
+    for pattern in listed:
+        if not isinstance(pattern, TreePattern):
+            raise DeclarationError(
+                f"{entry.model.__name__} has tree={pattern!r}; it takes ParentReference, ChildReferences, "
+                "AncestorArray or MaterializedPath, or several of them, the present one first",
+                code="tree-declaration",
+            )
+        yield TreePlace(entry, entry.codec, (), entry.codec.by_name["id"]), pattern
+
+
+def place_tree(entry: Entry[Any], rule: TreeRule) -> None:
+    """Make a representation part of a model's tree."""
+    if entry.tree is None:
+        entry.tree = Tree(entry)
+    for path in rule.maintained():
+        for taken, other in entry.protected.items():
+            if overlap(path, taken) and not (isinstance(other, TreeRule) and path == taken):
+                raise DeclarationError(
+                    f"{rule.place.label} and {other.place.label} both maintain {path!r}; keep one",
+                    code="path-maintained-twice",
+                )
+        entry.protected.setdefault(path, rule)
+    entry.tree.add(rule)
+
+
+class Tree:
+    """The tree of one model: all its representations, with stored paths."""
+
+    def __init__(self, entry: Entry[Any]) -> None:
+        self.entry = entry
+        self.rules: list[TreeRule] = []
+        self.roles: dict[Role, str] = {}
+
+    def add(self, rule: TreeRule) -> None:
+        for role, path in rule.roles.items():
+            if self.roles.setdefault(role, path.stored) != path.stored:
+                raise DeclarationError(
+                    f"{self.entry.model.__name__} names {self.roles[role]!r} and {path.stored!r} as the "
+                    f"{role} of one tree; its representations share their fields",
+                    code="tree-declaration",
+                )
+        if any(type(other) is type(rule) for other in self.rules):
+            raise DeclarationError(
+                f"{self.entry.model.__name__} declares {rule.pattern} twice", code="tree-declaration"
+            )
+        self.rules.append(rule)
+        # What plans read of a node.
+        self.projection: Raw = dict.fromkeys(["_id", REVISION, MOVING, *self.roles.values()], 1)
+        if self.children and self.truth == "path":
+            raise DeclarationError(
+                f"{self.entry.model.__name__} is to have its child lists from its paths; add parent= to "
+                "MaterializedPath first, and rebuild",
+                code="tree-declaration",
+            )
+
+    # -- roles, as stored paths --------------------------------------------------------
+
+    @property
+    def parent(self) -> str | None:
+        return self.roles.get("parent")
+
+    @property
+    def ancestors(self) -> str | None:
+        return self.roles.get("ancestors")
+
+    @property
+    def path(self) -> str | None:
+        return self.roles.get("path")
+
+    @property
+    def segment(self) -> str | None:
+        return self.roles.get("segment")
+
+    @property
+    def children(self) -> str | None:
+        return self.roles.get("children")
+
+    @property
+    def lead(self) -> dict[Role, Path]:
+        """The roles of the representation that is read."""
+        return self.rules[0].roles
+
+    @property
+    def truth(self) -> Literal["parent", "path", "children"]:
+        """The role from which everything else follows."""
+        for role in ("parent", "path"):
+            if role in self.lead:
+                return role
+        return "children"
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether a move changes the descendants too."""
+        return self.ancestors is not None or self.path is not None
+
+    def get(self, raw: Raw | None, role: Role) -> Any:
+        """The value of a role in a stored node."""
+        path = self.roles.get(role)
+        return None if path is None else value_at(raw, path.split("."))
+
+    def segment_of(self, raw: Raw) -> str:
+        """The node's own segment, or an error that says why it has none."""
+        field = self.segment
+        assert field is not None
+        return check_segment(self.get(raw, "segment"), f"{self.entry.model.__name__}.{field}")
+
+    def pattern_of(self, role: Role) -> str:
+        """The pattern that a finding about a role belongs to."""
+        return next(rule.pattern for rule in self.rules if role in rule.roles)
+
+    def unique_indexes(self) -> list[IndexModel]:
+        """Two nodes with one path could not be told apart."""
+        if self.path is None:
+            return []
+        # Not of documents that have no path yet.
+        beyond = {self.path: {"$gt": ""}}
+        return [IndexModel([(self.path, ASCENDING)], unique=True, partialFilterExpression=beyond)]
+
+
+def node_missing(tree: Tree, key: Any) -> DataError:
+    return DataError(
+        f"{tree.entry.model.__name__} {key!r} is not in the tree; somebody may have removed it",
+        code="tree-node-missing",
+    )
+
+
+def parent_missing(tree: Tree, key: Any) -> DataError:
+    return DataError(
+        f"there is no {tree.entry.model.__name__} {key!r} to be the parent; insert it first",
+        code="tree-parent-missing",
+    )
+
+
+def not_rebuilt(tree: Tree, key: Any, role: Role) -> DataError:
+    return DataError(
+        f"{tree.entry.model.__name__} {key!r} has no {tree.roles[role]!r} yet; run `treadle rebuild`, or "
+        f"store.rebuild({tree.entry.model.__name__})",
+        code="tree-not-rebuilt",
+    )

@@ -1,0 +1,40 @@
+"""How many nodes of a large subtree go at once, and what brings them to a halt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pymongo.errors import OperationFailure
+
+from treadle.engine.intents import is_about_one_document
+from treadle.errors import DataError
+
+# Nodes of a large subtree that are written in one transaction.
+CHUNK = 2000
+
+
+class Pace:
+    """How many nodes go at once: fewer where one stands in the way, until it is alone."""
+
+    def __init__(self) -> None:
+        self.most = CHUNK
+        self.tried: list[Any] = []
+
+    def slower(self, error: Exception) -> bool:
+        """Whether fewer may be tried; False if the one that was tried is itself in the way."""
+        if not in_the_way(error):
+            raise error
+        if self.most == 1:
+            return False
+        self.most = max(1, min(self.most, len(self.tried)) // 8)
+        return True
+
+    def faster(self) -> None:
+        self.most = min(self.most * 4, CHUNK)
+
+
+def in_the_way(error: Exception) -> bool:
+    """Whether one node cannot be written, as it is too large or invalid, or its path is taken."""
+    if isinstance(error, DataError):
+        return error.code == "tree-segment-taken"
+    return isinstance(error, OperationFailure) and is_about_one_document(error)

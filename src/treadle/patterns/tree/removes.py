@@ -1,0 +1,243 @@
+"""Removing a node: alone, with its subtree, or with its children lifted to its parent.
+
+A subtree that is too large for one transaction goes from its leaves upwards,
+chunk by chunk, so that what is left is a tree at every moment. A child that
+is inserted meanwhile is found when its parent's turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from pymongo.errors import OperationFailure
+
+from treadle.engine.deletes import check_restrictions, delete_documents
+from treadle.engine.ledger import Ledger
+from treadle.engine.react import BUMP, UNBOUNDED, formula_stages, react
+from treadle.engine.writes import Work
+from treadle.errors import DataError, UsageError
+from treadle.graph.gather import freeze
+from treadle.graph.graph import Entry, Graph
+from treadle.patterns.tree import state
+from treadle.patterns.tree.fields import Tree, node_missing
+from treadle.patterns.tree.lifts import go_on_lifting, lift_lists, lifted, owe_lift, stop
+from treadle.patterns.tree.moves import begin, tree_of
+from treadle.patterns.tree.pace import Pace, in_the_way
+from treadle.patterns.tree.placing import follows, rewrite, segment_errors, unlist
+from treadle.patterns.tree.reads import (
+    Levels,
+    below_batch,
+    children,
+    descendants,
+    endless,
+    keys_below,
+    parent_of,
+)
+from treadle.plan import Plan, Raw, Read, by_id, find, find_one, update_many
+from treadle.plan.capabilities import Capabilities
+
+Children = Literal["refuse", "subtree", "lift"]
+REMOVE_MAX = 2000
+CHUNK = 1000
+CHECK_MAX = 10_000
+_ALL = 1_000_000_000
+
+
+class Remove(Work[int]):
+    """A node out of its tree; how many nodes that were."""
+
+    shows_document = False
+
+    def __init__(
+        self, entry: Entry[Any], key: Any, mode: Children = "refuse", *, whole: bool = False
+    ) -> None:
+        self.entry = entry
+        self.tree = tree_of(entry)
+        self.key = entry.identity(key)
+        if mode not in ("refuse", "subtree", "lift"):
+            raise UsageError(
+                f"remove() has children={mode!r}; it takes 'refuse', 'subtree' or 'lift'", code="tree-remove"
+            )
+        self.mode = mode
+        self.whole = whole
+        self.token: Any = None
+        # What hangs on the node may have to be dealt with first; of a subtree, that is its caller's.
+        self.filter = None if mode == "subtree" else by_id(self.key)
+
+    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
+        tree = self.tree
+        self.token = None
+        yield from begin(tree, ledger)
+        node = yield from find_one(tree.entry.collection, by_id(self.key))
+        if node is None:
+            raise node_missing(tree, self.key)
+        if self.mode == "lift":
+            if (yield from self._lift(node, server, ledger)):
+                return 1
+            node = (yield from find_one(tree.entry.collection, by_id(self.key))) or node
+        if self.mode != "subtree":
+            yield from delete_documents(self.entry, [node], ledger)
+            return 1
+        if not server.transactions:
+            yield from self._refuse_restricted()
+            owed = {"kind": "remove", "node": self.key}
+            return (yield from self._all(lambda: state.owe(tree, owed), go_on_removing, ledger))
+        keys = yield from _keys_below(tree, self.key, _ALL if self.whole else REMOVE_MAX + 1)
+        if len(keys) > REMOVE_MAX and not self.whole:
+            yield from self._refuse_restricted()
+            self.token = (yield from state.owe(tree, {"kind": "remove", "node": self.key}))["token"]
+            return 0
+        nodes = yield from find(tree.entry.collection, {"_id": {"$in": [*keys, self.key]}})
+        yield from delete_documents(self.entry, nodes, ledger)
+        return len(nodes)
+
+    def _refuse_restricted(self) -> Plan[None]:
+        """Refuse before the first chunk what a later one would be refused for."""
+        if not self.entry.restricting:
+            return
+        keys = yield from _keys_below(self.tree, self.key, _ALL)
+        for start in range(0, len(keys), CHECK_MAX):
+            yield from check_restrictions(self.entry, keys[start : start + CHECK_MAX])
+
+    def _lift(self, node: Raw, server: Capabilities, ledger: Ledger) -> Plan[bool]:
+        """Give the children to the node's parent, at the node's own place among them.
+
+        Whether the node's own removal is done or owed with it, too.
+        """
+        tree = self.tree
+        if not server.transactions:
+            yield from self._all(lambda: owe_lift(tree, node), go_on_lifting, ledger)
+            return True
+        keys: list[Any] = []
+        if tree.parent is not None or tree.rewrites:
+            limit = _ALL if self.whole else REMOVE_MAX + 1
+            keys = yield from self._keys_to_lift(limit)
+            if len(keys) >= limit:
+                self.token = (yield from owe_lift(tree, node))["token"]
+                return True
+        above = yield from parent_of(tree, node)
+        yield from lift_lists(tree, node, above, ledger)
+        sets = lifted(tree, self.key, tree.get(node, "path"), above)
+        if not sets or not keys:
+            return False
+        if tree.path is not None:
+            # A child may take over the very path of the node.
+            yield from update_many(tree.entry.collection, by_id(self.key), {"$set": {tree.path: ""}})
+        with segment_errors(tree):
+            if follows(tree):
+                yield from rewrite(tree, [(key, sets) for key in keys], ledger)
+            else:
+                stages = [{"$set": {**sets, **BUMP}}, *formula_stages(tree.entry)]
+                yield from update_many(tree.entry.collection, {"_id": {"$in": keys}}, stages)
+        return False
+
+    def _keys_to_lift(self, limit: int) -> Plan[list[Any]]:
+        if self.tree.rewrites:
+            return (yield from _keys_below(self.tree, self.key, limit))
+        return (yield from _keys(self.tree, (yield from children(self.tree, self.key, limit=limit))))
+
+    def _all(
+        self, owe: Callable[[], Plan[Raw]], go_on: Callable[[Tree, Raw, Ledger], Plan[int]], ledger: Ledger
+    ) -> Plan[int]:
+        """The whole of it without transactions, written down first."""
+        work = yield from owe()
+        try:
+            done = yield from go_on(self.tree, work, ledger)
+        except (DataError, UsageError, OperationFailure) as error:
+            if not isinstance(error, OperationFailure) or in_the_way(error):
+                yield from stop(self.tree, work["token"], error)
+            raise
+        yield from state.settle(self.tree, work["token"])
+        return done
+
+    def result(self, outcome: int) -> int:
+        return outcome
+
+
+def _keys(tree: Tree, stream: Any) -> Plan[list[Any]]:
+    """The ids of what a stream holds."""
+    assert not isinstance(stream, Levels)
+    if isinstance(stream, list):
+        return [each["_id"] for each in stream]
+    if stream.method == "find":
+        found = yield Read(stream.collection, "find", (*stream.arguments, {"_id": 1}), stream.options)
+    else:
+        pipeline = [*stream.arguments[0], {"$project": {"_id": 1}}]
+        found = yield Read(stream.collection, "aggregate", (pipeline,), stream.options)
+    return [each["_id"] for each in found]
+
+
+def _keys_below(tree: Tree, key: Any, limit: int) -> Plan[list[Any]]:
+    if "ancestors" not in tree.lead and "path" not in tree.lead:
+        # Not by $graphLookup, whose memory has an end: an error would end the transaction.
+        return (yield from keys_below(tree, key, limit=limit))
+    return (yield from _keys(tree, (yield from descendants(tree, key, limit=limit))))
+
+
+# -- large subtrees ------------------------------------------------------------------------------
+
+
+def _leaves(tree: Tree, key: Any) -> Plan[list[Any]]:
+    """Some nodes of a subtree that have no children; the node itself when it is the last."""
+    if "path" in tree.lead and "parent" not in tree.lead:
+        return (yield from _last_by_path(tree, key))
+    batch = [key]
+    seen = {freeze(key)}
+    while True:
+        found = yield from _keys(tree, _limited(below_batch(tree, batch), CHUNK))
+        if not found:
+            return batch
+        batch = [each for each in found if freeze(each) not in seen]
+        if not batch:
+            # Every one of them was passed on the way down.
+            raise endless(tree)
+        seen.update(map(freeze, batch))
+
+
+def _last_by_path(tree: Tree, key: Any) -> Plan[list[Any]]:
+    """Backwards along the paths, where whatever is below a node comes before it."""
+    stream = yield from descendants(tree, key, sort=[(tree.roles["path"], -1)], limit=CHUNK)
+    return (yield from _keys(tree, stream)) or [key]
+
+
+def _limited(read: Read, limit: int) -> Read:
+    if read.method == "find":
+        return Read(read.collection, "find", read.arguments, {**read.options, "limit": limit})
+    return Read(read.collection, "aggregate", ([*read.arguments[0], {"$limit": limit}],), read.options)
+
+
+def _remove_leaves(tree: Tree, key: Any, ledger: Ledger) -> Plan[tuple[int, bool]]:
+    """Delete some leaves of a subtree; how many, and whether the node itself was the last."""
+    if (yield from find_one(tree.entry.collection, by_id(key), {"_id": 1})) is None:
+        return 0, True
+    keys = yield from _leaves(tree, key)
+    nodes: Sequence[Raw] = yield from find(tree.entry.collection, {"_id": {"$in": keys}})
+    yield from delete_documents(tree.entry, nodes, ledger)
+    return len(nodes), any(freeze(each) == freeze(key) for each in keys)
+
+
+def remove_chunk(tree: Tree, graph: Graph, server: Capabilities, token: Any, pace: Pace) -> Plan[bool]:
+    """Delete some leaves in one transaction; whether the subtree is gone."""
+    pace.tried = []
+    work = yield from state.hold(tree, token)
+    if work is None:
+        return True
+    ledger = Ledger()
+    done, last = yield from _remove_leaves(tree, work["node"], ledger)
+    yield from react(graph, server, ledger, copies_max=UNBOUNDED)
+    yield from state.progress(tree, token, None, done)
+    if last:
+        yield from state.settle(tree, token)
+    return last
+
+
+def go_on_removing(tree: Tree, work: Raw, ledger: Ledger) -> Plan[int]:
+    """The whole removal without transactions, from the start or after a crash."""
+    total = 0
+    while True:
+        done, last = yield from _remove_leaves(tree, work["node"], ledger)
+        total += done
+        if last:
+            yield from unlist(tree, [work["node"]], ledger)
+            return total

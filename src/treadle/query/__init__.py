@@ -1,0 +1,1 @@
+"""MongoDB's language, checked; paths, keys and windows."""

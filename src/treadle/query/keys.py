@@ -1,0 +1,252 @@
+"""How a source finds its targets: by an id that it names, or by the group that it belongs to.
+
+A key says which target a contribution goes to. With a `ReferenceKey` it is
+the target's `_id`, which the source holds in a field. With a `GroupKey` it is
+the list of the values that a group has in common: fields of the source, or
+windows of its dates. A list is never an `_id`, so that the two cannot be
+mixed up.
+"""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import bson
+from bson import Code, DBRef, Decimal128, Int64, ObjectId, Regex
+from pymongo import ASCENDING
+
+from treadle.model.bson_types import CODEC_OPTIONS
+from treadle.plan import Raw
+from treadle.query.paths import Path, value_at, values_at
+from treadle.query.windows import Window
+
+KEY = "__treadle_key"
+# The sources of so many groups are looked for one by one; those of more, by ranges.
+APART_MAX = 200
+
+
+_HASHED_AS_COMPARED = frozenset({ObjectId, str, int, Int64, datetime, UUID, bytes})
+
+
+def freeze(key: Any) -> Any:
+    """A key that can stand in a dict, equal to another where the server takes the two for equal."""
+    return key if type(key) in _HASHED_AS_COMPARED else _frozen(key)
+
+
+def _frozen(key: Any) -> Any:
+    if isinstance(key, Mapping):
+        return (dict, *((name, freeze(value)) for name, value in key.items()))
+    if isinstance(key, (list, tuple)):
+        return (list, *map(freeze, key))
+    if isinstance(key, bool):
+        # In Python True equals 1.
+        return (bool, key)
+    if isinstance(key, Decimal128):
+        key = key.to_decimal()
+    if isinstance(key, (float, decimal.Decimal)):
+        return (float, "nan") if math.isnan(key) else key
+    if isinstance(key, (Regex, Code, DBRef)):
+        return bson.encode({"": key}, codec_options=CODEC_OPTIONS)
+    return key
+
+
+def may_be_id(key: Any) -> bool:
+    """Whether a document can have this id at all; the server refuses to even look for some others."""
+    if isinstance(key, dict):
+        return not any(name.startswith("$") for name in key)
+    return key is not None and not isinstance(key, (list, Regex))
+
+
+class Key:
+    """What the rules of derived data ask of a key."""
+
+    # The stored paths of the source that decide it.
+    paths: frozenset[str] = frozenset()
+    # How many leading steps lead into the innermost array that holds it.
+    array_depth = 0
+    # Whether it can be told without the server.
+    local = True
+
+    @property
+    def signature(self) -> Any:
+        """Keys that agree in this are the same."""
+        raise NotImplementedError  # pragma: no cover
+
+    def one(self, raw: Raw) -> Any:
+        """The key of a source, which has at most one; None for none."""
+        raise NotImplementedError  # pragma: no cover
+
+    def match(self, keys: Sequence[Any]) -> Raw:
+        """A filter, by an index, that lets at least all sources of these targets through."""
+        raise NotImplementedError  # pragma: no cover
+
+    def stages(self, keys: Sequence[Any] | None, per_element: bool) -> list[Raw]:
+        """Stages that leave one document per contribution, with its key in KEY."""
+        raise NotImplementedError  # pragma: no cover
+
+    def index_keys(self, *, windows_first: bool = False) -> list[tuple[str, int]]:
+        """An index on the sources by which they are found; where whole windows are, those first."""
+        raise NotImplementedError  # pragma: no cover
+
+
+class ReferenceKey(Key):
+    """The id of a target, held in a field of the source, perhaps within arrays."""
+
+    def __init__(self, by: Path) -> None:
+        self.by = by
+        self.paths = frozenset({by.stored})
+        self.array_depth = by.array_depth
+        self._segments = by.stored.split(".")
+
+    @property
+    def signature(self) -> Any:
+        return self.by.stored
+
+    def one(self, raw: Raw) -> Any:
+        return value_at(raw, self._segments)
+
+    def several(self, raw: Raw) -> list[Any]:
+        """The distinct keys of a source that holds them in an array."""
+        return list({freeze(key): key for key in values_at(raw, self.by.steps) if key is not None}.values())
+
+    def match(self, keys: Sequence[Any]) -> Raw:
+        return {self.by.stored: {"$in": list(keys)}}
+
+    def stages(self, keys: Sequence[Any] | None, per_element: bool) -> list[Raw]:
+        path = self.by.stored
+        if not self.array_depth:
+            return [{"$set": {KEY: f"${path}"}}]
+        if per_element:
+            stages: list[Raw] = []
+            for number, step in enumerate(self.by.steps):
+                if step.array:
+                    stages.append({"$unwind": "$" + ".".join(s.stored for s in self.by.steps[: number + 1])})
+            if keys is not None:
+                stages.append({"$match": {path: {"$in": list(keys)}}})
+            return [*stages, {"$set": {KEY: f"${path}"}}]
+        values: Any = f"${path}"
+        for _ in range(sum(step.array for step in self.by.steps) - 1):
+            # A missing inner array must not make the whole vanish.
+            inner = {"$cond": [{"$isArray": "$$this"}, "$$this", []]}
+            flat = {"$concatArrays": ["$$value", inner]}
+            values = {"$reduce": {"input": values, "initialValue": [], "in": flat}}
+        values = {"$cond": [{"$isArray": values}, values, []]}
+        # A source that names a target twice still counts once.
+        distinct = (
+            {"$setIntersection": [values, {"$literal": list(keys)}]}
+            if keys is not None
+            else {"$setUnion": [values, []]}
+        )
+        return [{"$set": {KEY: distinct}}, {"$unwind": f"${KEY}"}]
+
+    def index_keys(self, *, windows_first: bool = False) -> list[tuple[str, int]]:
+        return [(self.by.stored, ASCENDING)]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPart:
+    """One value that the sources of a group have in common, and where the target holds it."""
+
+    target: str
+    source: str
+    window: Window | None = None
+    # Whether sources without a value form a group of their own.
+    optional: bool = False
+
+    def value(self, raw: Raw) -> Any:
+        """The value of a source; only in UTC for a window."""
+        found = value_at(raw, self.source.split("."))
+        if self.window is not None:
+            return self.window.start_of(found)
+        return None if isinstance(found, list) else found
+
+    def expression(self, within: str = "") -> Any:
+        """The same, as the server computes it, from a document that stands `within` another."""
+        path = f"${within}{self.source}"
+        if self.window is not None:
+            return self.window.expression(path)
+        return {"$cond": [{"$isArray": path}, None, path]}
+
+    def match(self, values: Sequence[Any]) -> Raw:
+        """A filter that lets at least the sources with these values through."""
+        if self.window is None or None in values:
+            # What is no date has no window; nobody can say what it is instead.
+            return {} if self.window is not None else {self.source: {"$in": list(values)}}
+        spans = [self.window.span(value) for value in values]
+        first, last = min(start for start, _ in spans), max(end for _, end in spans)
+        return {self.source: {"$gte": first, "$lte": last}}
+
+
+class GroupKey(Key):
+    """The values that the sources of one group have in common."""
+
+    def __init__(self, parts: Sequence[KeyPart]) -> None:
+        self.parts = tuple(parts)
+        self.paths = frozenset(part.source for part in parts)
+        self.local = all(part.window is None or part.window.utc for part in parts)
+        # Whether the group's only value is the target's `_id`.
+        self.identity = [part.target for part in parts] == ["_id"]
+        self._required = [number for number, part in enumerate(parts) if not part.optional]
+
+    @property
+    def signature(self) -> Any:
+        return self.parts
+
+    @property
+    def targets(self) -> list[str]:
+        """The stored paths of the target that hold the key."""
+        return [part.target for part in self.parts]
+
+    def one(self, raw: Raw) -> list[Any] | None:
+        return self.checked([part.value(raw) for part in self.parts])
+
+    def checked(self, values: Sequence[Any]) -> list[Any] | None:
+        """The key that values make; None where one is missing that must not be."""
+        return None if any(values[number] is None for number in self._required) else list(values)
+
+    def match(self, keys: Sequence[Any]) -> Raw:
+        if len(keys) == 1:
+            return self._sources(keys[0])
+        if len(keys) <= APART_MAX:
+            return {"$or": [self._sources(key) for key in keys]}
+        conditions = []
+        for number, part in enumerate(self.parts):
+            distinct = list({freeze([key[number]]): key[number] for key in keys}.values())
+            conditions.append(part.match(distinct))
+        return {"$and": conditions}
+
+    def _sources(self, key: Sequence[Any]) -> Raw:
+        return {"$and": [part.match([value]) for part, value in zip(self.parts, key, strict=True)]}
+
+    def stages(self, keys: Sequence[Any] | None, per_element: bool) -> list[Raw]:
+        stages: list[Raw] = [{"$set": {KEY: [part.expression() for part in self.parts]}}]
+        if keys is not None:
+            return [*stages, {"$match": {KEY: {"$in": list(keys)}}}]
+        if self._required:
+            stages.append({"$match": {f"{KEY}.{number}": {"$ne": None} for number in self._required}})
+        return stages
+
+    def index_keys(self, *, windows_first: bool = False) -> list[tuple[str, int]]:
+        # Equal values first, then ranges.
+        ordered = sorted(self.parts, key=lambda part: (part.window is not None) != windows_first)
+        return list(dict.fromkeys((part.source, ASCENDING) for part in ordered))
+
+    # -- the targets --------------------------------------------------------------------
+
+    def of_target(self, document: Mapping[str, Any]) -> list[Any]:
+        """The key of a target."""
+        return [value_at(document, part.target.split(".")) for part in self.parts]
+
+    def target(self, key: Sequence[Any]) -> Raw:
+        """The filter for the target of a group, which an upsert makes the group's values of."""
+        return {part.target: {"$eq": value} for part, value in zip(self.parts, key, strict=True)}
+
+    def target_expression(self) -> list[Any]:
+        """The key of a target, as the server reads it."""
+        return [{"$ifNull": [f"${part.target}", None]} for part in self.parts]

@@ -1,0 +1,229 @@
+"""Dotted paths: from Python names to stored names, and along them through raw documents."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from treadle.errors import DeclarationError
+from treadle.model.codec import Codec, codec_of
+from treadle.model.shape import Shape
+
+ARRAYS = frozenset({"list", "set", "frozenset", "tuple", "deque"})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One segment of a path; `array` says that a document may hold many values here."""
+
+    name: str
+    stored: str
+    array: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A path into a model: its steps, and the shape of what stands at its end."""
+
+    steps: tuple[Step, ...]
+    shape: Shape
+
+    @property
+    def stored(self) -> str:
+        return ".".join(step.stored for step in self.steps)
+
+    @property
+    def python(self) -> str:
+        return ".".join(step.name for step in self.steps)
+
+    @property
+    def in_array(self) -> bool:
+        return any(step.array for step in self.steps)
+
+    @property
+    def array_depth(self) -> int:
+        """How many leading steps lead into the innermost array; 0 without one."""
+        return max((number + 1 for number, step in enumerate(self.steps) if step.array), default=0)
+
+
+def resolve(codec: Codec[Any], path: str, where: str, code: str) -> Path:
+    """The path that Python (or stored) names describe; a suggestion where there is none."""
+    steps: list[Step] = []
+    current: Codec[Any] | None = codec
+    shape = Shape("any", Any)
+    for name in path.split("."):
+        if current is None:
+            raise DeclarationError(
+                f"{where} names {path!r}, but {steps[-1].name!r} has no fields of its own", code=code
+            )
+        field = current.by_name.get(name) or current.by_stored.get(name)
+        if field is None:
+            near = difflib.get_close_matches(name, [*current.by_name], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(current.by_name)}"
+            raise DeclarationError(
+                f"{where} names {path!r}, but {current.model.__name__} has no field {name!r}; {hint}",
+                code=code,
+            )
+        shape = field.shape
+        array = shape.kind in ARRAYS
+        refuse_array_of_arrays(shape, where)
+        steps.append(Step(field.name, field.stored, array))
+        inner = shape
+        while inner.kind in ARRAYS and inner.items:
+            inner = inner.items[0]
+        current = codec_of(inner.python) if inner.kind == "model" else None
+        shape = inner if array else shape
+    return Path(tuple(steps), shape)
+
+
+def refuse_array_of_arrays(shape: Shape, where: str) -> None:
+    """MongoDB's paths do not reach into an array that is an element of another."""
+    if shape.kind in ARRAYS and shape.items and shape.items[0].kind in ARRAYS:
+        raise DeclarationError(
+            f"{where} lies in a list of lists, which MongoDB's paths do not reach into; "
+            "wrap the inner list in a model",
+            code="array-of-arrays",
+        )
+
+
+def model_of(shape: Shape) -> type[BaseModel] | None:
+    """The model that a field holds, one or many."""
+    while shape.kind in ARRAYS and shape.items:
+        shape = shape.items[0]
+    return shape.python if shape.kind == "model" else None
+
+
+def models_of(shape: Shape) -> list[type[BaseModel]]:
+    """The models that a field may hold, those of a union included."""
+    while shape.kind in ARRAYS and shape.items:
+        shape = shape.items[0]
+    members = shape.items if shape.kind == "union" else (shape,)
+    return [member.python for member in members if member.kind == "model"]
+
+
+def value_at(raw: Any, stored: Sequence[str]) -> Any:
+    """The value at a path without arrays; None where any step is missing."""
+    for name in stored:
+        if not isinstance(raw, Mapping):
+            return None
+        raw = raw.get(name)
+    return raw
+
+
+def has(raw: Any, stored: Sequence[str]) -> bool:
+    """Whether something, null included, stands at a path without arrays."""
+    for name in stored:
+        if not isinstance(raw, Mapping) or name not in raw:
+            return False
+        raw = raw[name]
+    return True
+
+
+def put(raw: dict[str, Any], stored: Sequence[str], value: Any) -> None:
+    """Set the value at a path without arrays, making the documents on the way."""
+    for name in stored[:-1]:
+        inner = raw.get(name)
+        if not isinstance(inner, dict):
+            inner = raw[name] = {}
+        raw = inner
+    raw[stored[-1]] = value
+
+
+def containers(raw: Any, steps: Sequence[Step]) -> Iterator[dict[str, Any]]:
+    """Each sub-document that the steps lead to, through arrays, in order."""
+    if isinstance(raw, list):
+        for item in raw:
+            yield from containers(item, steps)
+    elif isinstance(raw, dict):
+        if not steps:
+            yield raw
+        elif steps[0].stored in raw:
+            yield from containers(raw[steps[0].stored], steps[1:])
+
+
+def values_at(raw: Any, steps: Sequence[Step]) -> Iterator[Any]:
+    """Each value that the steps lead to, through arrays, in order; nulls included."""
+    if isinstance(raw, list):
+        for item in raw:
+            yield from values_at(item, steps)
+    elif not steps:
+        yield raw
+    elif isinstance(raw, Mapping) and steps[0].stored in raw:
+        yield from values_at(raw[steps[0].stored], steps[1:])
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether two stored paths are the same or one contains the other."""
+    return one == other or one.startswith(other + ".") or other.startswith(one + ".")
+
+
+def outermost(paths: Iterable[str]) -> list[str]:
+    """Paths without those that lie inside another; a projection takes no others."""
+    every = set(paths)
+    return sorted(path for path in every if not any(path.startswith(other + ".") for other in every))
+
+
+def plain(path: str) -> str:
+    """A path of an update without positions: `lines.$[i].sku` and `lines.0.sku` are `lines.sku`."""
+    # The first name is that of a field, never a position, even if it is a number.
+    head, *rest = path.split(".")
+    return ".".join([head, *(part for part in rest if not (part.isdigit() or part.startswith("$")))])
+
+
+def field_references(expression: Any) -> set[str] | None:
+    """The stored paths that an aggregation expression reads; None where it may read any."""
+    found: set[str] = set()
+    if isinstance(expression, str):
+        if expression.startswith("$$"):
+            head, _, rest = expression[2:].partition(".")
+            if head in ("ROOT", "CURRENT"):
+                return {plain(rest)} if rest else None
+            return found
+        if expression.startswith("$"):
+            found.add(plain(expression[1:]))
+        return found
+    items: list[Any] = []
+    if isinstance(expression, Mapping) and "$getField" in expression:
+        argument = expression["$getField"]
+        name = argument.get("field") if isinstance(argument, Mapping) else argument
+        source = argument.get("input", "$$CURRENT") if isinstance(argument, Mapping) else "$$CURRENT"
+        # From anywhere but the document itself it is the input that is read.
+        if source not in ("$$CURRENT", "$$ROOT"):
+            return field_references(source)
+        return {name} if isinstance(name, str) and not name.startswith("$") else None
+    if isinstance(expression, Mapping):
+        items = [item for key, item in expression.items() if key != "$literal"]
+    elif isinstance(expression, (list, tuple)):
+        items = list(expression)
+    for item in items:
+        inner = field_references(item)
+        if inner is None:
+            return None
+        found |= inner
+    return found
+
+
+def filter_references(filter: Any) -> set[str] | None:
+    """The stored paths that a filter reads; None where it may read any."""
+    found: set[str] = set()
+    for key, condition in filter.items():
+        if key in ("$and", "$or", "$nor"):
+            for each in condition:
+                inner = filter_references(each)
+                if inner is None:
+                    return None
+                found |= inner
+        elif key == "$expr":
+            inner = field_references(condition)
+            if inner is None:
+                return None
+            found |= inner
+        elif key.startswith("$"):
+            return None
+        else:
+            found.add(plain(key))
+    return found

@@ -1,0 +1,192 @@
+"""Filters, updates and sorts as callers give them, made safe and storable.
+
+They are MongoDB's own language with stored names. Python's Decimal, enums,
+dates and sets are converted as in models. What would run code on the server
+is refused at any depth, and so is a Python name where a stored one is meant,
+because it would silently match nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from treadle.errors import UsageError
+from treadle.model.bson_types import to_bson
+from treadle.model.codec import Codec
+from treadle.plan import Update
+
+Sort: TypeAlias = str | Sequence[str | tuple[str, int]] | Mapping[str, int]
+
+FORBIDDEN = frozenset({"$where", "$function", "$accumulator"})
+UPDATE_STAGES = frozenset({"$set", "$addFields", "$unset", "$project", "$replaceWith", "$replaceRoot"})
+
+
+def clean(value: Any) -> Any:
+    """The value as BSON, with every operator that runs code refused."""
+    try:
+        converted = to_bson(value, [])
+        _refuse_code(converted)
+    except RecursionError:
+        raise UsageError(
+            "this is nested too deeply to be sent; MongoDB takes at most 180 levels", code="document-too-deep"
+        ) from None
+    return converted
+
+
+def _refuse_code(value: Any) -> None:
+    # After the conversion, because only then is everything a plain dict or list.
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key in FORBIDDEN:
+                raise UsageError(
+                    f"{key} runs code on the server and is not accepted; "
+                    "write the condition with ordinary operators",
+                    code="operator-forbidden",
+                )
+            _refuse_code(item)
+    elif isinstance(value, list):
+        for item in value:
+            _refuse_code(item)
+
+
+def clean_filter(codec: Codec[Any], filter: Any) -> dict[str, Any]:
+    """A filter that the driver can send."""
+    if filter is None:
+        return dict(codec.scope)
+    if not isinstance(filter, Mapping):
+        raise UsageError(
+            f"a filter for {codec.model.__name__} is a mapping such as {{'status': 'open'}}, "
+            f"not {type(filter).__name__}",
+            code="filter-invalid",
+        )
+    for key in filter:
+        _check_name(codec, key, "filter")
+    return confine(codec, clean(filter))
+
+
+def confine(codec: Codec[Any], cleaned: dict[str, Any]) -> dict[str, Any]:
+    """A filter that finds only documents of the model's own kinds."""
+    scope = codec.scope
+    if not scope:
+        return cleaned
+    # Beside the caller's own conditions, so that the server sees that a partial index will do.
+    return {**scope, **cleaned} if not scope.keys() & cleaned.keys() else {"$and": [dict(scope), cleaned]}
+
+
+def _refuse_owned(codec: Codec[Any], update: Update) -> None:
+    """Refuse an update of what says how a document is to be read: its kind or its version."""
+    touched = touched_paths(update) if codec.owned else set()
+    if touched is None:
+        raise UsageError(
+            f"this pipeline rewrites the whole {codec.model.__name__}, kind and version included; "
+            "set the fields that change with $set",
+            code="field-maintained",
+        )
+    for path in touched:
+        if path.split(".", 1)[0] in codec.owned:
+            raise UsageError(
+                f"{path!r} says of which kind or version a {codec.model.__name__} is, and an update cannot "
+                "change that; use change_kind() for the kind, migrate() for the version",
+                code="field-maintained",
+            )
+
+
+def _check_name(codec: Codec[Any], path: Any, place: str) -> None:
+    if not isinstance(path, str):
+        raise UsageError(
+            f"the {place} for {codec.model.__name__} has the key {path!r}; keys are text",
+            code="filter-invalid",
+        )
+    head = path.split(".", 1)[0]
+    field = codec.by_name.get(head)
+    if field is not None and field.stored != head and head not in codec.by_stored:
+        raise UsageError(
+            f"the {place} names {head!r}, but {codec.model.__name__}.{head} is stored as "
+            f"{field.stored!r}; filters, updates and sorts use stored names",
+            code="python-name",
+        )
+
+
+def clean_update(codec: Codec[Any], update: Any) -> Update:
+    """An update with operators, or a pipeline, that the driver can send."""
+    if isinstance(update, Mapping):
+        if not update or not all(isinstance(key, str) and key.startswith("$") for key in update):
+            raise UsageError(
+                f"an update of {codec.model.__name__} uses MongoDB's operators, such as "
+                "{'$set': {'status': 'paid'}}; to write a whole document use replace()",
+                code="update-invalid",
+            )
+        for operator, changes in update.items():
+            if not isinstance(changes, Mapping):
+                raise UsageError(f"{operator} in an update takes a mapping of fields", code="update-invalid")
+            for path in changes:
+                _check_name(codec, path, "update")
+        _refuse_owned(codec, update)
+        cleaned: dict[str, Any] = clean(update)
+        return cleaned
+    if isinstance(update, Sequence) and not isinstance(update, (str, bytes)):
+        for stage in update:
+            if not isinstance(stage, Mapping) or len(stage) != 1 or next(iter(stage)) not in UPDATE_STAGES:
+                raise UsageError(
+                    f"an update pipeline is a list of stages, each one of {', '.join(sorted(UPDATE_STAGES))}",
+                    code="update-invalid",
+                )
+        _refuse_owned(codec, update)
+        stages: list[dict[str, Any]] = clean(update)
+        return stages
+    raise UsageError(
+        f"an update is a mapping with operators or a pipeline, not {type(update).__name__}",
+        code="update-invalid",
+    )
+
+
+def touched_paths(update: Update) -> set[str] | None:
+    """The stored paths that an update may change; None where it may change any."""
+    if isinstance(update, Mapping):
+        paths: set[str] = set()
+        for operator, changes in update.items():
+            if operator == "$rename":
+                paths.update(changes.values())
+            paths.update(changes)
+        return paths
+    paths = set()
+    for stage in update:
+        ((operator, body),) = stage.items()
+        if operator in ("$set", "$addFields"):
+            paths.update(body)
+        elif operator == "$unset":
+            paths.update([body] if isinstance(body, str) else body)
+        else:
+            return None
+    return paths
+
+
+def sort_keys(
+    sort: Sort | None, codec: Codec[Any] | None = None, *, tie_breaker: bool = True
+) -> list[tuple[str, int]] | None:
+    """PyMongo's form of a sort, with ties broken by `_id`."""
+    if sort is None:
+        return None
+    keys: list[tuple[str, int]] = []
+    if isinstance(sort, Mapping):
+        sort = list(sort.items())
+    for part in [sort] if isinstance(sort, str) else sort:
+        if isinstance(part, str):
+            descending = part.startswith("-")
+            keys.append((part[1:] if descending or part.startswith("+") else part, -1 if descending else 1))
+        elif isinstance(part, (tuple, list)) and len(part) == 2 and part[1] in (1, -1):
+            keys.append((part[0], part[1]))
+        else:
+            raise UsageError(
+                f"the sort has {part!r}; write '-date', ['-likes', 'date'] or [('likes', -1)]",
+                code="sort-invalid",
+            )
+    for path, _ in keys:
+        if not isinstance(path, str) or not path or path.startswith("$"):
+            raise UsageError(f"the sort names {path!r}, which is no field", code="sort-invalid")
+        if codec is not None:
+            _check_name(codec, path, "sort")
+    if tie_breaker and not any(path == "_id" for path, _ in keys):
+        keys.append(("_id", 1))
+    return keys

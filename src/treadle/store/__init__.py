@@ -1,0 +1,1 @@
+"""The runners, the Stores, their handles and the worker."""

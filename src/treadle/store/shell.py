@@ -1,0 +1,213 @@
+"""What the blocking and the asyncio shell have in common."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+from pymongo import ReadPreference
+from pymongo.errors import ConfigurationError, InvalidURI, OperationFailure, PyMongoError, WriteConcernError
+from pymongo.read_concern import ReadConcern
+from pymongo.uri_parser import parse_uri
+from pymongo.write_concern import WriteConcern
+
+from treadle.engine import intents, standalone
+from treadle.errors import DataError, UsageError
+from treadle.graph.graph import Graph
+from treadle.graph.kinds import root_of
+from treadle.graph.layout import Layout
+from treadle.model.document import Document
+from treadle.patterns.outlier import intents as array_intents
+from treadle.patterns.tree import recovery
+from treadle.plan import Plan
+from treadle.plan.capabilities import Capabilities
+
+D = TypeVar("D", bound=Document)
+
+MAJORITY = WriteConcern("majority")
+TRANSACTION_OPTIONS: dict[str, Any] = {
+    "read_concern": ReadConcern("snapshot"),
+    "write_concern": MAJORITY,
+    "read_preference": ReadPreference.PRIMARY,
+}
+FIND_PAGE = 100
+COMMIT_ATTEMPTS_MAX = 5
+GROUP_MAX = 100
+# How often a write gives way to large moves in a tree.
+GIVE_WAY_MAX = 20
+# A timer that is never due.
+FOREVER_SECONDS = 1e9
+LOCAL_DATABASE = "treadle"
+
+
+def check_database(database: Any, kind: type) -> None:
+    """Refuse what is no database of this kind, and a client that would not retry writes."""
+    if not isinstance(database, kind):
+        raise UsageError(
+            f"this takes a {kind.__name__} of PyMongo such as client['shop'], not "
+            f"{type(database).__name__}; Store goes with MongoClient, AsyncStore with AsyncMongoClient",
+            code="database-invalid",
+        )
+    client: Any = database.client  # type: ignore[attr-defined]
+    if not client.options.retry_writes:
+        raise UsageError(
+            "the client was opened with retryWrites=false; Treadle needs retryable writes, so that "
+            "nothing is written twice: remove the option",
+            code="retryable-writes-off",
+        )
+
+
+def database_name(uri: str) -> str:
+    """The database that the path of a URI names."""
+    try:
+        name = parse_uri(uri, validate=True, warn=False)["database"]
+    except (InvalidURI, ConfigurationError, ValueError):
+        # The driver's message may repeat the URI, password included.
+        raise UsageError(
+            "the URI cannot be parsed; it looks like mongodb://host:27017/shop",
+            code="uri-invalid",
+        ) from None
+    if not name:
+        raise UsageError(
+            "the URI names no database; add it as the path: mongodb://host:27017/shop",
+            code="database-missing",
+        )
+    return str(name)
+
+
+def local_uri(uri: str) -> str:
+    """The URI of the private server, with a database in its path."""
+    base, _, options = uri.partition("?")
+    return f"{base.rstrip('/')}/{LOCAL_DATABASE}" + (f"?{options}" if options else "")
+
+
+def one_model(documents: Iterable[D]) -> tuple[type[D] | None, list[D]]:
+    """The documents as a list, and their model."""
+    listed = list(documents)
+    if not listed:
+        return None, listed
+    model = type(listed[0])
+    root = root_of(model) if isinstance(listed[0], Document) else None
+    for document in listed:
+        if root is not None and type(document) is not model and isinstance(document, root):
+            # Several kinds of one collection.
+            model = root  # type: ignore[assignment]
+        elif type(document) is not model and not (model is root and isinstance(document, root)):
+            raise UsageError(
+                f"insert_many takes documents of one model; it got {model.__name__} and "
+                f"{type(document).__name__}",
+                code="model-unknown",
+            )
+    return model, listed
+
+
+def inside(session: Any) -> bool:
+    """Whether a call runs inside a transaction of its caller."""
+    return session is not None and bool(session.in_transaction)
+
+
+def layout_of(graph: Graph, model: type[Document]) -> Layout[Any]:
+    """The layout of a model whose readings are not documents."""
+    layout = graph.entry(model).layout
+    if layout is None:
+        raise UsageError(
+            f"{model.__name__} is stored one by one; only models with bucket= or timeseries= have this",
+            code="layout-missing",
+        )
+    return layout
+
+
+def clear(error: PyMongoError) -> Exception:
+    """A clearer error where a standalone server refuses transactions."""
+    if isinstance(error, OperationFailure) and error.code in (20, 263) and "replica set" in str(error):
+        return UsageError(
+            "this server is standalone and has no transactions; start it as a replica set "
+            "(a single node will do), or use Store.local()",
+            code="transactions-unavailable",
+        )
+    return error
+
+
+def may_commit_again(error: PyMongoError, attempt: int) -> bool:
+    """Whether a commit's outcome is unknown, so that asking again is right."""
+    return attempt + 1 < COMMIT_ATTEMPTS_MAX and error.has_error_label("UnknownTransactionCommitResult")
+
+
+def chunks(documents: list[D], size: int) -> Iterator[list[D]]:
+    """The documents in pieces of at most `size`, each of one class."""
+    for _, run in itertools.groupby(documents, type):
+        same = list(run)
+        for start in range(0, len(same), size):
+            yield same[start : start + size]
+
+
+def surely_not_committed(error: BaseException) -> bool:
+    """Whether a failed transaction certainly left nothing behind, so that it may be run again."""
+    if not isinstance(error, Exception):
+        return False
+    # A write concern that was not met says nothing against the commit itself.
+    if isinstance(error, WriteConcernError):
+        return False
+    return not (isinstance(error, PyMongoError) and error.has_error_label("UnknownTransactionCommitResult"))
+
+
+def outcome_unknown(error: BaseException) -> Exception:
+    """What the others of a group are told when its transaction did not end in a known way."""
+    if isinstance(error, Exception):
+        return error
+    return DataError(
+        "this write shared a transaction with another thread's or task's, which was interrupted; "
+        "whether it was committed is not known: look before you try again",
+        code="write-outcome-unknown",
+    )
+
+
+def owner() -> str:
+    """This process, in a way that tells whether it is still the same one."""
+    return _described(os.getpid())
+
+
+@functools.cache
+def _described(pid: int) -> str:
+    return f"{socket.gethostname()}:{pid}:{_started(pid)}"
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the kernel's ticks; empty where that cannot be told."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            state, *rest = file.read().rpartition(")")[2].split()
+            # One that has ended and was not yet waited for does nothing more.
+            return "" if state in "ZX" else rest[18]
+    except (OSError, IndexError):
+        return ""
+
+
+def is_dead(described: str) -> bool:
+    """Whether a process that `owner` described has certainly ended."""
+    described = described.partition("/")[0]
+    host, _, rest = described.rpartition(":")[0].rpartition(":")
+    started = described.rpartition(":")[2]
+    if host != socket.gethostname() or not rest.isdigit() or not started:
+        return False
+    return _started(int(rest)) != started
+
+
+def recover(graph: Graph, server: Capabilities) -> Plan[int]:
+    """Finish what other processes, or this one before, left half done."""
+    done = yield from recovery.recover(graph, server, owner(), is_dead)
+    if server.transactions:
+        return done + (yield from intents.recover(graph, server))
+    done += yield from array_intents.recover(graph, owner(), is_dead)
+    return done + (yield from standalone.recover(graph, server, owner(), is_dead))
+
+
+def delivered(outcome: Any) -> Any:
+    """The outcome of a work, or its own error raised."""
+    if isinstance(outcome, standalone.Failed):
+        raise outcome.error
+    return outcome

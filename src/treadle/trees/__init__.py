@@ -1,1 +1,0 @@
-"""Trees: four representations, one interface. The declarations are in `treadle.patterns`."""

@@ -1,0 +1,1 @@
+"""Set-up, proof and repair, the stream worker, schedules, status."""

@@ -1,0 +1,456 @@
+"""Bringing right what the worker's events made doubtful, in transactions.
+
+Everything is recomputed from the sources as they are inside the transaction.
+A document that cannot be written (too large, or refused by a validator) is
+found by halving, set aside, and the others go on.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bson.errors import BSONError
+from pymongo import UpdateOne
+from pymongo.errors import OperationFailure
+
+from treadle.engine import intents
+from treadle.engine.contention import Contended, attempting, pieces
+from treadle.engine.deletes import delete_documents, detach
+from treadle.engine.fill import fill_references
+from treadle.engine.groups import arrange
+from treadle.engine.ledger import Ledger
+from treadle.engine.react import (
+    FAN_OUT_MAX,
+    UNBOUNDED,
+    FanOut,
+    copy_to,
+    feeds_beyond,
+    react,
+    stamps_of,
+    update_pipeline,
+)
+from treadle.engine.recompute import recompute
+from treadle.engine.standalone import top
+from treadle.errors import DataError, UsageError
+from treadle.graph.change import Change
+from treadle.graph.gather import GatherRule, freeze
+from treadle.graph.pattern import REVISION
+from treadle.patterns.extended_reference import ReferenceRule
+from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one, transact, update_many
+from treadle.plan.capabilities import Capabilities
+from treadle.query.comparison import same
+from treadle.query.paths import has, outermost, overlap, put, value_at
+from treadle.upkeep.events import Doubt, Mark
+from treadle.upkeep.verify import formulas_now, places_of
+
+if TYPE_CHECKING:
+    from treadle.graph.graph import Entry, Graph
+
+# Documents that one transaction recomputes, and deletions that it follows.
+TARGETS_MAX = 500
+COPIES_MAX = 50
+GONE_MAX = 1000
+
+Finish = Callable[[], Plan[None]]
+# What may be about one document: the server's refusals, the data, and what the driver cannot read.
+POISONOUS = (OperationFailure, DataError, UsageError, BSONError)
+# Of a target that an event's key names in another numeric type, nothing more is known.
+UNKNOWN = Mark(None, sourced=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Documents of one model whose own values are doubtful."""
+
+    entry: Entry[Any]
+    marks: Sequence[Mark]
+
+    def __len__(self) -> int:
+        return len(self.marks)
+
+    @property
+    def items(self) -> int:
+        return len(self.marks)
+
+    def part(self, start: int, end: int) -> Targets:
+        return Targets(self.entry, self.marks[start:end])
+
+    def hold(self) -> Plan[None]:
+        """Write these documents before their sources are read, so that other writers wait meanwhile."""
+        sourced = [mark.key for mark in self.marks if mark.sourced]
+        if sourced:
+            condition = self.entry.at_any(sourced)
+            yield from update_many(self.entry.collection, condition, {"$inc": {REVISION: 1}})
+
+    def bring_right(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[None]:
+        yield from recompute_targets(server, self.entry, self.marks, ledger)
+
+    def set_aside(self, graph: Graph, server: Capabilities, error: Exception) -> Plan[None]:
+        entry = self.entry
+        yield from intents.set_aside(entry.model.__name__, entry.collection, self.marks[0].key, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Sources whose copies must follow them."""
+
+    rule: ReferenceRule
+    keys: Sequence[Any]
+
+    def __len__(self) -> int:
+        # Each may have many copies.
+        return len(self.keys) * (TARGETS_MAX // COPIES_MAX)
+
+    @property
+    def items(self) -> int:
+        return len(self.keys)
+
+    def part(self, start: int, end: int) -> Copies:
+        return Copies(self.rule, self.keys[start:end])
+
+    def hold(self) -> Plan[None]:
+        """Copies are written as soon as their source is read."""
+        yield from ()
+
+    def bring_right(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[None]:
+        rule = self.rule
+        followed = feeds_beyond(rule.target, rule.level)
+        sources = yield from find(
+            rule.source.collection, {"_id": {"$in": list(self.keys)}, **rule.source.scope}
+        )
+        for source in sources:
+            yield from copy_to(rule, source["_id"], source, {}, followed, ledger)
+
+    def set_aside(self, graph: Graph, server: Capabilities, error: Exception) -> Plan[None]:
+        # One of the copies cannot be written: all but that one.
+        yield from copy_widely(graph, server, self.rule, self.keys[0])
+
+
+def apply(graph: Graph, server: Capabilities, doubt: Doubt, fence: Finish, finish: Finish) -> Plan[int]:
+    """Recompute all that is doubtful; `finish` belongs to the last transaction, `fence` to the others.
+
+    How many documents and sources were looked at.
+    """
+    for rule, gone in doubt.gone.items():
+        for key in gone.values():
+            yield from _follow_deletion(graph, server, rule, key, doubt, fence)
+    for rule, new in doubt.copies.items():
+        if not rule.synced:
+            # Nothing to follow; but who was there before its source takes the values of this moment.
+            referring = {rule.reference_path: {"$in": list(new.values())}, **rule.target.scope}
+            for each in (yield from find(rule.target.collection, referring, {"_id": 1})):
+                doubt.mark(rule.target, each["_id"], sourced=False)
+    units: list[Targets | Copies] = []
+    # Targets before copies: a card that was another reference's must not first be made half new.
+    for entry, marks in doubt.targets.items():
+        listed = list(marks.values())
+        units.extend(
+            Targets(entry, listed[at : at + TARGETS_MAX]) for at in range(0, len(listed), TARGETS_MAX)
+        )
+    for rule, keys in doubt.copies.items():
+        few = []
+        for key in keys.values() if rule.synced else ():
+            referring = {rule.reference_path: {"$eq": key}, **rule.target.scope}
+            if (yield from find(rule.target.collection, referring, {"_id": 1}, skip=FAN_OUT_MAX, limit=1)):
+                yield from copy_widely(graph, server, rule, key)
+            else:
+                few.append(key)
+        units.extend(Copies(rule, few[at : at + COPIES_MAX]) for at in range(0, len(few), COPIES_MAX))
+    packed = _pack(units)
+    for number, together in enumerate(packed):
+        last = number == len(packed) - 1
+        yield from _transaction(graph, server, together, doubt, fence, finish if last else fence)
+    if not packed:
+        yield from transact(finish)
+    return sum(len(unit) for unit in units)
+
+
+def _pack(units: Sequence[Targets | Copies]) -> list[list[Targets | Copies]]:
+    packed: list[list[Targets | Copies]] = []
+    room = 0
+    for unit in units:
+        if len(unit) > room or not packed:
+            packed.append([])
+            room = TARGETS_MAX
+        packed[-1].append(unit)
+        room -= len(unit)
+    return packed
+
+
+def _transaction(
+    graph: Graph,
+    server: Capabilities,
+    units: Sequence[Targets | Copies],
+    doubt: Doubt,
+    fence: Finish,
+    end: Finish,
+) -> Plan[None]:
+    try:
+        yield from transact(_attempting(graph, server, units, end))
+    except (*POISONOUS, Contended) as error:
+        if not _is_about_one_document(error):
+            raise
+        for unit in units:
+            yield from _in_pieces(graph, server, unit, doubt, fence, error)
+        yield from transact(end)
+
+
+def _attempting(
+    graph: Graph, server: Capabilities, units: Sequence[Targets | Copies], end: Finish
+) -> Callable[[], Plan[None]]:
+    """What a transaction does, each time it is attempted."""
+
+    def attempt() -> Plan[None]:
+        ledger = Ledger()
+        for unit in units:
+            yield from unit.bring_right(graph, server, ledger)
+        yield from react(graph, server, ledger, copies_max=UNBOUNDED)
+        yield from end()
+
+    def hold() -> Plan[None]:
+        for unit in units:
+            yield from unit.hold()
+
+    return attempting(attempt, hold, sum(unit.items for unit in units))
+
+
+def _is_about_one_document(error: Exception) -> bool:
+    return not isinstance(error, OperationFailure) or intents.is_about_one_document(error)
+
+
+def _in_pieces(
+    graph: Graph,
+    server: Capabilities,
+    unit: Targets | Copies,
+    doubt: Doubt,
+    fence: Finish,
+    reason: Exception,
+) -> Plan[None]:
+    """Do a unit in pieces: until a document that cannot be written stands alone, or others leave room."""
+    for start, end in pieces(unit.items, reason):
+        part = unit.part(start, end)
+        try:
+            yield from transact(_attempting(graph, server, [part], fence))
+        except (*POISONOUS, Contended) as error:
+            if not _is_about_one_document(error):
+                raise
+            if part.items > 1:
+                yield from _in_pieces(graph, server, part, doubt, fence, error)
+                continue
+            doubt.aside += 1
+            yield from part.set_aside(graph, server, error)
+
+
+def copy_widely(graph: Graph, server: Capabilities, rule: ReferenceRule, key: Any) -> Plan[None]:
+    """Make the copies of one source in chunks, around any that cannot be made."""
+    yield from intents.finish(graph, server, FanOut(rule, key), {"after": None, "n": -1})
+
+
+# -- targets -----------------------------------------------------------------------------------
+
+
+def recompute_targets(
+    server: Capabilities, entry: Entry[Any], marks: Sequence[Mark], ledger: Ledger
+) -> Plan[None]:
+    """Recompute the stream-maintained values of these documents.
+
+    One whose sources changed is really written even if its value stays: a
+    slower recomputation of `repair` must meet it. One that was only touched
+    itself is written if something is wrong, so that the worker does not
+    follow its own writes for ever.
+    """
+    gathers = [rule for rule in entry.gathers if rule.maintain == "stream"]
+    references = [rule for rule in entry.references if rule.maintain == "stream"]
+    formulas = [rule for rule in entry.formulas if rule.maintain == "stream"]
+    paths = {path for rule in gathers for path in rule.empty()} | {top(rule) for rule in references}
+    whole = bool(references or entry.feeds)
+    shown = None if whole else dict.fromkeys(outermost([*paths, *(rule.path for rule in formulas), "_id"]), 1)
+    by_key = {freeze(mark.key): mark for mark in marks}
+    keys = [mark.key for mark in marks]
+    made: set[Any] = set()
+    if entry.group is not None:
+        arranged = yield from arrange(server, entry, keys, ledger)
+        made = {freeze(each) for each in arranged.made}
+        shown = {**shown, **entry.key_projection()} if shown is not None else None
+    documents = yield from find(entry.collection, entry.at_any(keys), shown)
+    if not documents:
+        return
+    present = [each["_id"] for each in documents]
+    if entry.feeds:
+        yield from ledger.note_before(entry, [each for each in present if freeze(each) not in made])
+    wanted = yield from _wanted(server, entry, documents, by_key, gathers, references)
+    stale = (yield from formulas_now(entry, present)) if formulas else {}
+    operations = []
+    for document, right in zip(documents, wanted, strict=True):
+        sets = {}
+        for path in outermost(paths):
+            value = value_at(right, path.split("."))
+            if not same(value_at(document, path.split(".")), value):
+                sets[path] = {"$literal": value}
+        sourced = by_key.get(freeze(entry.key_of(document)), UNKNOWN).sourced
+        row = stale.get(freeze(document["_id"]))
+        formula_differs = row is not None and any(
+            not same(value_at(document, rule.path.split(".")), row.get(f"f{number}"))
+            for number, rule in enumerate(entry.formulas)
+            if rule in formulas
+        )
+        if sets or sourced or formula_differs:
+            stamps = stamps_of(gathers) if sets or sourced else {}
+            pipeline = update_pipeline(entry, {**sets, **stamps}, {})
+            operations.append(UpdateOne(by_id(document["_id"]), pipeline))
+    if not operations:
+        return
+    yield from bulk_write(entry.collection, operations, ordered=False)
+    if entry.feeds:
+        afters = yield from find(entry.collection, {"_id": {"$in": present}})
+        found = {freeze(each["_id"]): each for each in afters}
+        for document in documents:
+            frozen = freeze(document["_id"])
+            before = None if frozen in made else document
+            ledger.add(Change(entry.collection, document["_id"], before, found[frozen]))
+
+
+def _wanted(
+    server: Capabilities,
+    entry: Entry[Any],
+    documents: Sequence[Raw],
+    marks: dict[Any, Mark],
+    gathers: Sequence[GatherRule],
+    references: Sequence[ReferenceRule],
+) -> Plan[list[Raw]]:
+    """The documents as they should be."""
+    if not references:
+        wanted: list[Raw] = [{"_id": each["_id"]} for each in documents]
+    else:
+        wanted = [copy.deepcopy(each) for each in documents]
+    keys = [entry.key_of(each) for each in documents]
+    values = yield from recompute(gathers, keys, server.version)
+    for key, right in zip(keys, wanted, strict=True):
+        for path, value in values[freeze(key)].items():
+            put(right, path.split("."), value)
+    if references:
+        pairs: list[tuple[Raw | None, Raw]] = []
+        for document, right in zip(documents, wanted, strict=True):
+            before = copy.deepcopy(document)
+            for rule in references:
+                if rule.kept:
+                    _recall_cards(rule, before, marks.get(freeze(entry.key_of(document)), UNKNOWN))
+            pairs.append((before, right))
+        yield from fill_references(entry, pairs, look_only=True, rules=references)
+    return wanted
+
+
+def _recall_cards(rule: ReferenceRule, before: Raw, mark: Mark) -> None:
+    """Leave in `before` the values of a moment that are each reference's own.
+
+    What was another reference's is taken out, and what a replacement dropped
+    is put back. Told by the values of the moment alone, because the others may
+    have followed the new reference already.
+    """
+    name = rule.name
+    old: dict[Any, list[Any]] = {}
+    for container, reference in rule.references(mark.cards or {}):
+        if reference is not None and name in container:
+            old.setdefault(freeze(reference), []).append(container[name])
+    strangers = [_moment(rule, card) for cards in old.values() for card in cards]
+    unmatched = []
+    for at, container in list(places_of(before, rule.steps, "")):
+        reference = value_at(container, rule.by)
+        mine, cards = _moment(rule, container.get(name)), old.get(freeze(reference), [])
+        mate = next((number for number, card in enumerate(cards) if same(mine, _moment(rule, card))), None)
+        if reference is None:
+            continue
+        if any(overlap(path, at + ".".join(rule.by)) for path in mark.renewed):
+            container.pop(name, None)
+        elif _filled(rule, container) and mate is not None:
+            cards.pop(mate)
+        else:
+            unmatched.append((container, mine, cards))
+    for container, mine, cards in unmatched:
+        if not _filled(rule, container):
+            own = container.pop(name, None)
+            if cards:
+                former = cards.pop(0)
+                container[name] = {**former, **own} if isinstance(own, dict) else former
+        elif any(same(mine, each) for each in strangers):
+            container.pop(name)
+
+
+def _moment(rule: ReferenceRule, card: Any) -> list[Any]:
+    """The values of a card that do not follow their source."""
+    return [card if each.card is None else value_at(card, each.card.split(".")) for each in rule.kept]
+
+
+def _filled(rule: ReferenceRule, container: Raw) -> bool:
+    """Whether a card was ever filled; one that holds its reference is there before it is."""
+    if not rule.holds_reference:
+        return rule.name in container
+    return any(has(container.get(rule.name), (each.card or "").split(".")) for each in rule.copied)
+
+
+# -- deleted sources -------------------------------------------------------------------------------
+
+
+def _follow_deletion(
+    graph: Graph, server: Capabilities, rule: ReferenceRule, key: Any, doubt: Doubt, fence: Finish
+) -> Plan[None]:
+    """Do as `on_delete` says to what refers to a source that is gone, a thousand at a time."""
+    condition: Raw = {rule.reference_path: {"$eq": key}, **rule.target.scope}
+    if rule.on_delete == "restrict":
+        # A writer that does not use Treadle deleted it all the same; the copies lose their source.
+        for each in (yield from find(rule.target.collection, condition, {"_id": 1})):
+            doubt.mark(rule.target, each["_id"], sourced=True)
+        return
+    stuck: list[Any] = []
+    while (yield from find_one(rule.source.collection, rule.source.one(key), {"_id": 1})) is None:
+        within = {**condition, "_id": {"$nin": stuck}} if stuck else condition
+        found = yield from find(rule.target.collection, within, {"_id": 1}, limit=GONE_MAX)
+        keys = [each["_id"] for each in found]
+        if keys:
+            stuck += yield from _cut_loose(graph, server, rule, key, keys, doubt, fence)
+        if len(keys) < GONE_MAX:
+            return
+
+
+def _cut_loose(
+    graph: Graph,
+    server: Capabilities,
+    rule: ReferenceRule,
+    key: Any,
+    keys: Sequence[Any],
+    doubt: Doubt,
+    fence: Finish,
+) -> Plan[list[Any]]:
+    """Delete these documents, or clear their references; those for which it cannot be done, set aside."""
+
+    def attempt() -> Plan[None]:
+        if (yield from find_one(rule.source.collection, rule.source.one(key), {"_id": 1})) is not None:
+            # It came back; its insertion is another event.
+            return
+        condition = {"_id": {"$in": list(keys)}, rule.reference_path: {"$eq": key}}
+        referring = yield from find(rule.target.collection, condition)
+        ledger = Ledger()
+        if rule.on_delete == "cascade" and not rule.place.in_array:
+            yield from delete_documents(rule.target, referring, ledger)
+        elif referring:
+            yield from detach(rule, referring, [key], ledger)
+        yield from react(graph, server, ledger, copies_max=UNBOUNDED)
+        yield from fence()
+
+    try:
+        yield from transact(attempt)
+    except POISONOUS as error:
+        if not _is_about_one_document(error):
+            raise
+        if len(keys) == 1:
+            # Another reference forbids it, or the document cannot be written: somebody must decide.
+            doubt.aside += 1
+            yield from intents.set_aside(rule.place.label, rule.target.collection, keys[0], error)
+            return [keys[0]]
+        middle = len(keys) // 2
+        first = yield from _cut_loose(graph, server, rule, key, keys[:middle], doubt, fence)
+        return [*first, *(yield from _cut_loose(graph, server, rule, key, keys[middle:], doubt, fence))]
+    return []

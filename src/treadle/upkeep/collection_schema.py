@@ -1,0 +1,90 @@
+"""The validator of a collection: what each kind and each version of its documents may look like.
+
+The current version of each kind is as its model says. Versions before it have
+no declared shape, so their branch only asks for the version itself. An
+unknown kind, and a version that nobody knows of, fit no branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from treadle.model.json_schema import Schema, model_schema
+
+if TYPE_CHECKING:
+    from treadle.graph.graph import Entry
+    from treadle.graph.versions import Lineage
+
+
+def collection_schema(entry: Entry[Any]) -> Schema:
+    """The `$jsonSchema` that accepts exactly what the kinds and versions of a collection allow."""
+    if entry.family is None:
+        branches = _branches(entry, {})
+    else:
+        branches = []
+        for kind, member in entry.family.by_kind.items():
+            branches += _branches(member, {entry.family.discriminator: {"enum": [kind]}})
+        older = _other_versions(entry.lineage, {}) if entry.lineage is not None else {}
+        if older:
+            # Documents that get their kind only by a migration of the base.
+            branches.append({**older, "not": {"required": [entry.family.discriminator]}})
+    unique: list[Schema] = []
+    for branch in branches:
+        if branch not in unique:
+            unique.append(branch)
+    if not unique:
+        return model_schema(entry.codec)
+    return unique[0] if len(unique) == 1 else {"anyOf": unique}
+
+
+def _branches(entry: Entry[Any], kind: Schema) -> list[Schema]:
+    """The current version of one class, and those before it."""
+    schema = model_schema(entry.codec)
+    for name, allowed in kind.items():
+        schema = _confined(schema, name, allowed, required=True)
+    lineage = entry.lineage
+    if lineage is None:
+        return [schema]
+    # A document without a version is of the first.
+    numbers: list[Any] = [lineage.current] if lineage.current > 1 else [1, None]
+    schema = _confined(schema, lineage.field, {"enum": numbers}, required=lineage.current > 1)
+    older = _other_versions(lineage, kind)
+    return [schema, older] if older else [schema]
+
+
+def _other_versions(lineage: Lineage, kind: Schema) -> Schema:
+    """Whatever is of an older version, or of a newer one that can be read."""
+    others: list[Any] = [number for number in range(1, lineage.newest + 1) if number != lineage.current]
+    if not others:
+        return {}
+    first = 1 in others
+    schema: Schema = {"bsonType": "object", "properties": {}}
+    for name, allowed in kind.items():
+        schema = _confined(schema, name, allowed, required=True)
+    allowed = {"enum": [*others, None] if first else others}
+    return _confined(schema, lineage.field, allowed, required=not first)
+
+
+def _confined(schema: Schema, name: str, allowed: Schema, *, required: bool) -> Schema:
+    """A schema in which a field may only be what is allowed."""
+    others = [each for each in schema.get("required", []) if each != name]
+    wanted = [*others, name] if required else others
+    changed = {**schema, "properties": {**schema.get("properties", {}), name: allowed}}
+    if wanted:
+        changed["required"] = wanted
+    return changed
+
+
+def newest_version(schema: Mapping[str, Any], field: str) -> int:
+    """The highest version that an existing validator describes; 0 where it describes none."""
+    highest = 0
+    for branch in schema.get("anyOf", [schema]):
+        if not isinstance(branch, Mapping) or "_id" not in branch.get("required", ()):
+            # Of a version before, or after, of which nothing is asked.
+            continue
+        allowed = branch.get("properties", {}).get(field, {})
+        for number in allowed.get("enum", []) if isinstance(allowed, Mapping) else []:
+            if isinstance(number, int) and not isinstance(number, bool):
+                highest = max(highest, number)
+    return highest

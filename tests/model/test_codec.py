@@ -1,0 +1,292 @@
+"""Models survive the way into the database and back, whatever they hold."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import enum
+import uuid
+from typing import Annotated, Any
+
+import pytest
+from bson import ObjectId
+from bson.decimal128 import Decimal128
+from hypothesis import given
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, RootModel, field_serializer
+from pymongo import MongoClient
+
+from tests.support import Colour, Leaf, Point, models_with_documents
+from treadle import DataError, DeclarationError, Document, Id, Indexed, Store, UsageError
+from treadle.model.codec import codec_of
+
+UTC = dt.UTC
+
+
+def dumped(document: BaseModel) -> dict[str, Any]:
+    return codec_of(type(document)).dump(document, [])
+
+
+@given(made=models_with_documents())
+def test_any_model_reads_back_equal(made, database):
+    """Random fields, kinds and values, through the real server."""
+    model, documents = made
+    database["things"].drop()
+    store = Store(database, [model])
+    inserted = store.insert_many(documents)
+    read = list(store.find(model, sort="_id"))
+    assert sorted(inserted, key=lambda each: each.id) == read
+
+
+def test_a_client_that_is_not_tz_aware_still_gives_aware_dates(server):
+    class Event(Document, collection="events"):
+        at: dt.datetime
+
+    with MongoClient(server.uri, tz_aware=False) as client:
+        store = Store(client["tz_test"], [Event])
+        stored = store.insert(
+            Event(at=dt.datetime(2026, 3, 1, 12, tzinfo=dt.timezone(dt.timedelta(hours=2))))
+        )
+        read = store.get(Event, stored.id)
+        client.drop_database("tz_test")
+    assert dt.datetime(2026, 3, 1, 10, tzinfo=UTC) == read.at
+    assert dt.timedelta(0) == read.at.utcoffset()
+    assert read == stored
+
+
+def test_insert_shows_that_dates_are_cut_to_milliseconds(run):
+    class Event(Document, collection="events"):
+        at: dt.datetime
+        more: list[dt.datetime] = []
+
+    store = run.store([Event])
+    precise = dt.datetime(2026, 1, 1, 0, 0, 0, 123456, tzinfo=UTC)
+    given_event = Event(at=precise, more=[precise])
+    stored = store.insert(given_event)
+    assert 123000 == stored.at.microsecond == stored.more[0].microsecond
+    assert 123456 == given_event.at.microsecond
+    assert [stored] == list(store.find(Event))
+
+
+def test_a_naive_date_is_taken_as_utc(run):
+    class Event(Document, collection="events"):
+        at: dt.datetime
+
+    stored = run.store([Event]).insert(Event(at=dt.datetime(2026, 1, 1)))
+    assert dt.datetime(2026, 1, 1, tzinfo=UTC) == stored.at
+
+
+def test_decimals_are_stored_exactly():
+    class Price(Document, collection="prices"):
+        amount: decimal.Decimal
+
+    assert Decimal128("1.10") == dumped(Price(amount="1.10"))["amount"]
+
+
+def test_more_than_34_digits_are_refused():
+    class Price(Document, collection="prices"):
+        amount: decimal.Decimal
+
+    with pytest.raises(UsageError, match="34 significant digits") as caught:
+        dumped(Price(amount=decimal.Decimal("1." + "1" * 34)))
+    assert "decimal-too-long" == caught.value.code
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [(str, "a"), (int, 7), (uuid.UUID, uuid.UUID(int=5)), (Point, Point(x=1.0, label="p"))],
+)
+def test_ids_of_other_types(run, annotation, value):
+    """A string, a number, a UUID or a sub-document can be the `_id`."""
+    model = type(Document)(
+        "Thing",
+        (Document,),
+        {"__annotations__": {"id": annotation, "n": int}, "__module__": __name__},
+        collection="things",
+    )
+    store = run.store([model])
+    stored = store.insert(model(id=value, n=1))
+    assert stored == store.get(model, value)
+    assert 2 == store.update(model, value, {"$set": {"n": 2}}).n
+    assert store.delete(model, value).id == value
+
+
+def test_none_is_stored_as_null_and_absence_reads_as_the_default(run):
+    class Thing(Document, collection="things"):
+        maybe: int | None = 5
+
+    store = run.store([Thing])
+    stored = store.insert(Thing(maybe=None))
+    assert store.get(Thing, stored.id).maybe is None
+    store.update(Thing, stored.id, {"$unset": {"maybe": ""}})
+    assert 5 == store.get(Thing, stored.id).maybe
+
+
+def test_pydantic_aliases_are_the_stored_names():
+    class Inner(BaseModel):
+        model_config = ConfigDict(populate_by_name=True)
+        zip_code: str = Field(alias="zipCode")
+        town: str = Field(serialization_alias="ort")
+
+    class Thing(Document, collection="things", naming="camel"):
+        first_name: str
+        own: str = Field(alias="OWN")
+        inner: Inner
+
+    thing = Thing(first_name="a", own="b", inner=Inner(zip_code="1", town="t"))
+    raw = dumped(thing)
+    assert {"_id": thing.id, "firstName": "a", "OWN": "b", "inner": {"zipCode": "1", "ort": "t"}} == raw
+    assert thing == codec_of(Thing).load(raw)
+
+
+def test_the_id_is_called_id_in_json():
+    class Thing(Document, collection="things"):
+        n: int
+
+    thing = Thing(n=1)
+    assert {"id", "n"} == set(thing.model_dump(mode="json", by_alias=True))
+    assert thing == Thing.model_validate_json(thing.model_dump_json())
+
+
+def test_excluded_fields_are_stored_all_the_same():
+    class User(Document, collection="users"):
+        password_hash: str = Field(exclude=True)
+
+    assert "x" == dumped(User(password_hash="x"))["password_hash"]
+
+
+def test_serializers_that_are_not_for_json_are_heeded():
+    class Thing(Document, collection="things"):
+        shouted: Annotated[str, PlainSerializer(str.upper)]
+        for_json: Annotated[int, PlainSerializer(str, when_used="json")]
+        by_method: int
+
+        @field_serializer("by_method")
+        def twice(self, value: int) -> int:
+            return value * 2
+
+    raw = dumped(Thing(shouted="a", for_json=1, by_method=2))
+    assert ("A", 1, 4) == (raw["shouted"], raw["for_json"], raw["by_method"])
+
+
+def test_a_recursive_model_survives(run):
+    class Tree(Document, collection="trees"):
+        root: Leaf
+
+    store = run.store([Tree])
+    store.setup()
+    stored = store.insert(Tree(root=Leaf(name="a", children=[Leaf(name="b", children=[Leaf(name="c")])])))
+    assert stored == store.get(Tree, stored.id)
+
+
+def test_root_models_and_extra_fields_survive(run):
+    class Tags(RootModel[list[str]]):
+        pass
+
+    class Thing(Document, collection="things"):
+        model_config = ConfigDict(extra="allow")
+        tags: Tags
+
+    store = run.store([Thing])
+    stored = store.insert(Thing(tags=Tags(["a"]), price=decimal.Decimal("2.5")))
+    assert stored == store.get(Thing, stored.id)
+
+
+def test_strict_models_read_back(run):
+    class Thing(Document, collection="things"):
+        model_config = ConfigDict(strict=True)
+        tags: set[str]
+        pair: tuple[int, str]
+        colour: Colour
+        day: dt.date
+        key: uuid.UUID
+        ref: Id
+
+    store = run.store([Thing])
+    stored = store.insert(
+        Thing(
+            tags={"a"},
+            pair=(1, "b"),
+            colour=Colour.RED,
+            day=dt.date(2026, 1, 1),
+            key=uuid.uuid4(),
+            ref=ObjectId(),
+        )
+    )
+    assert stored == store.get(Thing, stored.id)
+
+
+def test_none_under_a_unique_index_is_left_out(run):
+    class Book(Document, collection="books"):
+        isbn: Annotated[str | None, Indexed(unique=True)] = None
+
+    store = run.store([Book])
+    store.setup()
+    store.insert_many([Book(), Book(), Book(isbn="1")])
+    assert "isbn" not in dumped(Book())
+    assert 3 == store.count(Book)
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [dt.date | dt.datetime, set[int] | list[int], Colour | str, dt.timedelta | float, dt.time | str],
+)
+def test_union_members_that_are_stored_alike_are_refused(annotation):
+    model = type(Document)(
+        "Thing",
+        (Document,),
+        {"__annotations__": {"value": annotation}, "__module__": __name__},
+        collection="things",
+    )
+    with pytest.raises(DeclarationError, match=r"Thing\.value") as caught:
+        codec_of(model)
+    assert "union-ambiguous" == caught.value.code
+
+
+def test_types_without_a_bson_form_are_refused_at_declaration():
+    class Opaque:
+        pass
+
+    class Thing(Document, collection="things"):
+        model_config = ConfigDict(arbitrary_types_allowed=True)
+        value: Opaque
+
+    with pytest.raises(DeclarationError, match=r"Thing\.value is a Opaque"):
+        codec_of(Thing)
+
+
+def test_a_stored_document_that_does_not_fit_is_named_without_its_values(run):
+    class User(Document, collection="users"):
+        age: int
+
+    store = run.store([User])
+    stored = store.insert(User(age=3))
+    store.update_many(User, {}, {"$set": {"age": "secret"}})
+    with pytest.raises(DataError) as caught:
+        store.get(User, stored.id)
+    assert "document-invalid" == caught.value.code
+    assert "age" in str(caught.value)
+    assert str(stored.id) in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_stored_names_that_clash_are_refused():
+    class Thing(Document, collection="things"):
+        a: int
+        b: int = Field(alias="a")
+
+    with pytest.raises(DeclarationError, match="both stored as 'a'"):
+        codec_of(Thing)
+
+
+class Weight(enum.Enum):
+    LIGHT = decimal.Decimal("0.5")
+    HEAVY = decimal.Decimal("5")
+
+
+def test_an_enum_of_decimals_survives(run):
+    class Parcel(Document, collection="parcels"):
+        weight: Weight
+
+    store = run.store([Parcel])
+    stored = store.insert(Parcel(weight=Weight.HEAVY))
+    assert stored == store.get(Parcel, stored.id)

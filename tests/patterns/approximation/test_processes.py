@@ -1,0 +1,332 @@
+"""Counters and the life of processes: exit, SIGTERM, fork, kill -9; and servers without transactions."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Generator
+from datetime import timedelta
+from typing import Annotated, Any
+
+import pytest
+from pymongo import MongoClient, common
+from pymongo.errors import PyMongoError
+
+from tests import faults, victim
+from tests.patterns.outlier.test_outlier import race
+from treadle import Approximate, Document, Store
+from treadle.engine import lease
+from treadle.patterns.approximation.events import Drain
+from treadle.server.local import LocalServer, start
+from treadle.store import counter_exit
+
+pytestmark = pytest.mark.heavy
+
+CONTEXT = multiprocessing.get_context("forkserver")
+NEVER = timedelta(hours=1)
+KILLS = 20
+SECONDS_MAX = 60.0
+
+
+class Post(Document, collection="posts"):
+    id: int
+    views: Annotated[int, Approximate(every=10**6, within=NEVER)] = 0
+    likes: Annotated[int, Approximate(every=10**6, within=NEVER, buffer="durable")] = 0
+
+
+@pytest.fixture(autouse=True)
+def no_counter_outlives_its_test():
+    yield
+    counter_exit._LIVE.clear()
+
+
+@pytest.fixture(scope="module")
+def fork_server() -> None:
+    victim.prepare()
+
+
+SCRIPT = """
+import os, signal, sys, threading, time
+from pymongo import MongoClient
+from tests.test_counter_processes import Post
+from treadle import Store
+
+store = Store(MongoClient(sys.argv[1])[sys.argv[2]], [Post])
+counter = store.counter(Post, "views")
+counter.add(1, 3)
+"""
+
+
+def script(server: LocalServer, database: Any, body: str, *, first: str = "") -> subprocess.Popen[str]:
+    """A process that counts three views and then does something."""
+    return subprocess.Popen(
+        [sys.executable, "-c", first + SCRIPT + textwrap.dedent(body), server.uri, database.name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)},
+    )
+
+
+def views(database: Any) -> int:
+    return int(database["posts"].find_one({"_id": 1})["views"])
+
+
+@pytest.fixture
+def posts(database: Any) -> Any:
+    Store(database, [Post]).insert(Post(id=1))
+    return database
+
+
+def test_what_is_pending_is_written_at_exit(server, posts):
+    process = script(server, posts, "")
+    _, errors = process.communicate(timeout=SECONDS_MAX)
+    assert (0, "") == (process.returncode, errors)
+    assert 3 == views(posts)
+
+
+def test_what_is_pending_is_written_on_sigterm(server, posts):
+    process = script(server, posts, "print('ready', flush=True); time.sleep(60)")
+    assert process.stdout is not None
+    assert "ready" == process.stdout.readline().strip()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=SECONDS_MAX)
+    assert 143 == process.returncode
+    assert 3 == views(posts)
+
+
+def test_a_handler_that_was_there_is_left_alone(server, posts):
+    first = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
+"""
+    process = script(server, posts, "print('ready', flush=True); time.sleep(60)", first=first)
+    assert process.stdout is not None
+    assert "ready" == process.stdout.readline().strip()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=SECONDS_MAX)
+    assert (7, 3) == (process.returncode, views(posts))
+
+
+def test_a_forked_child_begins_with_an_empty_buffer(server, posts):
+    """Parent and child would otherwise both write the three."""
+    body = """
+    from treadle import counter_exit
+    child = os.fork()
+    if child == 0:
+        assert {} == counter.pending(), counter.pending()
+        store.runner.database.client.close()
+        counter.add(1, 10)
+        counter._store = Store(MongoClient(sys.argv[1])[sys.argv[2]], [Post])
+        sys.exit(0)
+    assert 0 == os.waitpid(child, 0)[1]
+    assert {1: 3} == counter.pending()
+    """
+    process = script(server, posts, body)
+    _, errors = process.communicate(timeout=SECONDS_MAX)
+    assert 0 == process.returncode, errors
+    assert 13 == views(posts)
+
+
+def test_a_child_of_multiprocessing_writes_at_its_end(server, posts):
+    body = """
+    import multiprocessing
+    def work():
+        counter._store = Store(MongoClient(sys.argv[1])[sys.argv[2]], [Post])
+        counter.add(1, 10)
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join()
+    assert 0 == child.exitcode
+    """
+    process = script(server, posts, body)
+    _, errors = process.communicate(timeout=SECONDS_MAX)
+    assert 0 == process.returncode, errors
+    assert 13 == views(posts)
+
+
+# -- kill -9 --------------------------------------------------------------------------------------
+
+
+def like(uri: str, database: str, key: int, told: Any) -> None:
+    """Add durable events for ever, and tell how many were acknowledged."""
+    counter = Store(MongoClient[Any](uri)[database], [Post]).counter(Post, "likes")
+    while True:
+        counter.add(key)
+        told.send(1)
+
+
+def flush_for_ever(uri: str, database: str) -> None:
+    counter = Store(MongoClient[Any](uri)[database], [Post]).counter(Post, "likes")
+    while True:
+        counter.flush()
+
+
+@pytest.fixture(scope="module")
+def brief() -> Generator[LocalServer]:
+    """A server that soon gives up the transactions of killed clients."""
+    with start(parameters={"enableTestCommands": 1, "transactionLifetimeLimitSeconds": 1}) as server:
+        yield server
+
+
+def test_two_flushers_and_twenty_kills_lose_and_double_nothing(brief, fork_server):
+    """Writers are killed too: an event that was acknowledged is there, one that was not may be."""
+    client = MongoClient[Any](brief.uri)
+    store = Store(client["killed"], [Post])
+    store.setup()
+    store.insert_many([Post(id=1), Post(id=2)])
+    chance = random.Random(5)
+    acknowledged = started = kills = 0
+    flushers: list[Any] = []
+    writer: Any = None
+    pipes: list[Any] = []
+    while kills < KILLS:
+        if writer is None:
+            receiving, sending = CONTEXT.Pipe(duplex=False)
+            writer = CONTEXT.Process(target=like, args=(brief.uri, "killed", 1 + started % 2, sending))
+            writer.start()
+            sending.close()
+            pipes.append(receiving)
+            started += 1
+        while len(flushers) < 2:
+            flushers.append(CONTEXT.Process(target=flush_for_ever, args=(brief.uri, "killed")))
+            flushers[-1].start()
+        pipes[-1].poll(SECONDS_MAX)
+        time.sleep(chance.uniform(0.15, 0.4))
+        end(flushers.pop(0))
+        kills += 1
+        if kills % 5 == 0:
+            end(writer)
+            writer = None
+            kills += 1
+            acknowledged += told(pipes[-1])
+    for process in [*flushers, *([writer] if writer else [])]:
+        end(process)
+    if writer:
+        acknowledged += told(pipes[-1])
+    client.admin.command({"killAllSessions": []})
+    store.counter(Post, "likes").flush()
+    counted = sum(post.likes for post in store.find(Post))
+    assert acknowledged > KILLS
+    # Each killed writer may have been waiting for one answer.
+    assert acknowledged <= counted <= acknowledged + started
+    assert {} == store.counter(Post, "likes").pending()
+    client.close()
+
+
+def end(process: Any) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(SECONDS_MAX)
+
+
+def told(pipe: Any) -> int:
+    """How many events a writer that has ended heard of."""
+    heard = 0
+    try:
+        while pipe.poll(0):
+            heard += pipe.recv()
+    except EOFError:
+        pass
+    return heard
+
+
+# -- without transactions ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone() -> Generator[LocalServer]:
+    interval, common.MIN_HEARTBEAT_INTERVAL = common.MIN_HEARTBEAT_INTERVAL, 0.005
+    with start(parameters={"enableTestCommands": 1}, replica_set=False) as server:
+        yield server
+    common.MIN_HEARTBEAT_INTERVAL = interval
+
+
+def marks(database: Any) -> int:
+    return int(database["posts"].count_documents({"_treadle.batches": {"$nin": [None, {}]}}))
+
+
+@pytest.mark.parametrize("field", ["views", "likes"])
+@pytest.mark.parametrize("fault", ["drop_reply", "close_before"])
+def test_without_transactions_a_batch_counts_once(alone, field, fault, tried, monkeypatch):
+    """The driver does not retry here; the marks in the documents tell what was done."""
+    monkeypatch.setattr(lease, "WAIT_MAX_SECONDS", 2.0)
+    name = f"counter_{field}_{fault}"
+    with (
+        faults.Proxy(alone.port) as proxy,
+        MongoClient[Any](proxy.uri) as client,
+        MongoClient[Any](alone.uri) as sound,
+    ):
+        store = Store(client[name], [Post])
+        store.setup()
+        store.insert_many([Post(id=1), Post(id=2)])
+        counter = store.counter(Post, field)
+        expected = points = 0
+        for skip in range(40):
+            counter.add_many({1: 3, 2: 1, 77: 1})
+            expected += 3
+            with getattr(proxy, fault)(skip) as plan, contextlib.suppress(PyMongoError):
+                counter.flush()
+            points += plan.struck
+            store.recover()
+            counter.flush()
+            found = {each["_id"]: each[field] for each in sound[name]["posts"].find()}
+            assert {1: expected, 2: expected // 3} == found
+            assert {} == counter.pending()
+            if not plan.struck:
+                break
+        assert points > 3
+        # A mark is left only where the reply to its removal was lost, and it does no harm.
+        assert 0 == marks(sound[name]) or points
+        tried(points)
+        sound.drop_database(name)
+
+
+@pytest.mark.parametrize("field", ["views", "likes"])
+def test_a_refusal_without_transactions_does_not_stop_the_others(alone, field):
+    """Also where the batch was written down by a process that met the refusal and ended."""
+    with MongoClient[Any](alone.uri) as client:
+        client.drop_database("refused")
+        store = Store(client["refused"], [Post])
+        store.setup()
+        store.insert_many([Post(id=key) for key in range(1, 5)])
+        posts = client["refused"]["posts"]
+        posts.update_one({"_id": 2}, {"$set": {field: "x"}}, bypass_document_validation=True)
+        posts.update_one({"_id": 3}, {"$set": {field: 2**63 - 1}})
+        counter = store.counter(Post, field)
+        counter.add_many({1: 5, 2: 6, 3: 7, 4: 8, 77: 9})
+        if field == "likes":
+            with pytest.raises(PyMongoError):
+                store._write(Drain(counter.rule), None)
+        assert {2: 6, 3: 7, 77: 9} == counter.flush().unknown
+        assert [5, "x", 2**63 - 1, 8] == [each[field] for each in posts.find().sort("_id")]
+        assert (0, {}) == (marks(client["refused"]), counter.pending())
+        assert [] == list(client["refused"]["treadle.intents"].find())
+
+
+@pytest.mark.parametrize("field", ["views", "likes"])
+def test_threads_and_replaces_without_transactions(alone, field):
+    with MongoClient[Any](alone.uri) as client:
+        client.drop_database("counted")
+        store = Store(client["counted"], [Post])
+        store.insert(Post(id=1))
+
+        def count() -> None:
+            for _ in range(5):
+                store.counter(Post, field).add(1)
+                store.counter(Post, field).flush()
+
+        def replace() -> None:
+            for _ in range(5):
+                store.replace(Post(id=1, views=99, likes=99))
+
+        race(*[count] * 6, replace)
+        assert 30 == client["counted"]["posts"].find_one()[field]
+        assert 0 == marks(client["counted"])
+        assert [] == list(client["counted"]["treadle.intents"].find())

@@ -1,0 +1,350 @@
+"""Races on trees: two transactions in every order that matters, then threads and tasks.
+
+A permutation runs two writes in two sessions: the first so many commands, the
+second so many, then each to its end. Whoever meets a conflict starts again
+when the other is done, as `with_transaction` would. Whatever the order, the
+tree must be one afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+from pymongo.errors import PyMongoError
+
+from tests.patterns.tree import forest
+from tests.patterns.tree.forest import (
+    FOUR,
+    Array,
+    Counted,
+    Listed,
+    Parented,
+    Pathed,
+    PathedUp,
+    Turning,
+    plant,
+)
+from treadle import AsyncStore, DataError, Document, Store, UsageError
+from treadle.engine import commit
+from treadle.engine.deletes import DeleteOneDocument
+from treadle.engine.writes import Insert, Work
+from treadle.patterns.tree import fields, placing, state
+from treadle.patterns.tree.moves import Move
+from treadle.patterns.tree.removes import Remove
+from treadle.plan import find, find_one, unwind
+from treadle.store import shell
+
+SHAPE = {"r": {"a": {"a1": {"a2": {}}}, "b": {"b1": {}}, "leaf": {}}}
+STEPS_MAX = 60
+REFUSALS = {
+    "tree-cycle", "tree-parent-missing", "tree-node-missing", "tree-has-children", "tree-segment-taken",
+}  # fmt: skip
+
+
+class Side:
+    """One of two writers: its plan in a transaction of its own."""
+
+    def __init__(self, store: Store, work: Work[Any]) -> None:
+        self.store, self.work = store, work
+        self.session = store.runner.database.client.start_session()
+        self.session.start_transaction(**shell.TRANSACTION_OPTIONS)
+        self.plan = commit.inside(store.graph, store._capabilities(), work)
+        self.command: Any = None
+        self.begun = self.ended = self.conflicted = False
+        self.refused: str | None = None
+
+    def step(self) -> None:
+        """One command, and what the plan makes of its result."""
+        if self.ended:
+            return
+        try:
+            if not self.begun:
+                self.begun, self.command = True, next(self.plan)
+            else:
+                self.command = self.plan.send(self.perform())
+        except StopIteration:
+            self.end(commit=True)
+        except PyMongoError as error:
+            assert error.has_error_label("TransientTransactionError"), error
+            self.conflicted = True
+            self.end(commit=False)
+        except (DataError, UsageError) as error:
+            assert error.code in REFUSALS, error
+            self.refused = error.code
+            self.end(commit=False)
+
+    def perform(self) -> Any:
+        try:
+            return self.store.runner._perform(self.command, self.session)
+        except PyMongoError as error:
+            unwind(self.plan, error)
+
+    def end(self, *, commit: bool) -> None:
+        self.ended = True
+        self.plan.close()
+        if not commit:
+            with contextlib.suppress(PyMongoError):
+                self.session.abort_transaction()
+            return
+        try:
+            self.session.commit_transaction()
+        except PyMongoError as error:
+            assert error.has_error_label("TransientTransactionError"), error
+            self.conflicted = True
+
+    def finish(self) -> None:
+        for _ in range(STEPS_MAX):
+            self.step()
+        assert self.ended
+
+    def again(self) -> None:
+        """What `with_transaction` does after a conflict."""
+        self.session.end_session()
+        if self.conflicted:
+            try:
+                self.store._write(self.work, None)
+            except (DataError, UsageError) as error:
+                assert error.code in REFUSALS, error
+                self.refused = error.code
+
+
+def permute(
+    client: Any,
+    database: Any,
+    model: type[Document],
+    pair: Callable[[Any, Any], list[Work[Any]]],
+    stride: int = 1,
+) -> list[tuple[Any, list[str | None]]]:
+    """Run a pair of writes in many orders; the trees that came of it, with who was refused."""
+    store = Store(database, [model])
+    store.setup()
+    outcomes = []
+    lengths = [STEPS_MAX, STEPS_MAX]
+    for first in range(0, STEPS_MAX, stride):
+        for second in range(0, STEPS_MAX, stride):
+            if first > lengths[0] or second > lengths[1]:
+                break
+            database[model.__treadle__.collection].delete_many({})
+            database[state.COLLECTION].delete_many({})
+            ids = plant(store, model, SHAPE)
+            sides = [Side(store, work) for work in pair(store.graph.entry(model), ids)]
+            for side, steps in zip(sides, (first, second), strict=True):
+                for _ in range(steps):
+                    side.step()
+            lengths = [
+                min(length, steps) if side.ended else length
+                for side, steps, length in zip(sides, (first, second), lengths, strict=True)
+            ]
+            for side in sides:
+                side.finish()
+            for side in sides:
+                side.again()
+            outcomes.append((store.verify(), [side.refused for side in sides]))
+    return outcomes
+
+
+def moves_into_each_other(entry: Any, ids: Any) -> list[Work[Any]]:
+    return [Move(entry, ids["a"], ids["b1"]), Move(entry, ids["b"], ids["a2"])]
+
+
+def insert_and_remove(entry: Any, ids: Any) -> list[Work[Any]]:
+    return [Insert(entry, [entry.model(name="new")], [ids["leaf"]]), Remove(entry, ids["leaf"])]
+
+
+def insert_and_delete(entry: Any, ids: Any) -> list[Work[Any]]:
+    return [Insert(entry, [entry.model(name="new")], [ids["leaf"]]), DeleteOneDocument(entry, ids["leaf"])]
+
+
+def insert_and_remove_subtree(entry: Any, ids: Any) -> list[Work[Any]]:
+    return [Insert(entry, [entry.model(name="new")], [ids["a2"]]), Remove(entry, ids["a"], "subtree")]
+
+
+def insert_below_what_moves(entry: Any, ids: Any) -> list[Work[Any]]:
+    return [Insert(entry, [entry.model(name="new")], [ids["a2"]]), Move(entry, ids["a"], ids["b"])]
+
+
+def insert_below_what_is_lifted(entry: Any, ids: Any) -> list[Work[Any]]:
+    return [Insert(entry, [entry.model(name="new")], [ids["a1"]]), Remove(entry, ids["a1"], "lift")]
+
+
+def move_out_of_what_goes(entry: Any, ids: Any) -> list[Work[Any]]:
+    return [Move(entry, ids["a1"], ids["b"]), Remove(entry, ids["a"], "subtree")]
+
+
+def move_below_what_is_deleted(entry: Any, ids: Any) -> list[Work[Any]]:
+    return [Move(entry, ids["a"], ids["leaf"]), DeleteOneDocument(entry, ids["leaf"])]
+
+
+def same_segment_twice(entry: Any, ids: Any) -> list[Work[Any]]:
+    return [Insert(entry, [entry.model(name="a1")], [ids["b"]]), Move(entry, ids["a1"], ids["b"])]
+
+
+PAIRS = [
+    moves_into_each_other,
+    insert_and_remove,
+    insert_and_delete,
+    insert_and_remove_subtree,
+    insert_below_what_moves,
+    insert_below_what_is_lifted,
+    move_out_of_what_goes,
+    move_below_what_is_deleted,
+    same_segment_twice,
+]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.__name__)
+@pytest.mark.parametrize("model", FOUR, ids=lambda model: model.__name__)
+def test_two_writes_in_any_order_leave_a_tree(client, database, model, pair):
+    short = pair in (insert_and_remove, insert_and_delete)
+    outcomes = permute(client, database, model, pair, stride=2 if short else 4)
+    assert len(outcomes) > 4
+    assert [] == [findings for findings, _ in outcomes if findings]
+    if pair is moves_into_each_other:
+        # One of the two always has to give way.
+        assert {1} == {sum(code == "tree-cycle" for code in refused) for _, refused in outcomes}
+
+
+@pytest.mark.parametrize(
+    "pair", [insert_below_what_moves, moves_into_each_other], ids=lambda pair: pair.__name__
+)
+@pytest.mark.parametrize("model", [PathedUp, Turning, Counted], ids=lambda model: model.__name__)
+def test_two_writes_with_several_representations_or_patterns(client, database, model, pair):
+    outcomes = permute(client, database, model, pair, stride=7)
+    assert [] == [findings for findings, _ in outcomes if findings]
+
+
+# -- the naive versions, put back ------------------------------------------------------------
+
+
+def test_without_a_shared_write_two_moves_make_a_circle(client, database, monkeypatch):
+    """In snapshot isolation both commit: they write different documents."""
+
+    def only_look(tree):
+        return ((yield from find_one(state.COLLECTION, {"_id": tree.entry.collection})) or {}).get("owed")
+
+    monkeypatch.setattr(state, "take", only_look)
+    outcomes = permute(client, database, Parented, moves_into_each_other, stride=2)
+    assert any(findings for findings, _ in outcomes)
+
+
+@pytest.mark.parametrize("model", [Array, Parented], ids=lambda model: model.__name__)
+def test_without_a_write_of_the_parent_an_insert_is_orphaned(client, database, model, monkeypatch):
+    def only_look(tree, keys, look_only=False):
+        found = yield from find(tree.entry.collection, {"_id": {"$in": list(keys)}}, tree.projection)
+        if keys and not found:
+            raise fields.parent_missing(tree, keys[0])
+        return {each["_id"]: each for each in found}
+
+    monkeypatch.setattr(placing, "hold_parents", only_look)
+    outcomes = permute(client, database, model, insert_and_delete, stride=2)
+    assert any(findings for findings, _ in outcomes)
+
+
+# -- threads and tasks ---------------------------------------------------------------------------
+
+
+WRITERS = 4
+ROUNDS = 6
+NAMES = [f"n{number}" for number in range(8)]
+
+
+def history(chance: random.Random, ids: list[Any], model: Any) -> list[tuple[str, tuple[Any, ...]]]:
+    """Some writes that go criss-cross through a tree."""
+    chosen: list[tuple[str, tuple[Any, ...]]] = []
+    for _ in range(ROUNDS):
+        kind = chance.choice(["move", "move", "move", "insert", "remove", "lift"])
+        node, other = chance.sample(ids, 2)
+        if kind == "move":
+            chosen.append(("move", (node, chance.choice([other, other, None]))))
+        elif kind == "insert":
+            chosen.append(("insert", (model(name=f"x{chance.random()}"), node)))
+        elif kind == "remove":
+            chosen.append(("remove", (node, chance.choice(["refuse", "subtree"]))))
+        else:
+            chosen.append(("remove", (node, "lift")))
+    return chosen
+
+
+def check(store: Store, model: type[Document], inserted: int, removed: int) -> None:
+    assert [] == store.verify()
+    assert len(NAMES) + inserted - removed == store.count(model)
+    tree = store.tree(model)
+    # Every node hangs on a root: circles would not.
+    reached = sum(1 + tree.count(root.id) for root in tree.roots())
+    assert store.count(model) == reached
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["whole", "chunked"])
+@pytest.mark.parametrize("model", [*FOUR, PathedUp], ids=lambda model: model.__name__)
+def test_threads_that_move_insert_and_remove_leave_a_tree(server, database, model, small):
+    """Each thread has a store of its own, as processes would."""
+    store = Store(database, [model])
+    store.setup()
+    tree = store.tree(model)
+    ids: list[Any] = []
+    for number, name in enumerate(NAMES):
+        ids.append(tree.insert(model(name=name), ids[(number - 1) // 2] if number else None).id)
+    totals = [0, 0]
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(WRITERS)
+
+    def write(seed: int) -> None:
+        with MongoClient[Any](server.uri) as own:
+            mine = Store(own[database.name], [model]).tree(model)
+            barrier.wait()
+            for call, arguments in history(random.Random(seed), ids, model):
+                try:
+                    result = getattr(mine, call)(*arguments)
+                except (DataError, UsageError) as error:
+                    if error.code not in REFUSALS:
+                        errors.append(error)
+                except BaseException as error:
+                    errors.append(error)
+                else:
+                    totals[0] += call == "insert"
+                    totals[1] += result if call == "remove" else 0
+
+    with forest.small_bounds() if small else contextlib.nullcontext():
+        threads = [threading.Thread(target=write, args=(seed,)) for seed in range(WRITERS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [] == errors
+    check(store, model, *totals)
+
+
+@pytest.mark.parametrize("model", [Array, Listed, Pathed], ids=lambda model: model.__name__)
+def test_tasks_of_one_store_leave_a_tree(server, database, model):
+    store = Store(database, [model])
+    store.setup()
+    ids = [store.insert(model(name=name)).id for name in NAMES]
+
+    async def write() -> list[int]:
+        from pymongo import AsyncMongoClient
+
+        totals = [0, 0]
+        async with AsyncMongoClient[Any](server.uri) as own:
+            tree = AsyncStore(own[database.name], [model]).tree(model)
+
+            async def go(seed: int) -> None:
+                for call, arguments in history(random.Random(seed + 50), ids, model):
+                    try:
+                        result: Any = await getattr(tree, call)(*arguments)
+                    except (DataError, UsageError) as error:
+                        assert error.code in REFUSALS, error
+                    else:
+                        totals[0] += call == "insert"
+                        totals[1] += result if call == "remove" else 0
+
+            await asyncio.gather(*(go(seed) for seed in range(WRITERS)))
+        return totals
+
+    check(store, model, *asyncio.run(write()))

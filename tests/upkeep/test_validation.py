@@ -1,0 +1,437 @@
+"""Validators on live collections: what they carry, and which documents they would refuse."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+import pytest
+from bson import ObjectId
+from bson.decimal128 import Decimal128
+from bson.int64 import Int64
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StringConstraints,
+    ValidationError,
+    WrapValidator,
+)
+from pymongo.errors import OperationFailure
+
+from tests.support import annotated_values
+from treadle import Document, Formula, Store, migration
+from treadle.model.bson_types import to_bson
+from treadle.model.codec import codec_of
+from treadle.model.json_schema import model_schema
+from treadle.model.schema_check import faults
+from treadle.upkeep.collection_schema import collection_schema
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Part(BaseModel):
+    code: str = Field(min_length=2)
+
+
+class Bound(Document, collection="bound", validation="strict"):
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=2, max_length=4)
+    code: str = Field(pattern=r"^[A-Z]{2}-\d+$")
+    word: Annotated[str, StringConstraints(max_length=3, pattern="^a|b$")]
+    step: int = Field(multiple_of=5, ge=0)
+    tags: list[str] = Field(min_length=1, max_length=2)
+    unique: set[int] = Field(max_length=2)
+    words: dict[str, int] = Field(min_length=1)
+    part: Part
+    colour: Colour
+    size: Literal["S", "M"]
+    maybe: Annotated[str, Field(min_length=3)] | None = None
+
+
+def good() -> dict[str, Any]:
+    return {
+        "_id": ObjectId(), "name": "ab", "code": "AB-12", "word": "axb"[:3], "step": 10, "tags": ["x"], "unique": [1],
+        "words": {"a": 1}, "part": {"code": "xy"}, "colour": "red", "size": "S", "maybe": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "where"),
+    [
+        ("name", "a", "name"), ("name", "abcde", "name"), ("name", "äöüßé", "name"), ("code", "ab-1", "code"),
+        ("code", "AB-x", "code"), ("code", "AB-1\n", "code"), ("word", "abcd", "word"), ("word", "xxx", "word"),
+        ("step", 7, "step"),
+        ("step", -5, "step"), ("tags", [], "tags"), ("tags", ["a", "b", "c"], "tags"), ("tags", [1], "tags.0"),
+        ("unique", [1, 2, 3], "unique"), ("words", {}, "words"), ("words", {"a": "b"}, "words.a"),
+        ("part", {"code": "x"}, "part.code"), ("part", {}, "part.code"), ("colour", "blue", "colour"),
+        ("size", "L", "size"), ("maybe", "ab", "maybe"), ("more", 1, "more"), ("step", 2.5, "step"),
+    ],
+)  # fmt: skip
+def test_constraints_carry_over_and_faults_are_found(database, path, value, where):
+    store = Store(database, [Bound])
+    database["bound"].insert_one({**good(), path: value})
+    (action,) = [each for each in store.setup() if each.what == "change validator"]
+    assert "none to strict; 1 document does not validate" in action.detail
+    assert f"({where})" in action.detail
+    (finding,) = store.verify()
+    assert ("validation", "Bound", where) == (finding.pattern, finding.model, finding.path)
+    with pytest.raises(OperationFailure, match="validation"):
+        database["bound"].insert_one({**good(), path: value})
+    database["bound"].insert_one(good())
+
+
+def test_lengths_are_counted_in_characters_on_both_sides(database):
+    store = Store(database, [Bound])
+    store.setup()
+    made = {**good(), "name": "äß😀é", "code": "AB-٣"}
+    made.pop("_id")
+    store.insert(Bound(**made))
+    assert [] == store.verify()
+
+
+class Odd(Document, collection="odd"):
+    short: str = Field("x", min_length=3)
+    empty: list[int] = Field(default_factory=list, min_length=1)
+    made: str = Field(default_factory=lambda: "y", min_length=3)
+    word: str = Field("no digits", pattern=r"^\d+$")
+    loose: str = Field("a", pattern=r"^\w+\b$")
+    low: int = Field(0, ge=1, multiple_of=7)
+
+
+def test_a_default_that_breaks_its_own_rules_is_accepted(database):
+    """Pydantic does not validate defaults, so the model can write them."""
+    store = Store(database, [Odd])
+    store.setup()
+    store.insert(Odd())
+    assert [] == store.verify()
+
+
+def test_a_pattern_that_means_something_else_on_the_server_is_left_open(database):
+    class Texts(Document, collection="texts", validation="strict"):
+        word: str = Field(pattern=r"^\w+$")
+        any_case: str = Field(pattern="(?i)^straße$")
+
+    store = Store(database, [Texts])
+    store.setup()
+    store.insert(Texts(word="ünïcödé", any_case="STRAßE"))
+
+
+def shout(value: Any) -> str:
+    return str(value)
+
+
+class Spelled(BaseModel):
+    model_config = ConfigDict(str_max_length=2, str_min_length=1)
+
+    word: str
+
+
+class Pythonic(BaseModel):
+    model_config = ConfigDict(regex_engine="python-re")
+
+    line: str = Field(pattern="^[a-z]+$")
+
+
+LONG = 300_000
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (list[Annotated[int, AfterValidator(shout)]], [1]),
+        (dict[str, Annotated[int, AfterValidator(shout)]], {"a": 1}),
+        (tuple[Annotated[int, WrapValidator(lambda value, handler: shout(value))], int], (1, 2)),
+        (Annotated[int, PlainValidator(shout)] | bytes, 1),
+        (Annotated[Decimal, Field(ge=0.1)], Decimal("0.1")),
+        (Annotated[Decimal, Field(le=0.3)], Decimal("0.3")),
+        (Annotated[float, Field(le=Decimal("0.1"))], 0.1),
+        (Annotated[str, Field(pattern=r"^.*?b$")], "a" * LONG + "b"),
+        (Pythonic, {"line": "ab\n"}),
+        (Annotated[str, Field(pattern="a\0b")], "a\0b"),
+        (Annotated[str, Field(pattern=r"^(?:ab|c)*$")], "abc" * 20_000),
+        (Annotated[str, Field(pattern=r"^([a-z]+ ?)*$")], "abc " * 3_000),
+        (Annotated[str, Field(pattern=r"^.*@.*$")], "@" + "a" * LONG),
+        (Annotated[str, Field(pattern=r"@.*b$")], "@" + "a" * LONG + "b"),
+        (Annotated[str, Field(pattern=r"[a-z]*@")], "a" * 99_000 + "@" + "a" * LONG),
+        (Annotated[str, Field(pattern=r"^[a-z]+b$")], "a" * LONG + "b"),
+    ],
+)
+def test_the_validator_takes_what_pydantic_makes_of_a_value(database, annotation, value):
+    """Validators inside arrays, numbers and patterns that the server reads otherwise."""
+    body = {"__annotations__": {"x": annotation}, "__module__": __name__}
+    model = type(Document)("Made", (Document,), body, collection="made", validation="strict")
+    store = Store(database, [model])
+    store.setup()
+    made = store.insert(model(x=value))
+    assert [] == store.verify()
+    assert made.id == database["made"].find_one({}, {"_id": 1})["_id"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (Annotated[str, Field(pattern=r"^(?:ab|c)*$")], "abd"),
+        (Annotated[str, Field(pattern=r"^(?:ab|c)*$", max_length=300)], "ab" * 150 + "c"),
+        (Annotated[str, Field(pattern=r"^[a-z]+$")], "a" * LONG + "A"),
+        (Annotated[str, Field(pattern=r"^[a-z]+$")], "ab\n"),
+        (list[Annotated[str, Field(pattern=r"^[a-z]+@[a-z]+$")]], ["ab"]),
+        (Annotated[Decimal, Field(ge=0.1)], Decimal("0.09")),
+        (Spelled, {"word": ""}),
+        (Spelled, {"word": "abc"}),
+    ],
+)
+def test_the_validator_refuses_what_the_model_refuses(database, annotation, value):
+    body = {"__annotations__": {"x": annotation}, "__module__": __name__}
+    model = type(Document)("Made", (Document,), body, collection="made", validation="strict")
+    with pytest.raises(ValidationError):
+        model(x=value)
+    store = Store(database, [model])
+    store.setup()
+    raw = {"x": to_bson(value, [])}
+    with pytest.raises(OperationFailure, match="validation"):
+        database["made"].insert_one(raw)
+    database["made"].insert_one(raw, bypass_document_validation=True)
+    (finding,) = store.verify()
+    assert "x" == finding.path.split(".")[0]
+
+
+def test_numbers_that_are_none_are_found_and_not_stumbled_over(database):
+    class Measured(Document, collection="measured"):
+        id: int
+        x: float = Field(0, ge=0)
+        d: Decimal = Field(Decimal(0), ge=0, le=5)
+
+    store = Store(database, [Measured])
+    store.setup()
+    odd = [{"x": float("nan")}, {"d": Decimal128("NaN")}, {"d": Decimal128("sNaN")}, {"x": float("-inf")}]
+    raws = [{"_id": number, **each} for number, each in enumerate(odd)]
+    database["measured"].insert_many(raws, bypass_document_validation=True)
+    assert [(0, "x"), (1, "d"), (2, "d"), (3, "x")] == [
+        (each.document_id, each.path) for each in store.verify()
+    ]
+
+
+def test_a_decimal_may_have_a_whole_number_as_its_default(run):
+    class Priced(Document, collection="priced", validation="strict"):
+        price: Decimal = 0
+        rate: Decimal = 0.1
+
+    store = run.store([Priced])
+    store.setup()
+    made = store.insert(Priced())
+    assert (Decimal(0), Decimal("0.1")) == (
+        store.get(Priced, made.id).price,
+        store.get(Priced, made.id).rate,
+    )
+
+
+# -- a live collection, from none to moderate to strict ------------------------------------------
+
+
+def at_level(level: str, action: str = "error") -> type[Document]:
+    class Live(Document, collection="live", validation=level, validation_action=action):
+        n: Annotated[int, Field(ge=0)]
+        name: str = ""
+
+    return Live
+
+
+def test_a_live_collection_goes_from_none_to_moderate_to_strict(run, database):
+    identities = [ObjectId() for _ in range(9)]
+    database["live"].insert_many(
+        [{"_id": each, "n": -1 if number < 7 else 1} for number, each in enumerate(identities)]
+    )
+    assert [] == run.store([at_level("off")]).setup()
+    moderate = run.store([at_level("moderate")])
+    for done in (moderate.setup(dry_run=True), moderate.setup()):
+        (action,) = done
+        assert "change validator" == action.what
+        assert action.detail.startswith("none to moderate; 7 documents do not validate: ")
+        assert f"_id {identities[0]!r} (n)" in action.detail
+        assert 5 == action.detail.count("_id ")
+        assert action.detail.endswith("; …")
+    assert [] == moderate.setup()
+    # Moderate: what is invalid may stay so, what is valid may not become so.
+    database["live"].update_one({"_id": identities[0]}, {"$set": {"n": -2}})
+    with pytest.raises(OperationFailure, match="validation"):
+        database["live"].update_one({"_id": identities[8]}, {"$set": {"n": -2}})
+    strict = run.store([at_level("strict")])
+    (action,) = strict.setup()
+    assert action.detail.startswith("moderate to strict; 7 documents")
+    with pytest.raises(OperationFailure, match="validation"):
+        database["live"].update_one({"_id": identities[0]}, {"$set": {"n": -3}})
+    found = strict.verify()
+    assert set(identities[:7]) == {each.document_id for each in found}
+    assert {("validation", "Live", "n")} == {(each.pattern, each.model, each.path) for each in found}
+    assert [-2, -1] == sorted({each.stored for each in found})
+    database["live"].update_many({"n": {"$lt": 0}}, {"$set": {"n": 0}})
+    assert [] == strict.verify()
+    assert 0 == strict.repair()
+
+
+def test_a_validator_may_only_warn(run, database):
+    store = run.store([at_level("strict", "warn")])
+    assert ["create collection live"] == [str(each) for each in store.setup()]
+    assert [] == store.setup()
+    database["live"].insert_one({"n": "text"})
+    assert "warn" == database["live"].options()["validationAction"]
+    assert 1 == len(store.verify())
+    (action,) = run.store([at_level("strict")]).setup()
+    assert action.detail.startswith("strict; 1 document does not validate")
+    (action,) = run.store([at_level("moderate", "warn")]).setup()
+    assert action.detail.startswith("strict to moderate, only warns; 1 document")
+
+
+def test_verify_reaches_every_page_and_every_type_of_id(database):
+    class Any_(Document, collection="anys"):
+        id: Any
+        n: int
+
+    database["anys"].insert_many([{"_id": number} for number in range(700)])
+    database["anys"].insert_many([{"_id": each} for each in (None, "a", {"x": 1}, 2.5)])
+    found = Store(database, [Any_]).verify()
+    assert 704 == len(found)
+    assert {"n"} == {each.path for each in found}
+
+
+class Doubled(Document, collection="doubled"):
+    id: Any
+    n: int = 0
+    double: Annotated[int | None, Formula({"$multiply": ["$n", 2]})] = None
+
+
+@pytest.mark.parametrize("identities", [[None], [None, 1, "a"]])
+def test_verify_and_rebuild_end_where_an_id_is_null(database, identities):
+    """None is an id as well, not only the beginning."""
+    database["doubled"].insert_many([{"_id": each, "n": 2} for each in identities])
+    store = Store(database, [Doubled])
+    assert identities == [each.document_id for each in store.verify()]
+    assert len(identities) == store.rebuild(Doubled)
+    assert [] == store.verify()
+
+
+def test_validation_off_is_nobodys_business(run, database):
+    database["live"].insert_one({"n": "text"})
+    assert [] == run.store([at_level("off")]).verify()
+
+
+# -- kinds and versions -----------------------------------------------------------------------------
+
+
+class Base(Document, collection="family", discriminator="kind", version=2, validation="strict"):
+    name: str = ""
+
+
+class Left(Base, kind="left"):
+    n: int
+
+
+class Right(Base, kind="right", version=1):
+    word: str
+
+
+migration(Base, 1, up=lambda document: document)
+
+
+@pytest.mark.parametrize(
+    ("raw", "path"),
+    [
+        ({"kind": "left", "n": 1, "schema_version": 2}, None),
+        ({"kind": "left", "anything": 1, "schema_version": 1}, None),
+        ({"kind": "left"}, None),
+        ({"kind": "right", "word": "a"}, None),
+        ({"kind": "right", "word": "a", "schema_version": 1}, None),
+        ({"kind": "left", "n": "x", "schema_version": 2}, "n"),
+        ({"kind": "left", "schema_version": 2}, "n"),
+        ({"kind": "left", "n": 1, "schema_version": 3}, "schema_version"),
+        ({"kind": "right", "word": 1}, "word"),
+        ({"kind": "right", "word": "a", "schema_version": 2}, "schema_version"),
+        ({"kind": "up", "n": 1, "schema_version": 2}, "kind"),
+        ({"kind": "up", "schema_version": 3, "word": "a"}, None),
+    ],
+)
+def test_each_kind_and_version_has_its_branch(database, raw, path):
+    store = Store(database, [Base, Left, Right])
+    database["family"].insert_one(dict(raw))
+    found = store.verify()
+    if raw.get("kind") == "up":
+        assert 1 == len(found)
+        return
+    assert ([] if path is None else [path]) == [each.path for each in found]
+    schema = collection_schema(store.graph.entry(Base))
+    assert (path is None) == (0 == database["family"].count_documents({"$nor": [{"$jsonSchema": schema}]}))
+
+
+def test_verify_of_one_kind_looks_at_that_kind(database):
+    store = Store(database, [Base, Left, Right])
+    database["family"].insert_many(
+        [
+            {"kind": "left", "schema_version": 2},
+            {"kind": "right"},
+            {"kind": "left", "schema_version": 2, "n": 1},
+        ]
+    )
+    assert ["Left"] == [each.model for each in store.verify(Left)]
+    assert ["Left", "Right"] == sorted(each.model for each in store.verify(Base))
+
+
+# -- the explanation agrees with the server ---------------------------------------------------------
+
+
+broken = st.sampled_from(
+    [
+        None,
+        True,
+        1,
+        -1,
+        2**40,
+        1.5,
+        "text",
+        "",
+        Decimal128("1.5"),
+        dt.datetime(2026, 1, 1),
+        ObjectId(),
+        b"x",
+        [],
+        [1],
+        {},
+        {"a": 1},
+        Int64(3),
+        float("nan"),
+        Decimal128("NaN"),
+    ]
+)
+
+
+@given(fields=st.lists(annotated_values(), min_size=1, max_size=3), data=st.data())
+def test_a_fault_is_found_where_the_server_finds_one(fields, data, database):
+    annotations = {f"f{number}": annotation for number, (annotation, _) in enumerate(fields)}
+    model = type(Document)(
+        "Thing", (Document,), {"__annotations__": annotations, "__module__": __name__}, collection="things"
+    )
+    schema = model_schema(codec_of(model))
+    document = model(**{f"f{number}": data.draw(values) for number, (_, values) in enumerate(fields)})
+    raw = codec_of(model).dump(document, [])
+    path = data.draw(st.sampled_from(sorted(annotations)))
+    raw[path] = data.draw(broken)
+    database["things"].drop()
+    things = Store(database, [model]).collection(model)
+    things.insert_one(raw)
+    refused = things.count_documents({"$nor": [{"$jsonSchema": schema}]})
+    assert bool(refused) == bool(faults(schema, things.find_one()))
+
+
+def test_a_pattern_that_python_would_take_for_ever_to_judge_is_left_to_the_server():
+    schema = {"bsonType": "string", "pattern": r"^(?:[a-z]+ ?)+\z"}
+    assert [] == faults(schema, "a" * 60 + "!")
+    assert faults(schema, "a!")
