@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from treadle.engine.lazy import OldDocuments
     from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
-    from treadle.graph.finding import Finding
     from treadle.graph.migrations import Migration, migration
+    from treadle.graph.reports import Action, Finding, Progress
     from treadle.model.bson_types import Id
     from treadle.model.document import Document
     from treadle.model.indexed import Indexed
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from treadle.store.async_store import AsyncStore
     from treadle.store.blocking_store import Store
     from treadle.upkeep.schedule import Ran
-    from treadle.upkeep.set_up import Action
-    from treadle.upkeep.verify import Progress
 
 __version__ = "0.1.0"
 
@@ -81,7 +79,7 @@ __all__ = [
 # Imported when first asked for: `treadle --help` would otherwise wait for the
 # driver and for Pydantic, which take longer to import than all the rest.
 _HOMES = {
-    "Action": "upkeep.set_up",
+    "Action": "graph.reports",
     "AncestorArray": "patterns.tree.ancestor_array",
     "Approximate": "patterns.approximation.rule",
     "AsyncStore": "store.async_store",
@@ -95,7 +93,7 @@ _HOMES = {
     "Document": "model.document",
     "ExtendedReference": "patterns.extended_reference",
     "FieldSummary": "patterns.bucket.reading",
-    "Finding": "graph.finding",
+    "Finding": "graph.reports",
     "Formula": "patterns.computed",
     "Hour": "patterns.rollup",
     "Id": "model.bson_types",
@@ -109,7 +107,7 @@ _HOMES = {
     "OldDocuments": "engine.lazy",
     "Outlier": "patterns.outlier.rule",
     "ParentReference": "patterns.tree.parent_reference",
-    "Progress": "upkeep.verify",
+    "Progress": "graph.reports",
     "Ran": "upkeep.schedule",
     "Rollup": "patterns.rollup",
     "Sample": "patterns.schema_versioning.migration",

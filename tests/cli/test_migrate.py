@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.typed import typed
 from treadle.commands.migrate import describe
-from treadle.upkeep.verify import Progress
+from treadle.graph.reports import Progress
 
 APPLICATION = """
 import os, time

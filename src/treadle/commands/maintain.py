@@ -15,10 +15,9 @@ from rich.text import Text
 
 from treadle.commands.app import Reporter, call, models_named
 from treadle.errors import UsageError
+from treadle.graph.reports import Action, Finding, Progress
 from treadle.store.async_store import AsyncStore
 from treadle.store.blocking_store import Store
-from treadle.upkeep.set_up import Action
-from treadle.upkeep.verify import Finding, Progress
 
 SHOWN_MAX = 50
 

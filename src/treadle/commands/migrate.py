@@ -18,11 +18,11 @@ from treadle.commands.app import Reporter, models_named, several
 from treadle.commands.maintain import counted
 from treadle.engine.convert import identical
 from treadle.errors import UsageError
+from treadle.graph.reports import Progress
 from treadle.model.document import Document
 from treadle.patterns.schema_versioning.migration import Migrated
 from treadle.store.async_store import AsyncStore
 from treadle.store.blocking_store import Store
-from treadle.upkeep.verify import Progress
 
 SHOWN_MAX = 20
 LINE_EVERY_SECONDS = 1.0

@@ -19,10 +19,8 @@ from treadle.demo.data import Shop
 from treadle.demo.measure import Cost, measure, prepare_profiler
 from treadle.demo.models import MODELS
 from treadle.demo.requests import REQUESTS, Request
-from treadle.graph.finding import Finding
+from treadle.graph.reports import Action, Finding, Progress
 from treadle.store.blocking_store import Store
-from treadle.upkeep.set_up import Action
-from treadle.upkeep.verify import Progress
 
 FINDINGS_SHOWN_MAX = 6
 

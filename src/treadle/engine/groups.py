@@ -19,8 +19,8 @@ from treadle.engine.pipelines import update_pipeline
 from treadle.engine.recompute import recompute
 from treadle.errors import UsageError
 from treadle.graph.change import Change
-from treadle.graph.finding import Finding
 from treadle.graph.gather import contribution_stages
+from treadle.graph.reports import Finding
 from treadle.plan import Plan, Raw, aggregate, bulk_write, database_command, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import APART_MAX, KEY, freeze

@@ -15,10 +15,9 @@ from treadle.plan import Plan, Raw, Read
 from treadle.query.safety import Sort
 
 if TYPE_CHECKING:
+    from treadle.graph.reports import Action, Finding, Report
     from treadle.patterns.bucket.reading import Summary
     from treadle.plan.capabilities import Capabilities
-    from treadle.upkeep.set_up import Action
-    from treadle.upkeep.verify import Finding, Report
 
 D = TypeVar("D", bound=Document)
 

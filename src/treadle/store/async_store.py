@@ -31,6 +31,7 @@ from treadle.engine.writes import ChunkedWork, Work
 from treadle.errors import UsageError
 from treadle.graph.graph import Entry, Graph
 from treadle.graph.layout import PageReader
+from treadle.graph.reports import Finding, Report
 from treadle.graph.versions import WriteVersions
 from treadle.model.bson_types import CODEC_OPTIONS, NAIVE_CODEC_OPTIONS
 from treadle.model.codec import Codec
@@ -67,7 +68,6 @@ from treadle.store.worker import AsyncWorker
 from treadle.upkeep import position, rebuild, set_up, status, validation
 from treadle.upkeep.schedule import Ran
 from treadle.upkeep.status import Status
-from treadle.upkeep.verify import Finding, Report
 
 if TYPE_CHECKING:
     from treadle.server.local import LocalServer

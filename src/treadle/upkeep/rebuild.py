@@ -23,6 +23,7 @@ from treadle.engine.pipelines import stamps_of, update_pipeline
 from treadle.engine.react import UNBOUNDED, react
 from treadle.graph.change import Change
 from treadle.graph.pattern import REVISION
+from treadle.graph.reports import Finding, Progress, Report
 from treadle.patterns.approximation import inspection as counts
 from treadle.patterns.outlier import inspection as outliers
 from treadle.patterns.tree.inspection import mend_tree, rebuild_tree
@@ -33,7 +34,7 @@ from treadle.query.keys import freeze
 from treadle.query.paths import outermost, value_at
 from treadle.upkeep import position
 from treadle.upkeep.closed import Bounds, is_closed, last_bounds
-from treadle.upkeep.verify import Finding, Progress, Report, expected, page, verify, within
+from treadle.upkeep.verify import expected, page, verify, within
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Entry, Graph

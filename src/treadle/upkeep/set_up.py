@@ -9,7 +9,6 @@ changed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pymongo import IndexModel
@@ -17,6 +16,7 @@ from pymongo.errors import CollectionInvalid, OperationFailure
 
 from treadle.errors import DataError
 from treadle.graph.graph import Entry, Graph
+from treadle.graph.reports import Action
 from treadle.model.bson_types import to_bson
 from treadle.model.codec import Codec, StoredField, codec_of, omitted_when_none
 from treadle.model.indexed import Indexed
@@ -40,18 +40,6 @@ _COMPARED = (
 )  # fmt: skip
 # Options that the server does not add by itself, so that having one unasked is a difference.
 _OURS = frozenset({"unique", "sparse", "partialFilterExpression", "wildcardProjection", "hidden"})
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One thing that set-up did, or would do."""
-
-    what: str
-    collection: str
-    detail: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.what} {self.collection}" + (f": {self.detail}" if self.detail else "")
 
 
 def setup(graph: Graph, dry_run: bool = False) -> Plan[list[Action]]:

@@ -13,12 +13,13 @@ from pymongo.errors import OperationFailure
 from treadle.engine import intents, lease
 from treadle.graph.gather import freeze
 from treadle.graph.pattern import Rule
+from treadle.graph.reports import Finding, Report
 from treadle.plan import Plan, Raw, bulk_write, database_command, find, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.upkeep import position
 from treadle.upkeep.closed import COLLECTION as SCHEDULES
 from treadle.upkeep.events import BEATS, Watch
-from treadle.upkeep.verify import Finding, Report, verify
+from treadle.upkeep.verify import verify
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Entry, Graph

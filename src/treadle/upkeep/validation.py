@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from treadle.graph.reports import Finding
 from treadle.model.schema_check import Fault, faults
 from treadle.patterns.schema_versioning.migration import beginning_after, in_one_reply
 from treadle.plan import Plan, Raw, count_documents, find
 from treadle.upkeep.collection_schema import collection_schema, newest_version
-from treadle.upkeep.verify import Finding
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Entry

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +21,8 @@ from treadle.engine.groups import differing, examine_groups, orphan
 from treadle.engine.intents import is_about_one_document, log
 from treadle.engine.lease import holder
 from treadle.engine.recompute import recompute
-from treadle.graph.finding import Finding as Finding
 from treadle.graph.pattern import STATE
+from treadle.graph.reports import Finding, Progress, Report
 from treadle.patterns.approximation import inspection as counts
 from treadle.patterns.outlier import inspection as outliers
 from treadle.plan import Plan, Raw, aggregate, count_documents, find, transact, wait
@@ -42,18 +41,6 @@ SECOND_LOOK_SECONDS = 0.05
 # How long an active worker is given to put a value right.
 PATIENCE_LOOKS = 4
 PATIENCE_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a long run has come with one model."""
-
-    model: str
-    done: int
-    total: int
-
-
-Report = Callable[[Progress], None]
 
 
 def verify(

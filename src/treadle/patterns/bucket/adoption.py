@@ -18,13 +18,13 @@ from pymongo.errors import OperationFailure
 
 from treadle.errors import TreadleError, UsageError
 from treadle.graph.gather import freeze
+from treadle.graph.reports import Finding, Progress, Report
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.patterns.bucket.grouping import Batch, split_large
 from treadle.patterns.bucket.reading import Scan
 from treadle.patterns.bucket.spec import Spec
 from treadle.plan import Plan, Raw, count_documents, delete_many, find, transact
 from treadle.plan.capabilities import Capabilities
-from treadle.upkeep.verify import Finding, Progress, Report
 
 if TYPE_CHECKING:
     from treadle.patterns.bucket.layout import BucketLayout

@@ -25,8 +25,7 @@ from treadle.query.safety import Sort, clean_update
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Entry
-    from treadle.upkeep.set_up import Action
-    from treadle.upkeep.verify import Finding, Report
+    from treadle.graph.reports import Action, Finding, Report
 
 D = TypeVar("D", bound=Document)
 

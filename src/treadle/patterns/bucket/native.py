@@ -45,8 +45,7 @@ from treadle.query.safety import Sort, clean, clean_filter, clean_update
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Entry
-    from treadle.upkeep.set_up import Action
-    from treadle.upkeep.verify import Finding, Report
+    from treadle.graph.reports import Action, Finding, Report
 
 D = TypeVar("D", bound=Document)
 
@@ -310,7 +309,7 @@ class NativeLayout(Layout[D]):
         yield from set_up.set_up_indexes(self.entry, missing, changed, actions)
 
     def _compare(self, found: Raw, options: Raw, expiry: Raw, actions: list[Action]) -> Plan[None]:
-        from treadle.upkeep.set_up import Action
+        from treadle.graph.reports import Action
 
         if found["type"] != "timeseries":
             raise DataError(
@@ -340,7 +339,7 @@ class NativeLayout(Layout[D]):
 
     def verify(self, server: Capabilities, report: Report | None) -> Plan[list[Finding]]:
         """Documents that wait to be moved here; the server looks after all the rest."""
-        from treadle.upkeep.verify import Finding
+        from treadle.graph.reports import Finding
 
         findings: list[Finding] = []
         if self.declared.adopt is None:
@@ -368,7 +367,7 @@ class NativeLayout(Layout[D]):
         There are no transactions on a time series. A reading keeps its `_id`,
         so after a crash those that are here already are known and left out.
         """
-        from treadle.upkeep.verify import Progress
+        from treadle.graph.reports import Progress
 
         source = self.declared.adopt
         if source is None:

@@ -23,7 +23,7 @@ from treadle.plan import Plan, Raw, database_command, find_one
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Entry
-    from treadle.upkeep.set_up import Action
+    from treadle.graph.reports import Action
 
 log = logging.getLogger("treadle")
 
@@ -150,7 +150,7 @@ def _field_index(entry: Entry[Any], spec: Spec, name: str, mark: Indexed) -> Ind
 def _collection(
     entry: Entry[Any], spec: Spec, found: Raw | None, adopting: bool, actions: list[Action]
 ) -> Plan[None]:
-    from treadle.upkeep.set_up import Action
+    from treadle.graph.reports import Action
 
     level = entry.settings.validation
     # The server looks at the whole bucket again with each append, so at its readings only if asked to.
@@ -294,7 +294,7 @@ def summary_view(spec: Spec) -> list[Raw]:
 def _view(
     entry: Entry[Any], name: str, pipeline: list[Raw], existing: Mapping[str, Raw], actions: list[Action]
 ) -> Plan[None]:
-    from treadle.upkeep.set_up import Action
+    from treadle.graph.reports import Action
 
     wanted = {"viewOn": entry.collection, "pipeline": pipeline}
     found = existing.get(name)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import DataError, TreadleError
+from treadle.graph.reports import Finding, Progress, Report
 from treadle.model.bson_types import RESERVED
 from treadle.patterns.bucket.adoption import Adoption
 from treadle.patterns.bucket.changing import guard, rewritten
@@ -33,7 +34,6 @@ from treadle.plan import (
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import same
 from treadle.query.paths import value_at
-from treadle.upkeep.verify import Finding, Progress, Report
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Entry, Graph

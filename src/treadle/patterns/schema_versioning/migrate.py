@@ -23,6 +23,7 @@ from treadle.engine.convert import Converted, convert, encodable, guarded_write,
 from treadle.engine.intents import SET_ASIDE
 from treadle.errors import DataError, UsageError
 from treadle.graph.gather import freeze
+from treadle.graph.reports import Progress
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.storable import ENCODING_ERRORS, translate
 from treadle.patterns.schema_versioning.migration import (
@@ -61,7 +62,6 @@ from treadle.plan import (
     wait,
 )
 from treadle.plan.capabilities import Capabilities
-from treadle.upkeep.verify import Progress
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Entry, Graph

@@ -11,11 +11,11 @@ from pymongo.errors import OperationFailure
 from treadle.engine.intents import SET_ASIDE
 from treadle.errors import UsageError
 from treadle.graph.gather import freeze
+from treadle.graph.reports import Report
 from treadle.graph.versions import Lineage
 from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Plan, Raw, aggregate, delete_many, find, update_one
 from treadle.plan.capabilities import Capabilities
-from treadle.upkeep.verify import Report
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Entry, Graph

@@ -22,6 +22,7 @@ from treadle.engine.ledger import Ledger
 from treadle.engine.react import UNBOUNDED, react
 from treadle.errors import UsageError
 from treadle.graph.gather import freeze
+from treadle.graph.reports import Finding, Progress, Report
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import Role, Tree
@@ -31,7 +32,7 @@ from treadle.plan import Plan, Raw, count_documents, find, transact, update_many
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import same
 from treadle.query.paths import value_at
-from treadle.upkeep.verify import SECOND_LOOK_SECONDS, Finding, Progress, Report, page
+from treadle.upkeep.verify import SECOND_LOOK_SECONDS, page
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Graph
