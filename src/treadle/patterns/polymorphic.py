@@ -66,7 +66,7 @@ def search_command(entry: Entry[Any], text: Any, filter: Any, limit: int | None)
 
 
 def _has_text_index(entry: Entry[Any]) -> bool:
-    from treadle.upkeep.set_up import declared_indexes
+    from treadle.engine.indexes import declared_indexes
 
     return any("text" in dict(index.document["key"]).values() for index in declared_indexes(entry.root))
 

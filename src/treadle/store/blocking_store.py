@@ -22,7 +22,7 @@ from treadle.engine.writes import ChunkedWork, Work
 from treadle.errors import UsageError
 from treadle.graph.graph import Entry, Graph
 from treadle.graph.layout import PageReader
-from treadle.graph.reports import Finding, Report
+from treadle.graph.reports import Action, Finding, Report
 from treadle.graph.versions import WriteVersions
 from treadle.model.bson_types import CODEC_OPTIONS, NAIVE_CODEC_OPTIONS
 from treadle.model.codec import Codec
@@ -256,7 +256,7 @@ class Store:
 
     # -- set-up ---------------------------------------------------------------
 
-    def setup(self, dry_run: bool = False) -> list[set_up.Action]:
+    def setup(self, dry_run: bool = False) -> list[Action]:
         """Create and change what the models need; the list of what was done."""
         return self.runner.run(set_up.setup(self.graph, dry_run))
 

@@ -23,6 +23,7 @@ from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
 from treadle.engine import lease
 from treadle.engine.groups import differing
+from treadle.engine.indexes import existing_collections
 from treadle.engine.intents import is_about_one_document
 from treadle.errors import UsageError
 from treadle.graph.gather import GatherRule
@@ -48,7 +49,6 @@ from treadle.upkeep.apply import apply
 from treadle.upkeep.events import BEATS, PRE_IMAGES_SINCE, UPHEAVALS, Doubt, Watch
 from treadle.upkeep.position import COLLECTION, HISTORY_LOST, operation_time, resume, signature
 from treadle.upkeep.rebuild import mend
-from treadle.upkeep.set_up import existing_collections
 from treadle.upkeep.verify import examine, page
 
 if TYPE_CHECKING:

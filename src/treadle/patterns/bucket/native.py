@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from pymongo.errors import CollectionInvalid, OperationFailure
 
 from treadle.engine import crud
+from treadle.engine.indexes import compare_indexes, existing_indexes, set_up_indexes
 from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
 from treadle.graph.layout import Layout
+from treadle.graph.reports import Action, Finding, Progress, Report
 from treadle.model.adapt import adapter_of
 from treadle.model.codec import StoredField
 from treadle.model.document import Document
@@ -45,7 +47,6 @@ from treadle.query.safety import Sort, clean, clean_filter, clean_update
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Entry
-    from treadle.graph.reports import Action, Finding, Report
 
 D = TypeVar("D", bound=Document)
 
@@ -285,8 +286,6 @@ class NativeLayout(Layout[D]):
     # -- set-up ---------------------------------------------------------------------------
 
     def setup(self, existing: dict[str, Raw], actions: list[Action]) -> Plan[None]:
-        from treadle.upkeep import set_up
-
         declared = self.declared
         options: Raw = {"timeField": self.time.stored, "granularity": declared.granularity}
         if self.key is not None:
@@ -296,7 +295,7 @@ class NativeLayout(Layout[D]):
             expiry = {"expireAfterSeconds": int(declared.expire_after.total_seconds())}
         found = existing.get(self.collection)
         if found is None:
-            actions.append(set_up.Action("create collection", self.collection, "time series"))
+            actions.append(Action("create collection", self.collection, "time series"))
             try:
                 yield from database_command({"create": self.collection, "timeseries": options, **expiry})
             except (CollectionInvalid, OperationFailure) as error:
@@ -304,13 +303,11 @@ class NativeLayout(Layout[D]):
                     raise
         else:
             yield from self._compare(found, options, expiry, actions)
-        present = [] if found is None else (yield from set_up.existing_indexes(self.collection))
-        missing, changed = set_up.compare_indexes(self.entry, present)
-        yield from set_up.set_up_indexes(self.entry, missing, changed, actions)
+        present = [] if found is None else (yield from existing_indexes(self.collection))
+        missing, changed = compare_indexes(self.entry, present)
+        yield from set_up_indexes(self.entry, missing, changed, actions)
 
     def _compare(self, found: Raw, options: Raw, expiry: Raw, actions: list[Action]) -> Plan[None]:
-        from treadle.graph.reports import Action
-
         if found["type"] != "timeseries":
             raise DataError(
                 f"{self.name} is to be a time series in {self.collection!r}, but that is an ordinary "
@@ -339,8 +336,6 @@ class NativeLayout(Layout[D]):
 
     def verify(self, server: Capabilities, report: Report | None) -> Plan[list[Finding]]:
         """Documents that wait to be moved here; the server looks after all the rest."""
-        from treadle.graph.reports import Finding
-
         findings: list[Finding] = []
         if self.declared.adopt is None:
             return findings
@@ -367,8 +362,6 @@ class NativeLayout(Layout[D]):
         There are no transactions on a time series. A reading keeps its `_id`,
         so after a crash those that are here already are known and left out.
         """
-        from treadle.graph.reports import Progress
-
         source = self.declared.adopt
         if source is None:
             return 0

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from pymongo import IndexModel
 from pymongo.errors import CollectionInvalid, OperationFailure
 
+from treadle.engine.indexes import compare_indexes, existing_indexes, require_collection, set_up_indexes
 from treadle.errors import DataError, DeclarationError
+from treadle.graph.reports import Action
 from treadle.model.indexed import Indexed
 from treadle.model.json_schema import model_schema
 from treadle.patterns.bucket.spec import SEQUENCE, Spec, milliseconds
@@ -23,8 +25,6 @@ from treadle.plan import Plan, Raw, database_command, find_one
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Entry
-    from treadle.graph.reports import Action
-
 log = logging.getLogger("treadle")
 
 ALREADY_EXISTS = 48
@@ -34,16 +34,14 @@ INDEX_PAGE = "64KB"
 
 def setup(entry: Entry[Any], spec: Spec, existing: Mapping[str, Raw], actions: list[Action]) -> Plan[None]:
     """Make what is missing, change what differs."""
-    from treadle.upkeep import set_up
-
     found = existing.get(entry.collection)
     present: list[Raw] = []
     if found is not None:
-        set_up.require_collection(entry, found)
-        present = yield from set_up.existing_indexes(entry.collection)
+        require_collection(entry, found)
+        present = yield from existing_indexes(entry.collection)
         yield from _check_existing(entry, spec)
     adopting = yield from _adopting(entry, spec, present, found is not None)
-    missing, changed = set_up.compare_indexes(entry, present, indexes(entry, spec, adopting))
+    missing, changed = compare_indexes(entry, present, indexes(entry, spec, adopting))
     for name in (f"{entry.collection}.flat", f"{entry.collection}.summary"):
         if name in existing and existing[name]["type"] != "view":
             raise DataError(
@@ -52,7 +50,7 @@ def setup(entry: Entry[Any], spec: Spec, existing: Mapping[str, Raw], actions: l
                 code="collection-conflict",
             )
     yield from _collection(entry, spec, found, adopting, actions)
-    yield from set_up.set_up_indexes(entry, missing, changed, actions)
+    yield from set_up_indexes(entry, missing, changed, actions)
     for suffix, pipeline in (("flat", flat_view(spec)), ("summary", summary_view(spec))):
         yield from _view(entry, f"{entry.collection}.{suffix}", pipeline, existing, actions)
 
@@ -150,8 +148,6 @@ def _field_index(entry: Entry[Any], spec: Spec, name: str, mark: Indexed) -> Ind
 def _collection(
     entry: Entry[Any], spec: Spec, found: Raw | None, adopting: bool, actions: list[Action]
 ) -> Plan[None]:
-    from treadle.graph.reports import Action
-
     level = entry.settings.validation
     # The server looks at the whole bucket again with each append, so at its readings only if asked to.
     schema = bucket_schema(entry, spec, adopting, deep=level == "strict")
@@ -294,8 +290,6 @@ def summary_view(spec: Spec) -> list[Raw]:
 def _view(
     entry: Entry[Any], name: str, pipeline: list[Raw], existing: Mapping[str, Raw], actions: list[Action]
 ) -> Plan[None]:
-    from treadle.graph.reports import Action
-
     wanted = {"viewOn": entry.collection, "pipeline": pipeline}
     found = existing.get(name)
     if found is None:
