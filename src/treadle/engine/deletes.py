@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pymongo import UpdateOne
 
+from treadle.graph.gather import GatherRule
 from treadle.engine import crud, lazy
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import BUMP
@@ -16,7 +17,7 @@ from treadle.errors import DataError, UsageError
 from treadle.graph.change import Change
 from treadle.graph.graph import Entry, Graph
 from treadle.model.document import Document
-from treadle.patterns.extended_reference import ReferenceRule
+from treadle.graph.derived import CopyRule
 from treadle.patterns.tree import placing
 from treadle.plan import Plan, Raw, bulk_write, by_id, delete_many, find, find_one, find_one_and_delete
 from treadle.plan.capabilities import Capabilities
@@ -33,9 +34,12 @@ TOGETHER_MAX = 10_000
 
 def deletion_concerns(entry: Entry[Any]) -> bool:
     """Whether a deletion must be followed."""
-    followed = any(rule.on_delete != "keep" for rule in entry.feeds_references)
+    followed = any(rule.on_delete != "keep" for rule in entry.feeding(CopyRule))
     involved = (
-        entry.feeds_gathers or entry.restricting or any(each.outliers for each in entry.related) or entry.tree
+        entry.feeding(GatherRule)
+        or entry.restricting
+        or any(each.outliers for each in entry.related)
+        or entry.tree
     )
     return bool(involved) or followed
 
@@ -66,7 +70,7 @@ class DeleteOneDocument(Work[D | None]):
             found = yield from find_one(entry.collection, self.filter)
             yield from delete_documents(entry, [] if found is None else [found], ledger)
             return found
-        if not server.transactions or any(rule.server_side for rule in entry.feeds_gathers):
+        if not server.transactions or any(rule.server_side for rule in entry.feeding(GatherRule)):
             found = yield from find_one(entry.collection, self.filter, entry.identifying)
             if found is None:
                 return None
@@ -155,7 +159,7 @@ def follow_deletions(
         yield from check_restrictions(entry, keys)
     for outlier in entry.all_outliers:
         yield from delete_many(outlier.collection, {outlier.owner: {"$in": list(keys)}})
-    for rule in entry.feeds_references:
+    for rule in entry.feeding(CopyRule):
         if rule.on_delete not in ("clear", "cascade"):
             continue
         condition = {rule.reference_path: {"$in": list(keys)}, **rule.target.scope}
@@ -170,7 +174,7 @@ def follow_deletions(
             yield from detach(rule, referring, keys, ledger)
 
 
-def _too_large(entry: Entry[Any], rule: ReferenceRule) -> UsageError:
+def _too_large(entry: Entry[Any], rule: CopyRule) -> UsageError:
     return UsageError(
         f"more than {CASCADE_MAX:,} {rule.target.model.__name__} documents refer to this "
         f"{entry.model.__name__}; delete or change them first, with delete_many or update_many",
@@ -180,7 +184,7 @@ def _too_large(entry: Entry[Any], rule: ReferenceRule) -> UsageError:
 
 def _refuse_too_large(entry: Entry[Any], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
     """The same before anything is deleted, where there is no way back."""
-    for rule in () if ledger.transactional else entry.feeds_references:
+    for rule in () if ledger.transactional else entry.feeding(CopyRule):
         if rule.on_delete in ("clear", "cascade"):
             condition = {rule.reference_path: {"$in": list(keys)}, **rule.target.scope}
             if (yield from find(rule.target.collection, condition, {"_id": 1}, skip=CASCADE_MAX, limit=1)):
@@ -205,7 +209,7 @@ def ahead_of(work: DeleteOneDocument[Any] | DeleteManyDocuments) -> Plan[list[Ch
     keys = [each["_id"] for each in found]
     yield from check_restrictions(entry, keys)
     smaller: list[ChunkedWork] = []
-    for rule in entry.feeds_references:
+    for rule in entry.feeding(CopyRule):
         referring = {rule.reference_path: {"$in": keys}}
         if rule.place.in_array or rule.on_delete not in ("clear", "cascade"):
             continue
@@ -223,7 +227,7 @@ def check_restrictions(entry: Entry[Any], keys: Sequence[Any]) -> Plan[None]:
         yield from refuse_if_referred(rule, {rule.reference_path: {"$in": list(keys)}, **rule.target.scope})
 
 
-def refuse_if_referred(rule: ReferenceRule, condition: Raw) -> Plan[None]:
+def refuse_if_referred(rule: CopyRule, condition: Raw) -> Plan[None]:
     found = yield from find_one(rule.target.collection, condition, {"_id": 1})
     if found is not None:
         raise DataError(
@@ -233,7 +237,7 @@ def refuse_if_referred(rule: ReferenceRule, condition: Raw) -> Plan[None]:
         )
 
 
-def detach(rule: ReferenceRule, referring: Sequence[Raw], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
+def detach(rule: CopyRule, referring: Sequence[Raw], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
     """Clear the references to deleted documents, or remove the elements that hold them."""
     target = rule.target
     referring_keys = [each["_id"] for each in referring]
@@ -254,7 +258,7 @@ def detach(rule: ReferenceRule, referring: Sequence[Raw], keys: Sequence[Any], l
         ledger.add(Change(target.collection, before["_id"], before, after))
 
 
-def cut(rule: ReferenceRule, raw: Raw, gone: set[Any]) -> None:
+def cut(rule: CopyRule, raw: Raw, gone: set[Any]) -> None:
     if rule.on_delete == "cascade":
         _remove_elements(raw, list(rule.steps), rule, gone)
         return
@@ -265,7 +269,7 @@ def cut(rule: ReferenceRule, raw: Raw, gone: set[Any]) -> None:
                 put(container, rule.by, None)
 
 
-def _remove_elements(raw: Any, steps: list[Any], rule: ReferenceRule, gone: set[Any]) -> None:
+def _remove_elements(raw: Any, steps: list[Any], rule: CopyRule, gone: set[Any]) -> None:
     """Remove the elements of the innermost array that refer to what is gone."""
     if not isinstance(raw, dict) or not steps or steps[0].stored not in raw:
         return

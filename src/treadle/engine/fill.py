@@ -13,7 +13,7 @@ from treadle.query.keys import freeze, may_be_id
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Entry
-    from treadle.patterns.extended_reference import ReferenceRule
+    from treadle.graph.derived import CopyRule
 
 
 def fill_references(
@@ -23,7 +23,7 @@ def fill_references(
     look_only: bool = False,
     lenient: bool = False,
     guard_all: bool = False,
-    rules: Sequence[ReferenceRule] | None = None,
+    rules: Sequence[CopyRule] | None = None,
 ) -> Plan[None]:
     """Set every card of the new documents from its source, as of now.
 
@@ -33,8 +33,8 @@ def fill_references(
     With `guard_all` sources are written whoever maintains their copies.
     `rules` restricts it to some of the cards.
     """
-    by_source: dict[Entry[Any], list[ReferenceRule]] = {}
-    for rule in entry.references if rules is None else rules:
+    by_source: dict[Entry[Any], list[CopyRule]] = {}
+    for rule in entry.having(CopyRule) if rules is None else rules:
         by_source.setdefault(rule.source, []).append(rule)
     for source, of_source in by_source.items():
         wanted: dict[Any, Any] = {}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
+from treadle.graph.gather import GatherRule
 from treadle.engine.ledger import Ledger
 from treadle.engine.pipelines import update_pipeline
 from treadle.engine.recompute import recompute
@@ -27,7 +28,7 @@ from treadle.query.keys import APART_MAX, KEY, freeze
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Entry
-    from treadle.patterns.rollup import MembersRule
+    from treadle.graph.gather import GroupRule
 
 # So many groups are recomputed at once, each found by an index.
 PAGE = APART_MAX
@@ -35,7 +36,7 @@ INDEXES_MAX = 1000
 NAMESPACE_NOT_FOUND = 26
 
 
-def require_indexes(unready: list[MembersRule]) -> Plan[None]:
+def require_indexes(unready: list[GroupRule]) -> Plan[None]:
     """Refuse to go on as long as a group could get two documents; asked once per Store."""
     for group in list(unready):
         if not (yield from _has_index(group)):
@@ -47,7 +48,7 @@ def require_indexes(unready: list[MembersRule]) -> Plan[None]:
     unready.clear()
 
 
-def _has_index(group: MembersRule) -> Plan[bool]:
+def _has_index(group: GroupRule) -> Plan[bool]:
     wanted = set(group.key.targets)
     try:
         reply = yield from database_command(
@@ -116,7 +117,7 @@ def arrange(server: Capabilities, entry: Entry[Any], keys: Sequence[Any], ledger
         for each in gone:
             ledger.add(Change(entry.collection, each["_id"], each, None))
     if missing:
-        every = yield from recompute(entry.gathers, missing, server.version)
+        every = yield from recompute(entry.having(GatherRule), missing, server.version)
         operations = []
         for key in missing:
             sets = {path: {"$literal": value} for path, value in every[freeze(key)].items()}

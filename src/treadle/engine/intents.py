@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import BulkWriteError, OperationFailure
 
+from treadle.graph.derived import CopyRule
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import UNBOUNDED, FanOut, copy_to, feeds_beyond, react
 from treadle.graph.pattern import REVISION
@@ -184,7 +185,7 @@ def set_aside(label: str, collection: str, key: Any, error: Exception) -> Plan[N
 def recover(graph: Graph, server: Capabilities) -> Plan[int]:
     """Finish the fan-outs that are still owed; how many there were."""
     done = 0
-    rules = {rule.place.label: rule for entry in graph.entries.values() for rule in entry.references}
+    rules = {rule.place.label: rule for entry in graph.entries.values() for rule in entry.having(CopyRule)}
     for intent in (yield from find(COLLECTION, {"_id.kind": "fan-out"})):
         # A rule that is not known here is another application's, which will see to it.
         rule = rules.get(intent["_id"]["rule"])

@@ -49,7 +49,7 @@ class Ledger:
         Only where a rule has a condition or an expression, which nobody but
         the server evaluates in just the way the server does.
         """
-        rules = [rule for rule in entry.feeds_gathers if rule.server_side]
+        rules = [rule for rule in entry.feeding(GatherRule) if rule.server_side]
         if not rules:
             return
         seen = self._evaluated.setdefault(rules[0], {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from treadle.graph.derived import FormulaRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.kinds import scoped_formula
 from treadle.graph.pattern import REVISION
@@ -28,11 +29,11 @@ def formula_stages(target: Entry[Any]) -> list[Raw]:
     """The target's formulas, those that read others after these."""
     if target.family is not None:
         # Each for itself: formulas of several kinds may set the same field.
-        formulas = dict.fromkeys(rule for each in target.related for rule in each.formulas)
+        formulas = dict.fromkeys(rule for each in target.related for rule in each.having(FormulaRule))
         ordered = sorted(formulas, key=lambda rule: rule.level)
         return [{"$set": scoped_formula(rule, rule.expression)} for rule in ordered]
     by_level: dict[int, Raw] = {}
-    for formula in target.formulas:
+    for formula in target.having(FormulaRule):
         expression = formula.expression
         if target.group is not None:
             # A group that has just become empty is about to go; who divides by its count must not fail.

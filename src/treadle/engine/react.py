@@ -24,7 +24,7 @@ from treadle.engine.pipelines import update_pipeline as update_pipeline
 from treadle.engine.recompute import recompute
 from treadle.graph.change import Change
 from treadle.graph.gather import RECOMPUTE, GatherRule
-from treadle.patterns.extended_reference import ReferenceRule
+from treadle.graph.derived import CopyRule
 from treadle.plan import Plan, Raw, bulk_write, by_id, delete_many, find, update_many, update_one
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
@@ -47,7 +47,7 @@ READ_MAX = 1000
 class FanOut:
     """Copies that are still to be made of one source document."""
 
-    rule: ReferenceRule
+    rule: CopyRule
     source_id: Any
 
 
@@ -144,7 +144,10 @@ def _update_targets(
             sets[frozen][0].update({path: {"$literal": value} for path, value in values.items()})
     keys = [effects[frozen].key for frozen in sets]
     stamps = {
-        stamp: "$$NOW" for rule in target.inline_gathers for stamp in rule.stamps() if rule.level == level
+        stamp: "$$NOW"
+        for rule in target.having(GatherRule, "write")
+        for stamp in rule.stamps()
+        if rule.level == level
     }
     updates = {
         frozen: update_pipeline(target, {**first, **stamps}, second)
@@ -184,7 +187,7 @@ def _update_groups(
             UpdateOne(target.at(effect.key), [blank, *pipeline] if makes else pipeline, upsert=makes)
         )
     made = yield from _upsert(target.collection, operations)
-    if made and target.references:
+    if made and target.having(CopyRule):
         yield from fill_new(target, made)
     if shrinking:
         yield from delete_many(
@@ -269,7 +272,7 @@ def note_after(
         ledger.add(Change(entry.collection, (old or new or {})["_id"], old, new))
 
 
-def _copy(rule: ReferenceRule, change: Change, ledger: Ledger, copies_max: int | None) -> Plan[list[FanOut]]:
+def _copy(rule: CopyRule, change: Change, ledger: Ledger, copies_max: int | None) -> Plan[list[FanOut]]:
     """Copy one changed source to the targets that refer to it."""
     # A document that was of another kind is a new one to those who refer to this kind.
     before = None if change.before and not rule.source.holds(change.before) else change.before
@@ -297,7 +300,7 @@ def _copy(rule: ReferenceRule, change: Change, ledger: Ledger, copies_max: int |
 
 
 def copy_to(
-    rule: ReferenceRule, source_id: Any, source: Raw, within: Raw, followed: bool, ledger: Ledger
+    rule: CopyRule, source_id: Any, source: Raw, within: Raw, followed: bool, ledger: Ledger
 ) -> Plan[None]:
     """Bring the copies of a source up to date, within some targets."""
     if not followed:
@@ -314,7 +317,7 @@ def copy_to(
         yield from note_after(target, before, ledger)
 
 
-def update_copies(rule: ReferenceRule, source_id: Any, source: Raw, within: Raw) -> Plan[None]:
+def update_copies(rule: CopyRule, source_id: Any, source: Raw, within: Raw) -> Plan[None]:
     """The update of all copies of a source within some targets, formulas included."""
     target = rule.target
     condition = {**within, rule.reference_path: {"$eq": source_id}, **target.scope}

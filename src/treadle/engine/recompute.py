@@ -9,10 +9,8 @@ import bson
 
 from treadle.graph.gather import GatherRule, source_stages
 from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.patterns.computed import ExtremeRule
-from treadle.patterns.subset import SubsetRule
-from treadle.plan import Plan, Raw, aggregate, find
-from treadle.query.keys import KEY, ReferenceKey, freeze
+from treadle.plan import Plan, Raw, aggregate
+from treadle.query.keys import KEY, freeze
 
 Values = dict[Any, dict[str, Any]]
 
@@ -24,17 +22,9 @@ def recompute(rules: Iterable[GatherRule], keys: Sequence[Any], version: tuple[i
         return values
     groups: dict[Any, list[GatherRule]] = {}
     for rule in rules:
-        if isinstance(rule, SubsetRule):
-            for key, items in (yield from rule.refill(keys, version)).items():
-                values[key][rule.path] = items
-        elif (
-            isinstance(rule, ExtremeRule)
-            and len(keys) == 1
-            and rule.segments_of_value
-            and isinstance(rule.key, ReferenceKey)
-            and not rule.key.array_depth
-        ):
-            values[freeze(keys[0])].update((yield from _extreme(rule, keys[0])))
+        if rule.finds(keys):
+            for key, parts in (yield from rule.found(keys, version)).items():
+                values[key].update(parts)
         else:
             groups.setdefault(_signature(rule), []).append(rule)
     for together in groups.values():
@@ -42,8 +32,8 @@ def recompute(rules: Iterable[GatherRule], keys: Sequence[Any], version: tuple[i
         for key in values:
             for number, rule in enumerate(together):
                 row = rows.get(key)
-                parts = {name: row[f"{name}{number}"] for name in rule.accumulators()} if row else None
-                values[key].update(rule.finish(parts))
+                group = {name: row[f"{name}{number}"] for name in rule.accumulators()} if row else None
+                values[key].update(rule.finish(group))
     return values
 
 
@@ -64,16 +54,3 @@ def _group(rules: Sequence[GatherRule], keys: Sequence[Any]) -> Plan[dict[Any, R
         [*source_stages(rules[0], keys), {"$group": {"_id": f"${KEY}", **accumulators}}],
     )
     return {freeze(row["_id"]): row for row in rows}
-
-
-def _extreme(rule: ExtremeRule, key: Any) -> Plan[dict[str, Any]]:
-    """One extreme of one group: the first entry of its index."""
-    path = ".".join(rule.segments_of_value)
-    condition: list[Raw] = [{rule.by.stored: {"$eq": key}}, {path: {"$ne": None}}]
-    if rule.where:
-        condition.append(rule.where)
-    direction = 1 if rule.operator == "$min" else -1
-    found = yield from find(
-        rule.source.collection, {"$and": condition}, {path: 1}, sort=[(path, direction)], limit=1
-    )
-    return rule.finish({"extreme": rule.value(found[0])} if found else None)

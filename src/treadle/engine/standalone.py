@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 from bson import ObjectId
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
+from treadle.graph.derived import FormulaRule
+from treadle.graph.gather import GatherRule
 from treadle.engine.deletes import follow_deletions
 from treadle.engine.fill import fill_references
 from treadle.engine.intents import COLLECTION, is_poison, log, set_aside
@@ -42,7 +44,7 @@ from treadle.query.paths import outermost, overlap, put, value_at
 if TYPE_CHECKING:
     from treadle.engine.writes import Work
     from treadle.graph.graph import Entry, Graph
-    from treadle.patterns.extended_reference import ReferenceRule
+    from treadle.graph.derived import CopyRule
 
 LEASE = "standalone"
 LEASE_SECONDS = 60.0
@@ -69,13 +71,13 @@ class IntentLedger(Ledger):
         self.intents: list[Raw] = []
 
     def note_before(self, entry: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
-        references = [rule for each in entry.related for rule in each.references]
+        references = [rule for each in entry.related for rule in each.having(CopyRule)]
         tops = {top(rule) for rule in references}
         tops |= {rule.reference_path.split(".")[0] for rule in references}
         feeds: dict[str, list[Any]] = {}
         cards = []
         found = yield from find(entry.collection, {"_id": {"$in": list(ids)}})
-        for rule, keys in (yield from keys_now(entry.feeds_gathers, found)).items():
+        for rule, keys in (yield from keys_now(entry.feeding(GatherRule), found)).items():
             feeds[rule.place.label] = list({freeze(key): key for key in keys}.values())
         for before in found:
             if tops:
@@ -229,8 +231,8 @@ def _follow(
     """Recompute the targets of a document; those targets."""
     document = yield from find_one(entry.collection, which)
     targets: dict[tuple[str, Any], tuple[Entry[Any], Any]] = {}
-    current = (yield from keys_now(entry.feeds_gathers, [document])) if document is not None else {}
-    for rule in entry.feeds_gathers:
+    current = (yield from keys_now(entry.feeding(GatherRule), [document])) if document is not None else {}
+    for rule in entry.feeding(GatherRule):
         for target_key in [*feeds.get(rule.place.label, []), *current.get(rule, [])]:
             # The rules of several kinds may lead to one document; what it is, is seen when it is read.
             targets[(rule.target.collection, freeze(target_key))] = (rule.target.root, target_key)
@@ -243,7 +245,7 @@ def _follow(
             yield from follow_deletions(entry, [key], ledger, restrict=False)
         return reached
     key = document["_id"]
-    for reference in entry.feeds_references:
+    for reference in entry.feeding(CopyRule):
         if reference.synced and reference.source.holds(document):
             yield from _copy(reference, key, document)
             referring = {reference.reference_path: {"$eq": key}, **reference.target.scope}
@@ -252,7 +254,7 @@ def _follow(
     return reached
 
 
-def _copy(rule: ReferenceRule, key: Any, source: Raw) -> Plan[None]:
+def _copy(rule: CopyRule, key: Any, source: Raw) -> Plan[None]:
     """Copy a source to all its targets; one that cannot take the copy is set aside."""
     try:
         yield from update_copies(rule, key, source, {})
@@ -299,14 +301,14 @@ def refresh(
         sets = yield from _wanted(server, entry, document, cards)
         unchanged = _unchanged(entry, document, sets)
         changed = any(not same(value_at(document, path.split(".")), sets[path]["$literal"]) for path in sets)
-        if ledger is not None and (changed or entry.formulas) and moves(entry):
+        if ledger is not None and (changed or entry.having(FormulaRule)) and moves(entry):
             # What it feeds now must be known even if it feeds something else afterwards.
             yield from ledger.note_before(entry, [document["_id"]])
         if entry.group is not None and not sets[entry.group.path]["$literal"]:
             if (yield from delete_one(entry.collection, unchanged)).deleted_count:
                 return True
             continue
-        stamps = stamps_of(entry.gathers) if changed else {}
+        stamps = stamps_of(entry.having(GatherRule)) if changed else {}
         # Written even where nothing changes: a slower writer must notice.
         pipeline = update_pipeline(entry, {**sets, **stamps}, {})
         after = yield from find_one_and_update(entry.collection, unchanged, pipeline)
@@ -316,7 +318,7 @@ def refresh(
                 or changed
                 or any(
                     not same(value_at(document, rule.path.split(".")), value_at(after, rule.path.split(".")))
-                    for rule in entry.formulas
+                    for rule in entry.having(FormulaRule)
                 )
             )
         yield from wait(PAUSE_SECONDS)
@@ -332,7 +334,7 @@ def _unchanged(entry: Entry[Any], document: Raw, sets: Raw) -> Raw:
     revision = value_at(document, REVISION.split("."))
     unchanged: Raw = {**by_id(document["_id"]), REVISION: {"$eq": revision} if revision is not None else None}
     for path in sets:
-        if path in document and any(top(rule) == path for rule in entry.references):
+        if path in document and any(top(rule) == path for rule in entry.having(CopyRule)):
             unchanged[path] = {"$eq": document[path]}
     return unchanged
 
@@ -341,7 +343,7 @@ def moves(entry: Entry[Any]) -> bool:
     """Whether what Treadle maintains in a document decides which targets the document feeds."""
     return any(
         overlap(path, maintained)
-        for rule in entry.feeds_gathers
+        for rule in entry.feeding(GatherRule)
         for path in rule.key.paths
         for maintained in entry.protected
     )
@@ -358,7 +360,7 @@ def _make(server: Capabilities, entry: Entry[Any], key: Any) -> Plan[bool]:
     sets = yield from _wanted(server, entry, blank, None)
     if not sets[group.path]["$literal"]:
         return False
-    pipeline = update_pipeline(entry, {**sets, **stamps_of(entry.gathers)}, {})
+    pipeline = update_pipeline(entry, {**sets, **stamps_of(entry.having(GatherRule))}, {})
     # Never again the revision of an earlier document of this group.
     pipeline.append({"$set": {REVISION: {"$toLong": "$$NOW"}}})
     try:
@@ -373,26 +375,26 @@ def _make(server: Capabilities, entry: Entry[Any], key: Any) -> Plan[bool]:
 def _wanted(server: Capabilities, entry: Entry[Any], document: Raw, cards: Raw | None) -> Plan[Raw]:
     """What a document should hold, as literals by stored path."""
     wanted = copy.deepcopy(document)
-    if entry.gathers:
+    if entry.having(GatherRule):
         key = entry.key_of(document)
-        values = yield from recompute(entry.gathers, [key], server.version)
+        values = yield from recompute(entry.having(GatherRule), [key], server.version)
         for path, value in values[freeze(key)].items():
             put(wanted, path.split("."), value)
     before = copy.deepcopy(document)
     if cards is not None:
-        for rule in entry.references:
+        for rule in entry.having(CopyRule):
             forget_stale_cards(rule, before, cards)
     yield from fill_references(entry, [(before, wanted)], look_only=True)
-    paths = {path for rule in entry.gathers for path in rule.empty()}
-    paths |= {top(rule) for rule in entry.references if top(rule) in wanted}
+    paths = {path for rule in entry.having(GatherRule) for path in rule.empty()}
+    paths |= {top(rule) for rule in entry.having(CopyRule) if top(rule) in wanted}
     return {path: {"$literal": value_at(wanted, path.split("."))} for path in outermost(paths)}
 
 
-def top(rule: ReferenceRule) -> str:
+def top(rule: CopyRule) -> str:
     return rule.steps[0].stored if rule.steps else rule.name
 
 
-def forget_stale_cards(rule: ReferenceRule, document: Raw, cards: Raw) -> None:
+def forget_stale_cards(rule: CopyRule, document: Raw, cards: Raw) -> None:
     """Drop cards that were another reference's before the write, and are only left over."""
     old = [
         (freeze(reference), container.get(rule.name))

@@ -15,6 +15,8 @@ from typing import Any, Generic, TypeVar
 
 from pymongo import UpdateOne
 
+from treadle.graph.derived import FormulaRule
+from treadle.graph.gather import GatherRule
 from treadle.engine import crud, lazy
 from treadle.engine.fill import compute_formulas, fill_references
 from treadle.engine.guards import guard
@@ -28,7 +30,7 @@ from treadle.graph.graph import Entry, Graph
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
 from treadle.model.storable import check_batch
-from treadle.patterns.extended_reference import ReferenceRule
+from treadle.graph.derived import CopyRule
 from treadle.patterns.tree import placing
 from treadle.plan import (
     Plan,
@@ -138,12 +140,12 @@ class Insert(Work[list[D]]):
             check_batch(self.raws, entry.model.__name__)
         for raw in self.raws:
             raw.pop(RESERVED, None)
-            for rule in entry.gathers:
+            for rule in entry.having(GatherRule):
                 for path, value in rule.empty().items():
                     put(raw, path.split("."), copy.deepcopy(value))
                 for stamp in rule.stamps():
                     put(raw, stamp.split("."), None)
-            for formula in entry.formulas:
+            for formula in entry.having(FormulaRule):
                 put(raw, formula.path.split("."), None)
         self.overflow = split_arrays(entry, self.raws)
 
@@ -153,11 +155,11 @@ class Insert(Work[list[D]]):
         entry = self.entry
         all_fresh = all(self.fresh)
         return not (
-            entry.feeds_gathers
-            or entry.formulas
+            entry.feeding(GatherRule)
+            or entry.having(FormulaRule)
             or self.overflow
-            or any(rule.guards_source for rule in entry.references)
-            or (not all_fresh and (entry.inline_gathers or entry.feeds_references))
+            or any(rule.guards_source for rule in entry.having(CopyRule))
+            or (not all_fresh and (entry.having(GatherRule, "write") or entry.feeding(CopyRule)))
             or (entry.tree and not placing.stands_alone(entry.tree, self.raws, self.parents))
         )
 
@@ -202,7 +204,7 @@ class Insert(Work[list[D]]):
             yield from placing.list_children(entry.tree, placed, ledger)
         raws = self.raws
         yield from self._stamp()
-        if entry.formulas:
+        if entry.having(FormulaRule):
             raws = yield from compute_formulas(entry, [raw["_id"] for raw in raws])
         for raw, fresh in zip(raws, self.fresh, strict=True):
             ledger.add(Change(entry.collection, raw["_id"], None, raw, fresh))
@@ -214,7 +216,9 @@ class Insert(Work[list[D]]):
 
     def _stamp(self) -> Plan[None]:
         """Date the values of targets that were filled from their sources."""
-        stamps = {stamp: "$$NOW" for rule in self.entry.inline_gathers for stamp in rule.stamps()}
+        stamps = {
+            stamp: "$$NOW" for rule in self.entry.having(GatherRule, "write") for stamp in rule.stamps()
+        }
         known = {freeze(raw["_id"]): raw for raw in self._known()}
         if not stamps or not known:
             return
@@ -229,11 +233,11 @@ class Insert(Work[list[D]]):
         """Fill a target that is inserted after its sources."""
         entry = self.entry
         known = self._known()
-        if not known or not entry.inline_gathers:
+        if not known or not entry.having(GatherRule, "write"):
             return
         keys = [raw["_id"] for raw in known]
         yield from guard(entry.collection, keys)
-        values = yield from recompute(entry.inline_gathers, keys, server.version)
+        values = yield from recompute(entry.having(GatherRule, "write"), keys, server.version)
         for raw in known:
             for path, value in values[freeze(raw["_id"])].items():
                 put(raw, path.split("."), value)
@@ -270,7 +274,7 @@ def check_update(entry: Entry[Any], update: Update) -> set[str] | None:
         if path == RESERVED or path.startswith(RESERVED + "."):
             raise UsageError(f"{RESERVED} is Treadle's own and cannot be updated", code="field-maintained")
         for maintained, rule in entry.shielded.items():
-            inside_array = isinstance(rule, ReferenceRule) and maintained.startswith(path + ".")
+            inside_array = isinstance(rule, CopyRule) and maintained.startswith(path + ".")
             if overlap(path, maintained) and not inside_array:
                 raise UsageError(_refusal(entry, path, maintained, rule), code="field-maintained")
     return paths
@@ -281,7 +285,7 @@ def _refusal(entry: Entry[Any], path: str, maintained: str, rule: Any) -> str:
     begin = f"{path!r} cannot be updated, because Treadle maintains {name}"
     if (advice := rule.instead(maintained)) is not None:
         return f"{begin}; {advice}"
-    if isinstance(rule, ReferenceRule):
+    if isinstance(rule, CopyRule):
         return f"{begin}; write {rule.reference_path!r}, or the {rule.source.model.__name__} that it names"
     source = getattr(rule, "source", None)
     if source is not None:
@@ -342,7 +346,7 @@ class UpdateOneDocument(Work[D | None]):
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
         maintains = any(each.rules for each in entry.related)
-        if server.transactions and not (maintains or entry.feeds_gathers or entry.versioned):
+        if server.transactions and not (maintains or entry.feeding(GatherRule) or entry.versioned):
             return (yield from self._only_copied(ledger))
         before = yield from find_one(entry.collection, self.filter)
         if before is None:
@@ -397,9 +401,11 @@ def _follow_kinds(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[l
 
 def _follow_class(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
     filled = (
-        [copy.deepcopy(after) for _, after in pairs] if entry.references else [after for _, after in pairs]
+        [copy.deepcopy(after) for _, after in pairs]
+        if entry.having(CopyRule)
+        else [after for _, after in pairs]
     )
-    if entry.references:
+    if entry.having(CopyRule):
         yield from fill_references(
             entry, [(before, after) for (before, _), after in zip(pairs, filled, strict=True)]
         )
@@ -528,7 +534,7 @@ class Replace(Work[D]):
             placing.check_replacement(entry.tree, before, self.raw)
         after = copy.deepcopy(self.raw)
         for path, rule in entry.protected.items():
-            if not isinstance(rule, ReferenceRule):
+            if not isinstance(rule, CopyRule):
                 segments = path.split(".")
                 if has(before, segments):
                     put(after, segments, value_at(before, segments))
@@ -540,7 +546,7 @@ class Replace(Work[D]):
                 after = yield from replace_keeping(entry, after)
             else:
                 yield from replace_one(entry.collection, by_id(identity), after)
-        if entry.formulas:
+        if entry.having(FormulaRule):
             (after,) = yield from compute_formulas(entry, [identity])
         ledger.add(Change(entry.collection, identity, before, after))
         return after

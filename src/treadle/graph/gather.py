@@ -12,21 +12,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from pymongo import IndexModel
+from pymongo import ASCENDING, IndexModel
 
 from treadle.errors import DeclarationError
-from treadle.graph.pattern import Maintain, Place, Rule
-from treadle.plan import Raw
-from treadle.query.keys import Key, ReferenceKey
+from treadle.graph.pattern import STATE, Entry, Maintain, Models, Place, Rule
+from treadle.plan import Plan, Raw
+from treadle.query.keys import GroupKey, Key, ReferenceKey
 from treadle.query.keys import freeze as freeze
 from treadle.query.keys import may_be_id as may_be_id
 from treadle.query.paths import Path, filter_references, resolve, value_at, values_at
 from treadle.query.safety import clean
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
 
 
 class _Recompute:
@@ -48,7 +45,7 @@ class Origin:
 
 
 def origin(
-    place: Place, graph: Graph, source: Any, by: str | None, where: Mapping[str, Any] | None
+    place: Place, graph: Models, source: Any, by: str | None, where: Mapping[str, Any] | None
 ) -> Origin:
     """What a declaration says about its sources; inside a rollup, what the rollup says."""
     condition: Raw = clean(dict(where or {}))
@@ -135,6 +132,10 @@ class GatherRule(Rule):
         """Whether only the server can tell what a source contributes."""
         return bool(self.condition) or not self.key.local
 
+    def advice(self, maintained: str) -> str:
+        source = self.source
+        return f" from {source.collection}; write the {source.model.__name__} documents instead"
+
     # -- contributions ----------------------------------------------------------
 
     def contributions(self, raw: Raw | None) -> list[tuple[Any, Any]]:
@@ -189,6 +190,14 @@ class GatherRule(Rule):
         """The pipeline's `$set`s: of the parts first, then of what follows from them."""
         return {}, {}
 
+    def finds(self, keys: Sequence[Any]) -> bool:
+        """Whether its values for these targets are found by a query of its own, and not by a `$group`."""
+        return False
+
+    def found(self, keys: Sequence[Any], version: tuple[int, ...]) -> Plan[dict[Any, dict[str, Any]]]:
+        """Per target (frozen key) the stored path and exact value of each part, by its own query."""
+        raise NotImplementedError  # pragma: no cover
+
     def accumulators(self) -> dict[str, Any]:
         """The `$group` accumulators that compute it, by a name of their own."""
         return {}
@@ -214,6 +223,58 @@ class GatherRule(Rule):
 
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
         return [(self.source, IndexModel(self.index_keys()))]
+
+
+class GroupRule(GatherRule):
+    """How many sources a group has; what makes the document of a group, and removes it."""
+
+    key: GroupKey
+
+    def __init__(self, place: Place, origin: Origin) -> None:
+        super().__init__(place, origin)
+        self.path = f"{STATE}.members"
+        self.segments = self.path.split(".")
+
+    def maintained(self) -> set[str]:
+        return {self.path, *self.key.targets}
+
+    def value(self, raw: Raw) -> int:
+        return 1
+
+    def evaluated(self, row: Raw) -> int:
+        return 1
+
+    def empty(self) -> dict[str, Any]:
+        return {self.path: 0}
+
+    def difference(self, removed: Sequence[Any], added: Sequence[Any], version: tuple[int, ...]) -> Any:
+        return len(added) - len(removed) or None
+
+    def apply(self, difference: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {self.path: {"$add": [{"$ifNull": [f"${self.path}", 0]}, difference]}}, {}
+
+    def accumulators(self) -> dict[str, Any]:
+        return {"members": {"$sum": 1}}
+
+    def finish(self, group: Raw | None) -> dict[str, Any]:
+        return {self.path: group["members"] if group else 0}
+
+    def finish_expressions(self, group: Mapping[str, str]) -> dict[str, Any]:
+        return {self.path: {"$ifNull": [group["members"], 0]}}
+
+    def unique_indexes(self) -> list[IndexModel]:
+        """What keeps a group to one document."""
+        if self.key.identity:
+            return []
+        return [IndexModel([(path, ASCENDING) for path in self.key.targets], unique=True)]
+
+    def blank(self) -> Raw:
+        """What the update of a group's document sets where it has just been made."""
+        return {
+            path: {"$ifNull": [f"${path}", {"$literal": value}]}
+            for rule in self.target.having(GatherRule)
+            for path, value in rule.empty().items()
+        }
 
 
 def source_stages(rule: GatherRule, keys: Sequence[Any]) -> list[Raw]:

@@ -13,55 +13,23 @@ and of those above it, and feeds the rules whose source is one of these.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from treadle.errors import DeclarationError
+from treadle.graph.migrations import declared
+from treadle.graph.pattern import Entry, Family, Models, Pattern, Place, Rule
 from treadle.graph.store_codec import StoreCodec
+from treadle.graph.versions import Lineage, WriteVersions
 from treadle.model.bson_types import to_bson
+from treadle.model.document import Document
 from treadle.model.keywords import stamped_names
 from treadle.plan import Raw
 
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
-    from treadle.graph.pattern import Pattern, Place, Rule
-    from treadle.model.document import Document
 
 R = TypeVar("R")
-
-_OWN = ("gathers", "inline_gathers", "references", "formulas")
-_FEEDS = ("feeds_gathers", "feeds_references", "feeds_later", "restricting")
-
-
-class Family:
-    """The entries that share one collection, root first."""
-
-    def __init__(self, root: Entry[Any], members: Sequence[Entry[Any]]) -> None:
-        self.root = root
-        self.members = members
-        self.discriminator: str = root.settings.discriminator or ""
-        self.by_kind: dict[Any, Entry[Any]] = {}
-        for entry in members:
-            kind = entry.settings.kind
-            if kind is None:
-                continue
-            other = self.by_kind.setdefault(kind, entry)
-            if other is not entry:
-                raise DeclarationError(
-                    f"{entry.model.__name__} and {other.model.__name__} both have kind={kind!r}; "
-                    "give each its own",
-                    code="kind-twice",
-                )
-
-    def of(self, raw: Any) -> Entry[Any]:
-        """The entry of the very class of a stored document; the root where its kind is not known."""
-        kind = raw.get(self.discriminator) if isinstance(raw, dict) else None
-        try:
-            return self.by_kind.get(kind, self.root)
-        except TypeError:
-            return self.root
 
 
 def root_of(model: type[Document]) -> type[Document] | None:
@@ -80,7 +48,7 @@ def root_of(model: type[Document]) -> type[Document] | None:
     return root
 
 
-def join(graph: Graph) -> None:
+def join(graph: Models) -> None:
     """Make the families of a Store, and give each entry its scope and its codec."""
     by_root: dict[type[Document], list[Entry[Any]]] = {}
     for entry in graph.entries.values():
@@ -199,16 +167,16 @@ def is_inherited(entry: Entry[Any], place: Place, pattern: Pattern) -> bool:
     return False
 
 
-def spread(graph: Graph) -> None:
+def spread(graph: Models) -> None:
     """Let each model of a family have the rules of those above it, and feed what its relatives feed."""
     families = [entry for entry in graph.entries.values() if entry.family is not None]
-    own = {(entry, name): list(getattr(entry, name)) for entry in families for name in (*_OWN, *_FEEDS)}
+    rules = {entry: list(entry.rules) for entry in families}
+    sourcing = {entry: list(entry.sourcing) for entry in families}
     protected = {entry: dict(entry.protected) for entry in families}
     for entry in families:
-        for name in _OWN:
-            setattr(entry, name, _union(own[each, name] for each in [*entry.above, entry]))
-        for name in _FEEDS:
-            setattr(entry, name, _union(own[each, name] for each in entry.related))
+        entry.rules = _union(rules[each] for each in [*entry.above, entry])
+        entry.sourcing = _union(sourcing[each] for each in entry.related)
+        entry.forget_lookups()
         entry.protected = {}
         for each in [*entry.above, entry]:
             entry.protected |= protected[each]
@@ -230,3 +198,49 @@ def scoped_formula(rule: Rule, expression: Any) -> Raw:
         value = {"$mergeObjects": ["$" + ".".join(segments[:depth]), {segments[depth]: value}]}
     holds = {"$in": [f"${target.family.discriminator}", {"$literal": sorted(target.kinds, key=str)}]}
     return {segments[0]: {"$cond": [holds, value, f"${segments[0]}"]}}
+
+
+# -- the versions of a family ------------------------------------------------------------------
+
+
+def trace(graph: Models, write_versions: WriteVersions) -> None:
+    """Give each versioned entry its lineage, as this Store writes it."""
+    chosen = dict(write_versions or {})
+    for model in chosen:
+        if graph.entry(model).settings.version is None:
+            raise DeclarationError(
+                f"write_versions names {model.__name__}, which has no version=", code="version-invalid"
+            )
+    for entry in graph.entries.values():
+        if entry.settings.version is None:
+            _refuse_unused(entry)
+            continue
+        written = next((chosen[each] for each in entry.model.__mro__ if each in chosen), None)
+        entry.lineage = Lineage(entry.model, written)
+        codec: Any = entry.codec
+        codec.lineage = entry.lineage
+    for entry in graph.entries.values():
+        lineages = [each.lineage for each in [entry, *entry.below] if each.lineage is not None]
+        entry.versioned = bool(lineages)
+        entry.attends = any(lineage.needs_server for lineage in lineages)
+        if lineages or entry.family is not None:
+            codec = entry.codec
+            codec.settle()
+
+
+def keep_paths(entry: Entry[Any]) -> None:
+    """Where a Store writes an older version: an update takes a transaction, and rules must not notice."""
+    lineage = entry.lineage
+    if lineage is None or lineage.written == lineage.current:
+        return
+    codec: Any = entry.codec
+    watched = entry.watched if entry.watched is not None else set(entry.codec.by_stored)
+    codec.kept = sorted({*watched, *entry.protected} if not entry.plain else set())
+    entry.plain = False
+
+
+def _refuse_unused(entry: Entry[Any]) -> None:
+    if declared(entry.model):
+        raise DeclarationError(
+            f"{entry.model.__name__} has migrations but no version=; give it one", code="version-invalid"
+        )

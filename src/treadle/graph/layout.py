@@ -8,16 +8,14 @@ where an error that the server reports ends everything.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from treadle.graph.reports import Action, Finding, Report, Summary
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, Read
+from treadle.plan.capabilities import Capabilities
 from treadle.query.safety import Sort
 
-if TYPE_CHECKING:
-    from treadle.graph.reports import Action, Finding, Report
-    from treadle.patterns.bucket.reading import Summary
-    from treadle.plan.capabilities import Capabilities
 
 D = TypeVar("D", bound=Document)
 

@@ -1,7 +1,8 @@
-"""What set-up, proof and long runs tell their callers."""
+"""What set-up, proof, long runs and summaries tell their callers."""
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,3 +42,29 @@ class Progress:
 
 
 Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSummary:
+    """Statistics of one field; `avg` is None where no reading has a value."""
+
+    min: Any
+    max: Any
+    sum: Any
+    avg: Any
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What one bucket says about its readings, by the names of the fields."""
+
+    start: dt.datetime
+    end: dt.datetime
+    count: int
+    stats: dict[str, FieldSummary]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.stats[name] if name in self.stats else getattr(self, name)

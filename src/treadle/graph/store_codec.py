@@ -7,15 +7,13 @@ and a comparison more than reading one of a model without either.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from treadle.errors import DataError, UsageError
+from treadle.graph.versions import Lineage
 from treadle.model.codec import Codec, codec_of
-
-if TYPE_CHECKING:
-    from treadle.graph.versions import Lineage
 
 M = TypeVar("M", bound=BaseModel)
 Load = Callable[[dict[str, Any]], Any]

@@ -8,18 +8,15 @@ documents that are at hand, or by `maintenance/migrate_ranges.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
 from treadle.graph.migrations import Function, Raw, Way, declared
 from treadle.graph.watched import Watched
 from treadle.model.bson_types import RESERVED
+from treadle.model.document import Document
 
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
-    from treadle.model.document import Document
-
-WriteVersions: TypeAlias = "Mapping[type[Document], int] | None"
+WriteVersions: TypeAlias = Mapping[type[Document], int] | None
 
 
 class Lineage:
@@ -209,46 +206,3 @@ def failed(model: type, identity: Any, version: int, reason: str) -> DataError:
         "mend the document or the migration",
         code="migration-failed",
     )
-
-
-def trace(graph: Graph, write_versions: Mapping[type[Document], int] | None) -> None:
-    """Give each versioned entry its lineage, as this Store writes it."""
-    chosen = dict(write_versions or {})
-    for model in chosen:
-        if graph.entry(model).settings.version is None:
-            raise DeclarationError(
-                f"write_versions names {model.__name__}, which has no version=", code="version-invalid"
-            )
-    for entry in graph.entries.values():
-        if entry.settings.version is None:
-            _refuse_unused(entry)
-            continue
-        written = next((chosen[each] for each in entry.model.__mro__ if each in chosen), None)
-        entry.lineage = Lineage(entry.model, written)
-        codec: Any = entry.codec
-        codec.lineage = entry.lineage
-    for entry in graph.entries.values():
-        lineages = [each.lineage for each in [entry, *entry.below] if each.lineage is not None]
-        entry.versioned = bool(lineages)
-        entry.attends = any(lineage.needs_server for lineage in lineages)
-        if lineages or entry.family is not None:
-            codec = entry.codec
-            codec.settle()
-
-
-def keep_paths(entry: Entry[Any]) -> None:
-    """Where a Store writes an older version: an update takes a transaction, and rules must not notice."""
-    lineage = entry.lineage
-    if lineage is None or lineage.written == lineage.current:
-        return
-    codec: Any = entry.codec
-    watched = entry.watched if entry.watched is not None else set(entry.codec.by_stored)
-    codec.kept = sorted({*watched, *entry.protected} if not entry.plain else set())
-    entry.plain = False
-
-
-def _refuse_unused(entry: Entry[Any]) -> None:
-    if declared(entry.model):
-        raise DeclarationError(
-            f"{entry.model.__name__} has migrations but no version=; give it one", code="version-invalid"
-        )

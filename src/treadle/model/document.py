@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from bson import ObjectId
@@ -21,11 +21,6 @@ from pymongo import IndexModel
 from treadle.errors import DeclarationError
 from treadle.model.bson_types import Id
 from treadle.model.keywords import check_shape
-
-if TYPE_CHECKING:
-    from treadle.patterns.bucket.rule import Bucket
-    from treadle.patterns.bucket.time_series import TimeSeries
-    from treadle.patterns.rollup import Rollup
 
 Naming = Literal["snake", "camel"]
 Validation = Literal["strict", "moderate", "off"]
@@ -42,10 +37,6 @@ class Settings:
     naming: Naming = "snake"
     validation: Validation = "moderate"
     indexes: tuple[IndexModel, ...] = ()
-    bucket: Bucket | None = None
-    timeseries: TimeSeries | None = None
-    # One tree pattern, or several of which the first is the present one.
-    tree: Any = None
     validation_action: ValidationAction = "error"
     # Polymorphic: the stored field that names the kind, and the kind of this very class.
     discriminator: str | None = None
@@ -55,7 +46,8 @@ class Settings:
     version: int | None = None
     version_field: str = "schema_version"
     migrate_on_read: MigrateOnRead = "memory"
-    rollup: Rollup | None = None
+    # The patterns of the whole model, by their class keywords; of one keyword there may be several.
+    patterns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 class _IdAttribute:
@@ -98,10 +90,6 @@ class Document(BaseModel):
         naming: Naming | None = None,
         validation: Validation | None = None,
         indexes: Sequence[IndexModel] | None = None,
-        bucket: Bucket | None = None,
-        timeseries: TimeSeries | None = None,
-        tree: Any = None,
-        rollup: Rollup | None = None,
         **keywords: Any,
     ) -> None:
         super().__init_subclass__()
@@ -150,23 +138,38 @@ class Document(BaseModel):
 
 
 def _settings(cls: type[Document], keywords: Mapping[str, Any]) -> Settings:
-    known = [field.name for field in fields(Settings)]
-    for keyword in keywords:
-        if keyword not in known:
-            near = difflib.get_close_matches(keyword, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; the keywords are {', '.join(known)}"
-            raise DeclarationError(
-                f"{cls.__name__} has the class keyword {keyword!r}, which Treadle does not know{hint}",
-                code="keyword-unknown",
-            )
+    known = [each.name for each in fields(Settings) if each.name != "patterns"]
     inherited = cls.__treadle__
     given = {key: value for key, value in keywords.items() if value is not None}
+    patterns = dict(inherited.patterns)
+    for keyword in list(keywords):
+        if keyword not in known:
+            declared = given.pop(keyword, ())
+            listed = list(declared) if isinstance(declared, (list, tuple)) else [declared]
+            if not all(hasattr(each, "bind") for each in listed):
+                raise _unknown_keyword(cls, keyword, declared, known)
+            patterns[keyword] = listed
+    given["patterns"] = patterns
     if "indexes" in given:
         given["indexes"] = (*inherited.indexes, *given["indexes"])
     # A kind is one class's own; whoever inherits from it is another kind, or none.
     settings = check_shape(cls, replace(inherited, **{"kind": None, **given}))
     _check_settings(cls, settings)
     return settings
+
+
+def _unknown_keyword(cls: type, keyword: str, value: Any, known: Sequence[str]) -> DeclarationError:
+    near = difflib.get_close_matches(keyword, known, n=1)
+    hint = (
+        f"did you mean {near[0]!r}?"
+        if near
+        else f"the keywords are {', '.join(known)}, and those of patterns"
+    )
+    return DeclarationError(
+        f"{cls.__name__} has the class keyword {keyword}={value!r}, which is no pattern of a whole model, such "
+        f"as bucket=Bucket(…), and nothing else that Treadle knows; {hint}",
+        code="keyword-unknown",
+    )
 
 
 def _check_settings(cls: type[Document], settings: Settings) -> None:

@@ -45,7 +45,6 @@ def check_shape(cls: type, settings: Settings) -> Settings:
             )
     if settings.version is not None:
         _check_version(name, settings)
-    _refuse_rollups(name, settings)
     return dataclasses.replace(settings, kind=kind)
 
 
@@ -58,16 +57,6 @@ def _check_stored_name(name: str, keyword: str, value: Any) -> None:
             f"{name} has {keyword}={value!r}; it is the stored name of a field of the document itself: not "
             f"empty, without '.', not beginning with '$', and neither '_id' nor {RESERVED!r}",
             code="stored-name-invalid",
-        )
-
-
-def _refuse_rollups(name: str, settings: Settings) -> None:
-    """The groups of a rollup are made by Treadle; they have no kinds, and no older versions."""
-    shaped = "version" if settings.version is not None else "discriminator"
-    if settings.rollup is not None and getattr(settings, shaped) is not None:
-        raise DeclarationError(
-            f"{name} has rollup= and {shaped}=, which do not go together; keep one of them",
-            code="kind-invalid" if shaped == "discriminator" else "version-invalid",
         )
 
 

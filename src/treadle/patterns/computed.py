@@ -14,13 +14,14 @@ import decimal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from bson.decimal128 import Decimal128
 
 from treadle.errors import DeclarationError
+from treadle.graph.derived import FormulaRule, require_optional
 from treadle.graph.gather import RECOMPUTE, GatherRule, maintenance_of, origin
-from treadle.graph.pattern import (
+from treadle.graph.pattern import (STATE, Maintain, ModelReference, Models, Pattern, Place, Rule, check_maintenance, sibling)
     STATE,
     Maintain,
     ModelReference,
@@ -31,13 +32,11 @@ from treadle.graph.pattern import (
     sibling,
 )
 from treadle.model.shape import Shape
-from treadle.plan import Raw
-from treadle.query.keys import ReferenceKey
+from treadle.plan import Plan, Raw, find
+from treadle.query.keys import ReferenceKey, freeze
 from treadle.query.paths import field_references, resolve, value_at
 from treadle.query.safety import clean
 
-if TYPE_CHECKING:
-    from treadle.graph.graph import Graph
 
 INT64 = 2**63
 # Sums of numbers with at most so many digits before and after the point are never rounded.
@@ -66,7 +65,7 @@ class Count(_Aggregate):
     every: timedelta | None = None
     computed_at: str | None = None
 
-    def bind(self, place: Place, graph: Graph) -> Rule:
+    def bind(self, place: Place, graph: Models) -> Rule:
         self._check(place)
         return CountRule(place, graph, self)
 
@@ -86,7 +85,7 @@ class _OfField(_Aggregate):
 class Sum(_OfField):
     """The sum of `field`, or of an expression, over the documents that name this one."""
 
-    def bind(self, place: Place, graph: Graph) -> Rule:
+    def bind(self, place: Place, graph: Models) -> Rule:
         self._check(place)
         return SumRule(place, graph, self)
 
@@ -95,7 +94,7 @@ class Sum(_OfField):
 class Average(_OfField):
     """The average of `field`; None where there is nothing to average."""
 
-    def bind(self, place: Place, graph: Graph) -> Rule:
+    def bind(self, place: Place, graph: Models) -> Rule:
         self._check(place)
         return AverageRule(place, graph, self)
 
@@ -104,7 +103,7 @@ class Average(_OfField):
 class Min(_OfField):
     """The smallest `field`; None where there is none."""
 
-    def bind(self, place: Place, graph: Graph) -> Rule:
+    def bind(self, place: Place, graph: Models) -> Rule:
         self._check(place)
         return ExtremeRule(place, graph, self, "$min")
 
@@ -113,7 +112,7 @@ class Min(_OfField):
 class Max(_OfField):
     """The largest `field`; None where there is none."""
 
-    def bind(self, place: Place, graph: Graph) -> Rule:
+    def bind(self, place: Place, graph: Models) -> Rule:
         self._check(place)
         return ExtremeRule(place, graph, self, "$max")
 
@@ -128,7 +127,7 @@ class Formula(Pattern):
     maintain: Maintain = "write"
     every: timedelta | None = None
 
-    def bind(self, place: Place, graph: Graph) -> Rule:
+    def bind(self, place: Place, graph: Models) -> Rule:
         check_maintenance(place, self.maintain, self.every)
         rule = FormulaRule(place, clean(self.expression))
         rule.maintain, rule.every = self.maintain, self.every
@@ -140,7 +139,7 @@ class ComputedRule(GatherRule):
 
     pattern = "computed"
 
-    def __init__(self, place: Place, graph: Graph, declared: Any) -> None:
+    def __init__(self, place: Place, graph: Models, declared: Any) -> None:
         source, self.of_field = declared.source, getattr(declared, "field", None)
         if place.entry.group is not None and isinstance(declared, _OfField) and self.of_field is None:
             # In a rollup the source is known, so that the first argument is the field.
@@ -154,7 +153,7 @@ class ComputedRule(GatherRule):
 
 
 class CountRule(ComputedRule):
-    def __init__(self, place: Place, graph: Graph, declared: Count) -> None:
+    def __init__(self, place: Place, graph: Models, declared: Count) -> None:
         super().__init__(place, graph, declared)
         _require_type(place, (int,), "a count is an int")
 
@@ -186,7 +185,7 @@ class CountRule(ComputedRule):
 class FieldRule(ComputedRule):
     """A value computed from one field, or one expression, of the sources."""
 
-    def __init__(self, place: Place, graph: Graph, declared: _OfField) -> None:
+    def __init__(self, place: Place, graph: Models, declared: _OfField) -> None:
         super().__init__(place, graph, declared)
         self.expression: Any = None
         self.segments_of_value: list[str] = []
@@ -250,7 +249,7 @@ class FieldRule(ComputedRule):
 
 
 class SumRule(FieldRule):
-    def __init__(self, place: Place, graph: Graph, declared: Sum) -> None:
+    def __init__(self, place: Place, graph: Models, declared: Sum) -> None:
         super().__init__(place, graph, declared)
         self.numbers = _Numbers(place.field.shape)
         _require_type(place, (int, float, decimal.Decimal), "a sum is an int, a float or a Decimal")
@@ -277,11 +276,11 @@ class SumRule(FieldRule):
 
 
 class AverageRule(FieldRule):
-    def __init__(self, place: Place, graph: Graph, declared: Average) -> None:
+    def __init__(self, place: Place, graph: Models, declared: Average) -> None:
         super().__init__(place, graph, declared)
         self.numbers = _Numbers(place.field.shape)
         _require_type(place, (float, decimal.Decimal), "an average is a float or a Decimal")
-        _require_optional(place)
+        require_optional(place)
         _require_number(place, self.value_shape, self.source.model.__name__)
         _require_room(place, self.value_shape)
         self.state = f"{STATE}.{self.path}"
@@ -325,10 +324,10 @@ class AverageRule(FieldRule):
 class ExtremeRule(FieldRule):
     """Min and Max."""
 
-    def __init__(self, place: Place, graph: Graph, declared: _OfField, operator: str) -> None:
+    def __init__(self, place: Place, graph: Models, declared: _OfField, operator: str) -> None:
         super().__init__(place, graph, declared)
         self.operator = operator
-        _require_optional(place)
+        require_optional(place)
         shape = self.value_shape
         own = place.field.shape
         if shape is not None and {shape.kind, own.kind} == {"scalar"} and shape.python is not own.python:
@@ -361,31 +360,28 @@ class ExtremeRule(FieldRule):
     def finish_expressions(self, group: Mapping[str, str]) -> dict[str, Any]:
         return {self.path: {"$ifNull": [group["extreme"], None]}}
 
+    @property
+    def _indexed(self) -> bool:
+        """Whether the extreme of one group is the first entry of an index."""
+        return bool(self.segments_of_value) and isinstance(self.key, ReferenceKey) and not self.key.array_depth
+
     def index_keys(self) -> list[tuple[str, int]]:
-        keys = super().index_keys()
-        if self.segments_of_value and isinstance(self.key, ReferenceKey) and not self.key.array_depth:
-            keys.append((".".join(self.segments_of_value), 1))
-        return keys
+        value = [(".".join(self.segments_of_value), 1)] if self._indexed else []
+        return [*super().index_keys(), *value]
 
+    def finds(self, keys: Sequence[Any]) -> bool:
+        return len(keys) == 1 and self._indexed
 
-class FormulaRule(Rule):
-    """A field that follows from other fields of the same document."""
-
-    pattern = "computed"
-
-    def __init__(self, place: Place, expression: Any) -> None:
-        super().__init__(place)
-        if place.in_array:
-            raise DeclarationError(
-                f"{place.label} stands inside an array; a Formula speaks of the document's own fields: "
-                "compute the whole array with $map instead",
-                code="maintained-in-array",
-            )
-        _require_optional(place)
-        self.expression = expression
-
-    def watches(self) -> Mapping[str, set[str] | None]:
-        return {self.target.collection: field_references(self.expression)}
+    def found(self, keys: Sequence[Any], version: tuple[int, ...]) -> Plan[dict[Any, dict[str, Any]]]:
+        path = ".".join(self.segments_of_value)
+        condition: list[Raw] = [{self.by.stored: {"$eq": keys[0]}}, {path: {"$ne": None}}]
+        if self.where:
+            condition.append(self.where)
+        direction = 1 if self.operator == "$min" else -1
+        first = yield from find(
+            self.source.collection, {"$and": condition}, {path: 1}, sort=[(path, direction)], limit=1
+        )
+        return {freeze(keys[0]): self.finish({"extreme": self.value(first[0])} if first else None)}
 
 
 class _Numbers:
@@ -482,15 +478,6 @@ def _require_type(place: Place, kinds: tuple[type, ...], rule: str) -> None:
     shape = place.field.shape
     if shape.kind != "scalar" or shape.python not in kinds:
         raise DeclarationError(f"{place.label} has another type: {rule}", code="maintained-type")
-
-
-def _require_optional(place: Place) -> None:
-    if not place.field.shape.optional and place.field.shape.kind != "any":
-        raise DeclarationError(
-            f"{place.label} must be able to be None, for when there is nothing to compute it from; "
-            f"write {getattr(place.field.shape.python, '__name__', '…')} | None",
-            code="maintained-type",
-        )
 
 
 def _require_number(place: Place, shape: Shape | None, source: str) -> None:

@@ -13,15 +13,16 @@ price is that inserts which share a source wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pymongo import ASCENDING, IndexModel
 
 from treadle.errors import DataError, DeclarationError
-from treadle.graph.pattern import (
+from treadle.graph.derived import CopyRule, OnDelete
+from treadle.graph.pattern import (Maintain, ModelReference, Models, Pattern, Place, Rule, check_choice, check_maintenance)
     Maintain,
     ModelReference,
     Pattern,
@@ -33,13 +34,11 @@ from treadle.graph.pattern import (
 from treadle.model.codec import codec_of
 from treadle.plan import Raw
 from treadle.query.comparison import same
-from treadle.query.paths import Path, Step, containers, has, model_of, put, resolve, value_at
+from treadle.query.keys import freeze
+from treadle.query.paths import (Path, Step, containers, has, model_of, overlap, places_of, put, resolve, value_at)
 
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
 
 Policy = Literal["sync", "snapshot"]
-OnDelete = Literal["keep", "restrict", "clear", "cascade"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class ExtendedReference(Pattern):
     maintain: Maintain = "write"
     every: timedelta | None = None
 
-    def bind(self, place: Place, graph: Graph) -> Rule:
+    def bind(self, place: Place, graph: Models) -> Rule:
         check_maintenance(place, self.maintain, self.every)
         check_choice(place, "policy", self.policy, ("sync", "snapshot"))
         check_choice(place, "on_delete", self.on_delete, ("keep", "restrict", "clear", "cascade"))
@@ -74,15 +73,15 @@ class Copied:
     snapshot: bool
 
 
-class ReferenceRule(Rule):
+class ReferenceRule(CopyRule):
     pattern = "extended-reference"
 
-    def __init__(self, place: Place, graph: Graph, declared: ExtendedReference) -> None:
+    def __init__(self, place: Place, graph: Models, declared: ExtendedReference) -> None:
         super().__init__(place)
         self.declared = declared
         self.maintain, self.every = declared.maintain, declared.every
         self.on_delete = declared.on_delete
-        self.source: Entry[Any] = graph.resolve(declared.source, place.label)
+        self.source = graph.resolve(declared.source, place.label)
         relative: Path = resolve(place.owner, declared.by, place.label, "reference-field-missing")
         if relative.in_array:
             raise DeclarationError(
@@ -93,14 +92,14 @@ class ReferenceRule(Rule):
         graph.check_reference(relative, self.source, place.label)
         self.by = [step.stored for step in relative.steps]
         self.by_optional = relative.shape.optional
-        self.steps: tuple[Step, ...] = place.steps
+        self.steps = place.steps
         self.name = place.field.stored
         # A card such as {_id, name} may hold its own reference; that part is the caller's.
         self.holds_reference = self.by[0] == self.name and len(self.by) > 1
         self.reference_path = ".".join([*(step.stored for step in self.steps), *self.by])
         self.copied = self._copied(place)
         self.synced = [each for each in self.copied if not each.snapshot]
-        self.kept = [each for each in self.copied if each.snapshot]
+        self.snapshots = [each for each in self.copied if each.snapshot]
         self._check(place)
 
     def _copied(self, place: Place) -> list[Copied]:
@@ -167,7 +166,6 @@ class ReferenceRule(Rule):
 
     @property
     def guards_source(self) -> bool:
-        """Whether a copy must not be made while its source changes."""
         if self.maintain != "write":
             # Whoever maintains it later looks at the source again.
             return self.on_delete == "restrict"
@@ -176,42 +174,36 @@ class ReferenceRule(Rule):
     # -- cards ---------------------------------------------------------------------------
 
     def references(self, raw: Raw) -> Iterator[tuple[dict[str, Any], Any]]:
-        """Each sub-document that holds a reference, with that reference."""
         for container in containers(raw, self.steps):
             yield container, value_at(container, self.by)
 
     def fill(
-        self, raw: Raw, sources: Mapping[Any, Raw], before: Raw | None, key: Any, *, lenient: bool = False
+        self, raw: Raw, sources: Mapping[Any, Raw], before: Raw | None, *, lenient: bool = False
     ) -> None:
-        """Set every card of a document from its sources.
-
-        A snapshot that `before` already holds for the same reference is kept.
-        A required card without a source is an error, or None if `lenient`.
-        """
-        old = self._old_cards(before, key)
+        old = self._old_cards(before)
         places = [(container, reference) for container, reference in self.references(raw)]
-        previous = self._match(places, old, key)
+        previous = self._match(places, old)
         for (container, reference), (known, card) in zip(places, previous, strict=True):
             if reference is None:
                 self._set(container, None)
                 continue
-            source = sources.get(key(reference))
+            source = sources.get(freeze(reference))
             if source is None:
                 self._missing(container, reference, card, lenient)
             else:
                 self._set(container, self._card(source, known, card))
 
-    def _old_cards(self, before: Raw | None, key: Any) -> dict[Any, list[Any]]:
+    def _old_cards(self, before: Raw | None) -> dict[Any, list[Any]]:
         old: dict[Any, list[Any]] = {}
         if before is not None:
             for container, reference in self.references(before):
                 # Without the key it was written before the pattern was declared: nothing to keep.
                 if reference is not None and self.name in container:
-                    old.setdefault(key(reference), []).append(container.get(self.name))
+                    old.setdefault(freeze(reference), []).append(container.get(self.name))
         return old
 
     def _match(
-        self, places: Sequence[tuple[dict[str, Any], Any]], old: dict[Any, list[Any]], key: Any
+        self, places: Sequence[tuple[dict[str, Any], Any]], old: dict[Any, list[Any]]
     ) -> list[tuple[bool, Any]]:
         """For each place whether its reference was there before, and the card it had.
 
@@ -222,7 +214,7 @@ class ReferenceRule(Rule):
         matched: list[tuple[bool, Any]] = [(False, None)] * len(places)
         waiting = []
         for number, (container, reference) in enumerate(places):
-            cards = old.get(key(reference), []) if reference is not None else []
+            cards = old.get(freeze(reference), []) if reference is not None else []
             mine = container.get(self.name)
             found = next((index for index, card in enumerate(cards) if same(card, mine)), None)
             if found is None:
@@ -231,7 +223,7 @@ class ReferenceRule(Rule):
                 matched[number] = (True, cards.pop(found))
         for number in waiting:
             reference = places[number][1]
-            cards = old.get(key(reference), []) if reference is not None else []
+            cards = old.get(freeze(reference), []) if reference is not None else []
             if cards:
                 matched[number] = (True, cards.pop(0))
         return matched
@@ -292,7 +284,6 @@ class ReferenceRule(Rule):
     # -- copying a changed source to its targets ----------------------------------------------
 
     def changed(self, before: Raw | None, after: Raw) -> bool:
-        """Whether a source's change is one that the copies must follow; an empty before is unknown."""
         if not before:
             return True
         return any(
@@ -301,19 +292,16 @@ class ReferenceRule(Rule):
         )
 
     def sync_update(self, identity: Any, source: Raw, formulas: list[Raw]) -> tuple[Any, list[Raw] | None]:
-        """The update, and array filters, that bring all copies of one source up to date.
-
-        It is a pipeline that ends with the formulas where there are some; a
-        plain update is quicker, and array filters go with nothing else.
-        """
+        # A pipeline that ends with the formulas where there are some; a plain update is quicker, and array
+        # filters go with nothing else.
         if any(step.array for step in self.steps):
             return self._array_update(identity, source)
-        if not formulas and not self.kept and not self.holds_reference:
+        if not formulas and not self.snapshots and not self.holds_reference:
             return {"$set": {self.path: self._card(source)}}, None
         return [*self._plain_update(source), *formulas], None
 
     def _plain_update(self, source: Raw) -> list[Raw]:
-        if not self.kept and not self.holds_reference:
+        if not self.snapshots and not self.holds_reference:
             return [{"$set": {self.path: {"$literal": self._card(source)}}}]
         whole = {"$literal": self._card(source)}
         if self.holds_reference:
@@ -353,7 +341,7 @@ class ReferenceRule(Rule):
         reference = ".".join([*rest, *self.by])
         card = ".".join([*rest, self.name])
         match = {"$eq": identity}
-        if not self.kept and not self.holds_reference:
+        if not self.snapshots and not self.holds_reference:
             return {"$set": {place.format("e"): self._card(source)}}, [*outer, {f"e.{reference}": match}]
         sets: Raw = {}
         unsets: Raw = {}
@@ -368,6 +356,80 @@ class ReferenceRule(Rule):
             sets[place.format("n")] = self._card(source)
             filters.append({f"n.{reference}": match, f"n.{card}": {"$not": {"$type": "object"}}})
         return {"$set": sets, **({"$unset": unsets} if unsets else {})}, filters
+
+
+    # -- deleted sources ---------------------------------------------------------------------
+
+    def detach(self, raw: Raw, gone: set[Any]) -> None:
+        if self.on_delete == "cascade":
+            self._remove_elements(raw, self.steps, gone)
+            return
+        for container, reference in self.references(raw):
+            if reference is not None and freeze(reference) in gone:
+                container[self.name] = None
+                if not self.holds_reference:
+                    put(container, self.by, None)
+
+    def _remove_elements(self, raw: Any, steps: Sequence[Step], gone: set[Any]) -> None:
+        """Remove the elements of the innermost array that refer to what is gone."""
+        if not isinstance(raw, dict) or not steps or steps[0].stored not in raw:
+            return
+        inner = raw[steps[0].stored]
+        if not isinstance(inner, list):
+            self._remove_elements(inner, steps[1:], gone)
+        elif any(step.array for step in steps[1:]):
+            for element in inner:
+                self._remove_elements(element, steps[1:], gone)
+        else:
+            rest = [*(step.stored for step in steps[1:]), *self.by]
+            references = [value_at(element, rest) for element in inner]
+            raw[steps[0].stored] = [
+                element
+                for element, reference in zip(inner, references, strict=True)
+                if reference is None or freeze(reference) not in gone
+            ]
+
+    # -- values of a moment ------------------------------------------------------------------
+
+    def recall(self, before: Raw, cards: Raw | None, renewed: Collection[str] = ()) -> None:
+        # What was another reference's is taken out, and what a replacement dropped is put back. Told by the
+        # values of the moment alone, because the others may have followed the new reference already.
+        old: dict[Any, list[Any]] = {}
+        for container, reference in self.references(cards or {}):
+            if reference is not None and self.name in container:
+                old.setdefault(freeze(reference), []).append(container[self.name])
+        strangers = [self._moment(card) for several in old.values() for card in several]
+        unmatched = []
+        for at, container in list(places_of(before, self.steps)):
+            reference = value_at(container, self.by)
+            mine, own = self._moment(container.get(self.name)), old.get(freeze(reference), [])
+            mate = next((number for number, card in enumerate(own) if same(mine, self._moment(card))), None)
+            if reference is None:
+                continue
+            if any(overlap(path, at + ".".join(self.by)) for path in renewed):
+                container.pop(self.name, None)
+            elif self._filled(container) and mate is not None:
+                own.pop(mate)
+            else:
+                unmatched.append((container, mine, own))
+        for container, mine, own in unmatched:
+            if not self._filled(container):
+                rest = container.pop(self.name, None)
+                if own:
+                    former = own.pop(0)
+                    container[self.name] = {**former, **rest} if isinstance(rest, dict) else former
+            elif any(same(mine, each) for each in strangers):
+                container.pop(self.name)
+
+    def _moment(self, card: Any) -> list[Any]:
+        """The values of a card that do not follow their source."""
+        return [card if each.card is None else value_at(card, each.card.split(".")) for each in self.snapshots]
+
+    def _filled(self, container: Raw) -> bool:
+        """Whether a card was ever filled; one that holds its reference is there before it is."""
+        if not self.holds_reference:
+            return self.name in container
+        return any(has(container.get(self.name), (each.card or "").split(".")) for each in self.copied)
 
 
 def _check_types(place: Place, inside: Any, source: Path, name: str) -> None:

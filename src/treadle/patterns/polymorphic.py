@@ -17,6 +17,8 @@ import copy
 import re
 from typing import Any, TypeVar
 
+from treadle.graph.derived import FormulaRule
+from treadle.graph.gather import GatherRule
 from treadle.engine import crud
 from treadle.engine.deletes import check_restrictions, follow_deletions
 from treadle.engine.fill import compute_formulas, fill_references
@@ -29,7 +31,7 @@ from treadle.graph.change import Change
 from treadle.graph.graph import Entry, Graph
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
-from treadle.patterns.extended_reference import ReferenceRule
+from treadle.graph.derived import CopyRule
 from treadle.plan import Plan, Raw, Read, by_id, find_one, replace_one
 from treadle.plan.capabilities import Capabilities
 from treadle.query.paths import has, put, value_at
@@ -143,7 +145,7 @@ class ChangeKind(Replace[D]):
         yield from fill_references(entry, [(before, after)])
         with crud.translated(entry.model.__name__, [after]):
             yield from replace_one(entry.collection, by_id(identity), after)
-        if entry.formulas:
+        if entry.having(FormulaRule):
             (after,) = yield from compute_formulas(entry, [identity])
         ledger.add(Change(entry.collection, identity, before, after))
         # For those who refer to the old kind only, the document is gone.
@@ -155,12 +157,12 @@ class ChangeKind(Replace[D]):
         entry, was = self.entry, self.replaces
         after = copy.deepcopy(self.raw)
         for path, rule in entry.protected.items():
-            kept = was.protected.get(path) is rule and not isinstance(rule, ReferenceRule)
+            kept = was.protected.get(path) is rule and not isinstance(rule, CopyRule)
             if kept and has(before, path.split(".")):
                 put(after, path.split("."), value_at(before, path.split(".")))
         if RESERVED in before:
             after[RESERVED] = copy.deepcopy(before[RESERVED])
-        new = [rule for rule in entry.gathers if rule not in was.gathers]
+        new = [rule for rule in entry.having(GatherRule) if rule not in was.having(GatherRule)]
         if new:
             identity = after["_id"]
             yield from guard(entry.collection, [identity])
@@ -173,6 +175,6 @@ class ChangeKind(Replace[D]):
 def _without(was: Entry[Any], after: Raw) -> Entry[Any]:
     """The old kind's entry with only those references that do not lead to the new kind."""
     left = copy.copy(was)
-    left.feeds_references = [rule for rule in was.feeds_references if not rule.source.holds(after)]
+    left.feeding(CopyRule) = [rule for rule in was.feeding(CopyRule) if not rule.source.holds(after)]
     left.restricting = [rule for rule in was.restricting if not rule.source.holds(after)]
     return left

@@ -14,13 +14,21 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
-
-from pymongo import ASCENDING, IndexModel
+from typing import Any, ClassVar
 
 from treadle.errors import DeclarationError
-from treadle.graph.gather import GatherRule, Origin
-from treadle.graph.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_maintenance
+from treadle.graph.derived import CopyRule
+from treadle.graph.gather import GroupRule, Origin
+from treadle.graph.pattern import (
+    Entry,
+    Maintain,
+    ModelReference,
+    Models,
+    Pattern,
+    Place,
+    Rule,
+    check_maintenance,
+)
 from treadle.model.codec import Codec, codec_of
 from treadle.model.shape import Shape
 from treadle.plan import Raw
@@ -28,9 +36,6 @@ from treadle.query.keys import GroupKey, KeyPart
 from treadle.query.paths import model_of, overlap, resolve
 from treadle.query.safety import clean
 from treadle.query.windows import Unit, Window, is_timezone
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class Rollup(Pattern):
     """
 
     pattern: ClassVar[str] = "rollup"
+    keyword: ClassVar[str | None] = "rollup"
 
     source: ModelReference
     keys: Mapping[str, str | _Windowed]
@@ -87,18 +93,29 @@ class Rollup(Pattern):
     maintain: Maintain = "write"
     every: dt.timedelta | None = None
 
-    def bind(self, place: Place, graph: Graph) -> Rule:
+    def bind(self, place: Place, graph: Models) -> Rule:
+        _refuse_shapes(place)
         check_maintenance(place, self.maintain, self.every)
-        return MembersRule(place, graph, self)
+        return RollupRule(place, graph, self)
 
 
-class MembersRule(GatherRule):
-    """How many sources a group has; what makes its document, and removes it."""
+def _refuse_shapes(place: Place) -> None:
+    """The groups of a rollup are made by Treadle; they have no kinds, and no older versions."""
+    settings = place.entry.settings
+    shaped = "version" if settings.version is not None else "discriminator"
+    if getattr(settings, shaped) is not None:
+        raise DeclarationError(
+            f"{place.label} has rollup= and {shaped}=, which do not go together; keep one of them",
+            code="kind-invalid" if shaped == "discriminator" else "version-invalid",
+        )
+
+
+class RollupRule(GroupRule):
+    """The groups of one source, each with a document."""
 
     pattern = "rollup"
-    key: GroupKey
 
-    def __init__(self, place: Place, graph: Graph, declared: Rollup) -> None:
+    def __init__(self, place: Place, graph: Models, declared: Rollup) -> None:
         source = graph.resolve(declared.source, place.label)
         if source is place.entry:
             raise DeclarationError(f"{place.label} is a rollup of itself", code="maintenance-cycle")
@@ -107,44 +124,8 @@ class MembersRule(GatherRule):
         self.maintain, self.every = declared.maintain, declared.every
         _check_identity(place, key)
 
-    def maintained(self) -> set[str]:
-        return {self.path, *self.key.targets}
-
-    def value(self, raw: Raw) -> int:
-        return 1
-
-    def evaluated(self, row: Raw) -> int:
-        return 1
-
-    def empty(self) -> dict[str, Any]:
-        return {self.path: 0}
-
-    def difference(self, removed: Sequence[Any], added: Sequence[Any], version: tuple[int, ...]) -> Any:
-        return len(added) - len(removed) or None
-
-    def apply(self, difference: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {self.path: {"$add": [{"$ifNull": [f"${self.path}", 0]}, difference]}}, {}
-
-    def accumulators(self) -> dict[str, Any]:
-        return {"members": {"$sum": 1}}
-
-    def finish(self, group: Raw | None) -> dict[str, Any]:
-        return {self.path: group["members"] if group else 0}
-
-    def finish_expressions(self, group: Mapping[str, str]) -> dict[str, Any]:
-        return {self.path: {"$ifNull": [group["members"], 0]}}
-
-    def unique_index(self) -> IndexModel:
-        """What keeps a group to one document."""
-        return IndexModel([(path, ASCENDING) for path in self.key.targets], unique=True)
-
-    def blank(self) -> Raw:
-        """What the update of a group's document sets where it has just been made."""
-        return {
-            path: {"$ifNull": [f"${path}", {"$literal": value}]}
-            for rule in self.target.gathers
-            for path, value in rule.empty().items()
-        }
+    def check(self, graph: Models) -> None:
+        _check_documents(self)
 
 
 def _parts(place: Place, source: Entry[Any], keys: Mapping[str, str | _Windowed]) -> list[KeyPart]:
@@ -233,21 +214,18 @@ def _check_identity(place: Place, key: GroupKey) -> None:
         )
 
 
-def check_rollup(entry: Entry[Any]) -> None:
+def _check_documents(group: RollupRule) -> None:
     """Refuse what a rollup's document cannot hold, because nobody but Treadle makes it."""
-    group = entry.group
-    for rule in entry.references:
-        into = rule.source.settings.rollup is not None
-        if (group is not None and rule.on_delete in ("clear", "cascade")) or (
-            into and rule.on_delete != "keep"
-        ):
-            raise DeclarationError(
-                f"{rule.place.label} has on_delete={rule.on_delete!r}; the documents of a rollup come and go "
-                "with their groups alone: use on_delete='keep'",
-                code="rollup-field",
-            )
-    if group is None:
-        return
+    entry = group.target
+    into = entry.feeding(CopyRule, None)
+    wrong = [rule for rule in into if rule.on_delete != "keep"]
+    wrong += [rule for rule in entry.having(CopyRule) if rule.on_delete in ("clear", "cascade")]
+    for rule in wrong:
+        raise DeclarationError(
+            f"{rule.place.label} has on_delete={rule.on_delete!r}; the documents of a rollup come and go "
+            "with their groups alone: use on_delete='keep'",
+            code="rollup-field",
+        )
     for name in _unfilled(entry.codec, "", [*entry.protected]):
         raise DeclarationError(
             f"{entry.model.__name__}.{name} is neither a key nor computed, and has no default; "

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
@@ -25,8 +25,6 @@ from treadle.query.keys import KEY, freeze
 from treadle.query.paths import ARRAYS, model_of, outermost, resolve, value_at
 from treadle.query.safety import Sort, sort_keys
 
-if TYPE_CHECKING:
-    from treadle.graph.graph import Graph
 
 SIZE_MAX = 1000
 SORT_ARRAY_SINCE = (5, 2)
@@ -47,7 +45,7 @@ class Subset(Pattern):
     maintain: Maintain = "write"
     every: timedelta | None = None
 
-    def bind(self, place: Place, graph: Graph) -> Rule:
+    def bind(self, place: Place, graph: Models) -> Rule:
         check_maintenance(place, self.maintain, self.every)
         return SubsetRule(place, graph, self)
 
@@ -55,7 +53,7 @@ class Subset(Pattern):
 class SubsetRule(GatherRule):
     pattern = "subset"
 
-    def __init__(self, place: Place, graph: Graph, declared: Subset) -> None:
+    def __init__(self, place: Place, graph: Models, declared: Subset) -> None:
         super().__init__(place, origin(place, graph, declared.source, declared.by, declared.where))
         self.maintain, self.every = maintenance_of(place, declared)
         if not isinstance(declared.size, int) or not 1 <= declared.size <= SIZE_MAX:
@@ -146,11 +144,13 @@ class SubsetRule(GatherRule):
 
     # -- from the sources ---------------------------------------------------------
 
-    def refill(self, keys: Sequence[Any], version: tuple[int, ...]) -> Plan[dict[Any, list[Raw]]]:
+    def finds(self, keys: Sequence[Any]) -> bool:
+        return True
+
+    def found(self, keys: Sequence[Any], version: tuple[int, ...]) -> Plan[dict[Any, dict[str, Any]]]:
         """The exact items of each target."""
-        if len(keys) > 1 and version >= LOOKUP_SINCE:
-            return (yield from self._refill_many(keys))
-        return (yield from self._refill_each(keys))
+        refill = self._refill_many if len(keys) > 1 and version >= LOOKUP_SINCE else self._refill_each
+        return {key: {self.path: items} for key, items in (yield from refill(keys)).items()}
 
     def _refill_each(self, keys: Sequence[Any]) -> Plan[dict[Any, list[Raw]]]:
         found: dict[Any, list[Raw]] = {}

@@ -227,3 +227,15 @@ def filter_references(filter: Any) -> set[str] | None:
         else:
             found.add(plain(key))
     return found
+
+
+def places_of(raw: Any, steps: Sequence[Step], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each sub-document that the steps lead to, with its path, positions included."""
+    if isinstance(raw, list):
+        for number, item in enumerate(raw):
+            yield from places_of(item, steps, f"{prefix}{number}.")
+    elif isinstance(raw, dict):
+        if not steps:
+            yield prefix, raw
+        elif steps[0].stored in raw:
+            yield from places_of(raw[steps[0].stored], steps[1:], f"{prefix}{steps[0].stored}.")

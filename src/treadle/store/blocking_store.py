@@ -28,7 +28,7 @@ from treadle.model.bson_types import CODEC_OPTIONS, NAIVE_CODEC_OPTIONS
 from treadle.model.codec import Codec
 from treadle.model.document import Document
 from treadle.patterns import polymorphic
-from treadle.patterns.bucket.reading import Summary
+from treadle.graph.reports import Summary
 from treadle.patterns.schema_versioning import migrate, migration
 from treadle.patterns.schema_versioning.migration import Migrated, SetAside
 from treadle.patterns.tree import bulk

@@ -16,6 +16,7 @@ from bson.errors import BSONError
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
+from treadle.graph.derived import FormulaRule
 from treadle.engine import intents
 from treadle.engine.contention import Contended, attempting, pieces
 from treadle.engine.deletes import delete_documents, detach
@@ -38,7 +39,7 @@ from treadle.errors import DataError, UsageError
 from treadle.graph.change import Change
 from treadle.graph.gather import GatherRule, freeze
 from treadle.graph.pattern import REVISION
-from treadle.patterns.extended_reference import ReferenceRule
+from treadle.graph.derived import CopyRule
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one, transact, update_many
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import same
@@ -97,7 +98,7 @@ class Targets:
 class Copies:
     """Sources whose copies must follow them."""
 
-    rule: ReferenceRule
+    rule: CopyRule
     keys: Sequence[Any]
 
     def __len__(self) -> int:
@@ -244,7 +245,7 @@ def _in_pieces(
             yield from part.set_aside(graph, server, error)
 
 
-def copy_widely(graph: Graph, server: Capabilities, rule: ReferenceRule, key: Any) -> Plan[None]:
+def copy_widely(graph: Graph, server: Capabilities, rule: CopyRule, key: Any) -> Plan[None]:
     """Make the copies of one source in chunks, around any that cannot be made."""
     yield from intents.finish(graph, server, FanOut(rule, key), {"after": None, "n": -1})
 
@@ -262,9 +263,9 @@ def recompute_targets(
     itself is written if something is wrong, so that the worker does not
     follow its own writes for ever.
     """
-    gathers = [rule for rule in entry.gathers if rule.maintain == "stream"]
-    references = [rule for rule in entry.references if rule.maintain == "stream"]
-    formulas = [rule for rule in entry.formulas if rule.maintain == "stream"]
+    gathers = [rule for rule in entry.having(GatherRule) if rule.maintain == "stream"]
+    references = [rule for rule in entry.having(CopyRule) if rule.maintain == "stream"]
+    formulas = [rule for rule in entry.having(FormulaRule) if rule.maintain == "stream"]
     paths = {path for rule in gathers for path in rule.empty()} | {top(rule) for rule in references}
     whole = bool(references or entry.feeds)
     shown = None if whole else dict.fromkeys(outermost([*paths, *(rule.path for rule in formulas), "_id"]), 1)
@@ -294,7 +295,7 @@ def recompute_targets(
         row = stale.get(freeze(document["_id"]))
         formula_differs = row is not None and any(
             not same(value_at(document, rule.path.split(".")), row.get(f"f{number}"))
-            for number, rule in enumerate(entry.formulas)
+            for number, rule in enumerate(entry.having(FormulaRule))
             if rule in formulas
         )
         if sets or sourced or formula_differs:
@@ -319,7 +320,7 @@ def _wanted(
     documents: Sequence[Raw],
     marks: dict[Any, Mark],
     gathers: Sequence[GatherRule],
-    references: Sequence[ReferenceRule],
+    references: Sequence[CopyRule],
 ) -> Plan[list[Raw]]:
     """The documents as they should be."""
     if not references:
@@ -343,7 +344,7 @@ def _wanted(
     return wanted
 
 
-def _recall_cards(rule: ReferenceRule, before: Raw, mark: Mark) -> None:
+def _recall_cards(rule: CopyRule, before: Raw, mark: Mark) -> None:
     """Leave in `before` the values of a moment that are each reference's own.
 
     What was another reference's is taken out, and what a replacement dropped
@@ -379,12 +380,12 @@ def _recall_cards(rule: ReferenceRule, before: Raw, mark: Mark) -> None:
             container.pop(name)
 
 
-def _moment(rule: ReferenceRule, card: Any) -> list[Any]:
+def _moment(rule: CopyRule, card: Any) -> list[Any]:
     """The values of a card that do not follow their source."""
     return [card if each.card is None else value_at(card, each.card.split(".")) for each in rule.kept]
 
 
-def _filled(rule: ReferenceRule, container: Raw) -> bool:
+def _filled(rule: CopyRule, container: Raw) -> bool:
     """Whether a card was ever filled; one that holds its reference is there before it is."""
     if not rule.holds_reference:
         return rule.name in container
@@ -395,7 +396,7 @@ def _filled(rule: ReferenceRule, container: Raw) -> bool:
 
 
 def _follow_deletion(
-    graph: Graph, server: Capabilities, rule: ReferenceRule, key: Any, doubt: Doubt, fence: Finish
+    graph: Graph, server: Capabilities, rule: CopyRule, key: Any, doubt: Doubt, fence: Finish
 ) -> Plan[None]:
     """Do as `on_delete` says to what refers to a source that is gone, a thousand at a time."""
     condition: Raw = {rule.reference_path: {"$eq": key}, **rule.target.scope}
@@ -418,7 +419,7 @@ def _follow_deletion(
 def _cut_loose(
     graph: Graph,
     server: Capabilities,
-    rule: ReferenceRule,
+    rule: CopyRule,
     key: Any,
     keys: Sequence[Any],
     doubt: Doubt,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bson import ObjectId
 from pymongo.errors import OperationFailure
 
+from treadle.graph.gather import GatherRule
 from treadle.model.bson_types import RESERVED
 from treadle.plan import Plan, Raw, aggregate, database_command, delete_many, insert_one
 from treadle.plan.capabilities import Capabilities
@@ -26,7 +27,7 @@ from treadle.upkeep.position import HISTORY_LOST, resume
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Entry, Graph
-    from treadle.patterns.rollup import MembersRule
+    from treadle.graph.gather import GroupRule
 
 BEATS = "treadle.beats"
 PRE_IMAGES_SINCE = (6, 0)
@@ -79,7 +80,7 @@ def changed_since(entry: Entry[Any], server: Capabilities, position: Raw, bounds
 
 
 def _read(
-    group: MembersRule, server: Capabilities, position: Raw, bounds: Bounds, beat: Any, dirty: Dirty
+    group: GroupRule, server: Capabilities, position: Raw, bounds: Bounds, beat: Any, dirty: Dirty
 ) -> Plan[None]:
     watched = _watched(group)
     command = {
@@ -121,7 +122,7 @@ def _read(
     dirty.unknown = "the stream did not come to an end"
 
 
-def _pipeline(group: MembersRule, server: Capabilities, position: Raw, bounds: Bounds) -> list[Raw]:
+def _pipeline(group: GroupRule, server: Capabilities, position: Raw, bounds: Bounds) -> list[Raw]:
     stream = resume(position)
     if server.version >= PRE_IMAGES_SINCE:
         stream["fullDocumentBeforeChange"] = "whenAvailable"
@@ -155,10 +156,10 @@ def _pipeline(group: MembersRule, server: Capabilities, position: Raw, bounds: B
     return stages
 
 
-def _watched(group: MembersRule) -> set[str] | None:
+def _watched(group: GroupRule) -> set[str] | None:
     """The source's fields on which any value of the rollup depends; None for all."""
     found: set[str] = set()
-    for rule in group.target.gathers:
+    for rule in group.target.having(GatherRule):
         paths = rule.watches()[group.source.collection]
         paths = None if paths is None else {plain(path) for path in paths}
         if paths is None:
@@ -167,7 +168,7 @@ def _watched(group: MembersRule) -> set[str] | None:
     return found | (filter_references(group.where) or set())
 
 
-def _note(group: MembersRule, event: Mapping[str, Any], watched: set[str] | None, dirty: Dirty) -> None:
+def _note(group: GroupRule, event: Mapping[str, Any], watched: set[str] | None, dirty: Dirty) -> None:
     """Note the groups that a change of a source concerns."""
     kind = event["operationType"]
     if kind not in ("insert", "update", "replace", "delete"):
@@ -191,12 +192,12 @@ def _note(group: MembersRule, event: Mapping[str, Any], watched: set[str] | None
         dirty.unknown = f"{group.source.collection}: the server kept no former state of a changed document"
 
 
-def _add(group: MembersRule, key: list[Any], dirty: Dirty) -> None:
+def _add(group: GroupRule, key: list[Any], dirty: Dirty) -> None:
     if all(value is not None or part.optional for value, part in zip(key, group.key.parts, strict=True)):
         dirty.keys[freeze(key)] = key
 
 
-def _look_up(group: MembersRule, bounds: Bounds, dirty: Dirty) -> Plan[None]:
+def _look_up(group: GroupRule, bounds: Bounds, dirty: Dirty) -> Plan[None]:
     """The present groups of sources that were updated."""
     ids = list(dirty.ids.values())
     for start in range(0, len(ids), LOOKUP_MAX):

@@ -16,7 +16,7 @@ from treadle.plan import Plan, Raw, aggregate, database_command, find_one
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Entry
-    from treadle.patterns.rollup import MembersRule
+    from treadle.graph.gather import GroupRule
 
 COLLECTION = "treadle.schedules"
 
@@ -30,7 +30,7 @@ def clock() -> Plan[dt.datetime]:
     return now
 
 
-def bounds_at(group: MembersRule, now: dt.datetime) -> Plan[Bounds]:
+def bounds_at(group: GroupRule, now: dt.datetime) -> Plan[Bounds]:
     """What is closed at a time: per window among the keys, the first instant of the one under way."""
     bounds: Bounds = [part.window.start_of(now) if part.window else None for part in group.key.parts]
     if group.key.local:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Rule
 from treadle.model.bson_types import RESERVED
-from treadle.patterns.computed import FormulaRule
-from treadle.patterns.extended_reference import ReferenceRule
+from treadle.graph.derived import FormulaRule
+from treadle.graph.derived import CopyRule
 from treadle.plan import Raw
 from treadle.query.keys import GroupKey, freeze, may_be_id
 from treadle.query.paths import outermost, overlap, plain, put, value_at
@@ -70,8 +70,8 @@ class Doubt:
 
     targets: dict[Entry[Any], dict[Any, Mark]] = field(default_factory=dict)
     # Sources whose copies must follow, and sources that are gone.
-    copies: dict[ReferenceRule, dict[Any, Any]] = field(default_factory=dict)
-    gone: dict[ReferenceRule, dict[Any, Any]] = field(default_factory=dict)
+    copies: dict[CopyRule, dict[Any, Any]] = field(default_factory=dict)
+    gone: dict[CopyRule, dict[Any, Any]] = field(default_factory=dict)
     # Sources whose present keys must be looked up, and rollups' documents whose groups must.
     lookups: dict[GatherRule, dict[Any, Any]] = field(default_factory=dict)
     documents: dict[Entry[Any], dict[Any, Any]] = field(default_factory=dict)
@@ -124,12 +124,12 @@ class Watch:
         self.pre_images = frozenset(pre_images)
         self.rules = [rule for rule in graph.rules if rule.maintain == "stream"]
         self.gathers: dict[str, list[GatherRule]] = {}
-        self.references: dict[str, list[ReferenceRule]] = {}
+        self.references: dict[str, list[CopyRule]] = {}
         self.own: dict[str, dict[Entry[Any], _Own]] = {}
         for rule in self.rules:
             if isinstance(rule, GatherRule):
                 self.gathers.setdefault(rule.source.collection, []).append(rule)
-            elif isinstance(rule, ReferenceRule):
+            elif isinstance(rule, CopyRule):
                 self.references.setdefault(rule.source.collection, []).append(rule)
             of_collection = self.own.setdefault(rule.target.collection, {})
             of_collection.setdefault(rule.target, _Own(rule.target)).add(rule)
@@ -311,7 +311,7 @@ class Watch:
         for raw in known:
             doubt.mark(own.entry, own.entry.key_of({**raw, "_id": key}), sourced=False)
         if kind == "delete" and not known and not self._is_identity(own):
-            doubt.blind.update(dict.fromkeys(own.entry.gathers, own.entry.collection))
+            doubt.blind.update(dict.fromkeys(own.entry.having(GatherRule), own.entry.collection))
         elif kind != "delete" or self._is_identity(own):
             doubt.documents.setdefault(own.entry, {})[freeze(key)] = key
 
@@ -395,7 +395,7 @@ class _Own:
         self.all_matters = False
         # Cards with values of a moment, and their references, as they were before a change.
         self.snapshots: set[str] = set()
-        self.keeping: list[ReferenceRule] = []
+        self.keeping: list[CopyRule] = []
         # Where a rollup's document holds its group's values.
         self.keys: set[str] = set(entry.group.key.targets) if entry.group is not None else set()
 
@@ -405,7 +405,7 @@ class _Own:
             watched = rule.watches()[self.entry.collection]
             self.all_matters = self.all_matters or watched is None
             self.inputs |= watched or set()
-        if isinstance(rule, ReferenceRule):
+        if isinstance(rule, CopyRule):
             self.inputs.add(rule.reference_path)
             if rule.kept:
                 self.keeping.append(rule)
@@ -487,7 +487,7 @@ def _keys(rule: GatherRule, raw: Raw) -> tuple[Any, ...]:
     return tuple(rule.keys_of(raw))
 
 
-def _renews(rule: ReferenceRule, path: str) -> bool:
+def _renews(rule: CopyRule, path: str) -> bool:
     if not overlap(path, rule.reference_path):
         return False
     return path == rule.reference_path or not overlap(path, rule.path)

@@ -101,7 +101,9 @@ def group_stages(entry: Entry[Any], before: Raw, after: Raw) -> list[Raw]:
         if not part.optional or not group.key.identity
     ]
     kept = {"$and": [*required, *([after] if after else [])]}
-    for number, rules in enumerate(_branches([group, *(r for r in entry.gathers if r is not group)])):
+    for number, rules in enumerate(
+        _branches([group, *(r for r in entry.having(GatherRule) if r is not group)])
+    ):
         chosen = [each for each in (before, rules[0].where) if each]
         stages: list[Raw] = [{"$match": {"$and": chosen}}] if chosen else []
         stages.append({"$group": {"_id": identity, **accumulators.of(number, rules)}})
@@ -115,7 +117,7 @@ def group_stages(entry: Entry[Any], before: Raw, after: Raw) -> list[Raw]:
     if not group.key.identity:
         for number, part in enumerate(group.key.parts):
             shown[part.target] = f"$_id.k{number}"
-    for rule in entry.gathers:
+    for rule in entry.having(GatherRule):
         shown.update(rule.finish_expressions(accumulators.of_rule[rule]))
     return [*stages, {"$project": shown}]
 
@@ -127,9 +129,9 @@ def merge_groups(entry: Entry[Any], before: Raw, after: Raw, run: int, *, empty:
     """
     group = entry.group
     assert group is not None
-    stamps = stamps_of(entry.gathers)
+    stamps = stamps_of(entry.having(GatherRule))
     formulas = formula_stages(entry)
-    paths = sorted({path for rule in entry.gathers for path in _parts(rule)})
+    paths = sorted({path for rule in entry.having(GatherRule) for path in _parts(rule)})
     taken: Raw = {path: f"$$new.{path}" for path in paths}
     matched: list[Raw] = [{"$set": {**taken, **stamps, RUN: run, **BUMP}}, *formulas]
     into: Raw = {

@@ -13,6 +13,9 @@ from bson.errors import BSONError
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
+from treadle.graph.derived import CopyRule
+from treadle.graph.derived import FormulaRule
+from treadle.graph.gather import GatherRule
 from treadle.engine import standalone
 from treadle.engine.contention import Contended, attempting, pieces
 from treadle.engine.fill import fill_references
@@ -229,11 +232,11 @@ def _attempt(graph: Graph, server: Capabilities, entry: Entry[Any], keys: Sequen
         differs = any(not same(value_at(document, path.split(".")), sets[path]["$literal"]) for path in sets)
         differs = differs or any(
             not same(value_at(document, formula.path.split(".")), value_at(right, formula.path.split(".")))
-            for formula in entry.formulas
+            for formula in entry.having(FormulaRule)
         )
         if differs or freeze(document["_id"]) in made:
             changed.append(entry.key_of(document))
-            sets.update(stamps_of(entry.gathers))
+            sets.update(stamps_of(entry.having(GatherRule)))
         operations.append(UpdateOne(by_id(document["_id"]), update_pipeline(entry, sets, {})))
     if operations:
         yield from bulk_write(entry.collection, operations, ordered=False)
@@ -250,7 +253,7 @@ def _attempt(graph: Graph, server: Capabilities, entry: Entry[Any], keys: Sequen
 
 def _written_paths(entry: Entry[Any]) -> list[str]:
     """What a rewrite sets: gathered values by their paths, cards with the field that holds them."""
-    paths = {path for rule in entry.gathers for path in rule.empty()}
-    for rule in entry.references:
+    paths = {path for rule in entry.having(GatherRule) for path in rule.empty()}
+    for rule in entry.having(CopyRule):
         paths.add(rule.steps[0].stored if rule.steps else rule.name)
     return outermost(paths)

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import OperationFailure
 
+from treadle.graph.derived import CopyRule
+from treadle.graph.gather import GatherRule
 from treadle.engine import lease
 from treadle.engine.groups import require_indexes
 from treadle.engine.intents import is_about_one_document
@@ -107,7 +109,7 @@ def jobs(graph: Graph) -> list[Job]:
                 by_period.setdefault(rule.every, []).append(rule)
         name = entry.model.__name__
         if entry.group is not None and entry.group.maintain == "schedule":
-            (every,) = {rule.every for rule in entry.gathers if rule.every is not None}
+            (every,) = {rule.every for rule in entry.having(GatherRule) if rule.every is not None}
             found.append(Job(name, entry, tuple(by_period.pop(every)), every))
         for every, rules in by_period.items():
             found.append(Job(f"{name} every {every}", entry, tuple(rules), every))
@@ -440,7 +442,7 @@ class GroupWork:
             nulls = {"$or": [{f"{KEY}.{n}": None} for n, part in enumerate(key.parts) if part.optional]}
             more = yield from self._mend(within, nulls)
             written, removed = written + more[0], removed + more[1]
-        if entry.references:
+        if entry.having(CopyRule):
             written_now = yield from find(
                 entry.collection, {**chosen, merging.RUN: self.run}, entry.key_projection()
             )

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import OperationFailure
 
+from treadle.graph.derived import CopyRule
+from treadle.graph.derived import FormulaRule
+from treadle.graph.gather import GatherRule
 from treadle.engine.fill import fill_references
 from treadle.engine.groups import PAGE as GROUPS_PAGE
 from treadle.engine.groups import differing, examine_groups, orphan
@@ -184,13 +187,13 @@ def examine(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) -
         if entry.group is not None and not value_at(right, entry.group.segments):
             findings.append(orphan(entry, document))
             continue
-        for rule in entry.gathers:
+        for rule in entry.having(GatherRule):
             for path in rule.empty():
                 pattern = rule.pattern if entry.group is None else entry.group.pattern
                 _compare(findings, entry, pattern, document, right, path)
-        for formula in entry.formulas:
+        for formula in entry.having(FormulaRule):
             _compare(findings, entry, formula.pattern, document, right, formula.path)
-        for reference in entry.references:
+        for reference in entry.having(CopyRule):
             wanted_places = dict(places_of(right, reference.steps, ""))
             for prefix, container in places_of(document, reference.steps, ""):
                 stored, should = container.get(reference.name), wanted_places[prefix].get(reference.name)
@@ -236,17 +239,17 @@ def expected(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) 
     ids = [each["_id"] for each in documents]
     keys = [entry.key_of(each) for each in documents]
     wanted = [copy.deepcopy(each) for each in documents]
-    values = yield from recompute(entry.gathers, keys, server.version)
+    values = yield from recompute(entry.having(GatherRule), keys, server.version)
     for key, right in zip(keys, wanted, strict=True):
         for path, value in values[freeze(key)].items():
             put(right, path.split("."), value)
     pairs: list[tuple[Raw | None, Raw]] = list(zip(documents, wanted, strict=True))
     yield from fill_references(entry, pairs, look_only=True)
-    if entry.formulas:
+    if entry.having(FormulaRule):
         rows = yield from formulas_now(entry, ids)
         for document, right in zip(documents, wanted, strict=True):
             row = rows.get(freeze(right["_id"]))
-            for number, formula in enumerate(entry.formulas):
+            for number, formula in enumerate(entry.having(FormulaRule)):
                 segments = formula.path.split(".")
                 # What the server cannot compute is neither right nor wrong.
                 put(
@@ -259,7 +262,7 @@ def expected(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) 
 
 def formulas_now(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
     """What the formulas of these documents give; nothing for one that the server cannot compute."""
-    computed = {f"f{number}": formula.expression for number, formula in enumerate(entry.formulas)}
+    computed = {f"f{number}": formula.expression for number, formula in enumerate(entry.having(FormulaRule))}
     # Not $project, where a plain number would mean to include a field.
     stages = [{"$match": {"_id": {"$in": list(keys)}}}, {"$replaceWith": {"_id": "$_id", **computed}}]
     try:

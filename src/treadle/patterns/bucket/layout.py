@@ -16,7 +16,8 @@ from treadle.patterns.bucket import prepare, reading, upkeep
 from treadle.patterns.bucket.changing import Changer, applied
 from treadle.patterns.bucket.contents import unknown_fields
 from treadle.patterns.bucket.matching import Selection, open_buckets, select
-from treadle.patterns.bucket.reading import Reader, Scan, Summary
+from treadle.graph.reports import Summary
+from treadle.patterns.bucket.reading import Reader, Scan
 from treadle.patterns.bucket.spec import Spec, milliseconds
 from treadle.patterns.bucket.writing import Writer
 from treadle.plan import Plan, Raw

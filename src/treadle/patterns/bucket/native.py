@@ -26,7 +26,8 @@ from treadle.model.codec import StoredField
 from treadle.model.document import Document
 from treadle.model.indexed import Indexed
 from treadle.patterns.bucket.prepare import ALREADY_EXISTS
-from treadle.patterns.bucket.reading import NAIVE_EPOCH, Scan, Summary, bounds, field_summary, is_dateless
+from treadle.graph.reports import Summary
+from treadle.patterns.bucket.reading import NAIVE_EPOCH, Scan, bounds, field_summary, is_dateless
 from treadle.patterns.bucket.rule import as_tuple
 from treadle.patterns.bucket.spec import EPOCH, moment
 from treadle.patterns.bucket.time_series import TimeSeries

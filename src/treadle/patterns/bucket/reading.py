@@ -24,6 +24,7 @@ from treadle.model.adapt import adapter_of
 from treadle.model.bson_types import date_to_bson
 from treadle.model.document import Document
 from treadle.model.shape import Shape
+from treadle.graph.reports import FieldSummary, Summary
 from treadle.patterns.bucket.contents import columns_of, form_of, number_key, readings_of
 from treadle.patterns.bucket.matching import Selection, open_buckets, select, times_filter
 from treadle.patterns.bucket.spec import EPOCH, Spec, milliseconds, moment
@@ -418,32 +419,6 @@ def key_values(spec: Spec, key: Any) -> tuple[Any, ...]:
 
 
 # -- summaries ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class FieldSummary:
-    """Statistics of one field; `avg` is None where no reading has a value."""
-
-    min: Any
-    max: Any
-    sum: Any
-    avg: Any
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What one bucket says about its readings, by the names of the fields."""
-
-    start: dt.datetime
-    end: dt.datetime
-    count: int
-    stats: dict[str, FieldSummary]
-
-    def __getitem__(self, name: str) -> Any:
-        return self.stats[name] if name in self.stats else getattr(self, name)
 
 
 def summary(spec: Spec, collection: str, key: Any, start: Any, end: Any) -> Plan[list[Summary]]:

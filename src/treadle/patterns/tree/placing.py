@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
+from treadle.graph.derived import CopyRule
 from treadle.engine.react import BUMP, formula_stages, update_each
 from treadle.errors import DataError, UsageError
 from treadle.graph.change import Change
@@ -357,7 +358,7 @@ def _feeds(tree: Tree) -> bool:
 
 def _has_cards(tree: Tree) -> bool:
     stored = tree.roles.values()
-    return any(overlap(rule.reference_path, path) for rule in tree.entry.references for path in stored)
+    return any(overlap(rule.reference_path, path) for rule in tree.entry.having(CopyRule) for path in stored)
 
 
 def rewrite(tree: Tree, updates: Sequence[tuple[Any, Raw]], ledger: Ledger) -> Plan[None]:

@@ -1,0 +1,325 @@
+"""The indexes that models ask for, compared with those that are there, and made.
+
+An index that conflicts with another is found before anything is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pymongo import IndexModel
+from pymongo.errors import OperationFailure
+
+from treadle.errors import DataError
+from treadle.graph.graph import Entry
+from treadle.graph.reports import Action
+from treadle.model.bson_types import to_bson
+from treadle.model.codec import Codec, StoredField, codec_of, omitted_when_none
+from treadle.model.indexed import Indexed
+from treadle.model.json_schema import stored_types
+from treadle.plan import Plan, Raw, aggregate, database_command
+from treadle.query.paths import models_of
+
+DUPLICATES_SHOWN_MAX = 5
+INDEXES_MAX = 1000  # the server itself allows 64
+# What an index may say without being another index.
+_COMPARED = (
+    "unique", "sparse", "partialFilterExpression", "collation", "wildcardProjection", "hidden", "weights",
+    "default_language", "language_override", "bits", "min", "max",
+)  # fmt: skip
+# Options that the server does not add by itself, so that having one unasked is a difference.
+_OURS = frozenset({"unique", "sparse", "partialFilterExpression", "wildcardProjection", "hidden"})
+
+
+def existing_indexes(collection: str) -> Plan[list[Raw]]:
+    """A collection's indexes; by command, because the driver's own call decodes dates without their zone."""
+    reply = yield from database_command(
+        {"listIndexes": collection, "cursor": {"batchSize": INDEXES_MAX}}, writes=False
+    )
+    found: list[Raw] = reply["cursor"]["firstBatch"]
+    return found
+
+
+def existing_collections() -> Plan[dict[str, Raw]]:
+    """The database's collections by name, as listCollections shows them."""
+    reply = yield from database_command({"listCollections": 1, "cursor": {"batchSize": 10_000}}, writes=False)
+    found = {each["name"]: each for each in reply["cursor"]["firstBatch"]}
+    while reply["cursor"]["id"]:
+        reply = yield from database_command(
+            {"getMore": reply["cursor"]["id"], "collection": "$cmd.listCollections"}, writes=False
+        )
+        found.update({each["name"]: each for each in reply["cursor"]["nextBatch"]})
+    return found
+
+
+def require_collection(entry: Entry[Any], found: Mapping[str, Any]) -> None:
+    if found["type"] != "collection":
+        raise DataError(
+            f"{entry.model.__name__} is to be stored in {entry.collection!r}, but that is a "
+            f"{found['type']} in this database; rename one of them",
+            code="collection-conflict",
+        )
+
+
+def set_up_indexes(
+    entry: Entry[Any], missing: list[IndexModel], changed: list[Raw], actions: list[Action]
+) -> Plan[None]:
+    for change in changed:
+        actions.append(
+            Action(
+                "change index",
+                entry.collection,
+                f"{change['name']} expires after {change['expireAfterSeconds']} s",
+            )
+        )
+        yield from database_command({"collMod": entry.collection, "index": change})
+    for index in missing:
+        document = index.document
+        actions.append(Action("create index", entry.collection, describe_index(document)))
+        try:
+            yield from database_command(
+                {"createIndexes": entry.collection, "indexes": [to_bson(dict(document), [])]}
+            )
+        except OperationFailure as error:
+            if error.code == 11000:
+                raise (yield from _duplicates(entry, document, error)) from None
+            raise DataError(
+                f"the index {document['name']!r} on {entry.collection} could not be made: "
+                f"{(error.details or {}).get('errmsg', error)}",
+                code="index-refused",
+            ) from error
+
+
+def describe_index(document: Mapping[str, Any]) -> str:
+    keys = ", ".join(f"{path} {direction}" for path, direction in dict(document["key"]).items())
+    return f"{document['name']} ({keys})" + (" unique" if document.get("unique") else "")
+
+
+def declared_indexes(entry: Entry[Any]) -> list[IndexModel]:
+    """The indexes that a model asks for, from its fields and its class keyword."""
+    indexes: list[IndexModel] = []
+    texts: dict[str, int] = {}
+    for each in [entry, *entry.below]:
+        inherited = {
+            prefix + field.stored: mark for above in each.above for prefix, field, mark in _marked(above)
+        }
+        for prefix, field, mark in _marked(each):
+            if inherited.get(prefix + field.stored) == mark:
+                continue
+            if mark.text:
+                texts[prefix + field.stored] = int(mark.text)
+            if not mark.text or mark != Indexed(text=mark.text):
+                indexes.append(_field_index(each, prefix, field, mark))
+        known = {id(index) for above in each.above for index in above.settings.indexes}
+        indexes += [index for index in each.settings.indexes if id(index) not in known]
+    if texts:
+        indexes.append(_text_index(texts))
+    unique = entry.tree.unique_indexes() if entry.tree is not None else []
+    return [*indexes, *unique, *group_indexes(entry)]
+
+
+def _text_index(weights: dict[str, int]) -> IndexModel:
+    """The one text index that a collection may have, over the fields of all its kinds."""
+    chosen = {path: weight for path, weight in weights.items() if weight > 1}
+    keys: list[tuple[str, Any]] = [(path, "text") for path in weights]
+    return IndexModel(keys, name="text", **({"weights": chosen} if chosen else {}))
+
+
+def _marked(entry: Entry[Any]) -> list[tuple[str, StoredField, Indexed]]:
+    return list(_marks(entry.codec, "", ()))
+
+
+def group_indexes(entry: Entry[Any]) -> list[IndexModel]:
+    """The unique index of a rollup's keys, unless the model declares it itself."""
+    if entry.group is None or entry.group.key.identity:
+        return []
+    index = entry.group.unique_index()
+    declared = [key_pairs(each.document) for each in entry.settings.indexes if each.document.get("unique")]
+    return [] if key_pairs(index.document) in declared else [index]
+
+
+def _marks(
+    codec: Codec[Any], prefix: str, inside: tuple[type, ...]
+) -> Iterator[tuple[str, StoredField, Indexed]]:
+    """Each `Indexed` on a field of the document or of a nested model."""
+    if codec.model in inside:
+        return
+    for field in codec.fields:
+        for mark in field.shape.metadata:
+            if isinstance(mark, Indexed):
+                yield prefix, field, mark
+        for model in models_of(field.shape):
+            yield from _marks(codec_of(model), f"{prefix}{field.stored}.", (*inside, codec.model))
+
+
+def _field_index(entry: Entry[Any], prefix: str, field: StoredField, mark: Indexed) -> IndexModel:
+    path = prefix + field.stored
+    options: Raw = dict(mark.options)
+    if mark.unique:
+        options["unique"] = True
+        if omitted_when_none(field):
+            options["partialFilterExpression"] = {path: {"$exists": True}}
+        elif field.shape.optional:
+            # None is stored as null here, which an index on existing fields would hold.
+            options["partialFilterExpression"] = {path: {"$type": stored_types(field.shape)}}
+    if entry.scope and not mark.sparse:
+        own = options.get("partialFilterExpression") or {}
+        options["partialFilterExpression"] = _partial(entry, path, mark.unique, own)
+        options["name"] = (
+            f"{path}_{-1 if mark.descending else 1}_{entry.settings.kind or entry.model.__name__}"
+        )
+    if mark.sparse:
+        options["sparse"] = True
+    if mark.expire_after is not None:
+        options["expireAfterSeconds"] = int(mark.expire_after.total_seconds())
+    if mark.name is not None:
+        options["name"] = mark.name
+    return IndexModel([(path, -1 if mark.descending else 1)], **options)
+
+
+def _partial(entry: Entry[Any], path: str, unique: bool, own: Raw) -> Raw:
+    """Which documents an index on a kind's field holds; a query on the kind must be seen to lie within.
+
+    Of one kind: those of that kind, and if it is unique only those that have
+    a value. Of several: those that have the field, since servers before 6.0
+    cannot name several kinds there; unless unrelated kinds have it too.
+    """
+    present = own or {path: {"$exists": True}}
+    if len(entry.kinds) == 1:
+        return {**entry.scope, **(present if unique else own)}
+    assert entry.family is not None
+    strangers = [each for each in entry.family.members if each not in entry.related]
+    if any(path == prefix_path for each in strangers for prefix_path in _stored_paths(each.codec)):
+        return {**entry.scope, **(present if unique else own)}
+    return present
+
+
+def _stored_paths(codec: Codec[Any]) -> Iterator[str]:
+    for field in codec.fields:
+        yield field.stored
+        for model in models_of(field.shape):
+            yield from (f"{field.stored}.{each.stored}" for each in codec_of(model).fields)
+
+
+def compare_indexes(
+    entry: Entry[Any], present: list[Raw], wanted: list[IndexModel] | None = None
+) -> tuple[list[IndexModel], list[Raw]]:
+    """The indexes to make, and the ones whose expiry is to change."""
+    missing: list[IndexModel] = []
+    changed: list[Raw] = []
+    by_name = {index["name"]: index for index in present}
+    for index in declared_indexes(entry) if wanted is None else wanted:
+        document = index.document
+        same_keys = [
+            each for each in present if key_pairs(each) == key_pairs(document) and _same(each, document)
+        ]
+        if same_keys:
+            found = same_keys[0]
+            if found.get("expireAfterSeconds") != document.get("expireAfterSeconds"):
+                if "expireAfterSeconds" not in document:
+                    raise _conflict(entry, document, found)
+                changed.append({"name": found["name"], "expireAfterSeconds": document["expireAfterSeconds"]})
+            continue
+        other = by_name.get(document["name"]) or next(
+            (each for each in present if _clashes(each, document)), None
+        )
+        if other is not None:
+            raise _conflict(entry, document, other)
+        missing.append(index)
+    return missing, changed
+
+
+def serves_all(document: Mapping[str, Any]) -> bool:
+    partial = ("partialFilterExpression", "sparse", "collation", "hidden")
+    return not any(document.get(option) for option in partial)
+
+
+def key_pairs(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    keys: list[tuple[str, Any]] = []
+    for path, kind in dict(document["key"]).items():
+        # All text fields of an index are listed as this one pair.
+        shown = [("_fts", "text"), ("_ftsx", 1)] if kind == "text" and path != "_fts" else [(path, kind)]
+        keys.extend(each for each in shown if each not in keys)
+    return keys
+
+
+def _same(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    for option in _COMPARED:
+        there, asked = present.get(option) or None, to_bson(wanted.get(option), []) or None
+        if option == "collation":
+            # The server fills a collation out with defaults; "simple" is none at all.
+            there = None if there and there.get("locale") == "simple" else there
+            asked = None if asked and asked.get("locale") == "simple" else asked
+            if (there is None) != (asked is None):
+                return False
+            if asked and there and any(there.get(key) != value for key, value in asked.items()):
+                return False
+        elif option == "weights":
+            if _weights(present) != _weights(wanted):
+                return False
+        elif (asked is not None and there != asked) or (asked is None and there and option in _OURS):
+            return False
+    return True
+
+
+def _weights(document: Mapping[str, Any]) -> dict[str, int]:
+    """The fields of a text index with their weights, which the server lists apart from its keys."""
+    if "_fts" in dict(document["key"]):
+        return dict(document.get("weights") or {})
+    fields = [path for path, kind in dict(document["key"]).items() if kind == "text"]
+    given = dict(document.get("weights") or {})
+    return {path: given.get(path, 1) for path in [*fields, *(set(given) - set(fields))]}
+
+
+def _clashes(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether the server would refuse the two side by side."""
+    return (
+        key_pairs(present) == key_pairs(wanted)
+        and (present.get("partialFilterExpression") or None)
+        == (wanted.get("partialFilterExpression") or None)
+        and not wanted.get("collation")
+        and not present.get("collation")
+        and bool(present.get("sparse")) == bool(wanted.get("sparse"))
+    )
+
+
+def _conflict(entry: Entry[Any], wanted: Mapping[str, Any], found: Mapping[str, Any]) -> DataError:
+    return DataError(
+        f"{entry.model.__name__} asks for the index {describe_index(wanted)} on {entry.collection}, but "
+        f"there is {describe_index(found)} with other options; drop that one, or declare it as it is",
+        code="index-conflict",
+    )
+
+
+def _duplicates(entry: Entry[Any], document: Mapping[str, Any], error: OperationFailure) -> Plan[DataError]:
+    """Which keys stand in the way of a unique index."""
+    paths = list(dict(document["key"]))
+    match: Raw = to_bson(document.get("partialFilterExpression", {}), [])
+    if document.get("sparse"):
+        match = {"$or": [{path: {"$exists": True}} for path in paths]}
+    groups = yield from aggregate(
+        entry.collection,
+        [
+            {"$match": match},
+            {"$group": {"_id": {f"k{n}": f"${path}" for n, path in enumerate(paths)}, "n": {"$sum": 1}}},
+            {"$match": {"n": {"$gt": 1}}},
+            {"$sort": {"n": -1, "_id": 1}},
+            {"$limit": DUPLICATES_SHOWN_MAX},
+        ],
+        allowDiskUse=True,
+    )
+    shown = "; ".join(
+        ", ".join(f"{path}={group['_id'].get(f'k{n}')!r}" for n, path in enumerate(paths))
+        + f" ({group['n']} times)"
+        for group in groups
+    )
+    if not shown:
+        # Inside arrays, or equal only under the collation; the server names one of them.
+        met = (error.details or {}).get("keyValue") or {}
+        shown = ", ".join(f"{path}={value!r}" for path, value in met.items())
+    return DataError(
+        f"the unique index {document['name']!r} on {entry.collection} cannot be made, because keys occur "
+        f"more than once: {shown}; remove or change the surplus documents and run setup() again",
+        code="index-duplicates",
+    )
