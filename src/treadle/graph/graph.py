@@ -32,6 +32,7 @@ from treadle.patterns.outlier.rule import OutlierRule
 from treadle.patterns.rollup import MembersRule, check_rollup
 from treadle.patterns.tree.fields import Tree, TreeRule, place_tree, tree_declarations
 from treadle.plan import Raw, by_id
+from treadle.plan.capabilities import Capabilities
 from treadle.query.paths import (
     ARRAYS,
     Path,
@@ -295,6 +296,14 @@ class Graph:
     @property
     def rules(self) -> list[Rule]:
         return list(dict.fromkeys(rule for entry in self.entries.values() for rule in entry.rules))
+
+    def check_server(self, server: Capabilities) -> Capabilities:
+        """The server's capabilities, if every declaration can be kept with them."""
+        for rule in self.rules:
+            if rule.needs_transactions:
+                what = f"{rule.place.label} ({rule.pattern})"
+                server.require_transactions(what, code="transactions-needed", error=DeclarationError)
+        return server
 
     # -- for the patterns' bind() -----------------------------------------------------
 

@@ -86,6 +86,8 @@ class Rule:
     """A declaration at its place."""
 
     pattern: ClassVar[str] = ""
+    # Whether it cannot be had on a standalone server.
+    needs_transactions: bool = False
 
     def __init__(self, place: Place) -> None:
         self.place = place
