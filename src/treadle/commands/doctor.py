@@ -218,7 +218,10 @@ def _capabilities(server: Server) -> Check:
     members = sum(len(hello.get(role, ())) for role in ("hosts", "passives", "arbiters"))
     details = {"kind": server.kind, "name": hello.get("setName"), "members": members or None}
     if server.kind == "standalone":
-        advice = "Treadle works here, with intents in place of transactions, but follows no change streams"
+        advice = (
+            "Treadle works here, with intents in place of transactions, but without trees, outlier arrays, "
+            "durable counters and the worker"
+        )
         return Check("topology", "warn", "standalone", advice, details)
     if server.kind == "uninitiated":
         advice = "nothing can be written yet; run rs.initiate() in mongosh"

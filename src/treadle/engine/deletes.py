@@ -140,13 +140,14 @@ def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) 
     for exact, own in by_class:
         yield from check_restrictions(exact, own)
         yield from _refuse_too_large(exact, own, ledger)
-    token = (yield from placing.before_deletion(entry.tree, befores, ledger)) if entry.tree else None
+    if entry.tree is not None:
+        yield from placing.before_deletion(entry.tree, befores)
     yield from ledger.note_before(entry, keys)
     yield from delete_many(entry.collection, {"_id": {"$in": keys}})
     for before in befores:
         ledger.add(Change(entry.collection, before["_id"], before, None))
     if entry.tree is not None:
-        yield from placing.unlist(entry.tree, keys, ledger, token)
+        yield from placing.unlist(entry.tree, keys, ledger)
     for exact, own in by_class:
         yield from follow_deletions(exact, own, ledger)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo.errors import ExecutionTimeout, OperationFailure, PyMongoError
 
 from treadle.engine.convert import Converted, convert, guarded_write, lineage_of, stops_others, store_alone
-from treadle.errors import DataError, UsageError
+from treadle.errors import DataError
 from treadle.graph.gather import freeze
 from treadle.model.storable import ENCODING_ERRORS
 from treadle.patterns.schema_versioning.migration import in_one_reply
@@ -204,12 +204,8 @@ def lowered(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[None]:
 
 def check_lowering(entry: Entry[Any], server: Capabilities) -> None:
     """Refuse what would show others a version that this Store promised not to write."""
-    if not server.transactions:
-        raise UsageError(
-            f"this Store writes {entry.model.__name__} in an older version (write_versions=), and an update "
-            "then takes a transaction, which a standalone server does not have; replace the document instead",
-            code="write-version-update",
-        )
+    what = f"an update of a {entry.model.__name__} that is written in an older version (write_versions=)"
+    server.require_transactions(what, "replace the document", code="write-version-update")
 
 
 # -- the warning ----------------------------------------------------------------------------------

@@ -188,18 +188,15 @@ class Insert(Work[list[D]]):
         entry = self.entry
         yield from ledger.note_new(entry, [raw["_id"] for raw in self.raws])
         yield from self._gather_existing(server)
-        placed = (
-            (yield from placing.place(entry.tree, self.raws, self.parents, ledger)) if entry.tree else None
-        )
+        placed = (yield from placing.place(entry.tree, self.raws, self.parents)) if entry.tree else None
         yield from fill_references(entry, [(None, raw) for raw in self.raws])
-        after_it = yield from insert_overflow(server, self.overflow)
         in_order = placed.order if placed is not None else self.raws
         with placing.segment_errors(entry.tree), crud.translated(entry.model.__name__, self.raws):
             if len(self.raws) == 1:
                 yield from insert_one(entry.collection, self.raws[0])
             else:
                 yield from insert_many(entry.collection, in_order)
-        yield from after_it()
+        yield from insert_overflow(self.overflow)
         if entry.tree is not None and placed is not None:
             yield from placing.list_children(entry.tree, placed, ledger)
         raws = self.raws

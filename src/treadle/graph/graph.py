@@ -203,16 +203,13 @@ class Graph:
                         code="layout-derived",
                     )
 
-    def check_server(self, server: Capabilities) -> None:
-        """Refuse rules that this server cannot carry out, before anything is written."""
+    def check_server(self, server: Capabilities) -> Capabilities:
+        """The server's capabilities, if every declaration can be kept with them."""
         for rule in self.rules:
-            if rule.needs_transactions and not server.transactions:
-                raise DeclarationError(
-                    f"{rule.place.label} ({rule.pattern}) needs transactions, which a standalone server does "
-                    "not have; restart mongod with --replSet rs0 and run rs.initiate() once in mongosh, which "
-                    "makes it a replica set of one",
-                    code="transactions-needed",
-                )
+            if rule.needs_transactions:
+                what = f"{rule.place.label} ({rule.pattern})"
+                server.require_transactions(what, code="transactions-needed", error=DeclarationError)
+        return server
 
     def _find_levels(self) -> None:
         levels: dict[Rule, int] = {}

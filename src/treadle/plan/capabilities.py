@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from treadle.plan import Plan, database_command
+from treadle.errors import TreadleError, UsageError
+from treadle.plan import Plan, database_command, transact
+
+R = TypeVar("R")
+
+REPLICA_SET_OF_ONE = (
+    "make it a replica set of one (restart mongod with --replSet rs0, then run rs.initiate() once in mongosh)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +23,29 @@ class Capabilities:
     transactions: bool
     version: tuple[int, ...]
     session_timeout_seconds: float = 1800.0
+
+    @property
+    def streams(self) -> bool:
+        """Whether there are change streams: on the same servers as transactions."""
+        return self.transactions
+
+    def together(self, make: Callable[[], Plan[R]]) -> Plan[R]:
+        """Run the plan that `make` makes in a transaction; just run it where there are none."""
+        return (yield from transact(make)) if self.transactions else (yield from make())
+
+    def require_transactions(
+        self,
+        what: str,
+        instead: str | None = None,
+        code: str = "transactions-unavailable",
+        error: type[TreadleError] = UsageError,
+    ) -> None:
+        """Refuse what a standalone server cannot do; `instead` is another way out."""
+        if not self.transactions:
+            choices = REPLICA_SET_OF_ONE + (f", or {instead}" if instead else "")
+            raise error(
+                f"{what} needs transactions, which this standalone server does not have; {choices}", code=code
+            )
 
 
 def read_capabilities() -> Plan[Capabilities]:

@@ -556,7 +556,7 @@ class AsyncStore:
 
     async def _capabilities(self) -> Capabilities:
         if self._known is None:
-            self._known = await self.runner.run(read_capabilities())
+            self._known = self.graph.check_server(await self.runner.run(read_capabilities()))
             # A constructor cannot wait, so what a crash left is seen to here.
             await self.recover()
         return self._known

@@ -511,7 +511,7 @@ class Store:
 
     def _capabilities(self) -> Capabilities:
         if self._known is None:
-            self._known = self.runner.run(read_capabilities())
+            self._known = self.graph.check_server(self.runner.run(read_capabilities()))
         return self._known
 
     def _leave_for_later(self, who: str) -> None:

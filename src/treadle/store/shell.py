@@ -21,10 +21,9 @@ from treadle.graph.graph import Graph
 from treadle.graph.kinds import root_of
 from treadle.graph.layout import Layout
 from treadle.model.document import Document
-from treadle.patterns.outlier import intents as array_intents
 from treadle.patterns.tree import recovery
 from treadle.plan import Plan
-from treadle.plan.capabilities import Capabilities
+from treadle.plan.capabilities import REPLICA_SET_OF_ONE, Capabilities
 
 D = TypeVar("D", bound=Document)
 
@@ -125,8 +124,7 @@ def clear(error: PyMongoError) -> Exception:
     """A clearer error where a standalone server refuses transactions."""
     if isinstance(error, OperationFailure) and error.code in (20, 263) and "replica set" in str(error):
         return UsageError(
-            "this server is standalone and has no transactions; start it as a replica set "
-            "(a single node will do), or use Store.local()",
+            f"this server is standalone and has no transactions; {REPLICA_SET_OF_ONE}, or use Store.local()",
             code="transactions-unavailable",
         )
     return error
@@ -199,10 +197,9 @@ def is_dead(described: str) -> bool:
 
 def recover(graph: Graph, server: Capabilities) -> Plan[int]:
     """Finish what other processes, or this one before, left half done."""
-    done = yield from recovery.recover(graph, server, owner(), is_dead)
-    if server.transactions:
-        return done + (yield from intents.recover(graph, server))
-    done += yield from array_intents.recover(graph, owner(), is_dead)
+    done = yield from recovery.recover(graph, server)
+    done += yield from intents.recover(graph, server)
+    # Also on a replica set, which may have been a standalone server before.
     return done + (yield from standalone.recover(graph, server, owner(), is_dead))
 
 

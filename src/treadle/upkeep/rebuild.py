@@ -64,7 +64,7 @@ def rebuild(
             visited += yield from entry.layout.rebuild(server, report)
     chosen = in_order(listed)
     streamed = [rule for entry in chosen for rule in entry.rules if rule.maintain == "stream"]
-    if streamed and server.transactions:
+    if streamed and server.streams:
         # What changes from here on is the worker's; what was before is seen by the scan.
         yield from position.begin()
     for entry in chosen:
@@ -101,8 +101,7 @@ def rebuild(
             yield from _in_chunks(graph, server, entry, others)
             done += len(others)
         visited += done
-    if server.transactions:
-        yield from position.built(streamed)
+    yield from position.built(streamed)
     return visited
 
 

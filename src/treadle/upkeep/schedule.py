@@ -254,7 +254,7 @@ class Scheduler:
         if known is not None and row.get("declared") != declared:
             why = "the declaration has changed"
         keys: list[list[Any]] = []
-        if not self.server.transactions:
+        if not self.server.streams:
             why = why or "a standalone server has no change streams"
         else:
             position = {"token": None, "start": (yield from operation_time())}

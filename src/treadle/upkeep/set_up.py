@@ -44,6 +44,7 @@ def setup(graph: Graph, dry_run: bool = False) -> Plan[list[Action]]:
 
 
 def _setup(graph: Graph) -> Plan[list[Action]]:
+    server = graph.check_server((yield from read_capabilities()))
     existing = yield from existing_collections()
     # One per collection; a family's root speaks for all its kinds.
     entries = [*graph.by_collection.values(), *graph.sides.values()]
@@ -69,20 +70,15 @@ def _setup(graph: Graph) -> Plan[list[Action]]:
             continue
         yield from _set_up_collection(entry, existing.get(entry.collection), actions)
         yield from set_up_indexes(entry, missing[entry.collection], changes[entry.collection], actions)
-    yield from _keep_former_states(graph, existing, actions)
+    if server.streams and server.version >= PRE_IMAGES_SINCE:
+        # Elsewhere the worker keeps a ledger of contributions instead.
+        yield from _keep_former_states(graph, existing, actions)
     return actions
 
 
 def _keep_former_states(graph: Graph, existing: Mapping[str, Raw], actions: list[Action]) -> Plan[None]:
     """Let the server keep former states of documents where the worker has to know them."""
-    wanted = sorted({*Watch(graph).needs_before(), *needs_before(graph)})
-    if not wanted:
-        return
-    server = yield from read_capabilities()
-    if not server.transactions or server.version < PRE_IMAGES_SINCE:
-        # The worker keeps a ledger of contributions instead.
-        return
-    for collection in wanted:
+    for collection in sorted({*Watch(graph).needs_before(), *needs_before(graph)}):
         option = existing.get(collection, {}).get("options", {}).get("changeStreamPreAndPostImages") or {}
         if not option.get("enabled"):
             actions.append(Action("keep former states of", collection, "for the worker"))

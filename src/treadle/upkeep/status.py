@@ -93,7 +93,7 @@ def status(graph: Graph, server: Capabilities, name: str = position.NAME) -> Pla
     streamed = any(rule.maintain == "stream" for rule in rules)
     waiting = Pending()
     worker: WorkerStatus | None = None
-    if streamed and server.transactions:
+    if streamed and server.streams:
         waiting = yield from pending(graph, name)
         worker = yield from _worker(name, waiting)
     verified = {row["_id"]: row for row in (yield from find(VERIFICATIONS, {}))}

@@ -25,7 +25,6 @@ from treadle.engine import lease
 from treadle.engine.groups import differing
 from treadle.engine.indexes import existing_collections
 from treadle.engine.intents import is_about_one_document
-from treadle.errors import UsageError
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Rule
 from treadle.plan import (
@@ -536,12 +535,9 @@ def _same_debt(one: Raw, others: list[Raw]) -> bool:
 
 
 def require_streams(server: Capabilities) -> None:
-    if not server.transactions:
-        raise UsageError(
-            "this server is standalone and has no change streams; start it as a replica set (a single "
-            "node will do), or declare maintain='write'",
-            code="streams-unavailable",
-        )
+    """Refuse the worker on a server that has no change streams."""
+    what = "the worker follows change streams and"
+    server.require_transactions(what, "declare maintain='write'", code="streams-unavailable")
 
 
 def pre_images() -> Plan[list[str]]:

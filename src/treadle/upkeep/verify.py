@@ -28,7 +28,7 @@ from treadle.graph.pattern import STATE
 from treadle.graph.reports import Finding, Progress, Report
 from treadle.patterns.approximation import inspection as counts
 from treadle.patterns.outlier import inspection as outliers
-from treadle.plan import Plan, Raw, aggregate, count_documents, find, transact, wait
+from treadle.plan import Plan, Raw, aggregate, count_documents, find, wait
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import same
 from treadle.query.keys import freeze
@@ -142,10 +142,10 @@ def _look_again(server: Capabilities, entry: Entry[Any], suspects: Sequence[Find
 
 def _settled(server: Capabilities, look: Callable[[], Plan[list[Finding]]]) -> Plan[list[Finding]]:
     """What is found at one moment; without transactions, after a little while."""
-    if server.transactions:
-        return (yield from transact(look))
-    yield from wait(SECOND_LOOK_SECONDS)
-    return (yield from look())
+    if not server.transactions:
+        # Reads that a write came between differ from it for a moment only.
+        yield from wait(SECOND_LOOK_SECONDS)
+    return (yield from server.together(look))
 
 
 def _give_time(server: Capabilities, entry: Entry[Any], findings: Sequence[Finding]) -> Plan[list[Finding]]:

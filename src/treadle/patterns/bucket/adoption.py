@@ -16,14 +16,14 @@ import bson
 from bson import ObjectId
 from pymongo.errors import OperationFailure
 
-from treadle.errors import TreadleError, UsageError
+from treadle.errors import TreadleError
 from treadle.graph.gather import freeze
 from treadle.graph.reports import Finding, Progress, Report
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.patterns.bucket.grouping import Batch, split_large
 from treadle.patterns.bucket.reading import Scan
 from treadle.patterns.bucket.spec import Spec
-from treadle.plan import Plan, Raw, count_documents, delete_many, find, transact
+from treadle.plan import Plan, Raw, count_documents, delete_many, find
 from treadle.plan.capabilities import Capabilities
 
 if TYPE_CHECKING:
@@ -113,11 +113,10 @@ class Adoption:
 
     def _adopt_page(self, source: str, documents: list[Raw], server: Capabilities) -> Plan[int]:
         """Move these documents, one transaction per bucket; without any only if repetitions are noticed."""
-        if not server.transactions and self.spec.unique is None:
-            raise UsageError(
-                f"moving single documents into the buckets of {self.name} needs transactions, so that none "
-                "is counted twice; start the server as a replica set, or declare unique=",
-                code="transactions-unavailable",
+        if self.spec.unique is None:
+            server.require_transactions(
+                f"moving single documents into the buckets of {self.name}",
+                "declare unique=, so that none is counted twice",
             )
         writer = self.layout.writer
         pending = writer.group([self.layout.normal(each) for each in documents], range(len(documents)))
@@ -153,15 +152,14 @@ class Adoption:
         def attempt() -> Plan[int]:
             if (yield from self.layout.writer.write([part])):
                 return 0
-            if server.transactions:
-                kept = yield from self._unchanged(source, part.places, documents)
-                if len(kept) < len(keys):
-                    raise _Taken
+            kept = yield from self._unchanged(source, part.places, documents)
+            if len(kept) < len(keys):
+                raise _Taken
             yield from delete_many(source, {"_id": {"$in": keys}})
             return len(keys)
 
         try:
-            return (yield from transact(attempt) if server.transactions else attempt())
+            return (yield from server.together(attempt))
         except OperationFailure as error:
             if not self.layout.writer.answerable(error.code, error.details):
                 raise
@@ -183,7 +181,7 @@ class Adoption:
             keys = [documents[places[number]]["_id"] for number in kept]
             return (yield from delete_many(source, {"_id": {"$in": keys}})).deleted_count
 
-        return (yield from transact(attempt) if server.transactions else attempt())
+        return (yield from server.together(attempt))
 
     def _unchanged(self, source: str, places: Sequence[int], documents: Sequence[Raw]) -> Plan[list[int]]:
         """Which readings of a batch come from documents that are still what was read."""

@@ -219,13 +219,10 @@ class Changer:
         drop_duplicates: bool = False,
     ) -> Plan[bool]:
         """Take readings out of one bucket and put them into theirs; whether nobody came between."""
-        if not server.transactions:
-            raise UsageError(
-                f"this changes time, series, metadata or unique value of a {self.spec.label}, which "
-                "adds it anew and needs a transaction; this server is standalone: insert it anew and "
-                "delete the old one",
-                code="transactions-unavailable",
-            )
+        server.require_transactions(
+            f"a change of time, series, metadata or unique value adds a {self.spec.label} anew and",
+            "insert it anew and delete the old one",
+        )
         going = {id(each) for each in leaving}
         staying = [None if id(after) in going else after for after in afters]
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from treadle.errors import DataError, TreadleError
+from treadle.errors import DataError, TreadleError, UsageError
 from treadle.graph.reports import Finding, Progress, Report
 from treadle.model.bson_types import RESERVED
 from treadle.patterns.bucket.adoption import Adoption
@@ -227,16 +227,15 @@ class Upkeep:
             if spec.span is not None and spec.window(start) != start:
                 astray = set(range(len(readings)))
             surplus = set((yield from self._repeated(bucket, readings)))
-            if astray - surplus and not server.transactions:
-                log.warning(
-                    "%s: bucket %r has readings of other windows; moving them needs transactions",
-                    self.name,
-                    key,
-                )
-                return False
             opened = Opened(bucket, readings, range(len(readings)), spec.series_of(bucket))
-            if (yield from self.layout.changer.sort_out(opened, astray - surplus, surplus, server)):
-                return True
+            try:
+                if (yield from self.layout.changer.sort_out(opened, astray - surplus, surplus, server)):
+                    return True
+            except UsageError as error:
+                if error.code != "transactions-unavailable":
+                    raise
+                log.warning("%s: bucket %r has readings of other windows: %s", self.name, key, error)
+                return False
         return False
 
     # -- rebuild --------------------------------------------------------------------------

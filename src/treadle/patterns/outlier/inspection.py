@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bson import ObjectId
-
 from treadle.engine.intents import set_aside
-from treadle.engine.lease import acquire, release
 from treadle.engine.ledger import Ledger
 from treadle.errors import DataError
 from treadle.graph.gather import freeze
@@ -170,9 +167,7 @@ def mend(graph: Graph, server: Capabilities, entry: Entry[Any], keys: Sequence[A
 def _mend_one(graph: Graph, server: Capabilities, work: Tidy) -> Plan[bool]:
     """Bring one array in order; one whose document cannot be brought to the current version is set aside."""
     try:
-        if server.transactions:
-            return (yield from transact(partial(_tidy, graph, server, work)))
-        return (yield from _tidy_under_lease(server, work))
+        return (yield from transact(partial(_tidy, graph, server, work)))
     except DataError as error:
         if error.code not in ("migration-failed", "version-unknown"):
             raise
@@ -186,22 +181,6 @@ def _tidy(graph: Graph, server: Capabilities, work: Tidy) -> Plan[bool]:
     ledger = Ledger()
     done = yield from work.body(graph, server, ledger)
     yield from react(graph, server, ledger, copies_max=UNBOUNDED)
-    return bool(done)
-
-
-def _tidy_under_lease(server: Capabilities, work: Tidy) -> Plan[bool]:
-    """Without transactions one writer at a time touches overflow."""
-    from treadle.engine.standalone import LEASE, LEASE_SECONDS, give_up
-
-    holder = f"repair/{ObjectId()}"
-    try:
-        token = yield from acquire(LEASE, holder, LEASE_SECONDS, lambda _: False)
-        done = yield from work.change(server)
-        yield from release(LEASE, token)
-    except Exception:
-        # By name: the reply that would have brought the token may be what was lost.
-        yield from give_up([holder])
-        raise
     return bool(done)
 
 

@@ -1,14 +1,11 @@
 """Parts of outlier arrays: what a write makes of one, and how that is stored.
 
-A write is planned as a `Move`, from what was read, and performed then: in a
-transaction, or step by step where the server has none
-(`maintenance/array_intents.py`). What plans them is in `array_writes.py` and
-`array_order.py`.
+A write is planned as a `Move`, from what was read, and performed in the same
+transaction. What plans them is in `writes.py` and `order.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +16,6 @@ from treadle.errors import DataError
 from treadle.graph.pattern import REVISION
 from treadle.patterns.outlier.rule import OutlierRule
 from treadle.plan import Plan, Raw, bulk_write, by_id, update_one
-from treadle.plan.capabilities import Capabilities
 
 
 @dataclass(slots=True)
@@ -55,18 +51,20 @@ def holds(item: Any) -> Raw:
     return {"$elemMatch": {"$eq": item}}
 
 
-def perform(rule: OutlierRule, server: Capabilities, move: Move) -> Plan[bool]:
-    """Do what a move says; False if the owner changed meanwhile, which a transaction excludes."""
-    from treadle.patterns.outlier import intents as array_intents
+def perform(rule: OutlierRule, move: Move | None) -> Plan[None]:
+    """Do what a move says; None is nothing to do."""
+    if move is None:
+        return
+    yield from update_one(rule.target.collection, by_id(move.owner["_id"]), _owner_update(rule, move))
+    # In this order, because numbers are unique.
+    operations: list[Any] = [DeleteMany({"_id": {"$in": move.gone}})] if move.gone else []
+    operations += [ReplaceOne({"_id": page["_id"]}, page) for page in move.changed]
+    operations += [InsertOne({"_id": ObjectId(), **page}) for page in move.made]
+    if operations:
+        yield from bulk_write(rule.collection, operations)
 
-    if not server.transactions:
-        return (yield from array_intents.perform(rule, move))
-    yield from update_one(rule.target.collection, by_id(move.owner["_id"]), owner_update(rule, move))
-    yield from bulk(rule, move.gone, move.changed, move.made)
-    return True
 
-
-def owner_update(rule: OutlierRule, move: Move) -> Raw:
+def _owner_update(rule: OutlierRule, move: Move) -> Raw:
     """The update of the owner; it always writes, so that two writers meet."""
     sets, unsets = rule.owner_sets(move.count, move.last)
     if move.embedded is not None:
@@ -77,12 +75,3 @@ def owner_update(rule: OutlierRule, move: Move) -> Raw:
     if move.moved:
         update["$inc"][rule.moves_path] = 1
     return update
-
-
-def bulk(rule: OutlierRule, gone: Sequence[Any], changed: Sequence[Raw], made: Sequence[Raw]) -> Plan[None]:
-    """Delete, rewrite and make overflow documents, in this order: numbers are unique."""
-    operations: list[Any] = [DeleteMany({"_id": {"$in": list(gone)}})] if gone else []
-    operations += [ReplaceOne({"_id": page["_id"]}, page) for page in changed]
-    operations += [InsertOne({"_id": ObjectId(), **page}) for page in made]
-    if operations:
-        yield from bulk_write(rule.collection, operations)

@@ -46,7 +46,7 @@ def rule_named(entry: Entry[Any], field: str) -> OutlierRule:
 
 
 def has_snapshots(server: Capabilities) -> bool:
-    return server.transactions and server.version >= SNAPSHOTS_SINCE
+    return server.version >= SNAPSHOTS_SINCE
 
 
 def steadily(rule: OutlierRule, make: Callable[[], Plan[R]]) -> Plan[R]:

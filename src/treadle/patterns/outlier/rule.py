@@ -77,6 +77,8 @@ class OutlierRule(Rule):
     """An outlier array at its place, with the names of all its parts."""
 
     pattern = "outlier"
+    # The owner and its overflow change together.
+    needs_transactions = True
 
     def __init__(self, place: Place, graph: Graph, declared: Outlier) -> None:
         super().__init__(place)
@@ -94,8 +96,6 @@ class OutlierRule(Rule):
         self.last_path = f"{self.state}.last"
         # Grows whenever items change their place, so that a reader can tell.
         self.moves_path = f"{self.state}.moves"
-        # A write on a server without transactions that is committed and not yet done.
-        self.open_path = f"{self.state}.open"
         self.count_path = declared_count or f"{self.state}.count"
         self.names_count = declared_count is not None
         self.field = place.field.stored

@@ -10,8 +10,6 @@ Rules:
    also where the embedded part has room again, so that the order stays.
 4. An owner that lacks what is maintained is brought in order first; so writers
    go on while old data is adopted.
-
-On a server without transactions see `maintenance/array_intents.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from typing import Any, TypeVar
 from treadle.engine import crud, lazy
 from treadle.engine.ledger import Ledger
 from treadle.engine.writes import Work, concerns, follow_own, may_raise, speaks_of_current
-from treadle.errors import DataError
 from treadle.graph.change import Change
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION
@@ -47,7 +44,6 @@ R = TypeVar("R")
 
 # More items than this are added in several transactions.
 EXTEND_MAX = 10_000
-ATTEMPTS_MAX = 50
 
 
 class ArrayWork(Work[R]):
@@ -68,24 +64,24 @@ class ArrayWork(Work[R]):
         """The write as one plain update; None where that cannot be, and nothing was done."""
         raise NotImplementedError  # pragma: no cover
 
-    def change(self, server: Capabilities) -> Plan[Any]:
-        """The write in a transaction, or under the lease where there are none."""
+    def change(self) -> Plan[Any]:
+        """The write in a transaction."""
         raise NotImplementedError  # pragma: no cover
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Any]:
         entry = self.entry
         if not self.followed and not may_raise(entry):
-            return (yield from self.change(server))
+            return (yield from self.change())
         before = yield from find_one(entry.collection, by_id(self.key))
         if before is None:
             raise missing(self.rule, self.key)
         if not self.followed and not lazy.is_stale(entry, before):
-            return (yield from self.change(server))
+            return (yield from self.change())
         yield from ledger.note_before(entry, [self.key])
         raised = before
         if self.current:
             (raised,) = yield from lazy.raised(entry, [before])
-        outcome = yield from self.change(server)
+        outcome = yield from self.change()
         after = yield from find_one(entry.collection, by_id(self.key))
         if after is not None:
             (after,) = yield from follow_own(entry, [(raised, after)])
@@ -153,13 +149,13 @@ class Extend(ArrayWork[list[bool]]):
             result = yield from update_one(self.entry.collection, condition, update)
         return [True] * number if result.matched_count else None
 
-    def change(self, server: Capabilities) -> Plan[list[bool]]:
+    def change(self) -> Plan[list[bool]]:
         with crud.translated(self.entry.model.__name__):
-            if server.transactions and not (self.rule.unique and len(self.items) > 1):
+            if not (self.rule.unique and len(self.items) > 1):
                 done = yield from self._to_the_last_page()
                 if done is not None:
                     return done
-            return (yield from settle(self.rule, self.key, server, self._plan))
+            return (yield from settle(self.rule, self.key, self._plan))
 
     def _to_the_last_page(self) -> Plan[list[bool] | None]:
         """The ordinary way while there is overflow: the owner's count, and one overflow document."""
@@ -316,9 +312,9 @@ class Remove(ArrayWork[int]):
     def _is_it(self, item: Any) -> bool:
         return bool(comparable(item) == self.mark)
 
-    def change(self, server: Capabilities) -> Plan[int]:
+    def change(self) -> Plan[int]:
         with crud.translated(self.entry.model.__name__):
-            return (yield from settle(self.rule, self.key, server, self._plan))
+            return (yield from settle(self.rule, self.key, self._plan))
 
     def _plan(self, owner: Raw) -> Plan[tuple[int, Move | None]]:
         rule = self.rule
@@ -359,63 +355,51 @@ class Tidy(ArrayWork[bool]):
         owner = yield from find_one(self.entry.collection, by_id(self.key), self.rule.projection())
         if owner is None:
             return None
-        return self.rule.value(owner, self.rule.open_path) is not None or (
-            (yield from in_order(self.rule, owner)) is not None
-        )
+        return (yield from in_order(self.rule, owner)) is not None
 
-    def change(self, server: Capabilities) -> Plan[bool]:
+    def change(self) -> Plan[bool]:
         owner = yield from find_one(self.entry.collection, by_id(self.key), self.rule.projection())
         if owner is None:
             return False
-        return (yield from settle(self.rule, self.key, server, self._plan))
+        return (yield from settle(self.rule, self.key, self._plan))
 
     def _plan(self, owner: Raw) -> Plan[tuple[bool, Move | None]]:
         move = yield from in_order(self.rule, owner)
         return True, move
 
 
-def settle(
-    rule: OutlierRule, key: Any, server: Capabilities, plan: Callable[[Raw], Plan[tuple[R, Move | None]]]
-) -> Plan[R]:
-    """Read an owner, let `plan` say what is to be done, and do it."""
-    from treadle.patterns.outlier import intents as array_intents
-
+def settle(rule: OutlierRule, key: Any, plan: Callable[[Raw], Plan[tuple[R, Move | None]]]) -> Plan[R]:
+    """Read an owner, bring it in order, let `plan` say what is to be done, and do it."""
     if speaks_of_current(rule.target):
         yield from lazy.bring_up(rule.target, by_id(key), limit=1)
-    for _ in range(ATTEMPTS_MAX):
-        # One item beyond the limit is enough to see that there are too many.
-        shown = {**rule.projection(), rule.path: {"$slice": rule.limit + 1}}
-        owner = yield from find_one(rule.target.collection, by_id(key), shown)
-        if owner is None:
-            raise missing(rule, key)
-        if not server.transactions and (yield from array_intents.finish(rule, owner)):
-            continue
-        if not rule.settled(owner):
-            owner = yield from _whole(rule, key, server)
-            move = yield from in_order(rule, owner)
-            if move is not None:
-                yield from perform(rule, server, move)
-                continue
-        outcome, move = yield from plan(owner)
-        if move is None or (yield from perform(rule, server, move)):
-            return outcome
-    raise DataError(
-        f"{rule.place.label} of {key!r} changed {ATTEMPTS_MAX} times while it was being written; "
-        "try again when fewer writers are at it",
-        code="write-contended",
+    owner = yield from _owner(rule, key)
+    if not rule.settled(owner):
+        yield from perform(rule, (yield from in_order(rule, (yield from _whole(rule, key)))))
+        owner = yield from _owner(rule, key)
+    outcome, move = yield from plan(owner)
+    yield from perform(rule, move)
+    return outcome
+
+
+def _owner(rule: OutlierRule, key: Any) -> Plan[Raw]:
+    """An owner with its array up to one item beyond the limit, which tells that there are too many."""
+    shown = {**rule.projection(), rule.path: {"$slice": rule.limit + 1}}
+    owner: Raw | None = yield from find_one(rule.target.collection, by_id(key), shown)
+    if owner is None:
+        raise missing(rule, key)
+    return owner
+
+
+def _whole(rule: OutlierRule, key: Any) -> Plan[Raw]:
+    """An owner with its whole array, which nobody else can write from here on.
+
+    Written first: while a long array is read, those who push to it wait and
+    do not get in between.
+    """
+    bump = {"$inc": {REVISION: 1}}
+    owner: Raw | None = yield from find_one_and_update(
+        rule.target.collection, by_id(key), bump, projection=rule.projection()
     )
-
-
-def _whole(rule: OutlierRule, key: Any, server: Capabilities) -> Plan[Raw]:
-    """An owner with its whole array, which in a transaction nobody else can write from here on."""
-    shown = rule.projection()
-    owner: Raw | None
-    if server.transactions:
-        # Written first: while a long array is read, those who push to it wait and do not get in between.
-        bump = {"$inc": {REVISION: 1}}
-        owner = yield from find_one_and_update(rule.target.collection, by_id(key), bump, projection=shown)
-    else:
-        owner = yield from find_one(rule.target.collection, by_id(key), shown)
     if owner is None:
         raise missing(rule, key)
     return owner

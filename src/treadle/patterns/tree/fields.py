@@ -56,6 +56,9 @@ class TreePattern(Pattern):
 class TreeRule(Rule):
     """One representation of a tree."""
 
+    # A move writes many nodes, and no reader may see half of it.
+    needs_transactions = True
+
     def __init__(self, place: Place, graph: Graph, roles: Mapping[Role, str]) -> None:
         super().__init__(place)
         self.roles: dict[Role, Path] = {}

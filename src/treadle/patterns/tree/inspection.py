@@ -13,11 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import bson
-from bson import ObjectId
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
 from treadle.engine.intents import is_about_one_document, set_aside
-from treadle.engine.lease import acquire, release
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import UNBOUNDED, react
 from treadle.errors import UsageError
@@ -26,13 +24,14 @@ from treadle.graph.reports import Finding, Progress, Report
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import Role, Tree
-from treadle.patterns.tree.placing import rewrite, settle_first
+from treadle.patterns.tree.moves import begin, finish
+from treadle.patterns.tree.placing import rewrite
 from treadle.patterns.tree.segments import join, path_above, split
-from treadle.plan import Plan, Raw, count_documents, find, transact, update_many, wait
+from treadle.plan import Plan, Raw, count_documents, find, transact, update_many
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import same
 from treadle.query.paths import value_at
-from treadle.upkeep.verify import SECOND_LOOK_SECONDS, page
+from treadle.upkeep.verify import page
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Graph
@@ -286,24 +285,21 @@ def verify_tree(server: Capabilities, tree: Tree, report: Report | None = None) 
         last = [documents[-1]["_id"]]
         suspects = yield from examine(tree, documents)
         if suspects:
-            findings.extend((yield from _look_again(server, tree, suspects)))
+            findings.extend((yield from _look_again(tree, suspects)))
         done += len(documents)
         if report:
             report(Progress(tree.entry.model.__name__, done, max(total, done)))
     return findings
 
 
-def _look_again(server: Capabilities, tree: Tree, suspects: Sequence[Finding]) -> Plan[list[Finding]]:
+def _look_again(tree: Tree, suspects: Sequence[Finding]) -> Plan[list[Finding]]:
     keys = list({freeze(each.document_id): each.document_id for each in suspects}.values())
 
     def look() -> Plan[list[Finding]]:
         documents = yield from find(tree.entry.collection, {"_id": {"$in": keys}}, tree.projection)
         return (yield from examine(tree, documents))
 
-    if server.transactions:
-        return (yield from transact(look))
-    yield from wait(SECOND_LOOK_SECONDS)
-    return (yield from look())
+    return (yield from transact(look))
 
 
 # -- mending ---------------------------------------------------------------------------------------
@@ -312,9 +308,7 @@ def _look_again(server: Capabilities, tree: Tree, suspects: Sequence[Finding]) -
 def mend_tree(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]) -> Plan[list[Any]]:
     """Give nodes what the truth says; the ids of those that changed."""
     try:
-        if server.transactions:
-            return (yield from _mend_between_moves(graph, server, tree, keys))
-        return (yield from _mend_under_lease(graph, server, tree, keys))
+        return (yield from _mend_between_moves(graph, server, tree, keys))
     except OperationFailure as error:
         taken = isinstance(error, (DuplicateKeyError, BulkWriteError)) or error.code == 11000
         if not (taken or is_about_one_document(error)):
@@ -332,42 +326,19 @@ def _mend_between_moves(
     graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]
 ) -> Plan[list[Any]]:
     """Mend in a transaction; not while a large move is half done, of which paths alone cannot tell."""
-    from treadle.patterns.tree.moves import finish
-
     for _ in range(ATTEMPTS_MAX):
         yield from finish(tree, graph, server)
         try:
-            return (yield from transact(lambda: _mend(graph, server, tree, keys, Ledger())))
+            return (yield from transact(lambda: _mend(graph, server, tree, keys)))
         except state.TreeBusy:
             continue
     raise state.TreeBusy(tree)  # pragma: no cover
 
 
-def _mend_under_lease(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]) -> Plan[list[Any]]:
-    """Without transactions one writer at a time works on a tree."""
-    from treadle.engine.standalone import LEASE, LEASE_SECONDS, IntentLedger, give_up, settle
-
-    holder = f"repair/{ObjectId()}"
-    try:
-        token = yield from acquire(LEASE, holder, LEASE_SECONDS, lambda _: False)
-        ledger = IntentLedger(holder)
-        yield from settle_first(tree, ledger)
-        changed = yield from _mend(graph, server, tree, keys, ledger)
-        yield from settle(graph, server, ledger)
-        yield from release(LEASE, token)
-    except Exception:
-        # By name: the reply that would have brought the token may be what was lost.
-        yield from give_up([holder])
-        raise
-    return changed
-
-
-def _mend(
-    graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any], ledger: Ledger
-) -> Plan[list[Any]]:
+def _mend(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]) -> Plan[list[Any]]:
     # A move meanwhile would make stale what is derived here.
-    if ledger.transactional and (yield from state.take(tree)) is not None:
-        raise state.TreeBusy(tree)
+    yield from begin(tree)
+    ledger = Ledger()
     documents = yield from find(tree.entry.collection, {"_id": {"$in": list(keys)}}, tree.projection)
     wanted = yield from expected(tree, documents)
     updates: list[tuple[Any, Raw]] = []
@@ -388,8 +359,7 @@ def _mend(
             tree.entry.collection, {"_id": {"$in": repathed}}, {"$set": {tree.roles["path"]: ""}}
         )
     yield from rewrite(tree, updates, ledger)
-    if ledger.transactional:
-        yield from react(graph, server, ledger, copies_max=UNBOUNDED)
+    yield from react(graph, server, ledger, copies_max=UNBOUNDED)
     return [key for key, _ in updates]
 
 

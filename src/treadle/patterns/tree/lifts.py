@@ -20,7 +20,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import Tree
-from treadle.patterns.tree.moves import beside_passed, from_above, pass_over
+from treadle.patterns.tree.moves import beside_passed, from_above
 from treadle.patterns.tree.pace import Pace
 from treadle.patterns.tree.placing import (
     follows,
@@ -28,7 +28,6 @@ from treadle.patterns.tree.placing import (
     rewrite,
     segment_errors,
     segment_taken,
-    unlist,
     unlisting,
 )
 from treadle.patterns.tree.reads import parent_of
@@ -60,7 +59,7 @@ def lifted(tree: Tree, key: Any, old_path: Any, above: Any) -> Raw:
 
 
 def lift_lists(tree: Tree, node: Raw, above: Any, ledger: Ledger) -> Plan[None]:
-    """Put the node's children into its own place in the list above; again changes nothing."""
+    """Put the node's children into its own place in the list above; a second chunk changes nothing."""
     if tree.children is None:
         return
     own = tree.get(node, "children") or []
@@ -173,32 +172,6 @@ def _refuse_passed(work: Raw) -> None:
             f"{work['passed'][0]!r} below it cannot be written (treadle.set_aside says why)",
             code="tree-remove-stopped",
         )
-
-
-def go_on_lifting(tree: Tree, work: Raw, ledger: Ledger) -> Plan[int]:
-    """The whole of a lift without transactions, from the start or after a crash."""
-    node = yield from find_one(tree.entry.collection, by_id(work["node"]))
-    if node is None:
-        yield from unlist(tree, [work["node"]], ledger)
-        return 1
-    yield from lift_lists(tree, node, work["to"], ledger)
-    pace, left = Pace(), True
-    owed: Raw | None = work
-    while left:
-        # Who slept through its lease finds that another has ended the work.
-        owed = yield from state.hold(tree, work["token"])
-        if owed is None:
-            return 1
-        try:
-            left = yield from _lift_some(tree, owed, pace, ledger)
-            pace.faster()
-        except (DataError, OperationFailure) as error:
-            if not pace.slower(error):
-                yield from pass_over(tree, work["token"], pace.tried[0], error)
-    _refuse_passed(owed or work)
-    node = yield from find_one(tree.entry.collection, by_id(work["node"]))
-    yield from delete_documents(tree.entry, [node] if node else [], ledger)
-    return 1
 
 
 def stop(tree: Tree, token: Any, error: Exception) -> Plan[None]:

@@ -43,8 +43,6 @@ from treadle.patterns.tree.placing import (
     listing,
     rewrite,
     segment_errors,
-    settle_first,
-    unlist,
     unlisting,
 )
 from treadle.patterns.tree.reads import lineage, parent_of
@@ -112,23 +110,13 @@ class Move(Work[D]):
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
         tree = self.tree
         self.owes = False
-        yield from begin(tree, ledger)
+        yield from begin(tree)
         node = yield from find_one(tree.entry.collection, by_id(self.key))
         if node is None:
             raise node_missing(tree, self.key)
         work = yield from self._work(node)
         if work is None:
             return node
-        if not server.transactions:
-            work = yield from state.owe(tree, work)
-            try:
-                after = yield from go_on(tree, work, ledger)
-            except (DataError, UsageError) as error:
-                # It was refused, and must not happen later, or stop whoever comes next.
-                yield from state.settle(tree, work["token"], str(error))
-                raise
-            yield from state.settle(tree, work["token"])
-            return after
         after = yield from apply(tree, work, ledger, node)
         if not tree.rewrites:
             return after
@@ -184,29 +172,23 @@ def lineage_of_parent(tree: Tree, key: Any) -> Plan[set[Any]]:
     return {freeze(each["_id"]) for each in chain}
 
 
-def begin(tree: Tree, ledger: Ledger) -> Plan[None]:
-    """Shut out all other moves; end first what is owed."""
-    if not ledger.transactional:
-        yield from settle_first(tree, ledger)
-    elif (yield from state.take(tree)) is not None:
+def begin(tree: Tree) -> Plan[None]:
+    """Shut out all other moves; whatever is owed must end first."""
+    if (yield from state.take(tree)) is not None:
         raise state.TreeBusy(tree)
 
 
 # -- the node itself ---------------------------------------------------------------------------
 
 
-def apply(tree: Tree, work: Raw, ledger: Ledger, before: Raw | None = None) -> Plan[Raw]:
-    """Give the node its new place; the node after. Doing it again changes nothing."""
+def apply(tree: Tree, work: Raw, ledger: Ledger, before: Raw) -> Plan[Raw]:
+    """Give the node its new place; the node after."""
     entry = tree.entry
     key, source, target = work["node"], work["from"], work["to"]
     parent: Raw | None = None
     if target is not None:
         held = yield from hold_parents(tree, [target])
         parent = yield from complete(tree, held[freeze(target)])
-    if before is None:
-        before = yield from find_one(entry.collection, by_id(key))
-    if before is None:
-        raise node_missing(tree, key)
     named = dict(before)
     values: Raw = {}
     if tree.segment is not None:
@@ -221,7 +203,6 @@ def apply(tree: Tree, work: Raw, ledger: Ledger, before: Raw | None = None) -> P
         )
     if after is None:
         raise node_missing(tree, key)
-    # After the node, which may be refused; a crash in between is made good by what is owed.
     if tree.children is not None and freeze(source) != freeze(target):
         if source is not None:
             yield from rewrite(tree, [(source, unlisting(tree, [key]))], ledger)
@@ -367,8 +348,7 @@ def finish(tree: Tree, graph: Graph, server: Capabilities) -> Plan[None]:
     if owed is None:
         return
     token, pace = owed["token"], Pace()
-    known = {"move": move_chunk, "remove": remove_chunk, "lift": lift_chunk}
-    chunk = known.get(owed["kind"], _lists_chunk)
+    chunk = {"move": move_chunk, "remove": remove_chunk, "lift": lift_chunk}[owed["kind"]]
     ended = False
     while not ended:
         try:
@@ -383,16 +363,6 @@ def finish(tree: Tree, graph: Graph, server: Capabilities) -> Plan[None]:
                 return
             if not pace.slower(error):
                 yield from pass_over(tree, token, pace.tried[0], error)
-
-
-def _lists_chunk(tree: Tree, graph: Graph, server: Capabilities, token: Any, pace: Pace) -> Plan[bool]:
-    """End what was begun before this server had transactions."""
-    work = yield from state.hold(tree, token)
-    if work is not None:
-        ledger = Ledger()
-        yield from pay_inline(tree, work, ledger)
-        yield from react(graph, server, ledger, copies_max=UNBOUNDED)
-    return True
 
 
 def pass_over(tree: Tree, token: Any, key: Any, error: Exception) -> Plan[None]:
@@ -423,55 +393,3 @@ def beside_passed(tree: Tree, work: Raw) -> list[Raw]:
 def from_above(tree: Tree) -> list[tuple[str, int]] | None:
     """Parents before their children, where only paths tell who is whose."""
     return [(tree.roles["path"], 1)] if tree.truth == "path" else None
-
-
-def go_on(tree: Tree, work: Raw, ledger: Ledger) -> Plan[Raw]:
-    """The whole of a move without transactions, from the start or after a crash."""
-    after = yield from apply(tree, work, ledger)
-    pace, left = Pace(), tree.rewrites
-    while left:
-        # Who slept through its lease finds the work ended by another, and the node perhaps elsewhere.
-        owed = yield from state.hold(tree, work["token"])
-        if owed is None:
-            break
-        pace.tried = yield from _next_keys(tree, owed, after, None, pace.most)
-        left = bool(pace.tried)
-        try:
-            with segment_errors(tree):
-                if left:
-                    yield from _descend(tree, work, after, pace.tried, ledger)
-            pace.faster()
-        except (DataError, OperationFailure) as error:
-            if not pace.slower(error):
-                yield from pass_over(tree, work["token"], pace.tried[0], error)
-    return after
-
-
-def pay_inline(tree: Tree, owed: Raw, ledger: Ledger) -> Plan[None]:
-    """End what is owed without transactions; the caller holds the lease of all writers."""
-    from treadle.patterns.tree.lifts import go_on_lifting, stop
-    from treadle.patterns.tree.removes import go_on_removing
-
-    if owed["kind"] == "move":
-        try:
-            yield from go_on(tree, owed, ledger)
-        except (DataError, UsageError) as error:
-            # Its node or its parent is gone, or its place is refused: there is nothing to go on with.
-            state.log.warning("%s: a move was given up: %s", tree.entry.model.__name__, error)
-    elif owed["kind"] in ("remove", "lift"):
-        try:
-            yield from (go_on_removing if owed["kind"] == "remove" else go_on_lifting)(tree, owed, ledger)
-        except (DataError, UsageError, OperationFailure) as error:
-            if isinstance(error, OperationFailure) and not in_the_way(error):
-                raise
-            yield from stop(tree, owed["token"], error)
-    elif owed["kind"] == "list":
-        for key, children in owed["lists"]:
-            there = yield from find(tree.entry.collection, {"_id": {"$in": children}}, {"_id": 1})
-            if there:
-                yield from rewrite(tree, [(key, listing(tree, [each["_id"] for each in there]))], ledger)
-    else:
-        there = yield from find(tree.entry.collection, {"_id": {"$in": owed["keys"]}}, {"_id": 1})
-        kept = {freeze(each["_id"]) for each in there}
-        yield from unlist(tree, [key for key in owed["keys"] if freeze(key) not in kept], ledger)
-    yield from state.settle(tree, owed["token"])

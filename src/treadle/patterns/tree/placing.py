@@ -48,7 +48,6 @@ class Placed:
     order: list[Raw]
     # Per parent outside the batch (frozen id): its id, and its new children in their order.
     lists: dict[Any, tuple[Any, list[Any]]] = field(default_factory=dict)
-    token: Any = None
 
 
 def stands_alone(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> bool:
@@ -64,9 +63,8 @@ def stands_alone(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> bool
     return True
 
 
-def place(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any], ledger: Ledger) -> Plan[Placed]:
+def place(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> Plan[Placed]:
     """Fill the tree's fields of new nodes from their parents, which may be among them."""
-    yield from settle_first(tree, ledger)
     if tree.segment is not None:
         for raw in raws:
             tree.segment_of(raw)
@@ -96,7 +94,6 @@ def place(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any], ledger: Ledger
             _fill(tree, raw, above[freeze(key)])
             placed.lists.setdefault(freeze(key), (key, []))[1].append(raw["_id"])
     yield from _refuse_reserved(tree, raws, parents, held)
-    yield from _owe_lists(tree, placed, ledger)
     return placed
 
 
@@ -236,17 +233,6 @@ def parents_first(tree: Tree, raws: Sequence[Raw], parents: dict[Any, Any]) -> l
             code="tree-cycle",
         )
     return order
-
-
-def settle_first(tree: Tree, ledger: Ledger) -> Plan[None]:
-    """Without transactions: end what a writer before could not, under the lease that all share."""
-    if ledger.transactional:
-        return
-    from treadle.patterns.tree.moves import pay_inline
-
-    owed = yield from state.owed_by(tree)
-    if owed is not None:
-        yield from pay_inline(tree, owed, ledger)
 
 
 # -- parents ------------------------------------------------------------------------------------
@@ -407,21 +393,6 @@ def unlisting(tree: Tree, keys: Sequence[Any], instead: Sequence[Any] = ()) -> R
     return {stored: {"$filter": {"input": present, "cond": {"$not": [gone]}}}}
 
 
-def _owe_lists(tree: Tree, placed: Placed, ledger: Ledger) -> Plan[None]:
-    """Without transactions: note who must list the new nodes, before they are there."""
-    if ledger.transactional or tree.children is None or not placed.lists:
-        return
-    wanted = [child for _, children in placed.lists.values() for child in children]
-    found = yield from find(tree.entry.collection, {"_id": {"$in": wanted}}, {"_id": 1})
-    # Who is there already will be refused, and must not come into another list by it.
-    there = {freeze(each["_id"]) for each in found}
-    pairs = [
-        [key, [child for child in children if freeze(child) not in there]]
-        for key, children in placed.lists.values()
-    ]
-    placed.token = (yield from state.owe(tree, {"kind": "list", "lists": pairs}))["token"]
-
-
 def list_children(tree: Tree, placed: Placed, ledger: Ledger) -> Plan[None]:
     """Put new nodes into the lists of their parents."""
     if tree.children is None:
@@ -429,15 +400,13 @@ def list_children(tree: Tree, placed: Placed, ledger: Ledger) -> Plan[None]:
     yield from rewrite(
         tree, [(key, listing(tree, children)) for key, children in placed.lists.values()], ledger
     )
-    if placed.token is not None:
-        yield from state.settle(tree, placed.token)
 
 
 # -- deletion -----------------------------------------------------------------------------------------
 
 
-def before_deletion(tree: Tree, nodes: Sequence[Raw], ledger: Ledger) -> Plan[Any]:
-    """Refuse to delete nodes whose children would be left behind; a token for `unlist`."""
+def before_deletion(tree: Tree, nodes: Sequence[Raw]) -> Plan[None]:
+    """Refuse to delete nodes whose children would be left behind."""
     if any(value_at(node, MOVING.split(".")) is not None for node in nodes):
         raise state.TreeBusy(tree)
     child = yield from outside_child(tree, nodes)
@@ -448,23 +417,14 @@ def before_deletion(tree: Tree, nodes: Sequence[Raw], ledger: Ledger) -> Plan[An
             f"store.tree({name}).remove(id, children='subtree'), or children='lift' to keep them",
             code="tree-has-children",
         )
-    if ledger.transactional or tree.children is None:
-        return None
-    if (yield from state.owed_by(tree)) is not None:
-        # A larger removal is written down already, and covers these.
-        return None
-    work = {"kind": "unlist", "keys": [node["_id"] for node in nodes]}
-    return (yield from state.owe(tree, work))["token"]
 
 
-def unlist(tree: Tree, keys: Sequence[Any], ledger: Ledger, token: Any = None) -> Plan[None]:
+def unlist(tree: Tree, keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
     """Take deleted nodes out of the lists that hold them."""
     if tree.children is not None:
         condition = {tree.children: {"$in": list(keys)}, "_id": {"$nin": list(keys)}}
         found = yield from find(tree.entry.collection, condition, {"_id": 1})
         yield from rewrite(tree, [(each["_id"], unlisting(tree, keys)) for each in found], ledger)
-    if token is not None:
-        yield from state.settle(tree, token)
 
 
 # -- replace ------------------------------------------------------------------------------------------

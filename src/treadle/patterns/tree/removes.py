@@ -7,24 +7,22 @@ is inserted meanwhile is found when its parent's turn comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
-
-from pymongo.errors import OperationFailure
 
 from treadle.engine.deletes import check_restrictions, delete_documents
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import BUMP, UNBOUNDED, formula_stages, react
 from treadle.engine.writes import Work
-from treadle.errors import DataError, UsageError
+from treadle.errors import UsageError
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Entry, Graph
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import Tree, node_missing
-from treadle.patterns.tree.lifts import go_on_lifting, lift_lists, lifted, owe_lift, stop
+from treadle.patterns.tree.lifts import lift_lists, lifted, owe_lift
 from treadle.patterns.tree.moves import begin, tree_of
-from treadle.patterns.tree.pace import Pace, in_the_way
-from treadle.patterns.tree.placing import follows, rewrite, segment_errors, unlist
+from treadle.patterns.tree.pace import Pace
+from treadle.patterns.tree.placing import follows, rewrite, segment_errors
 from treadle.patterns.tree.reads import (
     Levels,
     below_batch,
@@ -68,21 +66,17 @@ class Remove(Work[int]):
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
         tree = self.tree
         self.token = None
-        yield from begin(tree, ledger)
+        yield from begin(tree)
         node = yield from find_one(tree.entry.collection, by_id(self.key))
         if node is None:
             raise node_missing(tree, self.key)
         if self.mode == "lift":
-            if (yield from self._lift(node, server, ledger)):
+            if (yield from self._lift(node, ledger)):
                 return 1
             node = (yield from find_one(tree.entry.collection, by_id(self.key))) or node
         if self.mode != "subtree":
             yield from delete_documents(self.entry, [node], ledger)
             return 1
-        if not server.transactions:
-            yield from self._refuse_restricted()
-            owed = {"kind": "remove", "node": self.key}
-            return (yield from self._all(lambda: state.owe(tree, owed), go_on_removing, ledger))
         keys = yield from _keys_below(tree, self.key, _ALL if self.whole else REMOVE_MAX + 1)
         if len(keys) > REMOVE_MAX and not self.whole:
             yield from self._refuse_restricted()
@@ -100,15 +94,12 @@ class Remove(Work[int]):
         for start in range(0, len(keys), CHECK_MAX):
             yield from check_restrictions(self.entry, keys[start : start + CHECK_MAX])
 
-    def _lift(self, node: Raw, server: Capabilities, ledger: Ledger) -> Plan[bool]:
+    def _lift(self, node: Raw, ledger: Ledger) -> Plan[bool]:
         """Give the children to the node's parent, at the node's own place among them.
 
-        Whether the node's own removal is done or owed with it, too.
+        Whether it is too large for that, and owed together with the node's own removal.
         """
         tree = self.tree
-        if not server.transactions:
-            yield from self._all(lambda: owe_lift(tree, node), go_on_lifting, ledger)
-            return True
         keys: list[Any] = []
         if tree.parent is not None or tree.rewrites:
             limit = _ALL if self.whole else REMOVE_MAX + 1
@@ -136,20 +127,6 @@ class Remove(Work[int]):
         if self.tree.rewrites:
             return (yield from _keys_below(self.tree, self.key, limit))
         return (yield from _keys(self.tree, (yield from children(self.tree, self.key, limit=limit))))
-
-    def _all(
-        self, owe: Callable[[], Plan[Raw]], go_on: Callable[[Tree, Raw, Ledger], Plan[int]], ledger: Ledger
-    ) -> Plan[int]:
-        """The whole of it without transactions, written down first."""
-        work = yield from owe()
-        try:
-            done = yield from go_on(self.tree, work, ledger)
-        except (DataError, UsageError, OperationFailure) as error:
-            if not isinstance(error, OperationFailure) or in_the_way(error):
-                yield from stop(self.tree, work["token"], error)
-            raise
-        yield from state.settle(self.tree, work["token"])
-        return done
 
     def result(self, outcome: int) -> int:
         return outcome
@@ -230,14 +207,3 @@ def remove_chunk(tree: Tree, graph: Graph, server: Capabilities, token: Any, pac
     if last:
         yield from state.settle(tree, token)
     return last
-
-
-def go_on_removing(tree: Tree, work: Raw, ledger: Ledger) -> Plan[int]:
-    """The whole removal without transactions, from the start or after a crash."""
-    total = 0
-    while True:
-        done, last = yield from _remove_leaves(tree, work["node"], ledger)
-        total += done
-        if last:
-            yield from unlist(tree, [work["node"]], ledger)
-            return total

@@ -5,8 +5,7 @@ in snapshot isolation "A under B" and "B under A" would otherwise both commit.
 Inserts do not write it; they really write their parent instead.
 
 `owed` in it is work that was begun and must be ended before the next move: a
-move or removal too large for one transaction, or, on a server without
-transactions, whatever is under way.
+move or removal too large for one transaction.
 """
 
 from __future__ import annotations
