@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from treadle.engine.lazy import OldDocuments
     from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
-    from treadle.graph.migrations import Migration, migration
     from treadle.graph.reports import Action, Finding, Progress
     from treadle.model.bson_types import Id
     from treadle.model.document import Document
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from treadle.patterns.extended_reference import ExtendedReference
     from treadle.patterns.outlier.rule import Outlier
     from treadle.patterns.rollup import Day, Hour, Month, Rollup, Week
-    from treadle.patterns.schema_versioning.migration import Migrated, Sample, SetAside
+    from treadle.patterns.schema_versioning import Migration, migration
     from treadle.patterns.subset import Subset
     from treadle.patterns.tree.ancestor_array import AncestorArray
     from treadle.patterns.tree.child_references import ChildReferences
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from treadle.patterns.tree.parent_reference import ParentReference
     from treadle.store.async_store import AsyncStore
     from treadle.store.blocking_store import Store
+    from treadle.upkeep.migrations.run import Migrated, Sample, SetAside
     from treadle.upkeep.schedule import Ran
 
 __version__ = "0.1.0"
@@ -100,8 +100,8 @@ _HOMES = {
     "Indexed": "model.indexed",
     "MaterializedPath": "patterns.tree.materialized_path",
     "Max": "patterns.computed",
-    "Migrated": "patterns.schema_versioning.migration",
-    "Migration": "graph.migrations",
+    "Migrated": "upkeep.migrations.run",
+    "Migration": "patterns.schema_versioning",
     "Min": "patterns.computed",
     "Month": "patterns.rollup",
     "OldDocuments": "engine.lazy",
@@ -110,8 +110,8 @@ _HOMES = {
     "Progress": "graph.reports",
     "Ran": "upkeep.schedule",
     "Rollup": "patterns.rollup",
-    "Sample": "patterns.schema_versioning.migration",
-    "SetAside": "patterns.schema_versioning.migration",
+    "Sample": "upkeep.migrations.run",
+    "SetAside": "upkeep.migrations.run",
     "Store": "store.blocking_store",
     "Subset": "patterns.subset",
     "Sum": "patterns.computed",
@@ -120,7 +120,7 @@ _HOMES = {
     "TreadleError": "errors",
     "UsageError": "errors",
     "Week": "patterns.rollup",
-    "migration": "graph.migrations",
+    "migration": "patterns.schema_versioning",
 }
 
 

@@ -20,9 +20,9 @@ from treadle.engine.convert import identical
 from treadle.errors import UsageError
 from treadle.graph.reports import Progress
 from treadle.model.document import Document
-from treadle.patterns.schema_versioning.migration import Migrated
 from treadle.store.async_store import AsyncStore
 from treadle.store.blocking_store import Store
+from treadle.upkeep.migrations.run import Migrated
 
 SHOWN_MAX = 20
 LINE_EVERY_SECONDS = 1.0

@@ -10,22 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import bson
 from pymongo import ReplaceOne, UpdateOne
 from pymongo.errors import OperationFailure
 
 from treadle.errors import DataError, UsageError
-from treadle.graph.migrations import Way
-from treadle.graph.versions import Lineage, failed
+from treadle.graph.pattern import Entry
+from treadle.graph.versions import Lineage, Way, failed
 from treadle.graph.watched import copied
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, to_bson
 from treadle.model.storable import ENCODING_ERRORS, translate
 from treadle.plan import Plan, Raw, aggregate, bulk_write, by_id, find_one, transact
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry
 
 # Documents go to the server inside a command, which may hold 16 MB.
 LITERAL_BYTES_MAX = 6 * 1024 * 1024

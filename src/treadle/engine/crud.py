@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from treadle.engine import lazy
 from treadle.errors import DataError, UsageError
-from treadle.graph.graph import Entry
+from treadle.graph.pattern import Entry
 from treadle.model.document import Document
 from treadle.model.storable import check_batch, check_depth, too_deep, translate
 from treadle.plan import (
@@ -35,11 +35,16 @@ D = TypeVar("D", bound=Document)
 
 
 @contextmanager
-def translated(name: str, documents: Sequence[Mapping[str, Any]] = ()) -> Generator[None]:
+def translated(
+    name: str, documents: Sequence[Mapping[str, Any]] = (), entry: Entry[Any] | None = None
+) -> Generator[None]:
     """Raise the clear error in place of the driver's."""
     try:
         yield
     except Exception as error:
+        for rule in entry.answering("translate") if entry is not None else ():
+            if (clear := rule.translate(error)) is not None:
+                raise clear from error
         better = translate(error, name, documents)
         if better is error:
             raise

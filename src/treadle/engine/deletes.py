@@ -8,21 +8,22 @@ from typing import Any, TypeVar
 
 from pymongo import UpdateOne
 
-from treadle.graph.gather import GatherRule
 from treadle.engine import crud, lazy
+from treadle.engine.inserts import refuse_group
 from treadle.engine.ledger import Ledger
-from treadle.engine.react import BUMP
-from treadle.engine.writes import ChunkedWork, UpdateManyDocuments, Work, follow_own, only, refuse_rollup
+from treadle.engine.pipelines import BUMP
+from treadle.engine.work import ChunkedWork, Work, only
+from treadle.engine.writes import UpdateManyDocuments, follow_own
 from treadle.errors import DataError, UsageError
 from treadle.graph.change import Change
-from treadle.graph.graph import Entry, Graph
-from treadle.model.document import Document
 from treadle.graph.derived import CopyRule
-from treadle.patterns.tree import placing
+from treadle.graph.gather import GatherRule
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry
+from treadle.model.document import Document
 from treadle.plan import Plan, Raw, bulk_write, by_id, delete_many, find, find_one, find_one_and_delete
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
-from treadle.query.paths import put, value_at
 from treadle.query.safety import clean_filter
 
 D = TypeVar("D", bound=Document)
@@ -34,21 +35,24 @@ TOGETHER_MAX = 10_000
 
 def deletion_concerns(entry: Entry[Any]) -> bool:
     """Whether a deletion must be followed."""
-    followed = any(rule.on_delete != "keep" for rule in entry.feeding(CopyRule))
-    involved = (
+    return bool(
         entry.feeding(GatherRule)
-        or entry.restricting
-        or any(each.outliers for each in entry.related)
-        or entry.tree
+        or restricting(entry)
+        or any(rule.on_delete != "keep" for rule in entry.feeding(CopyRule))
+        or any(each.answering("before_delete") or each.answering("after_delete") for each in entry.related)
     )
-    return bool(involved) or followed
+
+
+def restricting(entry: Entry[Any]) -> list[CopyRule]:
+    """The references that forbid a deletion, however they are maintained."""
+    return [rule for rule in entry.feeding(CopyRule, None) if rule.on_delete == "restrict"]
 
 
 class DeleteOneDocument(Work[D | None]):
     shows_document = False
 
     def __init__(self, entry: Entry[D], id_or_filter: Any) -> None:
-        refuse_rollup(entry, "deleted")
+        refuse_group(entry, "deleted")
         self.entry = entry
         self.filter = crud.which(entry, id_or_filter)
 
@@ -66,19 +70,19 @@ class DeleteOneDocument(Work[D | None]):
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
-        if entry.tree is not None:
-            found = yield from find_one(entry.collection, self.filter)
-            yield from delete_documents(entry, [] if found is None else [found], ledger)
-            return found
-        if not server.transactions or any(rule.server_side for rule in entry.feeding(GatherRule)):
-            found = yield from find_one(entry.collection, self.filter, entry.identifying)
-            if found is None:
+        if entry.answering("before_delete"):
+            before = yield from find_one(entry.collection, self.filter)
+            yield from delete_documents(entry, [] if before is None else [before], ledger)
+            return before
+        if not ledger.transactional or any(rule.server_side for rule in entry.feeding(GatherRule)):
+            one = yield from find_one(entry.collection, self.filter, entry.identifying)
+            if one is None:
                 return None
-            entry = entry.of(found)
-            yield from check_restrictions(entry, [found["_id"]])
-            yield from _refuse_too_large(entry, [found["_id"]], ledger)
-            yield from ledger.note_before(entry, [found["_id"]])
-            before = yield from find_one_and_delete(entry.collection, by_id(found["_id"]))
+            entry = entry.of(one)
+            yield from check_restrictions(restricting(entry), [one["_id"]])
+            yield from _refuse_too_large(entry, [one["_id"]], ledger)
+            yield from ledger.note_before(entry, [one["_id"]])
+            before = yield from find_one_and_delete(entry.collection, by_id(one["_id"]))
         else:
             before = yield from find_one_and_delete(entry.collection, self.filter)
         if before is None:
@@ -91,15 +95,18 @@ class DeleteOneDocument(Work[D | None]):
     def result(self, outcome: Raw | None) -> D | None:
         return None if outcome is None else self.entry.codec.load(copy.deepcopy(outcome))
 
+    def smaller(self) -> Plan[list[ChunkedWork]]:
+        return (yield from _smaller(self.entry, self.filter, limit=1))
+
 
 class DeleteManyDocuments(ChunkedWork):
     """A deletion of the documents of one chunk."""
 
     def __init__(self, entry: Entry[Any], filter: Any) -> None:
-        refuse_rollup(entry, "deleted")
+        refuse_group(entry, "deleted")
         self.entry = entry
-        # A node goes only with or after its children.
-        self.together = entry.tree is not None
+        self._inseparable = next((rule for rule in entry.rules if rule.deletes_together), None)
+        self.together = self._inseparable is not None
         crud.require_filter(entry, filter)
         self.filter = clean_filter(entry.codec, filter)
         self.keys: list[Any] | None = None
@@ -121,13 +128,13 @@ class DeleteManyDocuments(ChunkedWork):
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
         most = TOGETHER_MAX + 1 if self.together else 0
         befores = yield from find(self.entry.collection, only(self.filter, self.keys), limit=most)
-        if self.together and len(befores) > TOGETHER_MAX:
-            raise placing.too_many(self.entry, TOGETHER_MAX)
+        if self._inseparable is not None and len(befores) > TOGETHER_MAX:
+            raise self._inseparable.too_many(TOGETHER_MAX)
         yield from delete_documents(self.entry, befores, ledger)
         return len(befores)
 
-    def result(self, outcome: int) -> int:
-        return outcome
+    def smaller(self) -> Plan[list[ChunkedWork]]:
+        return (yield from _smaller(self.entry, only(self.filter, self.keys)))
 
 
 def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[None]:
@@ -138,16 +145,14 @@ def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) 
     by_class = [(exact, [each["_id"] for each in group]) for exact, group in entry.by_class(befores)]
     # Before anything is deleted: without a transaction there is no way back.
     for exact, own in by_class:
-        yield from check_restrictions(exact, own)
+        yield from check_restrictions(restricting(exact), own)
         yield from _refuse_too_large(exact, own, ledger)
-    if entry.tree is not None:
-        yield from placing.before_deletion(entry.tree, befores)
+    for rule in entry.answering("before_delete"):
+        yield from rule.before_delete(befores, ledger)
     yield from ledger.note_before(entry, keys)
     yield from delete_many(entry.collection, {"_id": {"$in": keys}})
     for before in befores:
         ledger.add(Change(entry.collection, before["_id"], before, None))
-    if entry.tree is not None:
-        yield from placing.unlist(entry.tree, keys, ledger)
     for exact, own in by_class:
         yield from follow_deletions(exact, own, ledger)
 
@@ -155,16 +160,22 @@ def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) 
 def follow_deletions(
     entry: Entry[Any], keys: Sequence[Any], ledger: Ledger, *, restrict: bool = True
 ) -> Plan[None]:
-    """Do as `on_delete` says to the documents that refer to deleted ones."""
+    """Let everything follow that depends on deleted documents."""
     if restrict:
-        yield from check_restrictions(entry, keys)
-    for outlier in entry.all_outliers:
-        yield from delete_many(outlier.collection, {outlier.owner: {"$in": list(keys)}})
-    for rule in entry.feeding(CopyRule):
+        yield from check_restrictions(restricting(entry), keys)
+    for rule in entry.answering("after_delete"):
+        yield from rule.after_delete(keys, ledger)
+    yield from follow_references(entry, entry.feeding(CopyRule), keys, ledger)
+
+
+def follow_references(
+    entry: Entry[Any], rules: Sequence[CopyRule], keys: Sequence[Any], ledger: Ledger
+) -> Plan[None]:
+    """Do as `on_delete` says to the documents that refer to deleted ones."""
+    for rule in rules:
         if rule.on_delete not in ("clear", "cascade"):
             continue
-        condition = {rule.reference_path: {"$in": list(keys)}, **rule.target.scope}
-        referring = yield from find(rule.target.collection, condition, limit=CASCADE_MAX + 1)
+        referring = yield from find(rule.target.collection, rule.referring(*keys), limit=CASCADE_MAX + 1)
         if len(referring) > CASCADE_MAX:
             raise _too_large(entry, rule)
         if not referring:
@@ -187,28 +198,20 @@ def _refuse_too_large(entry: Entry[Any], keys: Sequence[Any], ledger: Ledger) ->
     """The same before anything is deleted, where there is no way back."""
     for rule in () if ledger.transactional else entry.feeding(CopyRule):
         if rule.on_delete in ("clear", "cascade"):
-            condition = {rule.reference_path: {"$in": list(keys)}, **rule.target.scope}
-            if (yield from find(rule.target.collection, condition, {"_id": 1}, skip=CASCADE_MAX, limit=1)):
+            referring = rule.referring(*keys)
+            if (yield from find(rule.target.collection, referring, {"_id": 1}, skip=CASCADE_MAX, limit=1)):
                 raise _too_large(entry, rule)
 
 
-def can_go_ahead(work: Any) -> bool:
-    """Whether it is known what is to be deleted; of a whole subtree it is not."""
-    return getattr(work, "filter", None) is not None
-
-
-def ahead_of(work: DeleteOneDocument[Any] | DeleteManyDocuments) -> Plan[list[ChunkedWork]]:
-    """What to do first, in chunks, where too many documents hang on those to be deleted.
+def _smaller(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[list[ChunkedWork]]:
+    """What to do first, in chunks, where too many documents refer to those to be deleted.
 
     Each chunk is right in itself, and what remains afterwards is small. A
     deletion that is interrupted here goes on when it is called again.
     """
-    entry = work.entry
-    condition = only(work.filter, work.keys) if isinstance(work, DeleteManyDocuments) else work.filter
-    limit = 0 if isinstance(work, DeleteManyDocuments) else 1
-    found = yield from find(entry.collection, condition, {"_id": 1}, limit=limit)
-    keys = [each["_id"] for each in found]
-    yield from check_restrictions(entry, keys)
+    rows = yield from find(entry.collection, condition, {"_id": 1}, limit=limit)
+    keys = [each["_id"] for each in rows]
+    yield from check_restrictions(restricting(entry), keys)
     smaller: list[ChunkedWork] = []
     for rule in entry.feeding(CopyRule):
         referring = {rule.reference_path: {"$in": keys}}
@@ -222,10 +225,10 @@ def ahead_of(work: DeleteOneDocument[Any] | DeleteManyDocuments) -> Plan[list[Ch
     return smaller
 
 
-def check_restrictions(entry: Entry[Any], keys: Sequence[Any]) -> Plan[None]:
+def check_restrictions(rules: Sequence[CopyRule], keys: Sequence[Any]) -> Plan[None]:
     """Refuse a deletion that a reference with on_delete="restrict" forbids."""
-    for rule in entry.restricting:
-        yield from refuse_if_referred(rule, {rule.reference_path: {"$in": list(keys)}, **rule.target.scope})
+    for rule in rules:
+        yield from refuse_if_referred(rule, rule.referring(*keys))
 
 
 def refuse_if_referred(rule: CopyRule, condition: Raw) -> Plan[None]:
@@ -248,7 +251,7 @@ def detach(rule: CopyRule, referring: Sequence[Raw], keys: Sequence[Any], ledger
     pairs = []
     for before in referring:
         after = copy.deepcopy(before)
-        cut(rule, after, gone)
+        rule.detach(after, gone)
         sets = {name: {"$literal": value} for name, value in after.items() if before.get(name) != value}
         operations.append(UpdateOne(by_id(before["_id"]), [{"$set": {**sets, **BUMP}}]))
         pairs.append((before, after))
@@ -257,34 +260,3 @@ def detach(rule: CopyRule, referring: Sequence[Raw], keys: Sequence[Any], ledger
     finals = yield from follow_own(target, pairs)
     for before, after in zip(referring, finals, strict=True):
         ledger.add(Change(target.collection, before["_id"], before, after))
-
-
-def cut(rule: CopyRule, raw: Raw, gone: set[Any]) -> None:
-    if rule.on_delete == "cascade":
-        _remove_elements(raw, list(rule.steps), rule, gone)
-        return
-    for container, reference in rule.references(raw):
-        if reference is not None and freeze(reference) in gone:
-            container[rule.name] = None
-            if not rule.holds_reference:
-                put(container, rule.by, None)
-
-
-def _remove_elements(raw: Any, steps: list[Any], rule: CopyRule, gone: set[Any]) -> None:
-    """Remove the elements of the innermost array that refer to what is gone."""
-    if not isinstance(raw, dict) or not steps or steps[0].stored not in raw:
-        return
-    inner = raw[steps[0].stored]
-    if not isinstance(inner, list):
-        _remove_elements(inner, steps[1:], rule, gone)
-        return
-    if any(step.array for step in steps[1:]):
-        for element in inner:
-            _remove_elements(element, steps[1:], rule, gone)
-        return
-    rest = [*(step.stored for step in steps[1:]), *rule.by]
-    raw[steps[0].stored] = [
-        element
-        for element in inner
-        if freeze(value_at(element, rest)) not in gone or value_at(element, rest) is None
-    ]

@@ -3,51 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treadle.engine.guards import guard
 from treadle.engine.pipelines import formula_stages
-from treadle.graph.pattern import REVISION
+from treadle.graph.derived import CopyRule
+from treadle.graph.pattern import REVISION, Entry
 from treadle.plan import Plan, Raw, by_id, find, find_one_and_update, update_many
 from treadle.query.keys import freeze, may_be_id
 
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry
-    from treadle.graph.derived import CopyRule
 
-
-def fill_references(
+def fill_copies(
     entry: Entry[Any],
     pairs: Sequence[tuple[Raw | None, Raw]],
+    rules: Sequence[CopyRule] | None = None,
     *,
     look_only: bool = False,
     lenient: bool = False,
     guard_all: bool = False,
-    rules: Sequence[CopyRule] | None = None,
 ) -> Plan[None]:
-    """Set every card of the new documents from its source, as of now.
+    """Set every copy of the new documents from its source, as of now.
 
     Really writes each source that a synced copy is made of, so that a
     concurrent change of it meets this transaction; not so with `look_only`.
-    A missing source is an error unless the card may be None, or `lenient`.
+    A missing source is an error unless the copy may be None, or `lenient`.
     With `guard_all` sources are written whoever maintains their copies.
-    `rules` restricts it to some of the cards.
+    `rules` restricts it to some of the copies.
     """
     by_source: dict[Entry[Any], list[CopyRule]] = {}
     for rule in entry.having(CopyRule) if rules is None else rules:
         by_source.setdefault(rule.source, []).append(rule)
     for source, of_source in by_source.items():
-        wanted: dict[Any, Any] = {}
+        identities: dict[Any, Any] = {}
         for rule in of_source:
             for _, raw in pairs:
                 for _, reference in rule.references(raw):
                     if may_be_id(reference):
-                        wanted[freeze(reference)] = reference
+                        identities[freeze(reference)] = reference
         guarded = not look_only and (guard_all or any(rule.guards_source for rule in of_source))
-        sources = yield from read_sources(source, list(wanted.values()), guarded)
+        sources = yield from read_sources(source, list(identities.values()), guarded)
         for rule in of_source:
             for before, raw in pairs:
-                rule.fill(raw, sources, before, freeze, lenient=lenient or look_only)
+                rule.fill(raw, sources, before, lenient=lenient or look_only or guard_all)
 
 
 def read_sources(source: Entry[Any], keys: Sequence[Any], guarded: bool) -> Plan[dict[Any, Raw]]:
@@ -55,16 +52,15 @@ def read_sources(source: Entry[Any], keys: Sequence[Any], guarded: bool) -> Plan
     if not keys:
         return {}
     bump = {"$inc": {REVISION: 1}}
-    found: list[Raw] = []
     condition = {"_id": {"$in": list(keys)}, **source.scope}
     if guarded and len(keys) == 1:
         one = yield from find_one_and_update(source.collection, source.one(keys[0]), bump)
-        found = [one] if one is not None else []
+        documents = [one] if one is not None else []
     else:
         if guarded:
             yield from update_many(source.collection, condition, bump)
-        found = yield from find(source.collection, condition)
-    sources = {freeze(each["_id"]): each for each in found}
+        documents = yield from find(source.collection, condition)
+    sources = {freeze(each["_id"]): each for each in documents}
     missing = [key for key in keys if freeze(key) not in sources]
     if guarded and missing:
         yield from guard(source.collection, missing)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pymongo.errors import OperationFailure
-
-from treadle.engine import standalone
+from treadle.engine.commit import commit_on
 from treadle.engine.ledger import Ledger
-from treadle.engine.react import UNBOUNDED, react
+from treadle.engine.work import Writer
 from treadle.engine.writes import follow_own
 from treadle.graph.change import Change
 from treadle.graph.gather import freeze
-from treadle.model.storable import ENCODING_ERRORS
-from treadle.plan import Plan, Raw, bulk_write, find, transact
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry
+from treadle.plan import Plan, Raw, bulk_write, find
 from treadle.plan.capabilities import Capabilities
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
 
 Attempt = Callable[[], "Plan[tuple[list[Raw], list[Any], dict[Any, str]]]"]
 
@@ -32,39 +28,24 @@ def perform(
     cannot be written. Without transactions each write is guarded by itself,
     and what it feeds is recomputed under an intent.
     """
-    if server.transactions:
-        return (yield from transact(lambda: _inside(graph, server, entry, attempt, Ledger())))
-    ledger = standalone.IntentLedger("migrate")
-    try:
-        outcome = yield from _inside(graph, server, entry, attempt, ledger)
-    except (OperationFailure, *ENCODING_ERRORS):
-        # Some of the writes may have been done; what they feed is recomputed all the same.
-        yield from standalone.settle(graph, server, ledger)
-        raise
-    yield from standalone.settle(graph, server, ledger)
-    return outcome
 
-
-def _inside(
-    graph: Graph, server: Capabilities, entry: Entry[Any], attempt: Attempt, ledger: Ledger
-) -> Plan[tuple[dict[Any, str], int]]:
-    befores, writes, failures = yield from attempt()
-    if not writes:
-        return failures, 0
-    keys = [each["_id"] for each in befores]
-    yield from ledger.note_before(entry.root, keys)
-    result = yield from bulk_write(entry.collection, writes, ordered=False)
-    found = {
-        freeze(each["_id"]): each for each in (yield from find(entry.collection, {"_id": {"$in": keys}}))
-    }
-    pairs = [(before, found[freeze(before["_id"])]) for before in befores if freeze(before["_id"]) in found]
-    # By their kind after the write: a migration may give one to documents that had none.
-    afters = yield from _followed(entry, pairs)
-    if server.transactions:
+    def body(ledger: Ledger) -> Plan[tuple[dict[Any, str], int]]:
+        befores, writes, failures = yield from attempt()
+        if not writes:
+            return failures, 0
+        keys = [each["_id"] for each in befores]
+        yield from ledger.note_before(entry.root, keys)
+        result = yield from bulk_write(entry.collection, writes, ordered=False)
+        rows = yield from find(entry.collection, {"_id": {"$in": keys}})
+        now = {freeze(each["_id"]): each for each in rows}
+        pairs = [(before, now[freeze(before["_id"])]) for before in befores if freeze(before["_id"]) in now]
+        # By their kind after the write: a migration may give one to documents that had none.
+        afters = yield from _followed(entry, pairs)
         for (before, _), after in zip(pairs, afters, strict=True):
             ledger.add(Change(entry.collection, before["_id"], before, after))
-        yield from react(graph, server, ledger, copies_max=UNBOUNDED)
-    return failures, result.matched_count
+        return failures, result.matched_count
+
+    return (yield from commit_on(graph, server).follow(body, Writer("migrate")))
 
 
 def _followed(entry: Entry[Any], pairs: list[tuple[Raw, Raw]]) -> Plan[list[Raw]]:

@@ -9,26 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
-from treadle.graph.gather import GatherRule
 from treadle.engine.ledger import Ledger
 from treadle.engine.pipelines import update_pipeline
 from treadle.engine.recompute import recompute
 from treadle.errors import UsageError
 from treadle.graph.change import Change
-from treadle.graph.gather import contribution_stages
+from treadle.graph.gather import GatherRule, GroupRule, contribution_stages
+from treadle.graph.pattern import Entry
 from treadle.graph.reports import Finding
 from treadle.plan import Plan, Raw, aggregate, bulk_write, database_command, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import APART_MAX, KEY, freeze
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry
-    from treadle.graph.gather import GroupRule
 
 # So many groups are recomputed at once, each found by an index.
 PAGE = APART_MAX

@@ -12,7 +12,7 @@ from pymongo import IndexModel
 from pymongo.errors import OperationFailure
 
 from treadle.errors import DataError
-from treadle.graph.graph import Entry
+from treadle.graph.pattern import Entry
 from treadle.graph.reports import Action
 from treadle.model.bson_types import to_bson
 from treadle.model.codec import Codec, StoredField, codec_of, omitted_when_none
@@ -115,8 +115,9 @@ def declared_indexes(entry: Entry[Any]) -> list[IndexModel]:
         indexes += [index for index in each.settings.indexes if id(index) not in known]
     if texts:
         indexes.append(_text_index(texts))
-    unique = entry.tree.unique_indexes() if entry.tree is not None else []
-    return [*indexes, *unique, *group_indexes(entry)]
+    declared = [key_pairs(each.document) for each in entry.settings.indexes if each.document.get("unique")]
+    unique = [index for rule in entry.answering("unique_indexes") for index in rule.unique_indexes()]
+    return [*indexes, *(index for index in unique if key_pairs(index.document) not in declared)]
 
 
 def _text_index(weights: dict[str, int]) -> IndexModel:
@@ -128,15 +129,6 @@ def _text_index(weights: dict[str, int]) -> IndexModel:
 
 def _marked(entry: Entry[Any]) -> list[tuple[str, StoredField, Indexed]]:
     return list(_marks(entry.codec, "", ()))
-
-
-def group_indexes(entry: Entry[Any]) -> list[IndexModel]:
-    """The unique index of a rollup's keys, unless the model declares it itself."""
-    if entry.group is None or entry.group.key.identity:
-        return []
-    index = entry.group.unique_index()
-    declared = [key_pairs(each.document) for each in entry.settings.indexes if each.document.get("unique")]
-    return [] if key_pairs(index.document) in declared else [index]
 
 
 def _marks(

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pymongo.errors import BulkWriteError, OperationFailure
+from pymongo.errors import OperationFailure
 
-from treadle.graph.derived import CopyRule
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import UNBOUNDED, FanOut, copy_to, feeds_beyond, react
+from treadle.engine.set_aside import set_aside
+from treadle.graph.derived import CopyRule
+from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION
 from treadle.plan import (
     Plan,
@@ -33,35 +35,11 @@ from treadle.plan import (
     update_one,
 )
 from treadle.plan.capabilities import Capabilities
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Graph
+from treadle.plan.server_errors import is_poison
 
 COLLECTION = "treadle.intents"
-SET_ASIDE = "treadle.set_aside"
 CHUNK = 2000
-# Errors of one document that would stop all the others: too large, or refused by the validator.
-POISON = frozenset({10334, 17419, 17420, 121})
-# What an execution may also fail of: a time limit, a conflict, an interruption, a full disk, a shutdown.
-PASSING = frozenset({50, 91, 112, 189, 262, 290, 11600, 11601, 11602, 14031})
-
 log = logging.getLogger("treadle")
-
-
-def is_poison(error: BaseException) -> bool:
-    """Whether an error is about a single document rather than about the whole."""
-    return isinstance(error, OperationFailure) and error.code in POISON
-
-
-def is_about_one_document(error: OperationFailure) -> bool:
-    """Whether a document stands in the way: poison, or an expression that fails on it."""
-    if isinstance(error, BulkWriteError):
-        refusals = (error.details or {}).get("writeErrors", [])
-        return any(
-            each.get("code") in POISON or "PlanExecutor error" in str(each.get("errmsg")) for each in refusals
-        )
-    fails = "PlanExecutor error" in str(error) and error.code not in PASSING
-    return error.code in POISON or (fails and not error.has_error_label("TransientTransactionError"))
 
 
 # -- fan-outs ---------------------------------------------------------------------------
@@ -163,20 +141,6 @@ def _copy_around_poison(
     for half in (keys[:middle], keys[middle:]):
         if half:
             yield from _copy_chunk(graph, server, fan_out, {"_id": {"$in": half}}, None, number)
-
-
-def set_aside(label: str, collection: str, key: Any, error: Exception) -> Plan[None]:
-    """Note a document that could not be brought up to date, and go on; it is told once."""
-    details = (error.details or {}) if isinstance(error, OperationFailure) else {}
-    reason = details.get("errmsg") or error.args[0]
-    result = yield from update_one(
-        SET_ASIDE,
-        {"_id": {"rule": label, "collection": collection, "key": key}},
-        {"$set": {"reason": str(reason)[:500]}, "$currentDate": {"at": True}},
-        upsert=True,
-    )
-    if not result.matched_count:
-        log.warning("%s: %s %r was set aside: %s", label, collection, key, str(reason)[:200])
 
 
 # -- recovery -------------------------------------------------------------------------------

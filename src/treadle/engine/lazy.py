@@ -10,20 +10,17 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo.errors import ExecutionTimeout, OperationFailure, PyMongoError
 
 from treadle.engine.convert import Converted, convert, guarded_write, lineage_of, stops_others, store_alone
 from treadle.errors import DataError
 from treadle.graph.gather import freeze
+from treadle.graph.pattern import Entry
 from treadle.model.storable import ENCODING_ERRORS
-from treadle.patterns.schema_versioning.migration import in_one_reply
-from treadle.plan import Plan, Raw, aside, bulk_write, by_id, find, find_one, replace_one, wait
+from treadle.plan import Plan, Raw, aside, bulk_write, by_id, find, find_one, in_one_reply, replace_one, wait
 from treadle.plan.capabilities import Capabilities
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry
 
 ATTEMPTS_MAX = 30
 PAUSE_SECONDS = 0.002
@@ -180,7 +177,7 @@ def _bring_up(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[int]:
     return done
 
 
-def raised(entry: Entry[Any], befores: Sequence[Raw]) -> Plan[list[Raw]]:
+def upgraded(entry: Entry[Any], befores: Sequence[Raw]) -> Plan[list[Raw]]:
     """The same inside a transaction, for documents that were just read; the documents after."""
     stale = [raw for raw in befores if is_stale(entry, raw)]
     if not stale:
@@ -194,7 +191,7 @@ def raised(entry: Entry[Any], befores: Sequence[Raw]) -> Plan[list[Raw]]:
     return shown
 
 
-def lowered(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[None]:
+def downgraded(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[None]:
     """Store documents, just updated in the current version, in the one that this Store writes."""
     for raw in raws:
         lineage = lineage_of(entry, raw)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import bson
 
 from treadle.graph.change import Change
 from treadle.graph.gather import GatherRule, contribution_stages
+from treadle.graph.pattern import Entry
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw, aggregate
 from treadle.query.keys import KEY, freeze
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry
 
 # By rule and frozen id of the source: (key of the target, value).
 Contributions: TypeAlias = dict[GatherRule, dict[Any, list[tuple[Any, Any]]]]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treadle.graph.derived import FormulaRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.kinds import scoped_formula
-from treadle.graph.pattern import REVISION
+from treadle.graph.pattern import REVISION, Entry
 from treadle.plan import Raw
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry
 
 BUMP: Raw = {REVISION: {"$add": [{"$ifNull": [f"${REVISION}", 0]}, 1]}}
 

@@ -10,28 +10,24 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo import UpdateOne
 
-from treadle.engine.fill import fill_references
+from treadle.engine.fill import fill_copies
 from treadle.engine.guards import guard
 from treadle.engine.ledger import Ledger
-from treadle.engine.pipelines import BUMP as BUMP
-from treadle.engine.pipelines import formula_stages as formula_stages
-from treadle.engine.pipelines import stamps_of as stamps_of
-from treadle.engine.pipelines import update_pipeline as update_pipeline
+from treadle.engine.pipelines import formula_stages, update_pipeline
 from treadle.engine.recompute import recompute
 from treadle.graph.change import Change
-from treadle.graph.gather import RECOMPUTE, GatherRule
 from treadle.graph.derived import CopyRule
+from treadle.graph.gather import RECOMPUTE, GatherRule
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry
 from treadle.plan import Plan, Raw, bulk_write, by_id, delete_many, find, update_many, update_one
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 from treadle.query.paths import outermost
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
 
 # Copies beyond this many are made after the transaction, in chunks, under an intent.
 FAN_OUT_MAX = 2000
@@ -71,15 +67,15 @@ def react(
             changes = ledger.of(entry.collection)
             if changes:
                 asked = [gather for gather in gathers if gather.server_side]
-                told = (yield from ledger.evaluate_after(asked, changes)) if asked else {}
+                answers = (yield from ledger.evaluate_after(asked, changes)) if asked else {}
                 for gather in gathers:
                     of_target = effects.setdefault(gather.target, {})
-                    _collect(gather, changes, ledger, told.get(gather), of_target)
+                    _collect(gather, changes, ledger, answers.get(gather), of_target)
         for target, of_target in effects.items():
             yield from _update_targets(target, of_target, stage.level, server, ledger)
-        for reference in stage.references:
-            for change in ledger.of(reference.source.collection):
-                later.extend((yield from _copy(reference, change, ledger, copies_max)))
+        for rule in stage.copies:
+            for change in ledger.of(rule.source.collection):
+                later.extend((yield from _copy(rule, change, ledger, copies_max)))
     return later
 
 
@@ -183,9 +179,7 @@ def _update_groups(
         makes = level == group.level and come > 0
         if gone > come:
             shrinking.append(effect.key)
-        operations.append(
-            UpdateOne(target.at(effect.key), [blank, *pipeline] if makes else pipeline, upsert=makes)
-        )
+        operations.append((target.at(effect.key), [blank, *pipeline] if makes else pipeline, makes))
     made = yield from _upsert(target.collection, operations)
     if made and target.having(CopyRule):
         yield from fill_new(target, made)
@@ -195,13 +189,14 @@ def _update_groups(
         )
 
 
-def _upsert(collection: str, operations: Sequence[UpdateOne]) -> Plan[list[Any]]:
-    """Perform updates that may make documents; the ids of those made."""
-    if len(operations) == 1:
+def _upsert(collection: str, updates: Sequence[tuple[Raw, list[Raw], bool]]) -> Plan[list[Any]]:
+    """Perform updates, some of which may make documents; the ids of those made."""
+    if len(updates) == 1:
         # The driver's bulk machinery costs as much as a whole update.
-        (one,) = operations
-        single = yield from update_one(collection, one._filter, one._doc, upsert=bool(one._upsert))
+        filter, pipeline, makes = updates[0]
+        single = yield from update_one(collection, filter, pipeline, upsert=makes)
         return [] if single.upserted_id is None else [single.upserted_id]
+    operations = [UpdateOne(filter, pipeline, upsert=makes) for filter, pipeline, makes in updates]
     result = yield from bulk_write(collection, operations, ordered=False)
     return list((result.upserted_ids or {}).values())
 
@@ -210,7 +205,7 @@ def fill_new(target: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
     """Fill the cards of documents that were just made."""
     made = yield from find(target.collection, {"_id": {"$in": list(ids)}})
     pairs: list[tuple[Raw | None, Raw]] = [(None, copy.deepcopy(each)) for each in made]
-    yield from fill_references(target, pairs, lenient=True)
+    yield from fill_copies(target, pairs, lenient=True)
     operations = []
     for old, (_, new) in zip(made, pairs, strict=True):
         sets = {name: {"$literal": value} for name, value in new.items() if old.get(name) != value}
@@ -291,7 +286,7 @@ def _copy(rule: CopyRule, change: Change, ledger: Ledger, copies_max: int | None
     if most is None:
         most = CHAINED_FAN_OUT_MAX if followed else FAN_OUT_MAX
     if most != UNBOUNDED:
-        referring = {rule.reference_path: {"$eq": change.id}, **rule.target.scope}
+        referring = rule.referring(change.id)
         beyond = yield from find(rule.target.collection, referring, {"_id": 1}, skip=most, limit=1)
         if beyond:
             return [FanOut(rule, change.id)]
@@ -307,7 +302,7 @@ def copy_to(
         yield from update_copies(rule, source_id, source, within)
         return
     target = rule.target
-    referring = {**within, rule.reference_path: {"$eq": source_id}, **target.scope}
+    referring = {**within, **rule.referring(source_id)}
     found = yield from find(target.collection, referring, target.key_projection())
     ids = [each["_id"] for each in found]
     if ids:
@@ -320,7 +315,7 @@ def copy_to(
 def update_copies(rule: CopyRule, source_id: Any, source: Raw, within: Raw) -> Plan[None]:
     """The update of all copies of a source within some targets, formulas included."""
     target = rule.target
-    condition = {**within, rule.reference_path: {"$eq": source_id}, **target.scope}
+    condition = {**within, **rule.referring(source_id)}
     formulas = formula_stages(target)
     update, filters = rule.sync_update(source_id, source, formulas)
     if filters is None:

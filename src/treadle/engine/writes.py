@@ -1,37 +1,27 @@
-"""Writes of models that feed others or maintain something themselves.
-
-Each write is a `Work`: a body that runs inside a transaction, changes
-documents and notes the changes in a ledger, and a result for its caller that
-is made after the commit. Several works can share one transaction
-(`maintenance/commit.py`), because what their changes do to other documents is
-done once, at the end, for all of them.
-"""
+"""Updates and replacements of models that feed others or maintain something themselves."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from pymongo import UpdateOne
 
-from treadle.graph.derived import FormulaRule
-from treadle.graph.gather import GatherRule
 from treadle.engine import crud, lazy
-from treadle.engine.fill import compute_formulas, fill_references
-from treadle.engine.guards import guard
-from treadle.engine.kept import insert_overflow, replace_keeping, split_arrays
+from treadle.engine.fill import compute_formulas, fill_copies
+from treadle.engine.inserts import refuse_group
 from treadle.engine.ledger import Ledger
-from treadle.engine.react import formula_stages
-from treadle.engine.recompute import recompute
+from treadle.engine.pipelines import formula_stages
+from treadle.engine.work import ChunkedWork, Work, only
 from treadle.errors import UsageError
 from treadle.graph.change import Change
-from treadle.graph.graph import Entry, Graph
+from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
+from treadle.graph.gather import GatherRule
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
-from treadle.model.storable import check_batch
-from treadle.graph.derived import CopyRule
-from treadle.patterns.tree import placing
 from treadle.plan import (
     Plan,
     Raw,
@@ -41,8 +31,6 @@ from treadle.plan import (
     find,
     find_one,
     find_one_and_update,
-    insert_many,
-    insert_one,
     replace_one,
     update_many,
 )
@@ -52,205 +40,6 @@ from treadle.query.paths import has, overlap, plain, put, value_at
 from treadle.query.safety import clean_filter, clean_update, touched_paths
 
 D = TypeVar("D", bound=Document)
-R = TypeVar("R")
-
-# More documents than this are inserted in several transactions.
-INSERT_MAX = 10_000
-CHUNK = 1000
-
-
-class Work(Generic[R]):
-    """One write: what happens in the transaction, and what the caller gets."""
-
-    entry: Entry[Any]
-    # Whether the outcome is the document (or documents) as stored.
-    shows_document = True
-
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Any]:
-        """Change documents and note the changes; may run again from the start."""
-        raise NotImplementedError  # pragma: no cover
-
-    @property
-    def alone(self) -> bool:
-        """Whether nothing else follows from it, so that `direct` will do."""
-        return False
-
-    def direct(self, graph: Graph, server: Capabilities) -> Plan[Any]:
-        """The write as one plain command."""
-        raise NotImplementedError  # pragma: no cover
-
-    def result(self, outcome: Any) -> R:
-        """What the caller gets, from what the body returned."""
-        raise NotImplementedError  # pragma: no cover
-
-    def joins(self, other: Work[Any]) -> bool:
-        """Whether `joined` can make one work of this one and another; then `size` is its share."""
-        return False
-
-
-class ChunkedWork(Work[int]):
-    """A bulk write that can be confined to some documents."""
-
-    shows_document = False
-    filter: Raw
-    # Whether it makes sense only for all documents together.
-    together = False
-
-    def within(self, keys: list[Any]) -> ChunkedWork:
-        """The same write, of these documents only."""
-        raise NotImplementedError  # pragma: no cover
-
-
-def refuse_rollup(entry: Entry[Any], done: str) -> None:
-    """Refuse what would make, replace or remove the document of a group."""
-    if entry.group is not None:
-        source = entry.group.source
-        raise UsageError(
-            f"{entry.model.__name__} documents cannot be {done}, because Treadle makes and removes them as "
-            f"their groups of {source.model.__name__} come and go; write the {source.model.__name__} "
-            "documents instead",
-            code="rollup-maintained",
-        )
-
-
-# -- insert -------------------------------------------------------------------------
-
-
-class Insert(Work[list[D]]):
-    """New documents of one model."""
-
-    entry: Entry[D]
-
-    def __init__(self, entry: Entry[D], documents: Sequence[D], parents: Sequence[Any] | None = None) -> None:
-        refuse_rollup(entry, "inserted")
-        self.entry = entry
-        self.documents = list(documents)
-        # Of a tree: where each goes, if that is not for its own fields to say.
-        self.parents = list(parents) if parents is not None else [placing.UNSTATED] * len(self.documents)
-        # An id that nobody has looked at is known to nobody.
-        self.fresh = ["id" not in document.__pydantic_fields_set__ for document in self.documents]
-        self.altered: list[list[Any]] = [[] for _ in self.documents]
-        self.raws = [
-            crud.dump(entry, document, altered)
-            for document, altered in zip(self.documents, self.altered, strict=True)
-        ]
-        for document, raw, altered in zip(self.documents, self.raws, self.altered, strict=True):
-            crud.as_stored(entry, document, raw, altered)
-        if len(self.raws) > 1:
-            check_batch(self.raws, entry.model.__name__)
-        for raw in self.raws:
-            raw.pop(RESERVED, None)
-            for rule in entry.having(GatherRule):
-                for path, value in rule.empty().items():
-                    put(raw, path.split("."), copy.deepcopy(value))
-                for stamp in rule.stamps():
-                    put(raw, stamp.split("."), None)
-            for formula in entry.having(FormulaRule):
-                put(raw, formula.path.split("."), None)
-        self.overflow = split_arrays(entry, self.raws)
-
-    @property
-    def alone(self) -> bool:
-        """Whether one plain command will do."""
-        entry = self.entry
-        all_fresh = all(self.fresh)
-        return not (
-            entry.feeding(GatherRule)
-            or entry.having(FormulaRule)
-            or self.overflow
-            or any(rule.guards_source for rule in entry.having(CopyRule))
-            or (not all_fresh and (entry.having(GatherRule, "write") or entry.feeding(CopyRule)))
-            or (entry.tree and not placing.stands_alone(entry.tree, self.raws, self.parents))
-        )
-
-    @property
-    def size(self) -> int:
-        return len(self.raws)
-
-    def joins(self, other: Work[Any]) -> bool:
-        return isinstance(other, Insert) and other.entry is self.entry
-
-    def joined(self, other: Insert[D]) -> Insert[D]:
-        """This insert and another of the same model, as one."""
-        both = copy.copy(self)
-        both.documents = [*self.documents, *other.documents]
-        both.fresh = [*self.fresh, *other.fresh]
-        both.altered = [*self.altered, *other.altered]
-        both.raws = [*self.raws, *other.raws]
-        both.overflow = [*self.overflow, *other.overflow]
-        both.parents = [*self.parents, *other.parents]
-        return both
-
-    def direct(self, graph: Graph, server: Capabilities) -> Plan[list[Raw]]:
-        return (yield from self.body(graph, server, Ledger()))
-
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[list[Raw]]:
-        entry = self.entry
-        yield from ledger.note_new(entry, [raw["_id"] for raw in self.raws])
-        yield from self._gather_existing(server)
-        placed = (yield from placing.place(entry.tree, self.raws, self.parents)) if entry.tree else None
-        yield from fill_references(entry, [(None, raw) for raw in self.raws])
-        in_order = placed.order if placed is not None else self.raws
-        with placing.segment_errors(entry.tree), crud.translated(entry.model.__name__, self.raws):
-            if len(self.raws) == 1:
-                yield from insert_one(entry.collection, self.raws[0])
-            else:
-                yield from insert_many(entry.collection, in_order)
-        yield from insert_overflow(self.overflow)
-        if entry.tree is not None and placed is not None:
-            yield from placing.list_children(entry.tree, placed, ledger)
-        raws = self.raws
-        yield from self._stamp()
-        if entry.having(FormulaRule):
-            raws = yield from compute_formulas(entry, [raw["_id"] for raw in raws])
-        for raw, fresh in zip(raws, self.fresh, strict=True):
-            ledger.add(Change(entry.collection, raw["_id"], None, raw, fresh))
-        return raws
-
-    def _known(self) -> list[Raw]:
-        """The documents whose ids others may know already."""
-        return [raw for raw, fresh in zip(self.raws, self.fresh, strict=True) if not fresh]
-
-    def _stamp(self) -> Plan[None]:
-        """Date the values of targets that were filled from their sources."""
-        stamps = {
-            stamp: "$$NOW" for rule in self.entry.having(GatherRule, "write") for stamp in rule.stamps()
-        }
-        known = {freeze(raw["_id"]): raw for raw in self._known()}
-        if not stamps or not known:
-            return
-        condition = {"_id": {"$in": [raw["_id"] for raw in known.values()]}}
-        yield from update_many(self.entry.collection, condition, [{"$set": stamps}])
-        dated = yield from find(self.entry.collection, condition, dict.fromkeys(stamps, 1))
-        for found in dated:
-            for stamp in stamps:
-                put(known[freeze(found["_id"])], stamp.split("."), value_at(found, stamp.split(".")))
-
-    def _gather_existing(self, server: Capabilities) -> Plan[None]:
-        """Fill a target that is inserted after its sources."""
-        entry = self.entry
-        known = self._known()
-        if not known or not entry.having(GatherRule, "write"):
-            return
-        keys = [raw["_id"] for raw in known]
-        yield from guard(entry.collection, keys)
-        values = yield from recompute(entry.having(GatherRule, "write"), keys, server.version)
-        for raw in known:
-            for path, value in values[freeze(raw["_id"])].items():
-                put(raw, path.split("."), value)
-
-    def result(self, outcome: list[Raw]) -> list[D]:
-        return [
-            self._as_stored(document, raw, altered)
-            for document, raw, altered in zip(self.documents, outcome, self.altered, strict=True)
-        ]
-
-    def _as_stored(self, document: D, raw: Raw, altered: list[Any]) -> D:
-        document.__pydantic_fields_set__.add("id")
-        if not altered and not self.entry.protected:
-            return document
-        return self.entry.codec.load(copy.deepcopy(raw))
-
 
 # -- update ---------------------------------------------------------------------------
 
@@ -271,23 +60,14 @@ def check_update(entry: Entry[Any], update: Update) -> set[str] | None:
         if path == RESERVED or path.startswith(RESERVED + "."):
             raise UsageError(f"{RESERVED} is Treadle's own and cannot be updated", code="field-maintained")
         for maintained, rule in entry.shielded.items():
-            inside_array = isinstance(rule, CopyRule) and maintained.startswith(path + ".")
-            if overlap(path, maintained) and not inside_array:
-                raise UsageError(_refusal(entry, path, maintained, rule), code="field-maintained")
+            around = rule.refills and maintained.startswith(path + ".")
+            if overlap(path, maintained) and not around:
+                name = f"{entry.model.__name__}.{maintained}"
+                raise UsageError(
+                    f"{path!r} cannot be updated, because Treadle maintains {name}{rule.advice(maintained)}",
+                    code="field-maintained",
+                )
     return paths
-
-
-def _refusal(entry: Entry[Any], path: str, maintained: str, rule: Any) -> str:
-    name = f"{entry.model.__name__}.{maintained}"
-    begin = f"{path!r} cannot be updated, because Treadle maintains {name}"
-    if (advice := rule.instead(maintained)) is not None:
-        return f"{begin}; {advice}"
-    if isinstance(rule, CopyRule):
-        return f"{begin}; write {rule.reference_path!r}, or the {rule.source.model.__name__} that it names"
-    source = getattr(rule, "source", None)
-    if source is not None:
-        return f"{begin} from {source.collection}; write the {source.model.__name__} documents instead"
-    return f"{begin} from the document's other fields; write those instead"
 
 
 def concerns(entry: Entry[Any], touched: set[str] | None) -> bool:
@@ -310,16 +90,16 @@ def speaks_of_current(entry: Entry[Any]) -> bool:
     return entry.versioned and not writes_older(entry)
 
 
-def may_raise(entry: Entry[Any]) -> bool:
+def may_upgrade(entry: Entry[Any]) -> bool:
     """Whether bringing a document to the current version may change what others follow from."""
     return speaks_of_current(entry) and not entry.plain and (entry.watched is None or bool(entry.watched))
 
 
-def _raised(entry: Entry[Any], befores: Sequence[Raw], server: Capabilities) -> Plan[list[Raw]]:
+def _upgraded(entry: Entry[Any], befores: Sequence[Raw], server: Capabilities) -> Plan[list[Raw]]:
     """The documents in the version of which an update speaks."""
     if writes_older(entry):
         lazy.check_lowering(entry, server)
-    return (yield from lazy.raised(entry, befores))
+    return (yield from lazy.upgraded(entry, befores))
 
 
 class UpdateOneDocument(Work[D | None]):
@@ -333,7 +113,7 @@ class UpdateOneDocument(Work[D | None]):
 
     @property
     def alone(self) -> bool:
-        followed = concerns(self.entry, self.touched) or may_raise(self.entry)
+        followed = concerns(self.entry, self.touched) or may_upgrade(self.entry)
         return not followed and not writes_older(self.entry)
 
     def direct(self, graph: Graph, server: Capabilities) -> Plan[Raw | None]:
@@ -343,7 +123,7 @@ class UpdateOneDocument(Work[D | None]):
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
         maintains = any(each.rules for each in entry.related)
-        if server.transactions and not (maintains or entry.feeding(GatherRule) or entry.versioned):
+        if ledger.transactional and not (maintains or entry.feeding(GatherRule) or entry.versioned):
             return (yield from self._only_copied(ledger))
         before = yield from find_one(entry.collection, self.filter)
         if before is None:
@@ -353,7 +133,7 @@ class UpdateOneDocument(Work[D | None]):
         if not writes_older(entry):
             yield from ledger.note_before(entry, [before["_id"]])
         if entry.versioned:
-            (before,) = yield from _raised(entry, [before], server)
+            (before,) = yield from _upgraded(entry, [before], server)
         if writes_older(entry):
             stored = before
             yield from ledger.note_before(entry, [before["_id"]])
@@ -364,7 +144,7 @@ class UpdateOneDocument(Work[D | None]):
             return None
         (after,) = yield from follow_own(entry, [(before, after)])
         if entry.versioned:
-            yield from lazy.lowered(entry, [after])
+            yield from lazy.downgraded(entry, [after])
         ledger.add(Change(entry.collection, before["_id"], stored, after))
         return after
 
@@ -397,32 +177,29 @@ def _follow_kinds(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[l
 
 
 def _follow_class(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
-    filled = (
-        [copy.deepcopy(after) for _, after in pairs]
-        if entry.having(CopyRule)
-        else [after for _, after in pairs]
-    )
-    if entry.having(CopyRule):
-        yield from fill_references(
-            entry, [(before, after) for (before, _), after in zip(pairs, filled, strict=True)]
-        )
-    operations = []
-    stages = formula_stages(entry)
-    for (_, written), after in zip(pairs, filled, strict=True):
+    copies, locals_, stages = entry.having(CopyRule), entry.having(LocalRule), formula_stages(entry)
+    afters = [after for _, after in pairs]
+    filled = copy.deepcopy(afters) if copies or locals_ else afters
+    if copies:
+        yield from fill_copies(entry, list(zip([before for before, _ in pairs], filled, strict=True)))
+    for local in locals_:
+        for after, value in zip(filled, (yield from local.values(filled)), strict=True):
+            put(after, local.path.split("."), value)
+    updates = []
+    for written, after in zip(afters, filled, strict=True):
         sets = {name: {"$literal": value} for name, value in after.items() if written.get(name) != value}
         if sets or stages:
-            pipeline = [*([{"$set": sets}] if sets else []), *stages]
-            operations.append(UpdateOne(by_id(after["_id"]), pipeline))
-    if not operations:
+            updates.append((by_id(after["_id"]), [*([{"$set": sets}] if sets else []), *stages]))
+    if not updates:
         return filled
-    if len(operations) == 1 and len(filled) == 1:
-        again = yield from find_one_and_update(entry.collection, by_id(filled[0]["_id"]), operations[0]._doc)
+    if len(updates) == 1 and len(filled) == 1:
+        again = yield from find_one_and_update(entry.collection, *updates[0])
         return [again] if again is not None else filled
-    yield from bulk_write(entry.collection, operations, ordered=False)
+    yield from bulk_write(entry.collection, [UpdateOne(*each) for each in updates], ordered=False)
     if not stages:
         return filled
-    found = yield from find(entry.collection, {"_id": {"$in": [each["_id"] for each in filled]}})
-    by_key = {freeze(each["_id"]): each for each in found}
+    rows = yield from find(entry.collection, {"_id": {"$in": [each["_id"] for each in filled]}})
+    by_key = {freeze(each["_id"]): each for each in rows}
     return [by_key[freeze(each["_id"])] for each in filled]
 
 
@@ -439,7 +216,7 @@ class UpdateManyDocuments(ChunkedWork):
 
     @property
     def alone(self) -> bool:
-        followed = concerns(self.entry, self.touched) or may_raise(self.entry)
+        followed = concerns(self.entry, self.touched) or may_upgrade(self.entry)
         return not followed and not writes_older(self.entry)
 
     def direct(self, graph: Graph, server: Capabilities) -> Plan[int]:
@@ -463,7 +240,7 @@ class UpdateManyDocuments(ChunkedWork):
         if not writes_older(entry):
             yield from ledger.note_before(entry, keys)
         if entry.versioned:
-            befores = yield from _raised(entry, befores, server)
+            befores = yield from _upgraded(entry, befores, server)
         if writes_older(entry):
             stored = befores
             yield from ledger.note_before(entry, keys)
@@ -474,34 +251,10 @@ class UpdateManyDocuments(ChunkedWork):
         pairs = [(before, afters[freeze(before["_id"])]) for before in befores]
         final = yield from follow_own(entry, pairs)
         if entry.versioned:
-            yield from lazy.lowered(entry, final)
+            yield from lazy.downgraded(entry, final)
         for before, after in zip(stored, final, strict=True):
             ledger.add(Change(entry.collection, before["_id"], before, after))
         return len(befores)
-
-    def result(self, outcome: int) -> int:
-        return outcome
-
-
-def only(filter: Raw, keys: list[Any] | None) -> Raw:
-    """A filter within some documents."""
-    if keys is None:
-        return filter
-    return {"$and": [{"_id": {"$in": keys}}, filter]} if filter else {"_id": {"$in": keys}}
-
-
-def next_keys(work: Any, last: Any) -> Plan[list[Any]]:
-    """The ids of the next chunk of a bulk write, after the last one."""
-    condition = work.filter
-    if last is not None:
-        condition = {"$and": [{"_id": {"$gt": last}}, condition]} if condition else {"_id": {"$gt": last}}
-    found = yield from find(work.entry.collection, condition, {"_id": 1}, sort=[("_id", 1)], limit=CHUNK)
-    if not found and last is not None and work.entry.identity_shape.kind != "scalar":
-        # A range ends where the type of the ids changes; an expression compares across types.
-        further = {"$expr": {"$gt": ["$_id", {"$literal": last}]}}
-        condition = {"$and": [further, work.filter]}
-        found = yield from find(work.entry.collection, condition, {"_id": 1}, sort=[("_id", 1)], limit=CHUNK)
-    return [each["_id"] for each in found]
 
 
 # -- replace ------------------------------------------------------------------------------
@@ -513,7 +266,7 @@ class Replace(Work[D]):
     entry: Entry[D]
 
     def __init__(self, entry: Entry[D], document: D) -> None:
-        refuse_rollup(entry, "replaced")
+        refuse_group(entry, "replaced")
         self.entry = entry
         self.document = document
         self.raw = crud.dump(entry, document, [])
@@ -527,20 +280,22 @@ class Replace(Work[D]):
         if before is None:
             raise crud.gone(entry, identity)
         yield from ledger.note_before(entry, [identity])
-        if entry.tree is not None:
-            placing.check_replacement(entry.tree, before, self.raw)
+        for rule in entry.answering("before_replace"):
+            rule.before_replace(before, self.raw)
         after = copy.deepcopy(self.raw)
         for path, rule in entry.protected.items():
-            if not isinstance(rule, CopyRule):
+            if not rule.refills:
                 segments = path.split(".")
                 if has(before, segments):
                     put(after, segments, value_at(before, segments))
         if RESERVED in before:
             after[RESERVED] = before[RESERVED]
-        yield from fill_references(entry, [(before, after)])
-        with crud.translated(entry.model.__name__, [after]):
+        yield from fill_copies(entry, [(before, after)])
+        for local in entry.having(LocalRule):
+            put(after, local.path.split("."), (yield from local.values([after]))[0])
+        with crud.translated(entry.model.__name__, [after], entry):
             if entry.kept:
-                after = yield from replace_keeping(entry, after)
+                after = yield from _replace_keeping(entry, after)
             else:
                 yield from replace_one(entry.collection, by_id(identity), after)
         if entry.having(FormulaRule):
@@ -550,3 +305,23 @@ class Replace(Work[D]):
 
     def result(self, outcome: Raw) -> D:
         return self.entry.codec.load(copy.deepcopy(outcome))
+
+
+def _replace_keeping(entry: Entry[Any], document: Raw) -> Plan[Raw]:
+    """Write a whole document, except for what others write all the time; the document after.
+
+    One update that takes those values from the stored document itself: what
+    was read a moment ago may be stale, and must not be written back.
+    """
+    kept: Raw = {
+        f"new.{path}": {"$ifNull": [f"$old.{path}", {"$literal": value}]}
+        for path, value in entry.kept.items()
+    }
+    rest = {name: value for name, value in document.items() if name != RESERVED}
+    pipeline: list[Raw] = [
+        {"$replaceWith": {"new": {"$literal": rest}, "old": "$$ROOT"}},
+        {"$set": {**kept, f"new.{RESERVED}": f"$old.{RESERVED}"}},
+        {"$replaceWith": "$new"},
+    ]
+    after = yield from find_one_and_update(entry.collection, by_id(document["_id"]), pipeline)
+    return document if after is None else after

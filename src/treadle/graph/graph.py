@@ -300,8 +300,8 @@ def _require_carrier(rule: Rule) -> None:
     )
     if not carried:
         raise DeclarationError(
-            f"{rule.place.label}: {type(rule).__name__} is no GatherRule, CopyRule, FormulaRule or LocalRule, "
-            f"and answers none of {', '.join(CARRIED_OUT)}, so nothing would carry it out",
+            f"{rule.place.label}: {type(rule).__name__} is no GatherRule, CopyRule, FormulaRule or "
+            f"LocalRule, and answers none of {', '.join(CARRIED_OUT)}, so nothing would carry it out",
             code="rule-not-carried-out",
         )
 

@@ -19,15 +19,13 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from treadle.errors import DeclarationError
-from treadle.graph.migrations import declared
 from treadle.graph.pattern import Entry, Family, Models, Pattern, Place, Rule
 from treadle.graph.store_codec import StoreCodec
-from treadle.graph.versions import Lineage, WriteVersions
+from treadle.graph.versions import Lineage, WriteVersions, declared
 from treadle.model.bson_types import to_bson
 from treadle.model.document import Document
 from treadle.model.keywords import stamped_names
 from treadle.plan import Raw
-
 
 R = TypeVar("R")
 

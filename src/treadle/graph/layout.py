@@ -1,101 +1,124 @@
-"""The seam through which the Store's calls reach models whose readings are not documents.
+"""How the documents of a model are stored, and what the Store's calls do to them.
 
-A model with a layout keeps its calls; what they do is here. Everything but
-`reader` is a plan. `careful` says that the caller is inside a transaction,
-where an error that the server reports ends everything.
+The default is one document each (`engine/documents.py`). A pattern that
+stores them otherwise answers the same calls with a layout of its own. All
+but the readers are plans.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
+from treadle.errors import UsageError
 from treadle.graph.reports import Action, Finding, Report, Summary
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, Read
 from treadle.plan.capabilities import Capabilities
 from treadle.query.safety import Sort
 
-
 D = TypeVar("D", bound=Document)
+D_co = TypeVar("D_co", bound=Document, covariant=True)
 
 
-class PageReader(Protocol[D]):
+class PageReader(Protocol[D_co]):
     """Turns pages of what a cursor gives into documents of a model."""
 
-    done: bool
+    # The read whose cursor is to be paged through, and how much to take at a time.
+    command: Read
     page: int
+    done: bool
 
-    @property
-    def command(self) -> Read:
-        """The read whose cursor is to be paged through."""
-
-    def take(self, raws: list[Raw], ended: bool) -> Plan[list[D]]:
+    def take(self, raws: list[Raw], ended: bool) -> Plan[Iterable[D_co]]:
         """The documents that can be emitted now."""
 
 
 class Layout(Generic[D]):
-    """How the documents of one model are stored, where that is not one by one."""
+    """The Store's calls on one model; what a layout does not answer, it refuses by name."""
 
     # What findings call it.
-    pattern: str = ""
+    pattern: ClassVar[str] = ""
+    model: type[D]
 
-    def insert(self, document: D, careful: bool) -> Plan[D]:
-        raise NotImplementedError  # pragma: no cover
+    def _refuse(self, call: str) -> NoReturn:
+        name = self.entry.model.__name__  # type: ignore[attr-defined]
+        stored = self.pattern or "one by one"
+        raise UsageError(
+            f"{call} is not for {name}, whose documents are stored {stored}", code="layout-missing"
+        )
 
-    def insert_many(
-        self, documents: Iterable[D], careful: bool, server: Capabilities | None = None
-    ) -> Plan[list[D]]:
-        raise NotImplementedError  # pragma: no cover
+    # -- reading -----------------------------------------------------------------------------------
+
+    def get(self, identity: Any) -> Plan[D | None]:
+        """The document with this id, or None."""
+        self._refuse("get")
+
+    def first(self, filter: Any, sort: Sort | None) -> Plan[D | None]:
+        """The first matching document, or None."""
+        self._refuse("find_one")
 
     def reader(self, filter: Any, sort: Sort | None, skip: int, limit: int | None) -> PageReader[D]:
-        raise NotImplementedError  # pragma: no cover
+        """What reads the matching documents, page by page."""
+        self._refuse("find")
 
-    def id_filter(self, identity: Any) -> Raw:
-        """The filter for one document, by an id that a caller gave."""
-        raise NotImplementedError  # pragma: no cover
+    def search(self, text: str, filter: Any, limit: int | None) -> PageReader[D]:
+        """What reads the documents that hold these words."""
+        self._refuse("search")
 
     def count(self, filter: Any) -> Plan[int]:
-        raise NotImplementedError  # pragma: no cover
+        self._refuse("count")
 
-    def update(self, id_or_filter: Any, update: Any, server: Capabilities) -> Plan[D | None]:
-        raise NotImplementedError  # pragma: no cover
+    # -- writing -----------------------------------------------------------------------------------
 
-    def update_all(self, filter: Any, update: Any, server: Capabilities) -> Plan[int]:
-        raise NotImplementedError  # pragma: no cover
+    def insert(self, document: D) -> Plan[D]:
+        self._refuse("insert")
 
-    def replace(self, document: D, server: Capabilities) -> Plan[D]:
-        raise NotImplementedError  # pragma: no cover
+    def insert_many(self, documents: Iterable[D]) -> Plan[list[D]]:
+        self._refuse("insert_many")
 
-    def delete(self, id_or_filter: Any, server: Capabilities) -> Plan[D | None]:
-        raise NotImplementedError  # pragma: no cover
+    def update(self, id_or_filter: Any, update: Any) -> Plan[D | None]:
+        self._refuse("update")
 
-    def delete_all(self, filter: Any, server: Capabilities) -> Plan[int]:
-        raise NotImplementedError  # pragma: no cover
+    def update_all(self, filter: Any, update: Any) -> Plan[int]:
+        self._refuse("update_many")
+
+    def replace(self, document: D) -> Plan[D]:
+        self._refuse("replace")
+
+    def change_kind(self, document: D, was: type[Document]) -> Plan[D]:
+        self._refuse("change_kind")
+
+    def delete(self, id_or_filter: Any) -> Plan[D | None]:
+        self._refuse("delete")
+
+    def delete_all(self, filter: Any) -> Plan[int]:
+        self._refuse("delete_many")
+
+    # -- readings ----------------------------------------------------------------------------------
 
     def summary(self, key: Any, start: Any, end: Any) -> Plan[list[Summary]]:
-        raise NotImplementedError  # pragma: no cover
+        self._refuse("summary")
 
     def tuples(
         self, key: Any, start: Any, end: Any, fields: Sequence[str] | None
     ) -> Plan[list[tuple[Any, ...]]]:
-        raise NotImplementedError  # pragma: no cover
+        self._refuse("readings")
+
+    # -- set-up, proof and repair; asked only of layouts that are not one document each --------------
 
     def schema(self) -> Raw | None:
         """What each stored document must be like; None where the server alone looks after them."""
         return None
 
-    # -- set-up, proof and repair ---------------------------------------------------------
-
     def setup(self, existing: dict[str, Raw], actions: list[Action]) -> Plan[None]:
         """Make the collection, its indexes and its views as declared."""
-        raise NotImplementedError  # pragma: no cover
+        self._refuse("setup")
 
     def verify(self, server: Capabilities, report: Report | None) -> Plan[list[Finding]]:
-        raise NotImplementedError  # pragma: no cover
+        self._refuse("verify")
 
     def repair(self, server: Capabilities, report: Report | None) -> Plan[int]:
-        raise NotImplementedError  # pragma: no cover
+        self._refuse("repair")
 
     def rebuild(self, server: Capabilities, report: Report | None) -> Plan[int]:
-        raise NotImplementedError  # pragma: no cover
+        self._refuse("rebuild")

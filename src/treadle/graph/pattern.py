@@ -129,6 +129,8 @@ class Rule:
     refills = False
     # Whether its documents are deleted all together or not at all.
     deletes_together = False
+    # What `run_due` does, for whoever lists it.
+    due_work = ""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -210,7 +212,7 @@ class Rule:
         """Refuse a replacement that would change what only Treadle may."""
 
     def kept(self) -> dict[str, Any]:
-        """What a replace leaves as it is stored, since others write it all the time; with what stands for it."""
+        """What a replace leaves as it is stored, since others write it all the time; with the value if none."""
         return {}
 
     def before_delete(self, documents: Sequence[Raw], changes: Changes) -> Plan[None]:
@@ -267,6 +269,10 @@ class Rule:
         """Finish what a crash left half done; how many such things there were."""
         return 0
         yield  # pragma: no cover
+
+    def give_way(self, graph: Models, server: Capabilities) -> Plan[None]:
+        """Finish what stands in the way of a write that met it (`Busy`)."""
+        yield from ()
 
     def run_due(self, server: Capabilities, now: datetime, dry_run: bool) -> Plan[int]:
         """Do what is due at a time, or tell how much it would be; how many documents it concerned."""

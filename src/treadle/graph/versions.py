@@ -1,22 +1,49 @@
 """The versions of a document's shape, as one Store sees them.
 
 A `Lineage` is the chain of migrations of one class. What is here needs no
-server: a step that is a pipeline is done by `maintenance/convert.py`, for
-documents that are at hand, or by `maintenance/migrate_ranges.py`.
+server: a step that is a pipeline is done by `engine/convert.py`, for
+documents that are at hand, or by `upkeep/migrations/ranges.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
-from treadle.graph.migrations import Function, Raw, Way, declared
 from treadle.graph.watched import Watched
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
+from treadle.plan import Raw
 
+Function: TypeAlias = Callable[[Raw], Raw]
+Pipeline: TypeAlias = list[Raw]
+Way: TypeAlias = Function | Pipeline
 WriteVersions: TypeAlias = Mapping[type[Document], int] | None
+
+
+# Where a model keeps the migrations that were declared for it.
+MIGRATIONS = "__treadle_migrations__"
+
+
+class Step(Protocol):
+    """One declared migration, from a version to the next and perhaps back."""
+
+    up: Way
+    back: Way | None
+
+    @property
+    def label(self) -> str:
+        """How messages name it."""
+
+
+def declared(model: type) -> dict[int, Step]:
+    """The migrations of a model by their first version; a kind's own come before its base's."""
+    steps: dict[int, Step] = {}
+    for base in model.__mro__:
+        for version, step in (base.__dict__.get(MIGRATIONS) or {}).items():
+            steps.setdefault(version, step)
+    return steps
 
 
 class Lineage:

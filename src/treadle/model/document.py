@@ -166,8 +166,8 @@ def _unknown_keyword(cls: type, keyword: str, value: Any, known: Sequence[str]) 
         else f"the keywords are {', '.join(known)}, and those of patterns"
     )
     return DeclarationError(
-        f"{cls.__name__} has the class keyword {keyword}={value!r}, which is no pattern of a whole model, such "
-        f"as bucket=Bucket(…), and nothing else that Treadle knows; {hint}",
+        f"{cls.__name__} has the class keyword {keyword}={value!r}, which is no pattern of a whole model, "
+        f"such as bucket=Bucket(…), and nothing else that Treadle knows; {hint}",
         code="keyword-unknown",
     )
 

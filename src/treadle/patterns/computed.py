@@ -21,10 +21,11 @@ from bson.decimal128 import Decimal128
 from treadle.errors import DeclarationError
 from treadle.graph.derived import FormulaRule, require_optional
 from treadle.graph.gather import RECOMPUTE, GatherRule, maintenance_of, origin
-from treadle.graph.pattern import (STATE, Maintain, ModelReference, Models, Pattern, Place, Rule, check_maintenance, sibling)
+from treadle.graph.pattern import (
     STATE,
     Maintain,
     ModelReference,
+    Models,
     Pattern,
     Place,
     Rule,
@@ -36,7 +37,6 @@ from treadle.plan import Plan, Raw, find
 from treadle.query.keys import ReferenceKey, freeze
 from treadle.query.paths import field_references, resolve, value_at
 from treadle.query.safety import clean
-
 
 INT64 = 2**63
 # Sums of numbers with at most so many digits before and after the point are never rounded.
@@ -363,7 +363,9 @@ class ExtremeRule(FieldRule):
     @property
     def _indexed(self) -> bool:
         """Whether the extreme of one group is the first entry of an index."""
-        return bool(self.segments_of_value) and isinstance(self.key, ReferenceKey) and not self.key.array_depth
+        return (
+            bool(self.segments_of_value) and isinstance(self.key, ReferenceKey) and not self.key.array_depth
+        )
 
     def index_keys(self) -> list[tuple[str, int]]:
         value = [(".".join(self.segments_of_value), 1)] if self._indexed else []

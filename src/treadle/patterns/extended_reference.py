@@ -22,9 +22,11 @@ from pymongo import ASCENDING, IndexModel
 
 from treadle.errors import DataError, DeclarationError
 from treadle.graph.derived import CopyRule, OnDelete
-from treadle.graph.pattern import (Maintain, ModelReference, Models, Pattern, Place, Rule, check_choice, check_maintenance)
+from treadle.graph.pattern import (
+    Entry,
     Maintain,
     ModelReference,
+    Models,
     Pattern,
     Place,
     Rule,
@@ -35,8 +37,18 @@ from treadle.model.codec import codec_of
 from treadle.plan import Raw
 from treadle.query.comparison import same
 from treadle.query.keys import freeze
-from treadle.query.paths import (Path, Step, containers, has, model_of, overlap, places_of, put, resolve, value_at)
-
+from treadle.query.paths import (
+    Path,
+    Step,
+    containers,
+    has,
+    model_of,
+    overlap,
+    places_of,
+    put,
+    resolve,
+    value_at,
+)
 
 Policy = Literal["sync", "snapshot"]
 
@@ -357,7 +369,6 @@ class ReferenceRule(CopyRule):
             filters.append({f"n.{reference}": match, f"n.{card}": {"$not": {"$type": "object"}}})
         return {"$set": sets, **({"$unset": unsets} if unsets else {})}, filters
 
-
     # -- deleted sources ---------------------------------------------------------------------
 
     def detach(self, raw: Raw, gone: set[Any]) -> None:
@@ -423,7 +434,9 @@ class ReferenceRule(CopyRule):
 
     def _moment(self, card: Any) -> list[Any]:
         """The values of a card that do not follow their source."""
-        return [card if each.card is None else value_at(card, each.card.split(".")) for each in self.snapshots]
+        return [
+            card if each.card is None else value_at(card, each.card.split(".")) for each in self.snapshots
+        ]
 
     def _filled(self, container: Raw) -> bool:
         """Whether a card was ever filled; one that holds its reference is there before it is."""

@@ -31,7 +31,6 @@ from treadle.graph.pattern import (
 )
 from treadle.model.codec import Codec, codec_of
 from treadle.model.shape import Shape
-from treadle.plan import Raw
 from treadle.query.keys import GroupKey, KeyPart
 from treadle.query.paths import model_of, overlap, resolve
 from treadle.query.safety import clean

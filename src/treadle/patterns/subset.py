@@ -18,13 +18,12 @@ from pydantic import BaseModel
 
 from treadle.errors import DeclarationError
 from treadle.graph.gather import RECOMPUTE, GatherRule, maintenance_of, origin
-from treadle.graph.pattern import Maintain, ModelReference, Pattern, Place, Rule, check_maintenance
+from treadle.graph.pattern import Maintain, ModelReference, Models, Pattern, Place, Rule, check_maintenance
 from treadle.model.codec import codec_of
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.query.keys import KEY, freeze
 from treadle.query.paths import ARRAYS, model_of, outermost, resolve, value_at
 from treadle.query.safety import Sort, sort_keys
-
 
 SIZE_MAX = 1000
 SORT_ARRAY_SINCE = (5, 2)

@@ -16,6 +16,9 @@ from treadle.plan.commands import (
     Filter as Filter,
 )
 from treadle.plan.commands import (
+    IsInside as IsInside,
+)
+from treadle.plan.commands import (
     Plan as Plan,
 )
 from treadle.plan.commands import (
@@ -23,6 +26,12 @@ from treadle.plan.commands import (
 )
 from treadle.plan.commands import (
     Read as Read,
+)
+from treadle.plan.commands import (
+    ServerFacts as ServerFacts,
+)
+from treadle.plan.commands import (
+    Share as Share,
 )
 from treadle.plan.commands import (
     Transact as Transact,
@@ -70,10 +79,16 @@ from treadle.plan.commands import (
     find_one_and_update as find_one_and_update,
 )
 from treadle.plan.commands import (
+    in_one_reply as in_one_reply,
+)
+from treadle.plan.commands import (
     insert_many as insert_many,
 )
 from treadle.plan.commands import (
     insert_one as insert_one,
+)
+from treadle.plan.commands import (
+    is_inside as is_inside,
 )
 from treadle.plan.commands import (
     must_propagate as must_propagate,
@@ -83,6 +98,12 @@ from treadle.plan.commands import (
 )
 from treadle.plan.commands import (
     require_fresh as require_fresh,
+)
+from treadle.plan.commands import (
+    server_facts as server_facts,
+)
+from treadle.plan.commands import (
+    share as share,
 )
 from treadle.plan.commands import (
     transact as transact,

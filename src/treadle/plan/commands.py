@@ -99,6 +99,23 @@ class Aside(Command):
     make: Callable[[], Plan[Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class ServerFacts(Command):
+    """What the server can do; a runner asks once, and remembers."""
+
+
+@dataclass(frozen=True, slots=True)
+class IsInside(Command):
+    """Whether a transaction of the caller is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share(Command):
+    """Perform a work in a commit that it may share with others who come at the same time."""
+
+    work: Any
+
+
 Plan: TypeAlias = Generator[Command, Any, R]
 
 
@@ -256,6 +273,22 @@ def transact(make: Callable[[], Plan[R]]) -> Plan[R]:
     return result
 
 
+def server_facts() -> Plan[Any]:
+    """The server's `Capabilities`."""
+    return (yield ServerFacts())
+
+
+def is_inside() -> Plan[bool]:
+    """Whether a transaction of the caller is under way."""
+    inside: bool = yield IsInside()
+    return inside
+
+
+def share(work: Any) -> Plan[Any]:
+    """The outcome of a work, committed."""
+    return (yield Share(work))
+
+
 def aside(make: Callable[[], Plan[Any]]) -> Plan[None]:
     """Do something that may as well be left undone."""
     yield Aside(make)
@@ -263,3 +296,11 @@ def aside(make: Callable[[], Plan[Any]]) -> Plan[None]:
 
 def wait(seconds: float) -> Plan[None]:
     yield Wait(seconds)
+
+
+def in_one_reply(number: int) -> Raw:
+    """What makes a find return as many documents as one reply of the server holds, at most this many.
+
+    Documents may be large, and so many of them would take any amount of memory.
+    """
+    return {"limit": -number, "batch_size": number}

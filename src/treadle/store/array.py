@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from treadle.graph.graph import Entry
+from treadle.graph.pattern import Entry
 from treadle.patterns.outlier import reads
 from treadle.patterns.outlier.item_bytes import cut
 from treadle.patterns.outlier.writes import EXTEND_MAX, ArrayWork, Extend, Remove

@@ -29,17 +29,15 @@ from pymongo.errors import PyMongoError
 from treadle.engine import commit, crud, deletes, groups, lazy, standalone, writes
 from treadle.engine.writes import ChunkedWork, Work
 from treadle.errors import UsageError
-from treadle.graph.graph import Entry, Graph
+from treadle.graph.graph import Graph
 from treadle.graph.layout import PageReader
-from treadle.graph.reports import Action, Finding, Report
+from treadle.graph.pattern import Entry
+from treadle.graph.reports import Action, Finding, Report, Summary
 from treadle.graph.versions import WriteVersions
 from treadle.model.bson_types import CODEC_OPTIONS, NAIVE_CODEC_OPTIONS
 from treadle.model.codec import Codec
 from treadle.model.document import Document
 from treadle.patterns import polymorphic
-from treadle.graph.reports import Summary
-from treadle.patterns.schema_versioning import migrate, migration
-from treadle.patterns.schema_versioning.migration import Migrated, SetAside
 from treadle.patterns.tree import bulk
 from treadle.patterns.tree.moves import finish
 from treadle.patterns.tree.state import TreeBusy
@@ -66,6 +64,9 @@ from treadle.store.counter_handle import only_one
 from treadle.store.tree import AsyncTreeHandle
 from treadle.store.worker import AsyncWorker
 from treadle.upkeep import position, rebuild, set_up, status, validation
+from treadle.upkeep.migrations import perform as migrate
+from treadle.upkeep.migrations import run as migration
+from treadle.upkeep.migrations.run import Migrated, SetAside
 from treadle.upkeep.schedule import Ran
 from treadle.upkeep.status import Status
 

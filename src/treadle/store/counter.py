@@ -12,7 +12,7 @@ import pymongo
 from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
 from treadle.engine.intents import log
-from treadle.graph.graph import Entry
+from treadle.graph.pattern import Entry
 from treadle.patterns.approximation import events as counter_events
 from treadle.patterns.approximation import flush as counters
 from treadle.patterns.approximation.buffer import Chunk, Flushed

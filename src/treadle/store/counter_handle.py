@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any, TypeVar
 
 from treadle.engine.intents import log
-from treadle.graph.graph import Entry
+from treadle.graph.pattern import Entry
 from treadle.patterns.approximation import events as counter_events
 from treadle.patterns.approximation import flush as counters
 from treadle.patterns.approximation.buffer import Buffer, Chunk, Flushed

@@ -10,45 +10,32 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bson.errors import BSONError
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
-from treadle.graph.derived import FormulaRule
 from treadle.engine import intents
 from treadle.engine.contention import Contended, attempting, pieces
 from treadle.engine.deletes import delete_documents, detach
-from treadle.engine.fill import fill_references
 from treadle.engine.groups import arrange
 from treadle.engine.ledger import Ledger
-from treadle.engine.react import (
-    FAN_OUT_MAX,
-    UNBOUNDED,
-    FanOut,
-    copy_to,
-    feeds_beyond,
-    react,
-    stamps_of,
-    update_pipeline,
-)
-from treadle.engine.recompute import recompute
-from treadle.engine.standalone import top
+from treadle.engine.react import FAN_OUT_MAX, UNBOUNDED, FanOut, copy_to, feeds_beyond, react
+from treadle.engine.recompute import Recomputation
+from treadle.engine.set_aside import set_aside
 from treadle.errors import DataError, UsageError
 from treadle.graph.change import Change
-from treadle.graph.gather import GatherRule, freeze
-from treadle.graph.pattern import REVISION
 from treadle.graph.derived import CopyRule
+from treadle.graph.gather import freeze
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import REVISION, Entry
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one, transact, update_many
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.server_errors import is_about_one_document
 from treadle.query.comparison import same
-from treadle.query.paths import has, outermost, overlap, put, value_at
+from treadle.query.paths import outermost, value_at
 from treadle.upkeep.events import Doubt, Mark
-from treadle.upkeep.verify import formulas_now, places_of
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
 
 # Documents that one transaction recomputes, and deletions that it follows.
 TARGETS_MAX = 500
@@ -91,7 +78,7 @@ class Targets:
 
     def set_aside(self, graph: Graph, server: Capabilities, error: Exception) -> Plan[None]:
         entry = self.entry
-        yield from intents.set_aside(entry.model.__name__, entry.collection, self.marks[0].key, error)
+        yield from set_aside(entry.model.__name__, entry.collection, self.marks[0].key, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +128,7 @@ def apply(graph: Graph, server: Capabilities, doubt: Doubt, fence: Finish, finis
     for rule, new in doubt.copies.items():
         if not rule.synced:
             # Nothing to follow; but who was there before its source takes the values of this moment.
-            referring = {rule.reference_path: {"$in": list(new.values())}, **rule.target.scope}
+            referring = rule.referring(*new.values())
             for each in (yield from find(rule.target.collection, referring, {"_id": 1})):
                 doubt.mark(rule.target, each["_id"], sourced=False)
     units: list[Targets | Copies] = []
@@ -154,7 +141,7 @@ def apply(graph: Graph, server: Capabilities, doubt: Doubt, fence: Finish, finis
     for rule, keys in doubt.copies.items():
         few = []
         for key in keys.values() if rule.synced else ():
-            referring = {rule.reference_path: {"$eq": key}, **rule.target.scope}
+            referring = rule.referring(key)
             if (yield from find(rule.target.collection, referring, {"_id": 1}, skip=FAN_OUT_MAX, limit=1)):
                 yield from copy_widely(graph, server, rule, key)
             else:
@@ -219,7 +206,7 @@ def _attempting(
 
 
 def _is_about_one_document(error: Exception) -> bool:
-    return not isinstance(error, OperationFailure) or intents.is_about_one_document(error)
+    return not isinstance(error, OperationFailure) or is_about_one_document(error)
 
 
 def _in_pieces(
@@ -263,133 +250,65 @@ def recompute_targets(
     itself is written if something is wrong, so that the worker does not
     follow its own writes for ever.
     """
-    gathers = [rule for rule in entry.having(GatherRule) if rule.maintain == "stream"]
-    references = [rule for rule in entry.having(CopyRule) if rule.maintain == "stream"]
-    formulas = [rule for rule in entry.having(FormulaRule) if rule.maintain == "stream"]
-    paths = {path for rule in gathers for path in rule.empty()} | {top(rule) for rule in references}
-    whole = bool(references or entry.feeds)
-    shown = None if whole else dict.fromkeys(outermost([*paths, *(rule.path for rule in formulas), "_id"]), 1)
+    recomputation = Recomputation(entry, "stream")
     by_key = {freeze(mark.key): mark for mark in marks}
     keys = [mark.key for mark in marks]
     made: set[Any] = set()
     if entry.group is not None:
         arranged = yield from arrange(server, entry, keys, ledger)
         made = {freeze(each) for each in arranged.made}
-        shown = {**shown, **entry.key_projection()} if shown is not None else None
-    documents = yield from find(entry.collection, entry.at_any(keys), shown)
+    documents = yield from find(entry.collection, entry.at_any(keys), _shown(recomputation))
     if not documents:
         return
     present = [each["_id"] for each in documents]
     if entry.feeds:
         yield from ledger.note_before(entry, [each for each in present if freeze(each) not in made])
-    wanted = yield from _wanted(server, entry, documents, by_key, gathers, references)
-    stale = (yield from formulas_now(entry, present)) if formulas else {}
+    of_document = [by_key.get(freeze(entry.key_of(each)), UNKNOWN) for each in documents]
+    befores = [_recalled(recomputation, *pair) for pair in zip(documents, of_document, strict=True)]
+    expected = yield from recomputation.expected(server, documents, befores)
     operations = []
-    for document, right in zip(documents, wanted, strict=True):
-        sets = {}
-        for path in outermost(paths):
-            value = value_at(right, path.split("."))
-            if not same(value_at(document, path.split(".")), value):
-                sets[path] = {"$literal": value}
-        sourced = by_key.get(freeze(entry.key_of(document)), UNKNOWN).sourced
-        row = stale.get(freeze(document["_id"]))
-        formula_differs = row is not None and any(
-            not same(value_at(document, rule.path.split(".")), row.get(f"f{number}"))
-            for number, rule in enumerate(entry.having(FormulaRule))
-            if rule in formulas
-        )
-        if sets or sourced or formula_differs:
-            stamps = stamps_of(gathers) if sets or sourced else {}
-            pipeline = update_pipeline(entry, {**sets, **stamps}, {})
+    for document, right, mark in zip(documents, expected, of_document, strict=True):
+        sets = {
+            path: literal
+            for path, literal in recomputation.sets(document, right, whole=True).items()
+            if not same(value_at(document, path.split(".")), literal["$literal"])
+        }
+        if sets or mark.sourced or recomputation.differs(document, right):
+            pipeline = recomputation.rewrite(sets, stamped=bool(sets) or mark.sourced)
             operations.append(UpdateOne(by_id(document["_id"]), pipeline))
     if not operations:
         return
     yield from bulk_write(entry.collection, operations, ordered=False)
     if entry.feeds:
-        afters = yield from find(entry.collection, {"_id": {"$in": present}})
-        found = {freeze(each["_id"]): each for each in afters}
+        rows = yield from find(entry.collection, {"_id": {"$in": present}})
+        afters = {freeze(each["_id"]): each for each in rows}
         for document in documents:
             frozen = freeze(document["_id"])
             before = None if frozen in made else document
-            ledger.add(Change(entry.collection, document["_id"], before, found[frozen]))
+            ledger.add(Change(entry.collection, document["_id"], before, afters[frozen]))
 
 
-def _wanted(
-    server: Capabilities,
-    entry: Entry[Any],
-    documents: Sequence[Raw],
-    marks: dict[Any, Mark],
-    gathers: Sequence[GatherRule],
-    references: Sequence[CopyRule],
-) -> Plan[list[Raw]]:
-    """The documents as they should be."""
-    if not references:
-        wanted: list[Raw] = [{"_id": each["_id"]} for each in documents]
-    else:
-        wanted = [copy.deepcopy(each) for each in documents]
-    keys = [entry.key_of(each) for each in documents]
-    values = yield from recompute(gathers, keys, server.version)
-    for key, right in zip(keys, wanted, strict=True):
-        for path, value in values[freeze(key)].items():
-            put(right, path.split("."), value)
-    if references:
-        pairs: list[tuple[Raw | None, Raw]] = []
-        for document, right in zip(documents, wanted, strict=True):
-            before = copy.deepcopy(document)
-            for rule in references:
-                if rule.kept:
-                    _recall_cards(rule, before, marks.get(freeze(entry.key_of(document)), UNKNOWN))
-            pairs.append((before, right))
-        yield from fill_references(entry, pairs, look_only=True, rules=references)
-    return wanted
+def _shown(recomputation: Recomputation) -> Raw | None:
+    """What is read of the documents: all of it where copies or others need it, else the values alone."""
+    entry = recomputation.entry
+    if recomputation.copies or recomputation.locals or entry.feeds:
+        return None
+    paths = [*recomputation.paths, *(rule.path for rule in recomputation.formulas), "_id"]
+    return {
+        **dict.fromkeys(outermost(paths), 1),
+        **(entry.key_projection() if entry.group is not None else {}),
+    }
 
 
-def _recall_cards(rule: CopyRule, before: Raw, mark: Mark) -> None:
-    """Leave in `before` the values of a moment that are each reference's own.
-
-    What was another reference's is taken out, and what a replacement dropped
-    is put back. Told by the values of the moment alone, because the others may
-    have followed the new reference already.
-    """
-    name = rule.name
-    old: dict[Any, list[Any]] = {}
-    for container, reference in rule.references(mark.cards or {}):
-        if reference is not None and name in container:
-            old.setdefault(freeze(reference), []).append(container[name])
-    strangers = [_moment(rule, card) for cards in old.values() for card in cards]
-    unmatched = []
-    for at, container in list(places_of(before, rule.steps, "")):
-        reference = value_at(container, rule.by)
-        mine, cards = _moment(rule, container.get(name)), old.get(freeze(reference), [])
-        mate = next((number for number, card in enumerate(cards) if same(mine, _moment(rule, card))), None)
-        if reference is None:
-            continue
-        if any(overlap(path, at + ".".join(rule.by)) for path in mark.renewed):
-            container.pop(name, None)
-        elif _filled(rule, container) and mate is not None:
-            cards.pop(mate)
-        else:
-            unmatched.append((container, mine, cards))
-    for container, mine, cards in unmatched:
-        if not _filled(rule, container):
-            own = container.pop(name, None)
-            if cards:
-                former = cards.pop(0)
-                container[name] = {**former, **own} if isinstance(own, dict) else former
-        elif any(same(mine, each) for each in strangers):
-            container.pop(name)
-
-
-def _moment(rule: CopyRule, card: Any) -> list[Any]:
-    """The values of a card that do not follow their source."""
-    return [card if each.card is None else value_at(card, each.card.split(".")) for each in rule.kept]
-
-
-def _filled(rule: CopyRule, container: Raw) -> bool:
-    """Whether a card was ever filled; one that holds its reference is there before it is."""
-    if not rule.holds_reference:
-        return rule.name in container
-    return any(has(container.get(rule.name), (each.card or "").split(".")) for each in rule.copied)
+def _recalled(recomputation: Recomputation, document: Raw, mark: Mark) -> Raw:
+    """A document with the values of a moment that are each reference's own."""
+    keeping = [rule for rule in recomputation.copies if rule.snapshots]
+    if not keeping:
+        return document
+    before = copy.deepcopy(document)
+    for rule in keeping:
+        rule.recall(before, mark.cards, mark.renewed)
+    return before
 
 
 # -- deleted sources -------------------------------------------------------------------------------
@@ -399,7 +318,7 @@ def _follow_deletion(
     graph: Graph, server: Capabilities, rule: CopyRule, key: Any, doubt: Doubt, fence: Finish
 ) -> Plan[None]:
     """Do as `on_delete` says to what refers to a source that is gone, a thousand at a time."""
-    condition: Raw = {rule.reference_path: {"$eq": key}, **rule.target.scope}
+    condition: Raw = rule.referring(key)
     if rule.on_delete == "restrict":
         # A writer that does not use Treadle deleted it all the same; the copies lose their source.
         for each in (yield from find(rule.target.collection, condition, {"_id": 1})):
@@ -449,7 +368,7 @@ def _cut_loose(
         if len(keys) == 1:
             # Another reference forbids it, or the document cannot be written: somebody must decide.
             doubt.aside += 1
-            yield from intents.set_aside(rule.place.label, rule.target.collection, keys[0], error)
+            yield from set_aside(rule.place.label, rule.target.collection, keys[0], error)
             return [keys[0]]
         middle = len(keys) // 2
         first = yield from _cut_loose(graph, server, rule, key, keys[:middle], doubt, fence)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bson import ObjectId
 from pymongo.errors import OperationFailure
 
-from treadle.graph.gather import GatherRule
+from treadle.graph.gather import GatherRule, GroupRule
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry
 from treadle.model.bson_types import RESERVED
 from treadle.plan import Plan, Raw, aggregate, database_command, delete_many, insert_one
 from treadle.plan.capabilities import Capabilities
@@ -24,10 +26,6 @@ from treadle.query.keys import KEY, freeze
 from treadle.query.paths import filter_references, overlap, plain
 from treadle.upkeep.closed import Bounds, closed_match
 from treadle.upkeep.position import HISTORY_LOST, resume
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
-    from treadle.graph.gather import GroupRule
 
 BEATS = "treadle.beats"
 PRE_IMAGES_SINCE = (6, 0)

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from treadle.graph.gather import GroupRule
+from treadle.graph.pattern import Entry
 from treadle.plan import Plan, Raw, aggregate, database_command, find_one
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry
-    from treadle.graph.gather import GroupRule
 
 COLLECTION = "treadle.schedules"
 
@@ -48,10 +46,17 @@ def bounds_at(group: GroupRule, now: dt.datetime) -> Plan[Bounds]:
     return [row.get(f"s{number}") for number in range(len(bounds))]
 
 
-def last_bounds(entry: Entry[Any]) -> Plan[Bounds | None]:
-    """What the last run of a scheduled rollup computed; None if there was none."""
+# Of a scheduled model that no run has computed yet.
+NOT_YET: Bounds = []
+
+
+def scheduled_bounds(entry: Entry[Any]) -> Plan[Bounds | None]:
+    """What the last run of a scheduled rollup computed, or NOT_YET; None where nothing is scheduled."""
+    if entry.group is None or entry.group.maintain != "schedule":
+        return None
     row = yield from find_one(COLLECTION, {"_id": entry.model.__name__})
-    return (row or {}).get("bounds")
+    bounds: Bounds | None = (row or {}).get("bounds")
+    return NOT_YET if bounds is None else bounds
 
 
 def is_closed(key: Sequence[Any], bounds: Bounds) -> bool:

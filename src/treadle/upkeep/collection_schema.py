@@ -8,13 +8,10 @@ unknown kind, and a version that nobody knows of, fit no branch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from treadle.graph.pattern import Entry
 from treadle.model.json_schema import Schema, model_schema
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry
-    from treadle.graph.versions import Lineage
 
 
 def collection_schema(entry: Entry[Any]) -> Schema:

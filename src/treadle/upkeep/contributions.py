@@ -12,19 +12,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo import DeleteOne, UpdateOne
 
 from treadle.graph.gather import GatherRule
+from treadle.graph.pattern import Entry
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.query.keys import GroupKey, freeze
 from treadle.query.paths import outermost, put, value_at
 from treadle.upkeep import position
 from treadle.upkeep.events import Doubt
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry
 
 COLLECTION = "treadle.contributions"
 PAGE = 1000

@@ -12,19 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from treadle.graph.derived import CopyRule, FormulaRule
 from treadle.graph.gather import GatherRule
-from treadle.graph.pattern import Rule
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry, Rule
 from treadle.model.bson_types import RESERVED
-from treadle.graph.derived import FormulaRule
-from treadle.graph.derived import CopyRule
 from treadle.plan import Raw
 from treadle.query.keys import GroupKey, freeze, may_be_id
 from treadle.query.paths import outermost, overlap, plain, put, value_at
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
 
 PRE_IMAGES_SINCE = (6, 0)
 # What the worker writes to see it come round; its events lie in the stream as well.
@@ -124,13 +121,13 @@ class Watch:
         self.pre_images = frozenset(pre_images)
         self.rules = [rule for rule in graph.rules if rule.maintain == "stream"]
         self.gathers: dict[str, list[GatherRule]] = {}
-        self.references: dict[str, list[CopyRule]] = {}
+        self.copies: dict[str, list[CopyRule]] = {}
         self.own: dict[str, dict[Entry[Any], _Own]] = {}
         for rule in self.rules:
             if isinstance(rule, GatherRule):
                 self.gathers.setdefault(rule.source.collection, []).append(rule)
             elif isinstance(rule, CopyRule):
-                self.references.setdefault(rule.source.collection, []).append(rule)
+                self.copies.setdefault(rule.source.collection, []).append(rule)
             of_collection = self.own.setdefault(rule.target.collection, {})
             of_collection.setdefault(rule.target, _Own(rule.target)).add(rule)
         self._watched = {
@@ -162,7 +159,7 @@ class Watch:
 
     @property
     def collections(self) -> list[str]:
-        return sorted({*self.gathers, *self.references, *self.own})
+        return sorted({*self.gathers, *self.copies, *self.own})
 
     @property
     def targets(self) -> list[Entry[Any]]:
@@ -225,7 +222,7 @@ class Watch:
         """
         paths: set[str] = set()
         maintained: set[str] = set()
-        for rule in [*self.gathers.get(collection, ()), *self.references.get(collection, ())]:
+        for rule in [*self.gathers.get(collection, ()), *self.copies.get(collection, ())]:
             watched = self._watched[rule].get(collection, set())
             if watched is None:
                 return None
@@ -285,7 +282,7 @@ class Watch:
         for gather in self.gathers.get(collection, ()):
             if self._feeds(gather, collection, touched):
                 self._note_source(gather, kind, event, key, touched, doubt)
-        for reference in self.references.get(collection, ()):
+        for reference in self.copies.get(collection, ()):
             if kind == "delete":
                 if reference.on_delete != "keep":
                     doubt.gone.setdefault(reference, {})[freeze(key)] = key
@@ -407,7 +404,7 @@ class _Own:
             self.inputs |= watched or set()
         if isinstance(rule, CopyRule):
             self.inputs.add(rule.reference_path)
-            if rule.kept:
+            if rule.snapshots:
                 self.keeping.append(rule)
                 tops = {rule.reference_path.split(".")[0], rule.path.split(".")[0]}
                 self.snapshots |= tops

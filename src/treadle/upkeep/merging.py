@@ -8,20 +8,17 @@ written once and never seen half done.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import bson
 
 from treadle.engine import lease
 from treadle.engine.pipelines import BUMP, formula_stages, stamps_of
 from treadle.graph.gather import GatherRule
-from treadle.graph.pattern import REVISION
+from treadle.graph.pattern import REVISION, Entry
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.plan import Plan, Raw, aggregate
 from treadle.query.keys import KEY, GroupKey
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry
 
 # Which run has written a document; a number that only grows, and that of its lease.
 RUN = f"{RESERVED}.run"

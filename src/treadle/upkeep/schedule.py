@@ -18,22 +18,21 @@ import datetime as dt
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.graph.derived import CopyRule
-from treadle.graph.gather import GatherRule
 from treadle.engine import lease
 from treadle.engine.groups import require_indexes
-from treadle.engine.intents import is_about_one_document
+from treadle.engine.pages import page
 from treadle.errors import DataError, UsageError
-from treadle.graph.gather import contribution_stages
-from treadle.graph.pattern import Rule
-from treadle.patterns.bucket.upkeep import compact_due, packing
-from treadle.patterns.computed import ComputedRule
+from treadle.graph.derived import CopyRule
+from treadle.graph.gather import GatherRule, contribution_stages
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, Raw, aggregate, count_documents, delete_many, find, find_one, update_one
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.server_errors import is_about_one_document
 from treadle.query.keys import APART_MAX, KEY, freeze
 from treadle.query.windows import Window
 from treadle.upkeep import merging
@@ -41,10 +40,7 @@ from treadle.upkeep.changes import changed_since
 from treadle.upkeep.closed import COLLECTION, Bounds, bounds_at, clock, closed_match, is_closed
 from treadle.upkeep.position import operation_time, signature
 from treadle.upkeep.rebuild import mend
-from treadle.upkeep.verify import examine, page
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
+from treadle.upkeep.verify import examine
 
 LEASE_SECONDS = 15.0
 MEND_PAGE = 100
@@ -140,13 +136,15 @@ class Scheduler:
         """Do what is due, unless another runner is at it; what was done."""
         done = yield from self._run_jobs(now, dry_run)
         given = None if now is None else _aware(now)
-        # Packing needs no lease: two who do it do not disturb each other.
-        for entry in packing(self.graph):
-            name = entry.model.__name__
+        # What rules do on their own needs no lease: two who do it do not disturb each other.
+        for rule in self.graph.rules:
+            if type(rule).run_due is Rule.run_due:
+                continue
+            name = rule.target.model.__name__
             at = given or (yield from clock())
-            ran = Ran(f"{name} packing", "bucket", name, (), at)
+            ran = Ran(f"{name} {rule.due_work}", rule.pattern, name, (), at)
             try:
-                number = yield from compact_due(entry, self.server, at, dry_run=dry_run)
+                number = yield from rule.run_due(self.server, at, dry_run)
             except (OperationFailure, DataError) as error:
                 log.warning("%s: the scheduled run failed: %s", ran.name, error)
                 done.append(replace(ran, error=str(error)[:500]))
@@ -283,7 +281,7 @@ class Scheduler:
         """Compute the fields of all documents of a model."""
         entry = job.entry
         assert self.token is not None
-        mergeable = [rule for rule in job.rules if isinstance(rule, ComputedRule) and not rule.place.in_array]
+        mergeable = [rule for rule in job.rules if isinstance(rule, GatherRule) and rule.accumulators()]
         if entry.feeds or entry.group is not None:
             # Others follow from it, which a merge on the server would not see to.
             mergeable = []
@@ -550,5 +548,5 @@ def _later(one: dt.datetime | None, other: dt.datetime | None) -> dt.datetime | 
 
 def _declared(job: Job) -> list[str]:
     """The rules by their declarations: another one asks for everything anew."""
-    rollup = job.entry.settings.rollup
-    return sorted([repr(rollup), *(signature(rule) for rule in job.rules)])
+    declared = [pattern for patterns in job.entry.settings.patterns.values() for pattern in patterns]
+    return sorted([*map(repr, declared), *(signature(rule) for rule in job.rules)])

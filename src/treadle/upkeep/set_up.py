@@ -24,9 +24,9 @@ from treadle.engine.indexes import (
     serves_all,
     set_up_indexes,
 )
-from treadle.graph.graph import Entry, Graph
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry
 from treadle.graph.reports import Action
-from treadle.patterns.outlier.inspection import require_layout
 from treadle.plan import Plan, Raw, database_command
 from treadle.plan.capabilities import read_capabilities
 from treadle.plan.dry_run import dry
@@ -60,9 +60,8 @@ def _setup(graph: Graph) -> Plan[list[Action]]:
             present = []
         missing[entry.collection], changes[entry.collection] = compare_indexes(entry, present)
         missing[entry.collection] += maintenance_indexes(graph, entry, present)
-    for rule in (rule for entry in graph.entries.values() for rule in entry.outliers):
-        if rule.collection in existing and missing.get(rule.collection):
-            yield from require_layout(rule)
+    for rule in graph.rules:
+        yield from rule.before_setup(existing, missing)
     actions: list[Action] = []
     for entry in entries:
         if entry.layout is not None:

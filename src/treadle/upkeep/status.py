@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
 from treadle.engine import intents, lease
+from treadle.engine.set_aside import SET_ASIDE
 from treadle.graph.gather import freeze
-from treadle.graph.pattern import Rule
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry, Rule
 from treadle.graph.reports import Finding, Report
 from treadle.plan import Plan, Raw, bulk_write, database_command, find, find_one
 from treadle.plan.capabilities import Capabilities
@@ -20,9 +22,6 @@ from treadle.upkeep import position
 from treadle.upkeep.closed import COLLECTION as SCHEDULES
 from treadle.upkeep.events import BEATS, Watch
 from treadle.upkeep.verify import verify
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
 
 VERIFICATIONS = "treadle.verifications"
 # More unhandled events than this are not counted one by one.
@@ -89,7 +88,7 @@ class Status:
 
 def status(graph: Graph, server: Capabilities, name: str = position.NAME) -> Plan[Status]:
     """How the maintenance of all rules stands."""
-    rules = [rule for rule in graph.rules if rule.place.label]
+    rules = [rule for rule in graph.rules if rule.maintained()]
     streamed = any(rule.maintain == "stream" for rule in rules)
     waiting = Pending()
     worker: WorkerStatus | None = None
@@ -100,7 +99,7 @@ def status(graph: Graph, server: Capabilities, name: str = position.NAME) -> Pla
     watch = Watch(graph)
     runs = {label: row for row in (yield from find(SCHEDULES, {})) for label in row.get("rules", [])}
     shown = [_of_rule(rule, watch, waiting, verified, runs.get(rule.place.label) or {}) for rule in rules]
-    aside = yield from find(intents.SET_ASIDE, {}, {"_id": 1})
+    aside = yield from find(SET_ASIDE, {}, {"_id": 1})
     owed = yield from find(intents.COLLECTION, {}, {"_id": 1})
     return Status(shown, worker, len(aside), len(owed))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bson import ObjectId
 from bson.errors import BSONError
@@ -24,9 +24,10 @@ from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 from treadle.engine import lease
 from treadle.engine.groups import differing
 from treadle.engine.indexes import existing_collections
-from treadle.engine.intents import is_about_one_document
+from treadle.engine.pages import page
 from treadle.graph.gather import GatherRule
-from treadle.graph.pattern import Rule
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry, Rule
 from treadle.plan import (
     Plan,
     Raw,
@@ -41,6 +42,7 @@ from treadle.plan import (
     wait,
 )
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.server_errors import is_about_one_document
 from treadle.query.keys import GroupKey, freeze
 from treadle.query.paths import outermost
 from treadle.upkeep import contributions
@@ -48,10 +50,7 @@ from treadle.upkeep.apply import apply
 from treadle.upkeep.events import BEATS, PRE_IMAGES_SINCE, UPHEAVALS, Doubt, Watch
 from treadle.upkeep.position import COLLECTION, HISTORY_LOST, operation_time, resume, signature
 from treadle.upkeep.rebuild import mend
-from treadle.upkeep.verify import examine, page
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
+from treadle.upkeep.verify import examine
 
 LEASE_SECONDS = 6.0
 STANDBY_SECONDS = 0.5

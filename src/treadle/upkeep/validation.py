@@ -7,16 +7,14 @@ validator is made of. `schema_check.py` then says where the fault lies.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from treadle.graph.pattern import Entry
 from treadle.graph.reports import Finding
 from treadle.model.schema_check import Fault, faults
-from treadle.patterns.schema_versioning.migration import beginning_after, in_one_reply
-from treadle.plan import Plan, Raw, count_documents, find
+from treadle.plan import Plan, Raw, count_documents, find, in_one_reply
 from treadle.upkeep.collection_schema import collection_schema, newest_version
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry
+from treadle.upkeep.migrations.run import beginning_after
 
 PAGE = 500
 SHOWN_MAX = 5

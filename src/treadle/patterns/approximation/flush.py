@@ -26,12 +26,12 @@ from pymongo import UpdateOne
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from treadle.engine import lazy
-from treadle.engine.intents import POISON, is_about_one_document
 from treadle.engine.ledger import Ledger
 from treadle.engine.writes import Work, concerns, follow_own, may_raise, speaks_of_current
 from treadle.errors import UsageError
 from treadle.graph.change import Change
-from treadle.graph.graph import Entry, Graph
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry
 from treadle.model.bson_types import RESERVED, to_bson
 from treadle.patterns.approximation.buffer import CHUNK_MAX
 from treadle.patterns.approximation.rule import ApproximateRule
@@ -47,6 +47,7 @@ from treadle.plan import (
     update_one,
 )
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.server_errors import POISON, is_about_one_document
 from treadle.query.keys import freeze
 from treadle.query.paths import value_at
 

@@ -22,7 +22,8 @@ from treadle.query.keys import freeze
 from treadle.query.paths import value_at
 
 if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
+    from treadle.graph.graph import Graph
+    from treadle.graph.pattern import Entry
 
 # Events that are older than so many times `within` should have been moved.
 OVERDUE = 3

@@ -31,7 +31,8 @@ from treadle.plan import Raw
 from treadle.query.paths import has, resolve
 
 if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
+    from treadle.graph.graph import Graph
+    from treadle.graph.pattern import Entry
 
 Buffering = Literal["memory", "durable", "sampled"]
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from treadle.engine import crud
 from treadle.errors import DataError, UsageError
 from treadle.graph.layout import Layout
+from treadle.graph.reports import Summary
 from treadle.model.document import Document
 from treadle.model.storable import check_batch
 from treadle.patterns.bucket import prepare, reading, upkeep
 from treadle.patterns.bucket.changing import Changer, applied
 from treadle.patterns.bucket.contents import unknown_fields
 from treadle.patterns.bucket.matching import Selection, open_buckets, select
-from treadle.graph.reports import Summary
 from treadle.patterns.bucket.reading import Reader, Scan
 from treadle.patterns.bucket.spec import Spec, milliseconds
 from treadle.patterns.bucket.writing import Writer
@@ -25,7 +25,7 @@ from treadle.plan.capabilities import Capabilities
 from treadle.query.safety import Sort, clean_update
 
 if TYPE_CHECKING:
-    from treadle.graph.graph import Entry
+    from treadle.graph.pattern import Entry
     from treadle.graph.reports import Action, Finding, Report
 
 D = TypeVar("D", bound=Document)

@@ -20,13 +20,12 @@ from treadle.engine import crud
 from treadle.engine.indexes import compare_indexes, existing_indexes, set_up_indexes
 from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
 from treadle.graph.layout import Layout
-from treadle.graph.reports import Action, Finding, Progress, Report
+from treadle.graph.reports import Action, Finding, Progress, Report, Summary
 from treadle.model.adapt import adapter_of
 from treadle.model.codec import StoredField
 from treadle.model.document import Document
 from treadle.model.indexed import Indexed
 from treadle.patterns.bucket.prepare import ALREADY_EXISTS
-from treadle.graph.reports import Summary
 from treadle.patterns.bucket.reading import NAIVE_EPOCH, Scan, bounds, field_summary, is_dateless
 from treadle.patterns.bucket.rule import as_tuple
 from treadle.patterns.bucket.spec import EPOCH, moment
@@ -47,7 +46,7 @@ from treadle.plan.capabilities import Capabilities
 from treadle.query.safety import Sort, clean, clean_filter, clean_update
 
 if TYPE_CHECKING:
-    from treadle.graph.graph import Entry
+    from treadle.graph.pattern import Entry
 
 D = TypeVar("D", bound=Document)
 

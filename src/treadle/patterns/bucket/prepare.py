@@ -24,7 +24,7 @@ from treadle.patterns.bucket.spec import SEQUENCE, Spec, milliseconds
 from treadle.plan import Plan, Raw, database_command, find_one
 
 if TYPE_CHECKING:
-    from treadle.graph.graph import Entry
+    from treadle.graph.pattern import Entry
 log = logging.getLogger("treadle")
 
 ALREADY_EXISTS = 48

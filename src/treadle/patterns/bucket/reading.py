@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -20,11 +19,11 @@ from bson import MaxKey, ObjectId, Timestamp
 from bson.decimal128 import Decimal128
 
 from treadle.errors import UsageError
+from treadle.graph.reports import FieldSummary, Summary
 from treadle.model.adapt import adapter_of
 from treadle.model.bson_types import date_to_bson
 from treadle.model.document import Document
 from treadle.model.shape import Shape
-from treadle.graph.reports import FieldSummary, Summary
 from treadle.patterns.bucket.contents import columns_of, form_of, number_key, readings_of
 from treadle.patterns.bucket.matching import Selection, open_buckets, select, times_filter
 from treadle.patterns.bucket.spec import EPOCH, Spec, milliseconds, moment

@@ -18,7 +18,8 @@ from treadle.errors import DeclarationError
 from treadle.graph.pattern import Pattern, Place, Rule
 
 if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
+    from treadle.graph.graph import Graph
+    from treadle.graph.pattern import Entry
     from treadle.patterns.bucket.layout import BucketLayout
 
 Names = str | tuple[str, ...]

@@ -16,7 +16,8 @@ from treadle.graph.pattern import Pattern, Place, Rule
 from treadle.patterns.bucket.rule import Names, on_a_field
 
 if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
+    from treadle.graph.graph import Graph
+    from treadle.graph.pattern import Entry
     from treadle.patterns.bucket.native import NativeLayout
 
 

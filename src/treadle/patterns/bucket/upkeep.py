@@ -36,7 +36,8 @@ from treadle.query.comparison import same
 from treadle.query.paths import value_at
 
 if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
+    from treadle.graph.graph import Graph
+    from treadle.graph.pattern import Entry
     from treadle.patterns.bucket.layout import BucketLayout
 
 PAGE = 50

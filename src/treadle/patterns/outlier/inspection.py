@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from treadle.engine.intents import set_aside
 from treadle.engine.ledger import Ledger
+from treadle.engine.set_aside import set_aside
 from treadle.errors import DataError
 from treadle.graph.gather import freeze
 from treadle.patterns.outlier.rule import OutlierRule, comparable
@@ -15,7 +15,8 @@ from treadle.plan import Plan, Raw, aggregate, by_id, delete_many, find, find_on
 from treadle.plan.capabilities import Capabilities
 
 if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
+    from treadle.graph.graph import Graph
+    from treadle.graph.pattern import Entry
     from treadle.patterns.outlier.writes import Tidy
 
 ORPHANS_MAX = 1000

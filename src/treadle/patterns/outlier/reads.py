@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pymongo.errors import OperationFailure
 
 from treadle.errors import DataError, UsageError
-from treadle.graph.graph import Entry
+from treadle.graph.pattern import Entry
 from treadle.patterns.outlier.move import missing, owned
 from treadle.patterns.outlier.rule import OutlierRule
 from treadle.plan import Plan, Raw, aggregate, by_id, find, find_one, wait

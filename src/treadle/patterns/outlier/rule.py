@@ -33,7 +33,8 @@ from treadle.plan import Raw
 from treadle.query.paths import put, refuse_array_of_arrays, resolve, value_at
 
 if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
+    from treadle.graph.graph import Graph
+    from treadle.graph.pattern import Entry
 
 Layout = Literal["page", "documents"]
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from treadle.engine import crud, writes
 from treadle.engine.writes import Insert
 from treadle.graph.gather import freeze
-from treadle.graph.graph import Entry
+from treadle.graph.pattern import Entry
 from treadle.model.document import Document
 from treadle.patterns.tree.fields import Tree, parent_missing
 from treadle.patterns.tree.placing import UNSTATED, agreed_parent, listed_parents, parents_first

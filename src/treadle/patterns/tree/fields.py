@@ -23,7 +23,8 @@ from treadle.plan import Raw
 from treadle.query.paths import Path, model_of, overlap, resolve, value_at
 
 if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
+    from treadle.graph.graph import Graph
+    from treadle.graph.pattern import Entry
 
 Role: TypeAlias = Literal["parent", "ancestors", "path", "segment", "children"]
 # The path that the descendants of a node still have while a large move of it is under way.

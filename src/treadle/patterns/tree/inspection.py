@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import bson
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
-from treadle.engine.intents import is_about_one_document, set_aside
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import UNBOUNDED, react
+from treadle.engine.set_aside import set_aside
 from treadle.errors import UsageError
 from treadle.graph.gather import freeze
 from treadle.graph.reports import Finding, Progress, Report
@@ -29,6 +29,7 @@ from treadle.patterns.tree.placing import rewrite
 from treadle.patterns.tree.segments import join, path_above, split
 from treadle.plan import Plan, Raw, count_documents, find, transact, update_many
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.server_errors import is_about_one_document
 from treadle.query.comparison import same
 from treadle.query.paths import value_at
 from treadle.upkeep.verify import page

@@ -21,15 +21,15 @@ from typing import Any, TypeVar
 from pymongo.errors import OperationFailure
 
 from treadle.engine import crud
-from treadle.engine.intents import set_aside
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import BUMP, UNBOUNDED, formula_stages, react
+from treadle.engine.set_aside import set_aside
 from treadle.engine.writes import Work, follow_own
 from treadle.errors import DataError, UsageError
 from treadle.graph.change import Change
 from treadle.graph.gather import freeze
-from treadle.graph.graph import Entry, Graph
-from treadle.graph.pattern import REVISION
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import REVISION, Entry
 from treadle.model.document import Document
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import MOVING, Tree, node_missing, parent_missing

@@ -6,8 +6,8 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine.intents import is_about_one_document
 from treadle.errors import DataError
+from treadle.plan.server_errors import is_about_one_document
 
 # Nodes of a large subtree that are written in one transaction.
 CHUNK = 2000

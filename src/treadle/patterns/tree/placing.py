@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
-from treadle.graph.derived import CopyRule
 from treadle.engine.react import BUMP, formula_stages, update_each
 from treadle.errors import DataError, UsageError
 from treadle.graph.change import Change
+from treadle.graph.derived import CopyRule
 from treadle.graph.gather import freeze
 from treadle.graph.pattern import REVISION
 from treadle.patterns.tree import state
@@ -29,7 +29,7 @@ from treadle.query.paths import overlap, put, value_at
 
 if TYPE_CHECKING:
     from treadle.engine.ledger import Ledger
-    from treadle.graph.graph import Entry
+    from treadle.graph.pattern import Entry
 
 
 class _Unstated:

@@ -16,7 +16,8 @@ from treadle.engine.react import BUMP, UNBOUNDED, formula_stages, react
 from treadle.engine.writes import Work
 from treadle.errors import UsageError
 from treadle.graph.gather import freeze
-from treadle.graph.graph import Entry, Graph
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import Tree, node_missing
 from treadle.patterns.tree.lifts import lift_lists, lifted, owe_lift

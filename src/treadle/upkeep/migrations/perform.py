@@ -13,20 +13,36 @@ Functions work on documents that are fetched, and write them back guarded
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import bson
 from pymongo.errors import BulkWriteError, OperationFailure
 
 from treadle.engine import follow, lease
 from treadle.engine.convert import Converted, convert, encodable, guarded_write, stops_others, store_alone
-from treadle.engine.intents import SET_ASIDE
+from treadle.engine.set_aside import SET_ASIDE
 from treadle.errors import DataError, UsageError
 from treadle.graph.gather import freeze
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry
 from treadle.graph.reports import Progress
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.storable import ENCODING_ERRORS, translate
-from treadle.patterns.schema_versioning.migration import (
+from treadle.plan import (
+    Plan,
+    Raw,
+    bulk_write,
+    count_documents,
+    delete_many,
+    find,
+    find_one,
+    in_one_reply,
+    update_one,
+    wait,
+)
+from treadle.plan.capabilities import Capabilities
+from treadle.upkeep.migrations.ranges import migrate_range
+from treadle.upkeep.migrations.run import (
     FOLLOWED_BATCH,
     LEASE_SECONDS,
     PASSES_MAX,
@@ -43,28 +59,11 @@ from treadle.patterns.schema_versioning.migration import (
     about_a_document,
     beginning_after,
     forget_settled,
-    in_one_reply,
     put_aside,
     reason_of,
     runs,
     set_aside,
 )
-from treadle.patterns.schema_versioning.ranges import migrate_range
-from treadle.plan import (
-    Plan,
-    Raw,
-    bulk_write,
-    count_documents,
-    delete_many,
-    find,
-    find_one,
-    update_one,
-    wait,
-)
-from treadle.plan.capabilities import Capabilities
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
 
 # A result that is sent by itself, once a batch was refused.
 LARGE_BYTES = 4 * 1024 * 1024

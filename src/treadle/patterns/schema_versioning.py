@@ -8,27 +8,20 @@ What a function made of a document is stored only if everything that the
 function read is still as it was, and sets only what it changed. Writers that
 know nothing of versions lose no write by it, and need not be stopped.
 
-The chain of a model's steps is in `versions.py`, reading in
-`maintenance/lazy.py`, whole collections in `maintenance/migrate.py`.
+The chain of a model's steps is in `graph/versions.py`, reading in
+`engine/lazy.py`, whole collections in `upkeep/migrations/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from treadle.errors import DeclarationError, UsageError
+from treadle.graph.versions import MIGRATIONS, Function, Pipeline, Way
+from treadle.model.document import Document
+from treadle.plan import Raw
 from treadle.query.safety import UPDATE_STAGES, clean
-
-if TYPE_CHECKING:
-    from treadle.model.document import Document
-
-Raw: TypeAlias = dict[str, Any]
-Function: TypeAlias = Callable[[Raw], Raw]
-Pipeline: TypeAlias = list[Raw]
-Way: TypeAlias = Function | Pipeline
-
-_ATTRIBUTE = "__treadle_migrations__"
 
 
 class Migration:
@@ -95,10 +88,10 @@ def _register(model: Any, from_version: Any, up: Any, down: Any) -> Migration:
     step = Migration(model, from_version, [], None)
     step.up = _way(step.label, up)
     step.back = None if down is None else _way(step.label, down)
-    own: dict[int, Migration] = model.__dict__.get(_ATTRIBUTE) or {}
+    own: dict[int, Migration] = model.__dict__.get(MIGRATIONS) or {}
     if from_version in own:
         raise DeclarationError(f"{step.label} is declared twice; keep one", code="migration-twice")
-    type.__setattr__(model, _ATTRIBUTE, {**own, from_version: step})
+    type.__setattr__(model, MIGRATIONS, {**own, from_version: step})
     return step
 
 
@@ -117,12 +110,3 @@ def _way(label: str, way: Any) -> Way:
         )
     cleaned: Pipeline = clean(stages)
     return cleaned
-
-
-def declared(model: type) -> dict[int, Migration]:
-    """The migrations of a model by their first version; a kind's own come before its base's."""
-    found: dict[int, Migration] = {}
-    for base in model.__mro__:
-        for version, step in (base.__dict__.get(_ATTRIBUTE) or {}).items():
-            found.setdefault(version, step)
-    return found

@@ -7,9 +7,10 @@ from typing import Any
 from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError, OperationFailure
 
-from treadle.engine.intents import SET_ASIDE
+from treadle.engine.set_aside import SET_ASIDE
 from treadle.graph.gather import freeze
-from treadle.patterns.schema_versioning.migration import (
+from treadle.plan import Plan, Raw, bulk_write, by_id, find, update_many
+from treadle.upkeep.migrations.run import (
     BATCH,
     RANGE,
     Run,
@@ -17,7 +18,6 @@ from treadle.patterns.schema_versioning.migration import (
     beginning_after,
     put_aside,
 )
-from treadle.plan import Plan, Raw, bulk_write, by_id, find, update_many
 
 
 def migrate_range(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int] | None]:

@@ -7,8 +7,8 @@ what lets the server use that kind's partial indexes. An update on a kind
 never reaches another. A document changes its kind by `change_kind` only, and
 only if it still is of the kind that the caller believes it to be.
 
-How documents are told apart is in `kinds.py` and `kind_codec.py`; here are
-the calls that exist for their sake.
+How documents are told apart is in `graph/kinds.py` and `graph/store_codec.py`;
+here are the calls that exist for their sake.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ import copy
 import re
 from typing import Any, TypeVar
 
-from treadle.graph.derived import FormulaRule
-from treadle.graph.gather import GatherRule
 from treadle.engine import crud
-from treadle.engine.deletes import check_restrictions, follow_deletions
-from treadle.engine.fill import compute_formulas, fill_references
+from treadle.engine.deletes import check_restrictions, follow_references, restricting
+from treadle.engine.fill import compute_formulas, fill_copies
 from treadle.engine.guards import guard
+from treadle.engine.indexes import declared_indexes
 from treadle.engine.ledger import Ledger
 from treadle.engine.recompute import recompute
 from treadle.engine.writes import Replace
 from treadle.errors import DataError, UsageError
 from treadle.graph.change import Change
-from treadle.graph.graph import Entry, Graph
+from treadle.graph.derived import CopyRule, FormulaRule
+from treadle.graph.gather import GatherRule
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
-from treadle.graph.derived import CopyRule
 from treadle.plan import Plan, Raw, Read, by_id, find_one, replace_one
 from treadle.plan.capabilities import Capabilities
 from treadle.query.paths import has, put, value_at
@@ -68,8 +69,6 @@ def search_command(entry: Entry[Any], text: Any, filter: Any, limit: int | None)
 
 
 def _has_text_index(entry: Entry[Any]) -> bool:
-    from treadle.engine.indexes import declared_indexes
-
     return any("text" in dict(index.document["key"]).values() for index in declared_indexes(entry.root))
 
 
@@ -137,19 +136,23 @@ class ChangeKind(Replace[D]):
         before = yield from find_one(entry.collection, {**by_id(identity), **_only(was)})
         if before is None:
             raise (yield from _differs(entry, was, identity))
-        left = _without(was, self.raw)
-        yield from check_restrictions(left, [identity])
+        # For those who refer to the old kind only, the document is gone.
+        left = [rule for rule in was.feeding(CopyRule, None) if not rule.source.holds(self.raw)]
+        yield from check_restrictions([rule for rule in restricting(was) if rule in left], [identity])
         assert entry.family is not None
         yield from ledger.note_before(entry.family.root, [identity])
         after = yield from self._after(server, before)
-        yield from fill_references(entry, [(before, after)])
+        yield from fill_copies(entry, [(before, after)])
         with crud.translated(entry.model.__name__, [after]):
             yield from replace_one(entry.collection, by_id(identity), after)
         if entry.having(FormulaRule):
             (after,) = yield from compute_formulas(entry, [identity])
         ledger.add(Change(entry.collection, identity, before, after))
-        # For those who refer to the old kind only, the document is gone.
-        yield from follow_deletions(left, [identity], ledger, restrict=False)
+        for rule in was.answering("after_delete"):
+            if rule not in entry.rules:
+                yield from rule.after_delete([identity], ledger)
+        gone = [rule for rule in was.feeding(CopyRule) if rule in left]
+        yield from follow_references(was, gone, [identity], ledger)
         return after
 
     def _after(self, server: Capabilities, before: Raw) -> Plan[Raw]:
@@ -157,7 +160,7 @@ class ChangeKind(Replace[D]):
         entry, was = self.entry, self.replaces
         after = copy.deepcopy(self.raw)
         for path, rule in entry.protected.items():
-            kept = was.protected.get(path) is rule and not isinstance(rule, CopyRule)
+            kept = was.protected.get(path) is rule and not rule.refills
             if kept and has(before, path.split(".")):
                 put(after, path.split("."), value_at(before, path.split(".")))
         if RESERVED in before:
@@ -170,11 +173,3 @@ class ChangeKind(Replace[D]):
                 for path, value in values.items():
                     put(after, path.split("."), value)
         return after
-
-
-def _without(was: Entry[Any], after: Raw) -> Entry[Any]:
-    """The old kind's entry with only those references that do not lead to the new kind."""
-    left = copy.copy(was)
-    left.feeding(CopyRule) = [rule for rule in was.feeding(CopyRule) if not rule.source.holds(after)]
-    left.restricting = [rule for rule in was.restricting if not rule.source.holds(after)]
-    return left

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine.intents import SET_ASIDE
+from treadle.engine.set_aside import SET_ASIDE
 from treadle.errors import UsageError
 from treadle.graph.gather import freeze
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry
 from treadle.graph.reports import Report
 from treadle.graph.versions import Lineage
 from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Plan, Raw, aggregate, delete_many, find, update_one
 from treadle.plan.capabilities import Capabilities
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Entry, Graph
 
 BATCH = 1000
 # A server-side batch costs the client nothing but its two ends.
@@ -236,14 +235,6 @@ def beginning_after(last: list[Any] | None) -> Raw:
     The id stands in a list, because it may itself be null; None is the beginning.
     """
     return {} if last is None else {"min": {"_id": last[0]}, "hint": [("_id", 1)]}
-
-
-def in_one_reply(number: int) -> Raw:
-    """What makes a find return as many documents as one reply of the server holds, at most this many.
-
-    Documents may be large, and so many of them would take any amount of memory.
-    """
-    return {"limit": -number, "batch_size": number}
 
 
 def about_a_document(error: Exception) -> bool:

@@ -1,0 +1,141 @@
+"""The write protocol: what happens between a call of the Store and the commit.
+
+A write that nothing follows is one plain command. Any other goes into a
+commit: the caller's own transaction, or one that it may share with writes of
+other threads and tasks (`Share`, which a runner performs), or one for each
+chunk of a bulk write. A write that something larger stands in the way of lets
+that finish first; a deletion that is too large for one commit does the
+dependent documents first. What an earlier write could not finish is finished
+before the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from pymongo.errors import PyMongoError
+
+from treadle.engine.commit import commit_on
+from treadle.engine.groups import require_indexes
+from treadle.engine.transaction import ByTransaction
+from treadle.engine.work import Busy, ChunkedWork, Failed, Work, Writer
+from treadle.errors import UsageError
+from treadle.graph.graph import Graph
+from treadle.plan import Plan, is_inside, server_facts, share
+
+R = TypeVar("R")
+
+# How often a write gives way to something larger.
+GIVE_WAY_MAX = 20
+
+
+class WriteProtocol:
+    """The writes of one Store, and what they left unfinished."""
+
+    def __init__(self, graph: Graph, owner: Callable[[], str], is_dead: Callable[[str], bool]) -> None:
+        self.graph = graph
+        self._owner = owner
+        self._is_dead = is_dead
+        # Whether a write left something for recovery, and the writers that may still hold something.
+        self.unfinished = False
+        self.interrupted: list[str] = []
+
+    # -- writes ----------------------------------------------------------------------------------
+
+    def write(self, work: Work[R], *, combine: bool = True) -> Plan[R]:
+        """Perform a write with all that follows from it."""
+        for _ in range(GIVE_WAY_MAX):
+            try:
+                return (yield from self._write(work, combine))
+            except Busy as busy:
+                if (yield from is_inside()):
+                    raise
+                yield from busy.rule.give_way(self.graph, (yield from server_facts()))
+        return (yield from self._write(work, combine))
+
+    def _write(self, work: Work[R], combine: bool) -> Plan[R]:
+        try:
+            return (yield from self._whole(work, combine))
+        except UsageError as error:
+            if error.code != "cascade-too-large" or (yield from is_inside()):
+                raise
+            smaller = yield from work.smaller()
+            if not smaller:
+                raise
+        for each in smaller:
+            yield from self.write_chunks(each)
+        return (yield from self._whole(work, combine))
+
+    def _whole(self, work: Work[R], combine: bool) -> Plan[R]:
+        server = yield from server_facts()
+        inside = yield from is_inside()
+        if self.unfinished and not inside:
+            yield from self._finish()
+        if work.entry.unready:
+            yield from require_indexes(work.entry.unready)
+        if work.alone:
+            outcome = yield from work.direct(self.graph, server)
+        elif inside:
+            outcome = yield from ByTransaction(self.graph, server).inside(work)
+        elif combine:
+            outcome = yield from share(work)
+        else:
+            (outcome,) = yield from self.commit([work])
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        return work.result(outcome)
+
+    def write_chunks(self, work: ChunkedWork) -> Plan[int]:
+        """Perform a bulk write, one commit per chunk of documents."""
+        if work.alone or work.together or (yield from is_inside()):
+            return (yield from self.write(work))
+        done = 0
+        last: Any = None
+        while keys := (yield from work.next_keys(last)):
+            done += yield from self.write(work.within(keys), combine=False)
+            last = keys[-1]
+        return done
+
+    def commit(self, works: Sequence[Work[Any]]) -> Plan[list[Any]]:
+        """The outcomes of works that share one commit."""
+        server = yield from server_facts()
+        return (yield from commit_on(self.graph, server).perform(works, self._writer()))
+
+    def _writer(self) -> Writer:
+        owner = self._owner()
+
+        def left() -> None:
+            self.unfinished = True
+            self.interrupted.append(owner)
+
+        return Writer(owner, self._is_dead, left)
+
+    # -- recovery --------------------------------------------------------------------------------
+
+    def _finish(self) -> Plan[None]:
+        """Finish what an earlier write could not; if it still cannot be, the next one tries."""
+        self.unfinished = False
+        try:
+            yield from self.recover()
+        except PyMongoError:
+            self.unfinished = True
+
+    def abandon(self) -> Plan[None]:
+        """Let go of what interrupted writers of this process may still hold."""
+        interrupted = list(self.interrupted)
+        if interrupted:
+            yield from commit_on(self.graph, (yield from server_facts())).abandon(interrupted)
+            self.interrupted = [each for each in self.interrupted if each not in interrupted]
+
+    def recover(self) -> Plan[int]:
+        """Finish what a crash left half done, in any process; how many such things there were."""
+        if not self.graph.derives:
+            return 0
+        yield from self.abandon()
+        server = yield from server_facts()
+        writer = self._writer()
+        done = 0
+        for rule in self.graph.rules:
+            done += yield from rule.recover(self.graph, server, writer.owner, self._is_dead)
+        return done + (yield from commit_on(self.graph, server).recover(writer))

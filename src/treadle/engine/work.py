@@ -1,0 +1,170 @@
+"""One write that others follow, and the two ways to commit it.
+
+A `Work` has a body that runs inside a commit, changes documents and notes the
+changes in a ledger, and a result for its caller that is made afterwards.
+Several works can share one commit, because what their changes do to other
+documents is done once, at the end, for all of them.
+
+A `Commit` is how a server makes that happen: by a transaction
+(`transaction.py`), or without them by intents (`standalone.py`). Nobody else
+asks which of the two a server has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from treadle.engine.ledger import Ledger
+from treadle.errors import DataError
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry, Rule
+from treadle.plan import Plan, Raw, find
+from treadle.plan.capabilities import Capabilities
+from treadle.query.keys import freeze
+
+R = TypeVar("R")
+
+CHUNK = 1000
+
+
+class Work(Generic[R]):
+    """One write: what happens in the commit, and what the caller gets."""
+
+    entry: Entry[Any]
+    # Whether the outcome is the document (or documents) as stored.
+    shows_document = True
+    # How much of a joined outcome is this work's share; None where it cannot be joined.
+    size: int | None = None
+
+    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Any]:
+        """Change documents and note the changes; may run again from the start."""
+        raise NotImplementedError  # pragma: no cover
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing else follows from it, so that `direct` will do."""
+        return False
+
+    def direct(self, graph: Graph, server: Capabilities) -> Plan[Any]:
+        """The write as one plain command."""
+        raise NotImplementedError  # pragma: no cover
+
+    def result(self, outcome: Any) -> R:
+        """What the caller gets, from what the body returned."""
+        raise NotImplementedError  # pragma: no cover
+
+    def joins(self, other: Work[Any]) -> bool:
+        """Whether `joined` can make one work of this one and another."""
+        return False
+
+    def joined(self, other: Any) -> Work[Any]:
+        """This work and another as one."""
+        raise NotImplementedError  # pragma: no cover
+
+    def smaller(self) -> Plan[list[ChunkedWork]]:
+        """What to do first, in chunks, where it is too large for one commit; nothing if that is not known."""
+        return []
+        yield  # pragma: no cover
+
+
+class ChunkedWork(Work[int]):
+    """A bulk write that can be confined to some documents."""
+
+    shows_document = False
+    filter: Raw
+    # Whether it makes sense only for all documents together.
+    together = False
+
+    def within(self, keys: list[Any]) -> ChunkedWork:
+        """The same write, of these documents only."""
+        raise NotImplementedError  # pragma: no cover
+
+    def result(self, outcome: int) -> int:
+        return outcome
+
+    def next_keys(self, last: Any) -> Plan[list[Any]]:
+        """The ids of the next chunk, after the last one."""
+        condition = self.filter
+        if last is not None:
+            condition = {"$and": [{"_id": {"$gt": last}}, condition]} if condition else {"_id": {"$gt": last}}
+        rows = yield from find(self.entry.collection, condition, {"_id": 1}, sort=[("_id", 1)], limit=CHUNK)
+        if not rows and last is not None and self.entry.identity_shape.kind != "scalar":
+            # A range ends where the type of the ids changes; an expression compares across types.
+            further = {"$and": [{"$expr": {"$gt": ["$_id", {"$literal": last}]}}, self.filter]}
+            rows = yield from find(self.entry.collection, further, {"_id": 1}, sort=[("_id", 1)], limit=CHUNK)
+        return [each["_id"] for each in rows]
+
+
+class Busy(DataError):
+    """Something larger must end first; outside of transactions the write protocol sees to that."""
+
+    def __init__(self, message: str, code: str, rule: Rule) -> None:
+        super().__init__(message, code=code)
+        self.rule = rule
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The outcome of a work that raised; its neighbours are not concerned."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who commits: a name that tells whether its process still lives, and what to do with unfinished work."""
+
+    owner: str
+    is_dead: Callable[[str], bool] = lambda _: False
+    # Called where something could not be finished and waits for recovery.
+    left: Callable[[], None] = lambda: None
+
+
+class Commit:
+    """How writes and what follows from them happen together."""
+
+    def __init__(self, graph: Graph, server: Capabilities) -> None:
+        self.graph = graph
+        self.server = server
+
+    def perform(self, works: Sequence[Work[Any]], writer: Writer) -> Plan[list[Any]]:
+        """The outcomes of the works, all committed; one may be `Failed`."""
+        raise NotImplementedError  # pragma: no cover
+
+    def follow(self, body: Callable[[Ledger], Plan[R]], writer: Writer) -> Plan[R]:
+        """Run a body that writes documents and notes it, and let others follow."""
+        raise NotImplementedError  # pragma: no cover
+
+    def mend(self, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
+        """Recompute what these documents derive, and what that feeds; the keys of those that changed."""
+        raise NotImplementedError  # pragma: no cover
+
+    def look(self, look: Callable[[], Plan[R]]) -> Plan[R]:
+        """What a plan of reads finds at one moment."""
+        raise NotImplementedError  # pragma: no cover
+
+    def recover(self, writer: Writer) -> Plan[int]:
+        """Finish what crashed writers left; how many such things there were."""
+        raise NotImplementedError  # pragma: no cover
+
+    def abandon(self, owners: Sequence[str]) -> Plan[None]:
+        """Let go of what interrupted writers of this process may still hold."""
+        yield from ()
+
+
+def only(filter: Raw, keys: list[Any] | None) -> Raw:
+    """A filter within some documents."""
+    if keys is None:
+        return filter
+    return {"$and": [{"_id": {"$in": keys}}, filter]} if filter else {"_id": {"$in": keys}}
+
+
+def as_they_are_now(entry: Entry[Any], outcome: Any) -> Plan[Any]:
+    """The documents of an outcome, read again; one that is gone as it was."""
+    documents = [outcome] if isinstance(outcome, dict) else outcome
+    rows = yield from find(entry.collection, {"_id": {"$in": [each["_id"] for each in documents]}})
+    by_key = {freeze(each["_id"]): each for each in rows}
+    now = [by_key.get(freeze(each["_id"]), each) for each in documents]
+    return now[0] if isinstance(outcome, dict) else now
