@@ -66,7 +66,7 @@ class DeleteOneDocument(Work[D | None]):
             found = yield from find_one(entry.collection, self.filter)
             yield from delete_documents(entry, [] if found is None else [found], ledger)
             return found
-        if not server.transactions or any(rule.server_side for rule in entry.feeds_gathers):
+        if ledger.reads_before(entry):
             found = yield from find_one(entry.collection, self.filter, entry.identifying)
             if found is None:
                 return None
@@ -181,6 +181,7 @@ def _too_large(entry: Entry[Any], rule: ReferenceRule) -> UsageError:
 
 def _refuse_too_large(entry: Entry[Any], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
     """The same before anything is deleted, where there is no way back."""
+    # In a transaction the deletion itself counts them, and is undone.
     for rule in () if ledger.transactional else entry.feeds_references:
         if rule.on_delete in ("clear", "cascade"):
             condition = {rule.reference_path: {"$in": list(keys)}, **rule.target.scope}

@@ -32,11 +32,19 @@ def perform(
     cannot be written. Without transactions each write is guarded by itself,
     and what it feeds is recomputed under an intent.
     """
+
+    def follow() -> Plan[tuple[dict[Any, str], int]]:
+        ledger = Ledger()
+        outcome = yield from _inside(entry, attempt, ledger)
+        yield from react(graph, server, ledger, copies_max=UNBOUNDED)
+        return outcome
+
+    # What follows is found by differences in a transaction, by intents elsewhere.
     if server.transactions:
-        return (yield from transact(lambda: _inside(graph, server, entry, attempt, Ledger())))
+        return (yield from transact(follow))
     ledger = standalone.IntentLedger("migrate")
     try:
-        outcome = yield from _inside(graph, server, entry, attempt, ledger)
+        outcome = yield from _inside(entry, attempt, ledger)
     except (OperationFailure, *ENCODING_ERRORS):
         # Some of the writes may have been done; what they feed is recomputed all the same.
         yield from standalone.settle(graph, server, ledger)
@@ -45,9 +53,7 @@ def perform(
     return outcome
 
 
-def _inside(
-    graph: Graph, server: Capabilities, entry: Entry[Any], attempt: Attempt, ledger: Ledger
-) -> Plan[tuple[dict[Any, str], int]]:
+def _inside(entry: Entry[Any], attempt: Attempt, ledger: Ledger) -> Plan[tuple[dict[Any, str], int]]:
     befores, writes, failures = yield from attempt()
     if not writes:
         return failures, 0
@@ -60,10 +66,8 @@ def _inside(
     pairs = [(before, found[freeze(before["_id"])]) for before in befores if freeze(before["_id"]) in found]
     # By their kind after the write: a migration may give one to documents that had none.
     afters = yield from _followed(entry, pairs)
-    if server.transactions:
-        for (before, _), after in zip(pairs, afters, strict=True):
-            ledger.add(Change(entry.collection, before["_id"], before, after))
-        yield from react(graph, server, ledger, copies_max=UNBOUNDED)
+    for (before, _), after in zip(pairs, afters, strict=True):
+        ledger.add(Change(entry.collection, before["_id"], before, after))
     return failures, result.matched_count
 
 

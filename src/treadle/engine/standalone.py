@@ -68,6 +68,9 @@ class IntentLedger(Ledger):
         self.owner = owner
         self.intents: list[Raw] = []
 
+    def reads_before(self, entry: Entry[Any]) -> bool:
+        return True
+
     def note_before(self, entry: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
         references = [rule for each in entry.related for rule in each.references]
         tops = {top(rule) for rule in references}

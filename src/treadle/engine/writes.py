@@ -339,7 +339,7 @@ class UpdateOneDocument(Work[D | None]):
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
         maintains = any(each.rules for each in entry.related)
-        if server.transactions and not (maintains or entry.feeds_gathers or entry.versioned):
+        if not (maintains or entry.feeds_gathers or entry.versioned or ledger.reads_before(entry)):
             return (yield from self._only_copied(ledger))
         before = yield from find_one(entry.collection, self.filter)
         if before is None:

@@ -160,6 +160,7 @@ def mend(graph: Graph, server: Capabilities, entry: Entry[Any], keys: Sequence[A
 def _mend_derived(
     graph: Graph, server: Capabilities, entry: Entry[Any], keys: Sequence[Any]
 ) -> Plan[list[Any]]:
+    # Documents are mended in pages in a transaction, one by one under intents elsewhere.
     if not server.transactions:
         return (yield from _mend_without_transactions(graph, server, entry, keys))
 

@@ -111,7 +111,8 @@ def _verify_groups(server: Capabilities, entry: Entry[Any], bounds: Bounds | Non
     keys = [key for key in (yield from differing(entry)) if bounds is None or is_closed(key, bounds)]
     for start in range(0, len(keys), GROUPS_PAGE):
         chunk = keys[start : start + GROUPS_PAGE]
-        findings.extend((yield from _settled(server, partial(examine_groups, server, entry, chunk))))
+        look = partial(examine_groups, server, entry, chunk)
+        findings.extend((yield from server.together(look, SECOND_LOOK_SECONDS)))
     return findings
 
 
@@ -147,15 +148,8 @@ def _look_again(server: Capabilities, entry: Entry[Any], suspects: Sequence[Find
         documents = yield from find(entry.collection, {"_id": {"$in": keys}, **entry.exactly}, shown)
         return (yield from examine(server, entry, documents))
 
-    return (yield from _settled(server, look))
-
-
-def _settled(server: Capabilities, look: Callable[[], Plan[list[Finding]]]) -> Plan[list[Finding]]:
-    """What is found at one moment; without transactions, after a little while."""
-    if not server.transactions:
-        # Reads that a write came between differ from it for a moment only.
-        yield from wait(SECOND_LOOK_SECONDS)
-    return (yield from server.together(look))
+    # Without transactions, what a write came between is right after a little while.
+    return (yield from server.together(look, SECOND_LOOK_SECONDS))
 
 
 def _give_time(server: Capabilities, entry: Entry[Any], findings: Sequence[Finding]) -> Plan[list[Finding]]:
