@@ -74,7 +74,7 @@ class DeleteOneDocument(Work[D | None]):
             before = yield from find_one(entry.collection, self.filter)
             yield from delete_documents(entry, [] if before is None else [before], ledger)
             return before
-        if not ledger.transactional or any(rule.server_side for rule in entry.feeding(GatherRule)):
+        if ledger.reads_before(entry):
             one = yield from find_one(entry.collection, self.filter, entry.identifying)
             if one is None:
                 return None

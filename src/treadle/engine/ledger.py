@@ -55,6 +55,10 @@ class Ledger:
         for rule, found in (yield from evaluate(rules, new)).items():
             self._evaluated.setdefault(rule, {}).update(found)
 
+    def reads_before(self, entry: Entry[Any]) -> bool:
+        """Whether `note_before` has to know which documents are about to be written."""
+        return any(rule.server_side for rule in entry.feeding(GatherRule))
+
     def note_new(self, entry: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
         """Called before documents are inserted; in a transaction there is nothing to do."""
         return

@@ -65,6 +65,9 @@ class IntentLedger(Ledger):
         self.owner = owner
         self.intents: list[Raw] = []
 
+    def reads_before(self, entry: Entry[Any]) -> bool:
+        return True
+
     def note_before(self, entry: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
         copies = [rule for each in entry.related for rule in each.having(CopyRule)]
         tops = {rule.top for rule in copies} | {rule.reference_path.split(".")[0] for rule in copies}

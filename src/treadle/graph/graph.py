@@ -180,7 +180,7 @@ class Graph:
             rule.source.sourcing.append(rule)
         if isinstance(rule, GroupRule):
             entry.group = rule
-        layout = rule.layout()
+        layout = rule.lay_out()
         if layout is not None:
             if entry.layout is not None:
                 raise DeclarationError(

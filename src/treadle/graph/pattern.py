@@ -176,7 +176,7 @@ class Rule:
     def check(self, graph: Models) -> None:
         """Called when all rules are bound; raises `DeclarationError` where they do not go together."""
 
-    def layout(self) -> Layout[Any] | None:
+    def lay_out(self) -> Layout[Any] | None:
         """How the target's documents are stored, where that is not one by one."""
         return None
 
@@ -212,7 +212,7 @@ class Rule:
         """Refuse a replacement that would change what only Treadle may."""
 
     def kept(self) -> dict[str, Any]:
-        """What a replace leaves as it is stored, since others write it all the time; with the value if none."""
+        """What a replace leaves as it is stored, since others write it all the time; with a value for new ones."""
         return {}
 
     def before_delete(self, documents: Sequence[Raw], changes: Changes) -> Plan[None]:
@@ -282,7 +282,7 @@ class Rule:
 
 # The methods by which something carries a rule out.
 CARRIED_OUT = (
-    "layout", "prepare", "before_insert", "after_insert", "before_replace", "before_delete", "after_delete",
+    "lay_out", "prepare", "before_insert", "after_insert", "before_replace", "before_delete", "after_delete",
     "examine", "examine_all", "mend", "rebuild", "recover", "run_due",
 )  # fmt: skip
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from treadle.errors import TreadleError, UsageError
-from treadle.plan import Plan, database_command, transact
+from treadle.plan import Plan, database_command, transact, wait
 
 R = TypeVar("R")
 
@@ -29,9 +29,13 @@ class Capabilities:
         """Whether there are change streams: on the same servers as transactions."""
         return self.transactions
 
-    def together(self, make: Callable[[], Plan[R]]) -> Plan[R]:
-        """Run the plan that `make` makes in a transaction; just run it where there are none."""
-        return (yield from transact(make)) if self.transactions else (yield from make())
+    def together(self, make: Callable[[], Plan[R]], pause_seconds: float = 0.0) -> Plan[R]:
+        """Run the plan that `make` makes in a transaction; where there are none, just so after a pause."""
+        if self.transactions:
+            return (yield from transact(make))
+        if pause_seconds:
+            yield from wait(pause_seconds)
+        return (yield from make())
 
     def require_transactions(
         self,

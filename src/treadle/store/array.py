@@ -95,6 +95,8 @@ class Array(_Handle):
     def _write(self, work: ArrayWork[R], session: ClientSession | None) -> R:
         if isinstance(work, Extend):
             work.last = self._last
+        # First, because it refuses a server where overflow cannot be kept.
+        self._store._capabilities()
         if self._last is None:
             done: R | None = self._store.runner.run(work.quick(), session)
             if done is not None:
@@ -166,6 +168,8 @@ class AsyncArray(_Handle):
     async def _write(self, work: ArrayWork[R], session: AsyncClientSession | None) -> R:
         if isinstance(work, Extend):
             work.last = self._last
+        # First, because it refuses a server where overflow cannot be kept.
+        await self._store._capabilities()
         if self._last is None:
             done: R | None = await self._store.runner.run(work.quick(), session)
             if done is not None:

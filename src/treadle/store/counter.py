@@ -12,12 +12,13 @@ import pymongo
 from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
 from treadle.engine.intents import log
-from treadle.graph.pattern import Entry
+from treadle.errors import TreadleError
+from treadle.graph.graph import Entry
 from treadle.patterns.approximation import events as counter_events
 from treadle.patterns.approximation import flush as counters
-from treadle.patterns.approximation.buffer import Chunk, Flushed
+from treadle.patterns.approximation.buffer import Flushed
 from treadle.patterns.approximation.events import Drain
-from treadle.patterns.approximation.flush import ATTEMPTS_MAX, Flush
+from treadle.patterns.approximation.flush import ATTEMPTS_MAX
 from treadle.store import counter_exit, shell
 from treadle.store.combine import AsyncCombiner, Combiner
 from treadle.store.counter_handle import (
@@ -92,8 +93,10 @@ class Counter(CounterHandle):
     def _record(self, group: Sequence[Any]) -> list[Any]:
         """Store the amounts of several threads in one write; each hears how it went."""
         try:
+            # First, because it refuses a server where durable counters cannot be kept.
+            self._store._capabilities()
             self._store.runner.run(counter_events.record(self.rule, counter_events.joined(self.rule, group)))
-        except PyMongoError as error:
+        except (PyMongoError, TreadleError) as error:
             return [error] * len(group)
         return [None] * len(group)
 
@@ -114,11 +117,10 @@ class Counter(CounterHandle):
 
     def _write_all(self, done: Flushed) -> None:
         buffer, collisions = self._buffer, 0
-        server = self._store._capabilities()
         buffer.take()
         while buffer.unfinished:
             chunk = buffer.unfinished[0]
-            work = Flush(self.rule, chunk.sums, buffer.writer, chunk.number)
+            work = self._flush_of(chunk)
             try:
                 missing = self._store._write(work, None, combine=False)
             except DuplicateKeyError:
@@ -131,20 +133,10 @@ class Counter(CounterHandle):
                 bad = self._store.runner.run(counters.culprits(self.rule, chunk.sums, error))
                 if not bad:
                     raise
-                self._set_aside(chunk, bad, done, server)
+                self._set_aside(work, chunk, bad, done)
                 continue
             self._done_with(chunk, missing, done)
-            self._unmark(chunk)
-
-    def _unmark(self, chunk: Chunk) -> None:
-        """Without transactions: the batch is over, so its marks may go; one that stays does no harm."""
-        if self._store._capabilities().transactions:
-            return
-        work = Flush(self.rule, chunk.sums, self._buffer.writer, chunk.number)
-        try:
-            self._store.runner.run(counters.unmark(self.rule, chunk.sums, work.mark))
-        except PyMongoError as error:
-            log.warning("%s: the marks of a batch stay: %s", self.rule.place.label, error)
+            self._store.runner.run(counters.unmark(work))
 
     def _drain(self, done: Flushed) -> None:
         self._buffer.take()
@@ -201,11 +193,11 @@ class Counter(CounterHandle):
         """The stored number, or the exact one: with what is pending. None if there is no document."""
         key, run = self.rule.key(id), self._store.runner.run
         if exact and self._kind == "durable":
-            return run(self._durably(self._store._capabilities(), key))
+            return run(self._durably(key))
         if exact and self._kind == "memory":
             with self._flushing:
                 waiting = self._buffer.pending().get(key, 0)
-                return run(self._exactly(self._store._capabilities(), key, waiting))
+                return run(self._exactly(key, waiting))
         return self._total(run(counters.stored(self.rule, key)), 0)
 
     def close(self) -> None:
@@ -213,7 +205,7 @@ class Counter(CounterHandle):
         self._stop.set()
         self.flush()
         counter_exit.unregister(self)
-        if self._kind == "memory" and self._store._capabilities().transactions:
+        if self._kind == "memory":
             self._store.runner.run(counters.forget(self._buffer.writer))
 
     def __enter__(self) -> Counter:
@@ -300,10 +292,12 @@ class AsyncCounter(CounterHandle):
     async def _record(self, group: Sequence[Any]) -> list[Any]:
         """Store the amounts of several tasks in one write; each hears how it went."""
         try:
+            # First, because it refuses a server where durable counters cannot be kept.
+            await self._store._capabilities()
             await self._store.runner.run(
                 counter_events.record(self.rule, counter_events.joined(self.rule, group))
             )
-        except PyMongoError as error:
+        except (PyMongoError, TreadleError) as error:
             return [error] * len(group)
         return [None] * len(group)
 
@@ -321,11 +315,10 @@ class AsyncCounter(CounterHandle):
 
     async def _write_all(self, done: Flushed) -> None:
         buffer, collisions = self._buffer, 0
-        server = await self._store._capabilities()
         buffer.take()
         while buffer.unfinished:
             chunk = buffer.unfinished[0]
-            work = Flush(self.rule, chunk.sums, buffer.writer, chunk.number)
+            work = self._flush_of(chunk)
             try:
                 missing = await self._store._write(work, None, combine=False)
             except DuplicateKeyError:
@@ -338,20 +331,10 @@ class AsyncCounter(CounterHandle):
                 bad = await self._store.runner.run(counters.culprits(self.rule, chunk.sums, error))
                 if not bad:
                     raise
-                self._set_aside(chunk, bad, done, server)
+                self._set_aside(work, chunk, bad, done)
                 continue
             self._done_with(chunk, missing, done)
-            await self._unmark(chunk)
-
-    async def _unmark(self, chunk: Chunk) -> None:
-        """Without transactions: the batch is over, so its marks may go; one that stays does no harm."""
-        if (await self._store._capabilities()).transactions:
-            return
-        work = Flush(self.rule, chunk.sums, self._buffer.writer, chunk.number)
-        try:
-            await self._store.runner.run(counters.unmark(self.rule, chunk.sums, work.mark))
-        except PyMongoError as error:
-            log.warning("%s: the marks of a batch stay: %s", self.rule.place.label, error)
+            await self._store.runner.run(counters.unmark(work))
 
     async def _drain(self, done: Flushed) -> None:
         self._buffer.take()
@@ -408,11 +391,11 @@ class AsyncCounter(CounterHandle):
         """The stored number, or the exact one: with what is pending. None if there is no document."""
         key, run = self.rule.key(id), self._store.runner.run
         if exact and self._kind == "durable":
-            return await run(self._durably(await self._store._capabilities(), key))
+            return await run(self._durably(key))
         if exact and self._kind == "memory":
             async with self._flushing:
                 waiting = self._buffer.pending().get(key, 0)
-                return await run(self._exactly(await self._store._capabilities(), key, waiting))
+                return await run(self._exactly(key, waiting))
         return self._total(await run(counters.stored(self.rule, key)), 0)
 
     async def close(self) -> None:
@@ -422,7 +405,7 @@ class AsyncCounter(CounterHandle):
         if task is not None:
             task.cancel()
         counter_exit.unregister(self)
-        if self._kind == "memory" and (await self._store._capabilities()).transactions:
+        if self._kind == "memory":
             await self._store.runner.run(counters.forget(self._buffer.writer))
 
     async def __aenter__(self) -> AsyncCounter:

@@ -14,10 +14,9 @@ from treadle.graph.pattern import Entry
 from treadle.patterns.approximation import events as counter_events
 from treadle.patterns.approximation import flush as counters
 from treadle.patterns.approximation.buffer import Buffer, Chunk, Flushed
-from treadle.patterns.approximation.flush import ATTEMPTS_MAX, Flush, Sample
+from treadle.patterns.approximation.flush import Flush, Sample
 from treadle.patterns.approximation.rule import ApproximateRule
 from treadle.plan import Plan, transact
-from treadle.plan.capabilities import Capabilities
 
 C = TypeVar("C")
 
@@ -132,12 +131,16 @@ class CounterHandle:
             raise self._error
         self._exact = self._quick_class
 
-    def _set_aside(self, chunk: Chunk, bad: Mapping[Any, Any], done: Flushed, server: Capabilities) -> None:
+    def _flush_of(self, chunk: Chunk) -> Flush:
+        return Flush(self.rule, chunk.sums, self._buffer.writer, chunk.number)
+
+    def _set_aside(self, work: Flush, chunk: Chunk, bad: Mapping[Any, Any], done: Flushed) -> None:
         """Go on without the amounts that cannot be added."""
         done.tell(bad, self.rule.plus)
         # Another dict, because others may be reading this one.
         chunk.sums = {key: n for key, n in chunk.sums.items() if key not in bad}
-        if server.transactions and len(chunk.sums) > AGAIN_MAX:
+        # The marks of a batch are its own, so that one with marks cannot be divided.
+        if not work.marks and len(chunk.sums) > AGAIN_MAX:
             self._buffer.divide(AGAIN_MAX)
 
     def _done_with(self, chunk: Chunk, missing: Mapping[Any, Any], done: Flushed) -> None:
@@ -155,12 +158,11 @@ class CounterHandle:
     def _unsettled(self, key: Any) -> list[Chunk]:
         return [chunk for chunk in self._buffer.unfinished if key in chunk.sums]
 
-    def _exactly(self, server: Capabilities, key: Any, waiting: Any) -> Plan[Any]:
+    def _exactly(self, key: Any, waiting: Any) -> Plan[Any]:
         """The stored number and what is not in it yet; nothing of it twice."""
         value = yield from counters.stored(self.rule, key)
         for chunk in self._unsettled(key):
-            work = Flush(self.rule, chunk.sums, self._buffer.writer, chunk.number)
-            if (yield from counters.was_added(work, server, key)):
+            if (yield from counters.was_added(self._flush_of(chunk), key)):
                 n = chunk.sums[key]
                 # Python's own minus would cut a long decimal.
                 waiting = self.rule.plus(waiting, n.copy_negate() if isinstance(n, Decimal) else -n)
@@ -172,18 +174,7 @@ class CounterHandle:
         number = self.rule.number
         return self.rule.plus(number(value or 0), number(waiting))
 
-    def _durably(self, server: Capabilities, key: Any) -> Plan[Any]:
+    def _durably(self, key: Any) -> Plan[Any]:
         """Stored and buffered at one moment."""
-
-        def look() -> Plan[tuple[Any, Any]]:
-            return (yield from counter_events.stored_and_buffered(self.rule, key))
-
-        if server.transactions:
-            value, waiting = yield from transact(look)
-            return self._total(value, waiting)
-        for _ in range(ATTEMPTS_MAX):
-            before = yield from counter_events.buffered(self.rule, key)
-            value, waiting = yield from look()
-            if before.get(key, 0) == waiting:
-                break
+        value, waiting = yield from transact(lambda: counter_events.stored_and_buffered(self.rule, key))
         return self._total(value, waiting)

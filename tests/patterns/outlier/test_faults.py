@@ -1,4 +1,4 @@
-"""Outlier arrays under faults: lost replies, refusals and kill -9, with transactions and without.
+"""Outlier arrays under faults: lost replies, refusals and kill -9, at every command.
 
 Whatever happened, after `recover` what was acknowledged is there once, what
 raised is there once or not at all, and every invariant holds.
@@ -18,9 +18,9 @@ from pymongo import MongoClient, common
 from pymongo.errors import PyMongoError
 
 from tests import faults, victim
-from tests.members import LIMIT, MODELS, Plain, Rows, Unique, UniqueRows, items, wrong
+from tests.members import LIMIT, MODELS, Plain, items, wrong
 from treadle import DataError, Store
-from treadle.engine import lease
+from treadle.patterns.outlier import reads
 from treadle.server.local import LocalServer, start
 
 pytestmark = pytest.mark.heavy
@@ -125,8 +125,7 @@ class Bench:
             with self._fault(fault, skip) as plan, contextlib.suppress(PyMongoError, DataError):
                 case.act(self.store, model)
                 acknowledged = True
-            if self.sound._capabilities().transactions:
-                self.client.admin.command({"killAllSessions": []})
+            self.client.admin.command({"killAllSessions": []})
             self.store.recover()
             if case.name == "adopt":
                 # What was not reached is reached by the next run.
@@ -144,27 +143,15 @@ class Bench:
             yield plan
 
 
-def made(replica_set: bool) -> Generator[Bench]:
-    interval, common.MIN_HEARTBEAT_INTERVAL = common.MIN_HEARTBEAT_INTERVAL, 0.005
-    parameters: dict[str, Any] = {"enableTestCommands": 1}
-    if replica_set:
-        parameters["transactionLifetimeLimitSeconds"] = 3
-    with start(parameters=parameters, replica_set=replica_set) as server, faults.Proxy(server.port) as proxy:
-        bench = Bench(server, proxy)
-        yield bench
-        bench.close()
-    common.MIN_HEARTBEAT_INTERVAL = interval
-
-
 @pytest.fixture(scope="module")
 def bench() -> Generator[Bench]:
-    yield from made(True)
-
-
-@pytest.fixture(scope="module")
-def alone() -> Generator[Bench]:
-    """A server that is no member of a replica set."""
-    yield from made(False)
+    interval, common.MIN_HEARTBEAT_INTERVAL = common.MIN_HEARTBEAT_INTERVAL, 0.005
+    parameters = {"enableTestCommands": 1, "transactionLifetimeLimitSeconds": 3}
+    with start(parameters=parameters) as server, faults.Proxy(server.port) as proxy:
+        made = Bench(server, proxy)
+        yield made
+        made.close()
+    common.MIN_HEARTBEAT_INTERVAL = interval
 
 
 def pairs(faults: list[str]) -> list[Any]:
@@ -188,15 +175,6 @@ def test_a_fault_at_any_command_leaves_nothing_wrong(bench, case, model, fault, 
     tried(bench.points - before)
 
 
-@pytest.mark.parametrize(("case", "model", "fault"), pairs(["close_before", "drop_reply"]))
-def test_without_transactions_too(alone, case, model, fault, tried, monkeypatch):
-    """The driver does not retry writes here; the owner is the commit point."""
-    monkeypatch.setattr(lease, "WAIT_MAX_SECONDS", 2.0)
-    before = alone.points
-    alone.strike(case, model, fault)
-    tried(alone.points - before)
-
-
 # -- kill -9 -----------------------------------------------------------------------------------------
 
 
@@ -218,62 +196,35 @@ def fork_server() -> None:
 KILLED = ["append-spills", "remove-and-refill", "insert-long"]
 
 
-@pytest.mark.parametrize("where", ["bench", "alone"])
 @pytest.mark.parametrize("name", KILLED)
-def test_kill_9_between_any_two_commands(request, fork_server, name, where, tried):
+def test_kill_9_between_any_two_commands(bench, fork_server, name, tried):
     """The next Store, in another process, owes nothing and finds nothing wrong."""
-    made_bench: Bench = request.getfixturevalue(where)
     case = BY_NAME[name]
     number = KILLED.index(name) % 4
     model = MODELS[number]
-    before, after = made_bench.outcomes(case, model)
+    before, after = bench.outcomes(case, model)
     for skip in range(COMMANDS_MAX):
-        reset(made_bench.database, made_bench.sound, case, model)
-        process = CONTEXT.Process(target=perform, args=(made_bench.server.uri, name, number, skip))
+        reset(bench.database, bench.sound, case, model)
+        process = CONTEXT.Process(target=perform, args=(bench.server.uri, name, number, skip))
         process.start()
         process.join(60)
         assert process.exitcode in (0, -signal.SIGKILL)
-        if made_bench.sound._capabilities().transactions:
-            made_bench.client.admin.command({"killAllSessions": []})
-        Store(made_bench.database, MODELS).recover()
-        made_bench.check(model, before, after, acknowledged=process.exitcode == 0)
+        bench.client.admin.command({"killAllSessions": []})
+        Store(bench.database, MODELS).recover()
+        bench.check(model, before, after, acknowledged=process.exitcode == 0)
         if process.exitcode == 0:
             tried(skip)
             return
 
 
-# -- without transactions ------------------------------------------------------------------------------
+# -- without snapshots ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [Plain, Unique, Rows, UniqueRows])
-def test_sixteen_threads_without_transactions(alone, model):
-    from tests.patterns.outlier.test_outlier import race
-
-    reset(alone.database, alone.sound, BY_NAME["append-ordinary"], model)
-    other = Store(alone.database, MODELS)
-
-    def write(number: int) -> None:
-        own = (alone.sound if number % 2 else other).array(model, "members", 1)
-        for turn in range(3):
-            own.append(1000 + number * 10 + turn)
-        own.remove(1000 + number * 10 + 1)
-        (alone.sound if number % 2 else other).replace(model(id=1, members=[5]))
-
-    race(*[lambda number=number: write(number) for number in range(16)])
-    found = state(alone.database, model)
-    wanted = {1000 + number * 10 + turn for number in range(16) for turn in (0, 2)}
-    assert [0, 1, 2] == [each for each in found if each < 1000]
-    assert wanted == {each for each in found if each >= 1000}
-    assert len(wanted) + 3 == len(found)
-    assert [] == wrong(alone.database, model, 1)
-    assert [] == alone.sound.verify()
-    assert len(found) == len(list(alone.sound.array(model, "members", 1)))
-
-
-def test_an_iteration_that_would_pass_items_over_says_so(alone):
-    """Without snapshots: items that came back while it read."""
-    reset(alone.database, alone.sound, Case("", 60, lambda store, model: None), Plain)
-    own = alone.sound.array(Plain, "members", 1)
+def test_an_iteration_that_would_pass_items_over_says_so(bench, monkeypatch):
+    """On servers before 5.0: items that came back while it read."""
+    monkeypatch.setattr(reads, "SNAPSHOTS_SINCE", (99, 0))
+    reset(bench.database, bench.sound, Case("", 60, lambda store, model: None), Plain)
+    own = bench.sound.array(Plain, "members", 1)
     reading = iter(own)
     next(reading)
     for number in range(3):

@@ -29,13 +29,12 @@ from tests.patterns.tree.forest import (
     plant,
 )
 from treadle import DataError, Document, ExtendedReference, Id, MaterializedPath, Store, UsageError
-from treadle.engine import lease, standalone
 from treadle.patterns.tree import state
 from treadle.patterns.tree.lifts import lift_chunk
 from treadle.patterns.tree.moves import Move, finish, move_chunk
 from treadle.patterns.tree.pace import Pace
 from treadle.patterns.tree.removes import Remove
-from treadle.server.local import LocalServer, start
+from treadle.server.local import LocalServer
 
 SHAPE = {
     "r": {
@@ -208,10 +207,9 @@ class Heavy(
     path: str = ""
 
 
-@pytest.mark.parametrize("kind", ["replica-set", "standalone"])
-def test_a_node_that_cannot_be_written_does_not_stop_a_large_move(server, alone, kind, chunked):
+def test_a_node_that_cannot_be_written_does_not_stop_a_large_move(server, chunked):
     """It is named by verify and set aside; the others move, and so does the tree afterwards."""
-    with MongoClient[Any]((server if kind == "replica-set" else alone).uri) as client:
+    with MongoClient[Any](server.uri) as client:
         client.drop_database("trees_heavy")
         store = Store(client["trees_heavy"], [Heavy])
         store.setup()
@@ -242,15 +240,12 @@ class Shop(Document, collection="shops"):
     ] = None
 
 
-@pytest.mark.parametrize("kind", ["replica-set", "standalone"])
 @pytest.mark.parametrize("late", [False, True], ids=["before", "meanwhile"])
-def test_a_node_that_must_stay_stops_a_large_removal_and_nothing_else(
-    server, alone, kind, late, chunked, monkeypatch
-):
+def test_a_node_that_must_stay_stops_a_large_removal_and_nothing_else(server, late, chunked, monkeypatch):
     """Before the first chunk, or, where the reference came later, as soon as it is met."""
     if late:
         monkeypatch.setattr(Remove, "_refuse_restricted", lambda self: iter(()))
-    with MongoClient[Any]((server if kind == "replica-set" else alone).uri) as client:
+    with MongoClient[Any](server.uri) as client:
         client.drop_database("trees_kept")
         store = Store(client["trees_kept"], [Parented, Shop])
         store.setup()
@@ -271,10 +266,9 @@ def test_a_node_that_must_stay_stops_a_large_removal_and_nothing_else(
 
 @pytest.mark.parametrize("bound", [2, 1000], ids=["chunked", "whole"])
 @pytest.mark.parametrize("model", [Parented, Listed, Array], ids=lambda model: model.__name__)
-@pytest.mark.parametrize("kind", ["replica-set", "standalone"])
-def test_a_circle_of_raw_writes_brings_a_removal_to_no_endless_loop(server, alone, model, bound, kind):
+def test_a_circle_of_raw_writes_brings_a_removal_to_no_endless_loop(server, model, bound):
     with (
-        MongoClient[Any]((server if kind == "replica-set" else alone).uri) as client,
+        MongoClient[Any](server.uri) as client,
         forest.small_bounds(bound),
     ):
         client.drop_database("trees_circle")
@@ -288,7 +282,7 @@ def test_a_circle_of_raw_writes_brings_a_removal_to_no_endless_loop(server, alon
         else:
             nodes.update_one({"_id": ids["a"]}, {"$set": {"parent_id": ids["d"]}})
         tree = store.tree(model)
-        if bound > 2 and kind == "replica-set":
+        if bound > 2:
             assert 4 == tree.remove(ids["a"], children="subtree")
             assert [] == store.verify()
         else:
@@ -298,24 +292,6 @@ def test_a_circle_of_raw_writes_brings_a_removal_to_no_endless_loop(server, alon
         store.repair()
         assert [] == store.verify()
         client.drop_database("trees_circle")
-
-
-def test_repair_without_transactions_waits_for_the_writer_before_it(alone, monkeypatch):
-    with MongoClient[Any](alone.uri) as client:
-        client.drop_database("trees_lease")
-        store = Store(client["trees_lease"], [Array])
-        store.setup()
-        ids = plant(store, Array, SHAPE)
-        store.collection(Array).update_one({"_id": ids["x1"]}, {"$set": {"ancestors": []}})
-        token = store.runner.run(lease.acquire(standalone.LEASE, "another", 60.0, lambda _: False))
-        monkeypatch.setattr(lease, "WAIT_MAX_SECONDS", 0.05)
-        with pytest.raises(DataError) as caught:
-            store.repair()
-        assert "lease-busy" == caught.value.code
-        store.runner.run(lease.release(standalone.LEASE, token))
-        assert 1 == store.repair()
-        assert [] == store.verify()
-        client.drop_database("trees_lease")
 
 
 @pytest.mark.parametrize("model", REWRITING, ids=lambda model: model.__name__)
@@ -450,13 +426,6 @@ def perform(uri: str, database: str, model: str, scenario: str, skip: int) -> No
             act(store, MODELS[model], scenario)
 
 
-@pytest.fixture(scope="module")
-def alone():
-    """A server without transactions."""
-    with start(replica_set=False) as server:
-        yield server
-
-
 @pytest.fixture(scope="module", autouse=True)
 def fork_server() -> None:
     victim.prepare()
@@ -499,13 +468,11 @@ def outline(store: Store, model: type[Document]) -> set[tuple[str, ...]]:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(("model", "scenario"), CASES)
-@pytest.mark.parametrize("kind", ["replica-set", "standalone"])
-def test_kill_9_at_any_point_and_recovery_ends_it(server, alone, model, scenario, kind, tried):
+def test_kill_9_at_any_point_and_recovery_ends_it(server, model, scenario, tried):
     """Afterwards the tree is as before the write or as after it; nothing is in between or owed."""
-    where = server if kind == "replica-set" else alone
     kind_of = MODELS[model]
     name = f"trees_{model}_{scenario}".lower()
-    with MongoClient[Any](where.uri) as client:
+    with MongoClient[Any](server.uri) as client:
         client.drop_database(name)
         store = Store(client[name], [kind_of])
         store.setup()
@@ -515,13 +482,12 @@ def test_kill_9_at_any_point_and_recovery_ends_it(server, alone, model, scenario
         act(store, kind_of, scenario)
         after = outline(store, kind_of)
         assert before != after
-        points = moments(where, store, kind_of, scenario, documents)
+        points = moments(server, store, kind_of, scenario, documents)
         for skip in points:
             refill(store, kind_of, documents)
-            assert kill(where, name, model, scenario, skip)
-            if kind == "replica-set":
-                # The dead one's transaction would keep its documents for a minute.
-                client.admin.command("killAllSessions", [])
+            assert kill(server, name, model, scenario, skip)
+            # The dead one's transaction would keep its documents for a minute.
+            client.admin.command("killAllSessions", [])
             fresh = Store(client[name], [kind_of])
             fresh.recover()
             assert [] == fresh.verify(), skip
@@ -534,14 +500,12 @@ def test_kill_9_at_any_point_and_recovery_ends_it(server, alone, model, scenario
 @pytest.mark.heavy
 @pytest.mark.parametrize("scenario", ["move", "subtree", "insert", "delete"])
 @pytest.mark.parametrize("model", [Array, Listed], ids=lambda model: model.__name__)
-@pytest.mark.parametrize("kind", ["replica-set", "standalone"])
-def test_a_lost_reply_leaves_a_tree(server, alone, model, scenario, kind, tried):
+def test_a_lost_reply_leaves_a_tree(server, model, scenario, tried):
     """What was acknowledged is there; what raised is there or not; the next write ends what is owed."""
-    where = server if kind == "replica-set" else alone
     name = f"trees_lost_{model.__name__}_{scenario}".lower()
     with (
-        faults.Proxy(where.port) as proxy,
-        MongoClient[Any](where.uri) as client,
+        faults.Proxy(server.port) as proxy,
+        MongoClient[Any](server.uri) as client,
         MongoClient[Any](proxy.uri) as struck,
     ):
         client.drop_database(name)
@@ -550,7 +514,7 @@ def test_a_lost_reply_leaves_a_tree(server, alone, model, scenario, kind, tried)
         plant(store, model, SHAPE)
         documents = list(store.collection(model).find())
         before = outline(store, model)
-        points = moments(where, store, model, scenario, documents)
+        points = moments(server, store, model, scenario, documents)
         after = outline(store, model)
         through = Store(struck[name], [model])
         for skip in points:

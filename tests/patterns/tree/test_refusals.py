@@ -23,16 +23,8 @@ from treadle import (
     UsageError,
 )
 from treadle.engine import deletes
-from treadle.server.local import start
 
 CHAIN = {"r": {"old": {"x": {"x1": {"x11": {}}, "x2": {}, "x3": {}}}, "new": {}}}
-KINDS = pytest.mark.parametrize("kind", ["replica-set", "standalone"])
-
-
-@pytest.fixture(scope="module")
-def alone():
-    with start(replica_set=False) as server:
-        yield server
 
 
 @pytest.fixture
@@ -42,12 +34,12 @@ def chunked():
 
 
 @pytest.fixture
-def opened(server, alone):
-    """A store of these models on either kind of server, and its database."""
+def opened(server):
+    """A store of these models, and its database."""
     clients = []
 
-    def open_on(kind: str, *models: type[Document]) -> tuple[Any, Any]:
-        client: MongoClient[Any] = MongoClient((server if kind == "replica-set" else alone).uri)
+    def open_on(*models: type[Document]) -> tuple[Any, Any]:
+        client: MongoClient[Any] = MongoClient(server.uri)
         client.drop_database("trees_refused")
         clients.append(client)
         store = Store(client["trees_refused"], list(models))
@@ -93,16 +85,14 @@ class HeavyPath(
     path: str = ""
 
 
-@KINDS
-def test_a_node_that_cannot_be_written_is_lifted_another_time(opened, kind, chunked):
-    store, database = opened(kind, Heavy)
+def test_a_node_that_cannot_be_written_is_lifted_another_time(opened, chunked):
+    store, database = opened(Heavy)
     ids = plant(store, Heavy, CHAIN)
     tree = store.tree(Heavy)
     spoil(database, "heavy", "x")
-    if kind == "replica-set":
-        with pytest.raises(DataError) as raised:
-            tree.remove(ids["x"], children="lift")
-        assert "tree-remove-stopped" == raised.value.code
+    with pytest.raises(DataError) as raised:
+        tree.remove(ids["x"], children="lift")
+    assert "tree-remove-stopped" == raised.value.code
     tree.move(ids["new"], ids["old"])
     Store(database, [Heavy])
     heal(database, "heavy")
@@ -111,7 +101,7 @@ def test_a_node_that_cannot_be_written_is_lifted_another_time(opened, kind, chun
 
 
 def test_repair_goes_on_past_a_node_that_cannot_be_written(opened, chunked):
-    store, database = opened("replica-set", Heavy)
+    store, database = opened(Heavy)
     ids = plant(store, Heavy, CHAIN)
     for name in ("x1", "x3"):
         database.heavy.update_one({"name": name}, {"$set": {"ancestors": []}})
@@ -125,7 +115,7 @@ def test_repair_goes_on_past_a_node_that_cannot_be_written(opened, chunked):
 
 @pytest.mark.parametrize("lift", [False, True], ids=["move", "lift"])
 def test_what_is_below_a_path_that_stays_keeps_its_parent(opened, lift, chunked):
-    store, database = opened("replica-set", HeavyPath)
+    store, database = opened(HeavyPath)
     ids = plant(store, HeavyPath, CHAIN)
     tree = store.tree(HeavyPath)
     spoil(database, "heavy_paths", "x1")
@@ -154,9 +144,8 @@ class Shallow(
     ancestors: Annotated[list[Id], Field(max_length=3)] = []
 
 
-@KINDS
-def test_a_refused_move_is_not_made_later_and_stops_nobody(opened, kind):
-    store, database = opened(kind, Shallow)
+def test_a_refused_move_is_not_made_later_and_stops_nobody(opened):
+    store, database = opened(Shallow)
     ids = plant(store, Shallow, {"a": {"b": {"c": {"d": {}}}}, "e": {}, "f": {}})
     tree = store.tree(Shallow)
     with pytest.raises(DataError):
@@ -168,9 +157,8 @@ def test_a_refused_move_is_not_made_later_and_stops_nobody(opened, kind):
     assert [] == store.verify()
 
 
-@KINDS
-def test_a_refused_insert_lists_no_node_a_second_time(opened, kind):
-    store, database = opened(kind, Listed)
+def test_a_refused_insert_lists_no_node_a_second_time(opened):
+    store, database = opened(Listed)
     ids = plant(store, Listed, {"x": {"p": {}}, "q": {}})
     tree = store.tree(Listed)
     for parent in ("p", "q"):
@@ -190,11 +178,10 @@ class Product(Document, collection="products"):
     ] = None
 
 
-@KINDS
 @pytest.mark.parametrize("plain", [False, True], ids=["remove", "delete"])
-def test_a_node_to_which_very_many_refer_can_be_removed(opened, kind, plain, monkeypatch):
+def test_a_node_to_which_very_many_refer_can_be_removed(opened, plain, monkeypatch):
     monkeypatch.setattr(deletes, "CASCADE_MAX", 20)
-    store, database = opened(kind, Parented, Product)
+    store, database = opened(Parented, Product)
     ids = plant(store, Parented, {"r": {"x": {}}})
     store.insert_many([Product(node_id=ids["x"]) for _ in range(50)])
     if plain:
@@ -208,7 +195,7 @@ def test_a_node_to_which_very_many_refer_can_be_removed(opened, kind, plain, mon
 
 def test_a_subtree_to_which_very_many_refer_is_refused(opened, monkeypatch):
     monkeypatch.setattr(deletes, "CASCADE_MAX", 20)
-    store, _ = opened("replica-set", Parented, Product)
+    store, _ = opened(Parented, Product)
     ids = plant(store, Parented, {"r": {"x": {}}})
     store.insert_many([Product(node_id=ids["x"]) for _ in range(50)])
     with pytest.raises(UsageError) as raised:

@@ -1,8 +1,7 @@
 """Events of durable counters: stored first, then added up and moved to their documents.
 
 Any number of flushers may do so at once; what they take is added and deleted
-in one transaction. Without transactions a batch is written down before its
-first document is touched, and whoever comes next finishes it.
+in one transaction.
 """
 
 from __future__ import annotations
@@ -13,20 +12,18 @@ from typing import Any
 from bson import ObjectId
 from pymongo.errors import ConnectionFailure, DuplicateKeyError
 
-from treadle.engine.intents import COLLECTION as INTENTS
 from treadle.engine.ledger import Ledger
 from treadle.engine.writes import Work
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.model.bson_types import to_bson
 from treadle.patterns.approximation.buffer import CHUNK_MAX
-from treadle.patterns.approximation.flush import ATTEMPTS_MAX, Sums, apply, plain, stored, unmark
+from treadle.patterns.approximation.flush import ATTEMPTS_MAX, Sums, apply, plain, stored
 from treadle.patterns.approximation.rule import ApproximateRule
-from treadle.plan import Plan, Raw, aggregate, delete_many, delete_one, find, find_one, insert_one
+from treadle.plan import Plan, Raw, aggregate, delete_many, find, insert_one
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 
-KIND = "counter"
 # How many buffered events one transaction moves, and how many after one of them was refused.
 EVENTS_MAX = 500
 EVENTS_AGAIN_MAX = 20
@@ -75,15 +72,12 @@ class Drain(Work[tuple[int, dict[Any, Any], dict[Any, Any]]]):
         self.sums: dict[Any, Any] = {}
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Any]:
-        left: dict[Any, Any] = {}
-        if not server.transactions:
-            left = yield from finish(self.rule, server, ledger, self)
         assert self.rule.buffer_collection is not None
         events = yield from find(
             self.rule.buffer_collection, WELL_FORMED, sort=[("_id", 1)], limit=self.events_max
         )
         if not events:
-            return 0, {}, left
+            return 0, {}, {}
         taken: list[Any] = []
         self.sums = {}
         refused: dict[Any, Any] = {}
@@ -94,26 +88,10 @@ class Drain(Work[tuple[int, dict[Any, Any], dict[Any, Any]]]):
                 break
         refused.update({key: n for key, n in self.sums.items() if key in self.left_out})
         sums = {key: n for key, n in self.sums.items() if n and key not in self.left_out}
-        if server.transactions:
-            # Deleted first, so that two flushers meet before either has added anything.
-            yield from delete_many(self.rule.buffer_collection, {"_id": {"$in": taken}})
-            missing = yield from apply(self.rule, sums, server, ledger)
-        else:
-            missing = yield from self._without_transactions(taken, sums, server, ledger)
-        return len(taken), sums, joined(self.rule, [left, missing, refused])
-
-    def _without_transactions(
-        self, taken: list[Any], sums: dict[Any, Any], server: Capabilities, ledger: Ledger
-    ) -> Plan[dict[Any, Any]]:
-        """Write the batch down, then perform it."""
-        batch = {
-            "_id": {"kind": KIND, "rule": self.rule.place.label},
-            "mark": str(ObjectId()),
-            "taken": taken,
-            "sums": [[to_bson(key, []), to_bson(self.rule.number(n), [])] for key, n in sums.items()],
-        }
-        yield from insert_one(INTENTS, batch)
-        return (yield from _perform(self.rule, batch, sums, server, ledger))
+        # Deleted first, so that two flushers meet before either has added anything.
+        yield from delete_many(self.rule.buffer_collection, {"_id": {"$in": taken}})
+        missing = yield from apply(self.rule, sums, ledger)
+        return len(taken), sums, joined(self.rule, [missing, refused])
 
     def result(self, outcome: Any) -> Any:
         return outcome
@@ -144,30 +122,6 @@ def joined(rule: ApproximateRule, parts: Sequence[Sums]) -> dict[Any, Any]:
         for key, n in sums.items():
             total[key] = rule.plus(total.get(key, 0), n)
     return total
-
-
-def finish(rule: ApproximateRule, server: Capabilities, ledger: Ledger, drain: Drain) -> Plan[dict[Any, Any]]:
-    """Without transactions, under the lease: perform a batch that somebody left; what could not be added."""
-    batch = yield from find_one(INTENTS, {"_id": {"kind": KIND, "rule": rule.place.label}})
-    if batch is None:
-        return {}
-    drain.sums = {rule.key(key): plain(n) for key, n in batch["sums"]}
-    refused = {key: n for key, n in drain.sums.items() if key in drain.left_out}
-    sums = {key: n for key, n in drain.sums.items() if key not in drain.left_out}
-    missing = yield from _perform(rule, batch, sums, server, ledger)
-    return {**missing, **refused}
-
-
-def _perform(
-    rule: ApproximateRule, batch: Raw, sums: dict[Any, Any], server: Capabilities, ledger: Ledger
-) -> Plan[dict[Any, Any]]:
-    assert rule.buffer_collection is not None
-    missing = yield from apply(rule, sums, server, ledger, batch["mark"])
-    yield from delete_many(rule.buffer_collection, {"_id": {"$in": batch["taken"]}})
-    # The marks go last: without the batch nobody looks for them.
-    yield from delete_one(INTENTS, {"_id": batch["_id"], "mark": batch["mark"]})
-    yield from unmark(rule, sums, batch["mark"])
-    return missing
 
 
 def buffered(rule: ApproximateRule, key: Any = None) -> Plan[dict[Any, Any]]:

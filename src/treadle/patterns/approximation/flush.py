@@ -10,10 +10,9 @@ Rules:
 3. Ids that no document has are told, and their amounts are returned.
 4. An amount that cannot be added does not stop the others. It is told like those.
 5. Without transactions each document carries the mark of the batch until the
-   batch is over, so that it is not added twice; and the batch itself is
-   written down before its first document is touched.
+   batch is over, so that it is not added twice.
 
-The events of durable counters are in `counter_events.py`.
+The events of durable counters are in `events.py`.
 """
 
 from __future__ import annotations
@@ -23,11 +22,13 @@ from typing import Any
 
 from bson import ObjectId
 from pymongo import UpdateOne
-from pymongo.errors import DuplicateKeyError, OperationFailure
+from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
 from treadle.engine import lazy
+from treadle.engine.set_aside import log
 from treadle.engine.ledger import Ledger
-from treadle.engine.writes import Work, concerns, follow_own, may_raise, speaks_of_current
+from treadle.engine.work import Work
+from treadle.engine.writes import concerns, follow_own, may_upgrade, speaks_of_current
 from treadle.errors import UsageError
 from treadle.graph.change import Change
 from treadle.graph.graph import Graph
@@ -90,15 +91,13 @@ def _check_upsert(rule: ApproximateRule) -> None:
 # -- adding to documents ------------------------------------------------------------------------
 
 
-def apply(
-    rule: ApproximateRule, sums: Sums, server: Capabilities, ledger: Ledger, mark: str | None = None
-) -> Plan[dict[Any, Any]]:
+def apply(rule: ApproximateRule, sums: Sums, ledger: Ledger, mark: str | None = None) -> Plan[dict[Any, Any]]:
     """Add amounts to their documents; those whose document does not exist.
 
-    With a `mark` (without transactions) a document that carries it is passed over.
+    A document that carries `mark` is passed over, and marked otherwise.
     """
     entry = rule.target
-    followed = concerns(entry, rule.maintained() | rule.stamps()) or may_raise(entry)
+    followed = concerns(entry, rule.maintained() | rule.stamps()) or may_upgrade(entry)
     keys = [to_bson(key, []) for key in sums]
     of_keys = {rule.by_path: {"$in": keys}}
     befores: list[Raw] = []
@@ -243,10 +242,14 @@ class Flush(Work[dict[Any, Any]]):
         self.sums = sums
         self.writer = writer
         self.number = number
+        # Whether documents carry its mark, so that parts of it may have been added.
+        self.marks = False
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[dict[Any, Any]]:
-        if not server.transactions:
-            return (yield from apply(self.rule, self.sums, server, ledger, self.mark))
+        # A note in another document cannot be written together with the amounts without a transaction.
+        self.marks = not server.transactions
+        if self.marks:
+            return (yield from apply(self.rule, self.sums, ledger, self.mark))
         noted = {"$set": {"n": self.number}, "$currentDate": {"at": True}}
         before = yield from find_one_and_update(
             LEDGER, {"_id": self.writer}, noted, after=False, upsert=True, projection={"n": 1}
@@ -255,7 +258,7 @@ class Flush(Work[dict[Any, Any]]):
             # It was committed after all. Which ids were missing is asked again.
             of_keys = {self.rule.by_path: {"$in": [to_bson(key, []) for key in self.sums]}}
             return (yield from _missing(self.rule, self.sums, of_keys))
-        return (yield from apply(self.rule, self.sums, server, ledger))
+        return (yield from apply(self.rule, self.sums, ledger))
 
     @property
     def mark(self) -> str:
@@ -265,20 +268,25 @@ class Flush(Work[dict[Any, Any]]):
         return outcome
 
 
-def unmark(rule: ApproximateRule, sums: Sums, mark: str) -> Plan[None]:
-    """Take the marks of a batch away that is known to be over."""
-    name = f"{MARKS}.{mark}"
-    of_keys = {rule.by_path: {"$in": [to_bson(key, []) for key in sums]}, name: {"$exists": True}}
-    yield from update_many(rule.target.collection, of_keys, {"$unset": {name: ""}})
+def unmark(work: Flush) -> Plan[None]:
+    """Take the marks of a batch away that is known to be over; one that stays does no harm."""
+    if not work.marks:
+        return
+    rule, name = work.rule, f"{MARKS}.{work.mark}"
+    of_keys = {rule.by_path: {"$in": [to_bson(key, []) for key in work.sums]}, name: {"$exists": True}}
+    try:
+        yield from update_many(rule.target.collection, of_keys, {"$unset": {name: ""}})
+    except PyMongoError as error:
+        log.warning("%s: the marks of a batch stay: %s", rule.place.label, error)
 
 
-def was_added(work: Flush, server: Capabilities, key: Any) -> Plan[bool]:
+def was_added(work: Flush, key: Any) -> Plan[bool]:
     """Whether a batch whose outcome is unknown has reached one document."""
-    if not server.transactions:
-        marked = {**work.rule.where(key), f"{MARKS}.{work.mark}": {"$exists": True}}
-        return (yield from find_one(work.entry.collection, marked, {"_id": 1})) is not None
-    found = yield from find_one(LEDGER, {"_id": work.writer}, {"n": 1})
-    return found is not None and bool(found["n"] >= work.number)
+    noted = yield from find_one(LEDGER, {"_id": work.writer}, {"n": 1})
+    if noted is not None and noted["n"] >= work.number:
+        return True
+    marked = {**work.rule.where(key), f"{MARKS}.{work.mark}": {"$exists": True}}
+    return (yield from find_one(work.entry.collection, marked, {"_id": 1})) is not None
 
 
 def forget(writer: ObjectId) -> Plan[None]:
@@ -298,26 +306,26 @@ class Sample(Work[bool]):
         self.rule = rule
         self.entry = rule.target
         self.sums = {key: n}
-        self._alone = not (concerns(self.entry, rule.maintained() | rule.stamps()) or may_raise(self.entry))
+        self._alone = not (concerns(self.entry, rule.maintained() | rule.stamps()) or may_upgrade(self.entry))
 
     @property
     def alone(self) -> bool:
         return self._alone
 
     def direct(self, graph: Graph, server: Capabilities) -> Plan[bool]:
-        return (yield from self._add(server, Ledger()))
+        return (yield from self._add(Ledger()))
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[bool]:
-        return (yield from self._add(server, ledger))
+        return (yield from self._add(ledger))
 
-    def _add(self, server: Capabilities, ledger: Ledger) -> Plan[bool]:
+    def _add(self, ledger: Ledger) -> Plan[bool]:
         if self._alone and not (self.rule.declared.upsert or speaks_of_current(self.entry)):
             ((key, n),) = self.sums.items()
             update = self.rule.increment(n)
             return bool(
                 (yield from update_one(self.entry.collection, self.rule.where(key), update)).matched_count
             )
-        return not (yield from apply(self.rule, self.sums, server, ledger))
+        return not (yield from apply(self.rule, self.sums, ledger))
 
     def result(self, outcome: bool) -> bool:
         return outcome

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bson import ObjectId
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
 from treadle.engine.intents import log
-from treadle.engine.lease import acquire, release
 from treadle.engine.ledger import Ledger
 from treadle.model.bson_types import to_bson
 from treadle.patterns.approximation.rule import ApproximateRule
@@ -129,10 +127,7 @@ def drain(graph: Graph, server: Capabilities, rule: ApproximateRule) -> Plan[lis
     for _ in range(PARTS_MAX):
         work = Drain(rule, left_out)
         try:
-            if server.transactions:
-                events, sums, unknown = yield from transact(partial(_attempt, graph, server, work))
-            else:
-                events, sums, unknown = yield from _under_lease(graph, server, work)
+            events, sums, unknown = yield from transact(partial(_attempt, graph, server, work))
         except (OperationFailure, OverflowError) as error:
             bad = yield from culprits(rule, work.sums, error)
             if not bad or bad.keys() <= left_out.keys():
@@ -140,7 +135,7 @@ def drain(graph: Graph, server: Capabilities, rule: ApproximateRule) -> Plan[lis
             left_out.update(bad)
             continue
         if unknown:
-            log.warning("%s: nothing to add to for %s", rule.place.label, unknown)
+            log.warning("%s: no document found for %s", rule.place.label, unknown)
         if not events:
             break
         moved.update(sums)
@@ -153,22 +148,6 @@ def _attempt(graph: Graph, server: Capabilities, work: Any) -> Plan[Any]:
     ledger = Ledger()
     outcome = yield from work.body(graph, server, ledger)
     yield from react(graph, server, ledger, copies_max=UNBOUNDED)
-    return outcome
-
-
-def _under_lease(graph: Graph, server: Capabilities, work: Any) -> Plan[Any]:
-    from treadle.engine.standalone import LEASE, LEASE_SECONDS, IntentLedger, give_up, settle
-
-    holder = f"repair/{ObjectId()}"
-    try:
-        token = yield from acquire(LEASE, holder, LEASE_SECONDS, lambda _: False)
-        ledger = IntentLedger(holder)
-        outcome = yield from work.body(graph, server, ledger)
-        yield from settle(graph, server, ledger)
-        yield from release(LEASE, token)
-    except Exception:
-        yield from give_up([holder])
-        raise
     return outcome
 
 

@@ -115,6 +115,8 @@ class ApproximateRule(Rule):
             if declared.buffer == "durable"
             else None
         )
+        # Events are added and deleted together.
+        self.needs_transactions = declared.buffer == "durable"
         if declared.collection is not None:
             graph.add_side(_buffer_model(place, declared.collection), place.label)
 

@@ -104,6 +104,7 @@ class BucketLayout(Layout[D]):
             document.__pydantic_fields_set__.add("id")
         batches = self.writer.group(raws, documents=given)
         with crud.translated(entry.model.__name__, raws):
+            # In a transaction several buckets take one command; else each takes its own.
             together = server is not None and server.transactions
             duplicates = yield from self.writer.append(batches, careful=careful, together=together)
         if not duplicates:

@@ -324,7 +324,7 @@ def _migrate_followed(run: Run, documents: Sequence[Raw], checked: bool = False)
                     failures[freeze(raw["_id"])] = str(error)
                     continue
             # A transaction notices other writers by itself.
-            write = guarded_write(outcome, compare=not run.server.transactions)
+            write = guarded_write(outcome, compare=run.single)
             if write is not None:
                 writes.append(write)
                 changing.append(raw)
@@ -335,7 +335,7 @@ def _migrate_followed(run: Run, documents: Sequence[Raw], checked: bool = False)
     except (OperationFailure, *ENCODING_ERRORS) as error:
         if not about_a_document(error):
             raise
-        if isinstance(error, BulkWriteError) and not run.server.transactions:
+        if isinstance(error, BulkWriteError) and run.single:
             run.done += int(error.details.get("nMatched", 0))
         if isinstance(error, ENCODING_ERRORS) and not checked:
             yield from _migrate_followed(run, documents, checked=True)
