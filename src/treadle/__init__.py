@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from treadle.engine.lazy import OldDocuments
     from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
-    from treadle.graph.reports import Action, Finding, Progress
+    from treadle.graph.reports import Action, FieldSummary, Finding, Progress, Summary
     from treadle.model.bson_types import Id
     from treadle.model.document import Document
     from treadle.model.indexed import Indexed
     from treadle.patterns.approximation.rule import Approximate
-    from treadle.patterns.bucket.reading import FieldSummary, Summary
     from treadle.patterns.bucket.rule import Bucket
     from treadle.patterns.bucket.time_series import TimeSeries
     from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum

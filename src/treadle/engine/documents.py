@@ -30,12 +30,16 @@ class DocumentReader(PageReader[D]):
     page = FIND_PAGE
 
     def __init__(self, entry: Entry[D], command: Read, filter: Any) -> None:
-        self.command = command
+        self._command = command
         self.done = False
         self._entry = entry
         self._filter = filter
         # Where all documents are as the model has them, there is nothing to do to a page.
         self._attends = entry.attends or (entry.versioned and bool(filter) and not entry.warned)
+
+    @property
+    def command(self) -> Read:
+        return self._command
 
     def take(self, raws: list[Raw], ended: bool) -> Plan[Iterator[D]]:
         self.done = ended

@@ -98,7 +98,7 @@ class Insert(Work[list[D]]):
         )
 
     @property
-    def size(self) -> int:  # type: ignore[override]
+    def size(self) -> int:
         return len(self.batch.raws)
 
     def joins(self, other: Work[Any]) -> bool:

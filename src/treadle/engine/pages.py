@@ -35,6 +35,6 @@ def page(
 def projection_of(entry: Entry[Any]) -> Raw | None:
     """What is read of documents to examine them; None for all."""
     shown: Raw = {}
-    for rule in entry.answering("projection"):
-        shown.update(rule.projection())
+    for rule in entry.answering("shown"):
+        shown.update(rule.shown())
     return shown or None

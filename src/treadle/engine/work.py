@@ -35,8 +35,6 @@ class Work(Generic[R]):
     entry: Entry[Any]
     # Whether the outcome is the document (or documents) as stored.
     shows_document = True
-    # How much of a joined outcome is this work's share; None where it cannot be joined.
-    size: int | None = None
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Any]:
         """Change documents and note the changes; may run again from the start."""
@@ -54,6 +52,11 @@ class Work(Generic[R]):
     def result(self, outcome: Any) -> R:
         """What the caller gets, from what the body returned."""
         raise NotImplementedError  # pragma: no cover
+
+    @property
+    def size(self) -> int | None:
+        """How much of a joined outcome is this work's share; None where it cannot be joined."""
+        return None
 
     def joins(self, other: Work[Any]) -> bool:
         """Whether `joined` can make one work of this one and another."""

@@ -8,6 +8,7 @@ but the readers are plans.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
 from treadle.errors import UsageError
@@ -24,10 +25,12 @@ D_co = TypeVar("D_co", bound=Document, covariant=True)
 class PageReader(Protocol[D_co]):
     """Turns pages of what a cursor gives into documents of a model."""
 
-    # The read whose cursor is to be paged through, and how much to take at a time.
-    command: Read
     page: int
     done: bool
+
+    @property
+    def command(self) -> Read:
+        """The read whose cursor is to be paged through."""
 
     def take(self, raws: list[Raw], ended: bool) -> Plan[Iterable[D_co]]:
         """The documents that can be emitted now."""
@@ -40,7 +43,7 @@ class Layout(Generic[D]):
     pattern: ClassVar[str] = ""
     model: type[D]
 
-    def _refuse(self, call: str) -> NoReturn:
+    def _not_answered(self, call: str) -> NoReturn:
         name = self.entry.model.__name__  # type: ignore[attr-defined]
         stored = self.pattern or "one by one"
         raise UsageError(
@@ -49,60 +52,72 @@ class Layout(Generic[D]):
 
     # -- reading -----------------------------------------------------------------------------------
 
+    def id_filter(self, identity: Any) -> Raw:
+        """The filter for one document, by an id that a caller gave."""
+        self._not_answered("get")
+
     def get(self, identity: Any) -> Plan[D | None]:
         """The document with this id, or None."""
-        self._refuse("get")
+        return self.first(self.id_filter(identity), None)
 
     def first(self, filter: Any, sort: Sort | None) -> Plan[D | None]:
         """The first matching document, or None."""
-        self._refuse("find_one")
+        reader = self.reader(filter, sort, 0, 1)
+        options, taken = reader.command.options, 0
+        while not reader.done:
+            most = options.get("limit") or reader.page
+            raws = yield replace(reader.command, options={**options, "skip": taken, "limit": most})
+            taken += len(raws)
+            for document in (yield from reader.take(raws, len(raws) < reader.page)):
+                return document
+        return None
 
     def reader(self, filter: Any, sort: Sort | None, skip: int, limit: int | None) -> PageReader[D]:
         """What reads the matching documents, page by page."""
-        self._refuse("find")
+        self._not_answered("find")
 
     def search(self, text: str, filter: Any, limit: int | None) -> PageReader[D]:
         """What reads the documents that hold these words."""
-        self._refuse("search")
+        self._not_answered("search")
 
     def count(self, filter: Any) -> Plan[int]:
-        self._refuse("count")
+        self._not_answered("count")
 
     # -- writing -----------------------------------------------------------------------------------
 
     def insert(self, document: D) -> Plan[D]:
-        self._refuse("insert")
+        self._not_answered("insert")
 
     def insert_many(self, documents: Iterable[D]) -> Plan[list[D]]:
-        self._refuse("insert_many")
+        self._not_answered("insert_many")
 
     def update(self, id_or_filter: Any, update: Any) -> Plan[D | None]:
-        self._refuse("update")
+        self._not_answered("update")
 
     def update_all(self, filter: Any, update: Any) -> Plan[int]:
-        self._refuse("update_many")
+        self._not_answered("update_many")
 
     def replace(self, document: D) -> Plan[D]:
-        self._refuse("replace")
+        self._not_answered("replace")
 
     def change_kind(self, document: D, was: type[Document]) -> Plan[D]:
-        self._refuse("change_kind")
+        self._not_answered("change_kind")
 
     def delete(self, id_or_filter: Any) -> Plan[D | None]:
-        self._refuse("delete")
+        self._not_answered("delete")
 
     def delete_all(self, filter: Any) -> Plan[int]:
-        self._refuse("delete_many")
+        self._not_answered("delete_many")
 
     # -- readings ----------------------------------------------------------------------------------
 
     def summary(self, key: Any, start: Any, end: Any) -> Plan[list[Summary]]:
-        self._refuse("summary")
+        self._not_answered("summary")
 
     def tuples(
         self, key: Any, start: Any, end: Any, fields: Sequence[str] | None
     ) -> Plan[list[tuple[Any, ...]]]:
-        self._refuse("readings")
+        self._not_answered("readings")
 
     # -- set-up, proof and repair; asked only of layouts that are not one document each --------------
 
@@ -112,13 +127,13 @@ class Layout(Generic[D]):
 
     def setup(self, existing: dict[str, Raw], actions: list[Action]) -> Plan[None]:
         """Make the collection, its indexes and its views as declared."""
-        self._refuse("setup")
+        self._not_answered("setup")
 
     def verify(self, server: Capabilities, report: Report | None) -> Plan[list[Finding]]:
-        self._refuse("verify")
+        self._not_answered("verify")
 
     def repair(self, server: Capabilities, report: Report | None) -> Plan[int]:
-        self._refuse("repair")
+        self._not_answered("repair")
 
     def rebuild(self, server: Capabilities, report: Report | None) -> Plan[int]:
-        self._refuse("rebuild")
+        self._not_answered("rebuild")

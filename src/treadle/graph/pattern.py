@@ -212,7 +212,7 @@ class Rule:
         """Refuse a replacement that would change what only Treadle may."""
 
     def kept(self) -> dict[str, Any]:
-        """What a replace leaves as it is stored, since others write it all the time; with a value for new ones."""
+        """What a replace leaves as it is stored, since others write it all the time; with a first value."""
         return {}
 
     def before_delete(self, documents: Sequence[Raw], changes: Changes) -> Plan[None]:
@@ -231,9 +231,9 @@ class Rule:
         """The clear error in place of the server's, where it is about this rule."""
         return None
 
-    # -- proof and repair: asked by verify, repair and rebuild ----------------------------------
+    # -- proof and repair: asked by verify, repair and rebuild; `graph` is the Graph that imports this file
 
-    def projection(self) -> Raw:
+    def shown(self) -> Raw:
         """What a page of documents shows of its field, where that is not all."""
         return {}
 
@@ -247,12 +247,12 @@ class Rule:
         return []
         yield  # pragma: no cover
 
-    def mend(self, graph: Models, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
+    def mend(self, graph: Any, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
         """Bring these documents in order; the keys of those that changed."""
         return []
         yield  # pragma: no cover
 
-    def rebuild(self, graph: Models, server: Capabilities, report: Report | None) -> Plan[int]:
+    def rebuild(self, graph: Any, server: Capabilities, report: Report | None) -> Plan[int]:
         """Bring everything in order in its own way, before the pages; how many documents it visited."""
         return 0
         yield  # pragma: no cover
@@ -264,13 +264,13 @@ class Rule:
     # -- later: asked by recovery and by schedules -----------------------------------------------
 
     def recover(
-        self, graph: Models, server: Capabilities, owner: str, is_dead: Callable[[str], bool]
+        self, graph: Any, server: Capabilities, owner: str, is_dead: Callable[[str], bool]
     ) -> Plan[int]:
         """Finish what a crash left half done; how many such things there were."""
         return 0
         yield  # pragma: no cover
 
-    def give_way(self, graph: Models, server: Capabilities) -> Plan[None]:
+    def give_way(self, graph: Any, server: Capabilities) -> Plan[None]:
         """Finish what stands in the way of a write that met it (`Busy`)."""
         yield from ()
 

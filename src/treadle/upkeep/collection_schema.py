@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from treadle.graph.pattern import Entry
+from treadle.graph.versions import Lineage
 from treadle.model.json_schema import Schema, model_schema
 
 

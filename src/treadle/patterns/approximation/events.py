@@ -13,13 +13,13 @@ from bson import ObjectId
 from pymongo.errors import ConnectionFailure, DuplicateKeyError
 
 from treadle.engine.ledger import Ledger
-from treadle.engine.writes import Work
+from treadle.engine.work import Work
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.model.bson_types import to_bson
 from treadle.patterns.approximation.buffer import CHUNK_MAX
+from treadle.patterns.approximation.fields import CounterFields
 from treadle.patterns.approximation.flush import ATTEMPTS_MAX, Sums, apply, plain, stored
-from treadle.patterns.approximation.rule import ApproximateRule
 from treadle.plan import Plan, Raw, aggregate, delete_many, find, insert_one
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
@@ -33,7 +33,7 @@ AMOUNTS_MAX = 1000
 WELL_FORMED: Raw = {"d": {"$type": "array", "$not": {"$elemMatch": {"n": {"$not": {"$type": "number"}}}}}}
 
 
-def record(rule: ApproximateRule, sums: Sums) -> Plan[None]:
+def record(rule: CounterFields, sums: Sums) -> Plan[None]:
     """Store amounts as events, so that a crash does not lose them."""
     assert rule.buffer_collection is not None
     items = [{"k": to_bson(key, []), "n": to_bson(rule.number(n), [])} for key, n in sums.items()]
@@ -62,7 +62,7 @@ class Drain(Work[tuple[int, dict[Any, Any], dict[Any, Any]]]):
 
     shows_document = False
 
-    def __init__(self, rule: ApproximateRule, left_out: Sums | None = None) -> None:
+    def __init__(self, rule: CounterFields, left_out: Sums | None = None) -> None:
         self.rule = rule
         self.entry = rule.target
         # Amounts of keys that are known to be unfit go with their events.
@@ -97,7 +97,7 @@ class Drain(Work[tuple[int, dict[Any, Any], dict[Any, Any]]]):
         return outcome
 
 
-def add_up(rule: ApproximateRule, sums: dict[Any, Any], refused: dict[Any, Any], event: Raw) -> None:
+def add_up(rule: CounterFields, sums: dict[Any, Any], refused: dict[Any, Any], event: Raw) -> None:
     """Add the amounts of one buffered event to sums; under a key that can be no document's, to `refused`."""
     for amount in event["d"]:
         if not isinstance(amount, dict):
@@ -107,7 +107,7 @@ def add_up(rule: ApproximateRule, sums: dict[Any, Any], refused: dict[Any, Any],
         into[key] = rule.plus(into.get(key, 0), plain(amount["n"]))
 
 
-def _key(rule: ApproximateRule, stored: Any) -> tuple[Any, bool]:
+def _key(rule: CounterFields, stored: Any) -> tuple[Any, bool]:
     """A buffered key, and whether the model allows it: it may have been declared otherwise once."""
     try:
         return rule.key(stored), True
@@ -115,7 +115,7 @@ def _key(rule: ApproximateRule, stored: Any) -> tuple[Any, bool]:
         return freeze(stored), False
 
 
-def joined(rule: ApproximateRule, parts: Sequence[Sums]) -> dict[Any, Any]:
+def joined(rule: CounterFields, parts: Sequence[Sums]) -> dict[Any, Any]:
     """Several sums as one."""
     total: dict[Any, Any] = {}
     for sums in parts:
@@ -124,7 +124,7 @@ def joined(rule: ApproximateRule, parts: Sequence[Sums]) -> dict[Any, Any]:
     return total
 
 
-def buffered(rule: ApproximateRule, key: Any = None) -> Plan[dict[Any, Any]]:
+def buffered(rule: CounterFields, key: Any = None) -> Plan[dict[Any, Any]]:
     """What waits in the durable buffer, of all writers; of one key, if one is given."""
     assert rule.buffer_collection is not None
     stages: list[Raw] = [{"$unwind": "$d"}, {"$group": {"_id": "$d.k", "n": {"$sum": "$d.n"}}}]
@@ -135,7 +135,7 @@ def buffered(rule: ApproximateRule, key: Any = None) -> Plan[dict[Any, Any]]:
     return {_key(rule, row["_id"])[0]: plain(row["n"]) for row in rows if plain(row["n"])}
 
 
-def stored_and_buffered(rule: ApproximateRule, key: Any) -> Plan[tuple[Any, Any]]:
+def stored_and_buffered(rule: CounterFields, key: Any) -> Plan[tuple[Any, Any]]:
     """Both at one moment, where the caller provides one."""
     value = yield from stored(rule, key)
     waiting = yield from buffered(rule, key)

@@ -25,8 +25,8 @@ from pymongo import UpdateOne
 from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
 from treadle.engine import lazy
-from treadle.engine.set_aside import log
 from treadle.engine.ledger import Ledger
+from treadle.engine.set_aside import log
 from treadle.engine.work import Work
 from treadle.engine.writes import concerns, follow_own, may_upgrade, speaks_of_current
 from treadle.errors import UsageError
@@ -35,7 +35,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.model.bson_types import RESERVED, to_bson
 from treadle.patterns.approximation.buffer import CHUNK_MAX
-from treadle.patterns.approximation.rule import ApproximateRule
+from treadle.patterns.approximation.fields import CounterFields
 from treadle.plan import (
     Plan,
     Raw,
@@ -62,14 +62,14 @@ ATTEMPTS_MAX = 3
 Sums = Mapping[Any, Any]
 
 
-def rule_named(entry: Entry[Any], field: str) -> ApproximateRule:
+def rule_named(entry: Entry[Any], field: str) -> CounterFields:
     """The counter that a caller named by its Python path."""
-    for rule in entry.all_counters:
+    for rule in entry.having(CounterFields):
         if field == rule.python_path:
             if rule.declared.upsert:
                 _check_upsert(rule)
             return rule
-    known = ", ".join(repr(rule.python_path) for rule in entry.all_counters) or "none"
+    known = ", ".join(repr(rule.python_path) for rule in entry.having(CounterFields)) or "none"
     raise UsageError(
         f"{entry.model.__name__} has no counter {field!r}; it has {known}: declare it as "
         "Annotated[int, Approximate(every=…)]",
@@ -77,9 +77,9 @@ def rule_named(entry: Entry[Any], field: str) -> ApproximateRule:
     )
 
 
-def _check_upsert(rule: ApproximateRule) -> None:
+def _check_upsert(rule: CounterFields) -> None:
     entry = rule.target
-    others = [each for each in entry.rules if not isinstance(each, ApproximateRule)]
+    others = [each for each in entry.rules if not isinstance(each, CounterFields)]
     if others or entry.feeds:
         raise UsageError(
             f"{rule.place.label} has upsert=True, but {entry.model.__name__} takes part in other patterns, "
@@ -91,7 +91,7 @@ def _check_upsert(rule: ApproximateRule) -> None:
 # -- adding to documents ------------------------------------------------------------------------
 
 
-def apply(rule: ApproximateRule, sums: Sums, ledger: Ledger, mark: str | None = None) -> Plan[dict[Any, Any]]:
+def apply(rule: CounterFields, sums: Sums, ledger: Ledger, mark: str | None = None) -> Plan[dict[Any, Any]]:
     """Add amounts to their documents; those whose document does not exist.
 
     A document that carries `mark` is passed over, and marked otherwise.
@@ -127,7 +127,7 @@ def apply(rule: ApproximateRule, sums: Sums, ledger: Ledger, mark: str | None = 
     return {**missing, **stuck}
 
 
-def _bring_up(rule: ApproximateRule, keys: Sequence[Any], sums: Sums) -> Plan[dict[Any, Any]]:
+def _bring_up(rule: CounterFields, keys: Sequence[Any], sums: Sums) -> Plan[dict[Any, Any]]:
     """Bring documents to the current version, for in an older one the number may have another name.
 
     The amounts of those that cannot be: they must not stop the others.
@@ -140,7 +140,7 @@ def _bring_up(rule: ApproximateRule, keys: Sequence[Any], sums: Sums) -> Plan[di
     return {key: n for key, n in sums.items() if freeze(to_bson(key, [])) in bad}
 
 
-def _make(rule: ApproximateRule, sums: Sums) -> Plan[None]:
+def _make(rule: CounterFields, sums: Sums) -> Plan[None]:
     """Make the documents that are not there yet, with a count of zero."""
     keys = [to_bson(key, []) for key in sums]
     there = yield from find(rule.target.collection, {rule.by_path: {"$in": keys}}, {rule.by_path: 1})
@@ -170,14 +170,14 @@ def _follow(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[N
         ledger.add(Change(entry.collection, before["_id"], before, after))
 
 
-def _missing(rule: ApproximateRule, sums: Sums, of_keys: Raw) -> Plan[dict[Any, Any]]:
+def _missing(rule: CounterFields, sums: Sums, of_keys: Raw) -> Plan[dict[Any, Any]]:
     there = yield from find(rule.target.collection, of_keys, {rule.by_path: 1})
     segments = rule.by_path.split(".")
     known = {freeze(value_at(each, segments)) for each in there}
     return {key: n for key, n in sums.items() if freeze(to_bson(key, [])) not in known}
 
 
-def unfit(rule: ApproximateRule, sums: Sums) -> Plan[dict[Any, Any]]:
+def unfit(rule: CounterFields, sums: Sums) -> Plan[dict[Any, Any]]:
     """The amounts whose document holds something else than a number."""
     wrong = {
         rule.by_path: {"$in": [to_bson(key, []) for key in sums]},
@@ -188,7 +188,7 @@ def unfit(rule: ApproximateRule, sums: Sums) -> Plan[dict[Any, Any]]:
     return {key: n for key, n in sums.items() if freeze(to_bson(key, [])) in bad}
 
 
-def culprits(rule: ApproximateRule, sums: Sums, error: BaseException) -> Plan[dict[Any, Any]]:
+def culprits(rule: CounterFields, sums: Sums, error: BaseException) -> Plan[dict[Any, Any]]:
     """The amounts that stand in the way of the others; none where the error is not about a document.
 
     A document that holds no number, that its validator refuses with the new
@@ -219,7 +219,7 @@ def is_refusal(error: BaseException) -> bool:
     return bool(codes & REFUSALS) or is_about_one_document(error)
 
 
-def _named(rule: ApproximateRule, refusal: Raw) -> list[Any]:
+def _named(rule: CounterFields, refusal: Raw) -> list[Any]:
     """The key of the very update that was refused, if it was one of ours."""
     operation = refusal.get("op") or {}
     update = operation.get("u")
@@ -236,7 +236,7 @@ class Flush(Work[dict[Any, Any]]):
 
     shows_document = False
 
-    def __init__(self, rule: ApproximateRule, sums: Sums, writer: ObjectId, number: int) -> None:
+    def __init__(self, rule: CounterFields, sums: Sums, writer: ObjectId, number: int) -> None:
         self.rule = rule
         self.entry = rule.target
         self.sums = sums
@@ -302,7 +302,7 @@ class Sample(Work[bool]):
 
     shows_document = False
 
-    def __init__(self, rule: ApproximateRule, key: Any, n: Any) -> None:
+    def __init__(self, rule: CounterFields, key: Any, n: Any) -> None:
         self.rule = rule
         self.entry = rule.target
         self.sums = {key: n}
@@ -339,7 +339,7 @@ def plain(stored: Any) -> Any:
     return stored.to_decimal() if hasattr(stored, "to_decimal") else stored
 
 
-def stored(rule: ApproximateRule, key: Any) -> Plan[Any]:
+def stored(rule: CounterFields, key: Any) -> Plan[Any]:
     """The stored number; None where there is no document."""
     entry = rule.target
     shown = None if entry.versioned else {rule.path: 1}

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
-from treadle.engine.intents import log
-from treadle.engine.ledger import Ledger
+from treadle.engine.commit import commit_on
+from treadle.engine.set_aside import log
+from treadle.engine.work import Writer
+from treadle.graph.graph import Graph
+from treadle.graph.reports import Finding
 from treadle.model.bson_types import to_bson
-from treadle.patterns.approximation.rule import ApproximateRule
-from treadle.patterns.outlier.inspection import Found
-from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find, transact
+from treadle.patterns.approximation.events import WELL_FORMED, Drain
+from treadle.patterns.approximation.fields import CounterFields
+from treadle.patterns.approximation.flush import LEDGER, culprits
+from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 from treadle.query.paths import value_at
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Graph
-    from treadle.graph.pattern import Entry
 
 # Events that are older than so many times `within` should have been moved.
 OVERDUE = 3
@@ -32,50 +32,45 @@ PARTS_MAX = 10_000
 WRITERS_KEPT_MILLISECONDS = 7 * 24 * 3600 * 1000
 
 
-def examine(entry: Entry[Any], documents: Sequence[Raw]) -> list[Found]:
+def examine(rule: CounterFields, documents: Sequence[Raw]) -> list[Finding]:
     """Documents without a number where one is counted."""
-    found: list[Found] = []
-    for rule in entry.counters:
-        for document in documents:
-            if value_at(document, rule.path.split(".")) is None:
-                told = (rule.pattern, entry.model.__name__, document["_id"], rule.path, None, rule.zero)
-                found.append(told)
-    return found
+    segments = rule.path.split(".")
+    without = [each["_id"] for each in documents if value_at(each, segments) is None]
+    return [_finding(rule, key, rule.path, None, rule.zero) for key in without]
 
 
-def overdue(entry: Entry[Any]) -> Plan[list[Found]]:
-    """Counters whose events stayed in the durable buffer, because nobody flushes it."""
-    found: list[Found] = []
-    for rule in entry.counters:
-        if rule.buffer_collection is None or rule.declared.within is None:
+def _finding(rule: CounterFields, key: Any, path: str, stored: Any, expected: Any) -> Finding:
+    return Finding(rule.pattern, rule.target.model.__name__, key, path, stored, expected)
+
+
+def overdue(rule: CounterFields) -> Plan[list[Finding]]:
+    """A counter whose events stayed in the durable buffer, because nobody flushes it."""
+    if rule.buffer_collection is None or rule.declared.within is None:
+        return []
+    rows = yield from _overdue(rule)
+    by_path, shown = rule.by_path.split("."), {rule.path: 1, rule.by_path: 1}
+    condition = {rule.by_path: {"$in": [row["_id"] for row in rows]}}
+    documents = yield from find(rule.target.collection, condition, shown)
+    by_key = {freeze(value_at(each, by_path)): each for each in documents}
+    findings = []
+    for row in rows:
+        document = by_key.get(freeze(row["_id"]))
+        if document is None:
+            findings.append(_finding(rule, row["_id"], rule.buffer_collection, row["n"], 0))
             continue
-        rows = yield from _overdue(rule)
-        keys = [row["_id"] for row in rows]
-        documents = yield from find(
-            rule.target.collection, {rule.by_path: {"$in": keys}}, {rule.path: 1, rule.by_path: 1}
-        )
-        by_key = {freeze(value_at(each, rule.by_path.split("."))): each for each in documents}
-        for row in rows:
-            document = by_key.get(freeze(row["_id"]))
-            name = entry.model.__name__
-            if document is None:
-                found.append((rule.pattern, name, row["_id"], rule.buffer_collection, row["n"], 0))
-                continue
-            stored = value_at(document, rule.path.split("."))
-            expected = to_bson(rule.number(_plain(stored or 0) + _plain(row["n"])), [])
-            found.append((rule.pattern, name, document["_id"], rule.path, stored, expected))
-    return found
+        stored = value_at(document, rule.path.split("."))
+        expected = to_bson(rule.number(_plain(stored or 0) + _plain(row["n"])), [])
+        findings.append(_finding(rule, document["_id"], rule.path, stored, expected))
+    return findings
 
 
 def _plain(number: Any) -> Any:
     return number.to_decimal() if hasattr(number, "to_decimal") else number
 
 
-def _overdue(rule: ApproximateRule) -> Plan[list[Raw]]:
+def _overdue(rule: CounterFields) -> Plan[list[Raw]]:
     assert rule.buffer_collection is not None
     assert rule.declared.within is not None
-    from treadle.patterns.approximation.events import WELL_FORMED
-
     seconds = max(OVERDUE_SECONDS_MIN, OVERDUE * rule.declared.within.total_seconds())
     # An id that tells no time is somebody else's, and as good as old.
     born = {"$convert": {"input": "$_id", "to": "date", "onError": None}}
@@ -94,40 +89,35 @@ def _overdue(rule: ApproximateRule) -> Plan[list[Raw]]:
     )
 
 
-def mend(graph: Graph, server: Capabilities, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
+def mend(graph: Graph, server: Capabilities, rule: CounterFields, keys: Sequence[Any]) -> Plan[list[Any]]:
     """Begin missing counts at zero, and move what is buffered; the documents among these that changed."""
-    changed: dict[Any, Any] = {}
-    for rule in entry.counters:
-        missing = yield from find(entry.collection, {"_id": {"$in": list(keys)}, rule.path: None}, {"_id": 1})
+    collection = rule.target.collection
+    without = {"_id": {"$in": list(keys)}, rule.path: None}
+    changed = [each["_id"] for each in (yield from find(collection, without, {"_id": 1}))]
+    if changed:
+        # Only where there is still none: a flush may have come first.
         zero = {"$set": {rule.path: rule.zero}}
-        if missing:
-            # Only where there is still none: a flush may have come first.
-            operations = [UpdateOne({"_id": {"$eq": each["_id"]}, rule.path: None}, zero) for each in missing]
-            yield from bulk_write(entry.collection, operations, ordered=False)
-        for each in missing:
-            changed[freeze(each["_id"])] = each["_id"]
-        if rule.buffer_collection is not None:
-            moved = yield from drain(graph, server, rule)
-            asked = {freeze(key) for key in keys}
-            documents = yield from find(
-                entry.collection, {rule.by_path: {"$in": [to_bson(key, []) for key in moved]}}, {"_id": 1}
-            )
-            ids = [*(each["_id"] for each in documents), *moved]
-            changed.update({freeze(each): each for each in ids if freeze(each) in asked})
-    return list(changed.values())
+        operations = [UpdateOne({"_id": {"$eq": key}, rule.path: None}, zero) for key in changed]
+        yield from bulk_write(collection, operations, ordered=False)
+    if rule.buffer_collection is not None:
+        moved = yield from drain(graph, server, rule)
+        condition = {rule.by_path: {"$in": [to_bson(key, []) for key in moved]}}
+        documents = yield from find(collection, condition, {"_id": 1})
+        counted = {freeze(each) for each in [*(each["_id"] for each in documents), *moved]}
+        changed += [key for key in keys if freeze(key) in counted]
+    return changed
 
 
-def drain(graph: Graph, server: Capabilities, rule: ApproximateRule) -> Plan[list[Any]]:
+def drain(graph: Graph, server: Capabilities, rule: CounterFields) -> Plan[list[Any]]:
     """Move everything that is buffered; the keys that were counted."""
-    from treadle.patterns.approximation.events import Drain
-    from treadle.patterns.approximation.flush import culprits
-
     moved: dict[Any, Any] = {}
     left_out: dict[Any, Any] = {}
     for _ in range(PARTS_MAX):
         work = Drain(rule, left_out)
         try:
-            events, sums, unknown = yield from transact(partial(_attempt, graph, server, work))
+            events, sums, unknown = yield from commit_on(graph, server).follow(
+                partial(work.body, graph, server), Writer("repair")
+            )
         except (OperationFailure, OverflowError) as error:
             bad = yield from culprits(rule, work.sums, error)
             if not bad or bad.keys() <= left_out.keys():
@@ -142,18 +132,7 @@ def drain(graph: Graph, server: Capabilities, rule: ApproximateRule) -> Plan[lis
     return list(moved)
 
 
-def _attempt(graph: Graph, server: Capabilities, work: Any) -> Plan[Any]:
-    from treadle.engine.react import UNBOUNDED, react
-
-    ledger = Ledger()
-    outcome = yield from work.body(graph, server, ledger)
-    yield from react(graph, server, ledger, copies_max=UNBOUNDED)
-    return outcome
-
-
 def forget_old_writers() -> Plan[None]:
     """Remove the notes of writers that ended without a word."""
-    from treadle.patterns.approximation.flush import LEDGER
-
     old = {"$lt": ["$at", {"$subtract": ["$$NOW", WRITERS_KEPT_MILLISECONDS]}]}
     yield from delete_many(LEDGER, {"$expr": old})

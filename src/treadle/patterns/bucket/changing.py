@@ -30,6 +30,7 @@ from treadle.patterns.bucket.reading import PAGE, Scan, order_key
 from treadle.patterns.bucket.spec import REVISION, Spec, milliseconds
 from treadle.patterns.bucket.writing import Writer
 from treadle.plan import (
+    server_facts,
     Plan,
     Raw,
     Update,
@@ -64,9 +65,10 @@ class Changer:
     # -- all that match, or the first ---------------------------------------------------
 
     def change_all(
-        self, selection: Selection, change: Change, server: Capabilities, *, only_first: bool = False
+        self, selection: Selection, change: Change, *, only_first: bool = False
     ) -> Plan[tuple[int, list[Pair]]]:
         """Change what the selection means; how many, and the pairs of the last bucket that was changed."""
+        server = yield from server_facts()
         count = 0
         pairs: list[Pair] = []
         # Readings that this very change moved into buckets which it has yet to visit.

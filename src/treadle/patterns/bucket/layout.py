@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import datetime as dt
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from treadle.engine import crud
 from treadle.errors import DataError, UsageError
 from treadle.graph.layout import Layout
-from treadle.graph.reports import Summary
+from treadle.graph.pattern import Entry
+from treadle.graph.reports import Action, Finding, Report, Summary
 from treadle.model.document import Document
 from treadle.model.storable import check_batch
 from treadle.patterns.bucket import prepare, reading, upkeep
@@ -20,13 +22,9 @@ from treadle.patterns.bucket.matching import Selection, open_buckets, select
 from treadle.patterns.bucket.reading import Reader, Scan
 from treadle.patterns.bucket.spec import Spec, milliseconds
 from treadle.patterns.bucket.writing import Writer
-from treadle.plan import Plan, Raw
+from treadle.plan import Plan, Raw, count_documents, is_inside, server_facts
 from treadle.plan.capabilities import Capabilities
 from treadle.query.safety import Sort, clean_update
-
-if TYPE_CHECKING:
-    from treadle.graph.pattern import Entry
-    from treadle.graph.reports import Action, Finding, Report
 
 D = TypeVar("D", bound=Document)
 
@@ -57,9 +55,9 @@ class BucketLayout(Layout[D]):
 
     # -- writing --------------------------------------------------------------------------
 
-    def insert(self, document: D, careful: bool) -> Plan[D]:
+    def insert(self, document: D) -> Plan[D]:
         """Add one reading to its bucket; what was there first, if it is a duplicate."""
-        stored = yield from self.insert_many([document], careful)
+        stored = yield from self._insert([document], together=False)
         if stored:
             return stored[0]
         there = yield from self._first(document)
@@ -85,12 +83,14 @@ class BucketLayout(Layout[D]):
                     return self.entry.codec.load(spec.flat(each.bucket, each.readings[place], each.series))
         return None
 
-    def insert_many(
-        self, documents: Iterable[D], careful: bool, server: Capabilities | None = None
-    ) -> Plan[list[D]]:
+    def insert_many(self, documents: Iterable[D]) -> Plan[list[D]]:
         """Add readings to their buckets, one update per bucket; those that were stored."""
+        server = yield from server_facts()
+        # Several buckets share a transaction where there are any; each is right by itself, too.
+        return (yield from self._insert(list(documents), together=server.transactions))
+
+    def _insert(self, given: list[D], *, together: bool) -> Plan[Stored[D]]:
         entry = self.entry
-        given = list(documents)
         altered: list[Any] = []
         raws = crud.dump_all(entry, given, altered)
         check_batch(raws, entry.model.__name__)
@@ -103,9 +103,8 @@ class BucketLayout(Layout[D]):
         for document in given:
             document.__pydantic_fields_set__.add("id")
         batches = self.writer.group(raws, documents=given)
+        careful = yield from is_inside()
         with crud.translated(entry.model.__name__, raws):
-            # In a transaction several buckets take one command; else each takes its own.
-            together = server is not None and server.transactions
             duplicates = yield from self.writer.append(batches, careful=careful, together=together)
         if not duplicates:
             return Stored(shown)
@@ -181,12 +180,12 @@ class BucketLayout(Layout[D]):
             )
         return selection
 
-    def update(self, id_or_filter: Any, update: Any, server: Capabilities) -> Plan[D | None]:
+    def update(self, id_or_filter: Any, update: Any) -> Plan[D | None]:
         cleaned = clean_update(self.entry.codec, update)
         change = applied(self.spec, self.collection, cleaned)
         selection = yield from self._chosen(id_or_filter)
         with crud.translated(self.entry.model.__name__, [{"update": cleaned}]):
-            _, pairs = yield from self.changer.change_all(selection, change, server, only_first=True)
+            _, pairs = yield from self.changer.change_all(selection, change, only_first=True)
         return self._after(pairs[0][1]) if pairs else None
 
     def _after(self, flat: Raw | None) -> D:
@@ -198,15 +197,17 @@ class BucketLayout(Layout[D]):
             flat["_id"] = spec.reading_id(series, milliseconds(flat[spec.time.stored]))
         return self.entry.codec.load(copy.deepcopy(flat))
 
-    def update_all(self, filter: Any, update: Any, server: Capabilities) -> Plan[int]:
+    def update_all(self, filter: Any, update: Any) -> Plan[int]:
         crud.require_filter(self.entry, filter)
         cleaned = clean_update(self.entry.codec, update)
         change = applied(self.spec, self.collection, cleaned)
         with crud.translated(self.entry.model.__name__, [{"update": cleaned}]):
-            count, _ = yield from self.changer.change_all(select(self.spec, filter), change, server)
+            count, _ = yield from self.changer.change_all(
+                select(self.spec, filter), change
+            )
         return count
 
-    def replace(self, document: D, server: Capabilities) -> Plan[D]:
+    def replace(self, document: D) -> Plan[D]:
         altered: list[Any] = []
         raw = crud.dump(self.entry, document, altered)
         identity = raw["_id"]
@@ -217,22 +218,24 @@ class BucketLayout(Layout[D]):
             yield  # pragma: no cover (a plan that asks for nothing)
 
         with crud.translated(self.entry.model.__name__, [raw]):
-            _, pairs = yield from self.changer.change_all(selection, change, server, only_first=True)
+            _, pairs = yield from self.changer.change_all(selection, change, only_first=True)
         if not pairs:
             raise crud.gone(self.entry, identity)
         return self._after(raw)
 
-    def delete(self, id_or_filter: Any, server: Capabilities) -> Plan[D | None]:
+    def delete(self, id_or_filter: Any) -> Plan[D | None]:
         selection = yield from self._chosen(id_or_filter)
-        _, pairs = yield from self.changer.change_all(selection, _gone, server, only_first=True)
+        _, pairs = yield from self.changer.change_all(
+            selection, _gone, only_first=True
+        )
         return self.entry.codec.load(pairs[0][0]) if pairs else None
 
-    def delete_all(self, filter: Any, server: Capabilities) -> Plan[int]:
+    def delete_all(self, filter: Any) -> Plan[int]:
         crud.require_filter(self.entry, filter)
         selection = select(self.spec, filter)
         if selection.whole and selection.low is None and selection.high is None:
             return (yield from self.changer.delete_buckets(selection))
-        count, _ = yield from self.changer.change_all(selection, _gone, server)
+        count, _ = yield from self.changer.change_all(selection, _gone)
         return count
 
     # -- set-up, proof and repair ---------------------------------------------------------
@@ -262,6 +265,18 @@ class BucketLayout(Layout[D]):
 
     def rebuild(self, server: Capabilities, report: Report | None) -> Plan[int]:
         return (yield from upkeep.Upkeep(self).rebuild(server, report))
+
+    def pack_due(self, now: dt.datetime, *, dry_run: bool = False) -> Plan[int]:
+        """Pack the buckets that are closed by now, under `layout="packed"`; how many there were, or would be.
+
+        Twice equals once, and two who do it at the same time do not disturb each other.
+        """
+        if self.spec.layout != "packed":
+            return 0
+        work = upkeep.Upkeep(self)
+        if dry_run:
+            return (yield from count_documents(self.collection, work.due(now)))
+        return (yield from work.compact(now))
 
 
 def _gone(readings: list[Raw]) -> Plan[list[Raw | None]]:

@@ -12,7 +12,7 @@ import copy
 import datetime as dt
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from pymongo.errors import CollectionInvalid, OperationFailure
 
@@ -20,6 +20,7 @@ from treadle.engine import crud
 from treadle.engine.indexes import compare_indexes, existing_indexes, set_up_indexes
 from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
 from treadle.graph.layout import Layout
+from treadle.graph.pattern import Entry
 from treadle.graph.reports import Action, Finding, Progress, Report, Summary
 from treadle.model.adapt import adapter_of
 from treadle.model.codec import StoredField
@@ -27,9 +28,7 @@ from treadle.model.document import Document
 from treadle.model.indexed import Indexed
 from treadle.patterns.bucket.prepare import ALREADY_EXISTS
 from treadle.patterns.bucket.reading import NAIVE_EPOCH, Scan, bounds, field_summary, is_dateless
-from treadle.patterns.bucket.rule import as_tuple
-from treadle.patterns.bucket.spec import EPOCH, moment
-from treadle.patterns.bucket.time_series import TimeSeries
+from treadle.patterns.bucket.spec import EPOCH, as_tuple, moment
 from treadle.plan import (
     Plan,
     Raw,
@@ -40,13 +39,11 @@ from treadle.plan import (
     delete_many,
     find,
     insert_many,
+    is_inside,
     update_many,
 )
 from treadle.plan.capabilities import Capabilities
 from treadle.query.safety import Sort, clean, clean_filter, clean_update
-
-if TYPE_CHECKING:
-    from treadle.graph.pattern import Entry
 
 D = TypeVar("D", bound=Document)
 
@@ -64,8 +61,12 @@ class NativeReader(Generic[D]):
 
     def __init__(self, entry: Entry[D], command: Read) -> None:
         self.done = False
-        self.command = command
+        self._command = command
         self._load = entry.codec.load
+
+    @property
+    def command(self) -> Read:
+        return self._command
 
     def take(self, raws: list[Raw], ended: bool) -> Plan[list[D]]:
         self.done = ended
@@ -78,7 +79,7 @@ class NativeLayout(Layout[D]):
 
     pattern = "time_series"
 
-    def __init__(self, entry: Entry[D], declared: TimeSeries) -> None:
+    def __init__(self, entry: Entry[D], declared: Any) -> None:
         self.entry = entry
         self.declared = declared
         self.collection = entry.collection
@@ -140,13 +141,11 @@ class NativeLayout(Layout[D]):
 
     # -- writing --------------------------------------------------------------------------
 
-    def insert(self, document: D, careful: bool) -> Plan[D]:
-        return (yield from self.insert_many([document], careful))[0]
+    def insert(self, document: D) -> Plan[D]:
+        return (yield from self.insert_many([document]))[0]
 
-    def insert_many(
-        self, documents: Iterable[D], careful: bool, server: Capabilities | None = None
-    ) -> Plan[list[D]]:
-        if careful:
+    def insert_many(self, documents: Iterable[D]) -> Plan[list[D]]:
+        if (yield from is_inside()):
             raise self._not_offered("a transaction", "write outside of it, or use bucket=")
         listed = list(documents)
         try:
@@ -251,19 +250,19 @@ class NativeLayout(Layout[D]):
 
     # -- changing -------------------------------------------------------------------------
 
-    def update(self, id_or_filter: Any, update: Any, server: Capabilities) -> Plan[D | None]:
+    def update(self, id_or_filter: Any, update: Any) -> Plan[D | None]:
         raise self._not_offered("update", "update_many can change the series as a whole; or use bucket=")
         yield  # pragma: no cover (a plan that asks for nothing)
 
-    def replace(self, document: D, server: Capabilities) -> Plan[D]:
+    def replace(self, document: D) -> Plan[D]:
         raise self._not_offered("replace", "use bucket=")
         yield  # pragma: no cover (a plan that asks for nothing)
 
-    def delete(self, id_or_filter: Any, server: Capabilities) -> Plan[D | None]:
+    def delete(self, id_or_filter: Any) -> Plan[D | None]:
         raise self._not_offered("delete", "delete_many can delete a series as a whole; or use bucket=")
         yield  # pragma: no cover (a plan that asks for nothing)
 
-    def update_all(self, filter: Any, update: Any, server: Capabilities) -> Plan[int]:
+    def update_all(self, filter: Any, update: Any) -> Plan[int]:
         crud.require_filter(self.entry, filter)
         cleaned, change = clean_filter(self.entry.codec, filter), clean_update(self.entry.codec, update)
         # The server reports its own buckets, not readings.
@@ -274,7 +273,7 @@ class NativeLayout(Layout[D]):
             self._translated(error, "this update_many")
         return number
 
-    def delete_all(self, filter: Any, server: Capabilities) -> Plan[int]:
+    def delete_all(self, filter: Any) -> Plan[int]:
         crud.require_filter(self.entry, filter)
         cleaned = clean_filter(self.entry.codec, filter)
         try:

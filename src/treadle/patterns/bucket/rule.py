@@ -4,25 +4,21 @@ The declaration stands on the class: `bucket=Bucket(key="sensor_id", time="ts",
 span=timedelta(hours=1), limit=60, stats=("temp",))`. It keeps right: each
 reading lies in the bucket of its own time, `count` and `stats` are those of
 the readings, a window that is full goes on in a bucket with the next number.
-How is in `treadle/buckets/`; this file holds what is declared.
+How is in the other files of this folder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, Literal
 
-from treadle.errors import DeclarationError
-from treadle.graph.pattern import Pattern, Place, Rule
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Graph
-    from treadle.graph.pattern import Entry
-    from treadle.patterns.bucket.layout import BucketLayout
-
-Names = str | tuple[str, ...]
+from treadle.graph.pattern import Models, Pattern, Place, Rule
+from treadle.patterns.bucket.layout import BucketLayout
+from treadle.patterns.bucket.spec import FieldNames, bind, refuse_others
+from treadle.plan import Plan
+from treadle.plan.capabilities import Capabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +35,15 @@ class Bucket(Pattern):
     """
 
     pattern: ClassVar[str] = "bucket"
+    keyword: ClassVar[str | None] = "bucket"
 
-    key: Names
+    key: FieldNames
     time: str
     span: timedelta | None = None
     limit: int | None = None
-    stats: Names = ()
+    stats: FieldNames = ()
     names: Mapping[str, str] = field(default_factory=dict, hash=False)
-    metadata: Names = ()
+    metadata: FieldNames = ()
     unique: str | None = None
     expire_after: timedelta | None = None
     layout: Literal["rows", "columns", "packed"] = "rows"
@@ -54,24 +51,27 @@ class Bucket(Pattern):
     ids: Literal["derived", "stored"] | None = None
     adopt: str | None = None
 
-    def bind(self, place: Place, graph: Graph) -> Rule:
-        raise on_a_field(place, "bucket=Bucket(…)")
-
-    def lay_out(self, entry: Entry[Any]) -> BucketLayout[Any]:
-        """What performs the calls of a model that is declared so; raises `DeclarationError`."""
-        from treadle.patterns.bucket.layout import BucketLayout
-        from treadle.patterns.bucket.spec import bind
-
-        return BucketLayout(entry, bind(self, entry.model, entry.codec))
+    def bind(self, place: Place, graph: Models) -> Rule:
+        refuse_others(place)
+        return BucketRule(place, self)
 
 
-def on_a_field(place: Place, written: str) -> DeclarationError:
-    return DeclarationError(
-        f"{place.label} is annotated with a pattern of the whole model; write the class keyword {written}",
-        code="pattern-keyword",
-    )
+class BucketRule(Rule):
+    """A model whose readings are kept in buckets."""
 
+    pattern = "bucket"
+    due_work = "packing"
 
-def as_tuple(names: Names) -> tuple[str, ...]:
-    """One name or several, as several."""
-    return (names,) if isinstance(names, str) else tuple(names)
+    def __init__(self, place: Place, declared: Bucket) -> None:
+        super().__init__(place)
+        self._layout = BucketLayout(self.target, bind(declared, self.target.model, self.target.codec))
+
+    def maintained(self) -> set[str]:
+        return set()
+
+    def lay_out(self) -> BucketLayout[Any]:
+        return self._layout
+
+    def run_due(self, server: Capabilities, now: datetime, dry_run: bool) -> Plan[int]:
+        """Pack closed buckets; two who do it do not disturb each other."""
+        return self._layout.pack_due(now, dry_run=dry_run)

@@ -22,10 +22,10 @@ from bson import ObjectId
 from bson.decimal128 import Decimal128
 
 from treadle.errors import DeclarationError
+from treadle.graph.pattern import Place
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, UTC
 from treadle.model.codec import Codec, StoredField
 from treadle.model.document import Document
-from treadle.patterns.bucket.rule import Bucket, as_tuple
 from treadle.plan import Raw
 from treadle.query.paths import ARRAYS, resolve
 
@@ -57,6 +57,10 @@ def moment(count: int) -> dt.datetime:
     return EPOCH + dt.timedelta(milliseconds=count)
 
 
+# One field's name, or several.
+FieldNames = str | tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Stat:
     """One number whose statistics each bucket holds."""
@@ -83,7 +87,7 @@ class Names:
 class Spec:
     """A bound declaration; everything in stored names."""
 
-    def __init__(self, declared: Bucket, model: type[Document], codec: Codec[Any]) -> None:
+    def __init__(self, declared: Any, model: type[Document], codec: Codec[Any]) -> None:
         self.declared = declared
         self.model = model
         self.codec = codec
@@ -191,7 +195,7 @@ def _hash(values: Sequence[Any]) -> int:
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big") >> (64 - HASH_BITS)
 
 
-def bind(declared: Bucket, model: type[Document], codec: Codec[Any]) -> Spec:
+def bind(declared: Any, model: type[Document], codec: Codec[Any]) -> Spec:
     """Check a declaration against its model."""
     return Spec(declared, model, codec)
 
@@ -244,7 +248,7 @@ def _stat(codec: Codec[Any], name: str, model: type[Document], spec: Spec) -> St
     return Stat(path.stored, segments, path.python, path.shape.python is decimal.Decimal, optional)
 
 
-def _part_names(declared: Bucket, model: type[Document]) -> Names:
+def _part_names(declared: Any, model: type[Document]) -> Names:
     if not isinstance(declared.names, Mapping) or set(declared.names) - set(PARTS):
         raise _refuse(model, f"has names={declared.names!r}; it renames {', '.join(PARTS)}")
     chosen = {part: declared.names.get(part, part) for part in PARTS}
@@ -322,3 +326,29 @@ def _check_window(spec: Spec) -> None:
 
 def vars_of(names: Names) -> tuple[str, ...]:
     return tuple(getattr(names, part) for part in PARTS)
+
+
+def as_tuple(names: FieldNames) -> tuple[str, ...]:
+    """One name or several, as several."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def refuse_others(place: Place) -> None:
+    """Readings have no tree, kinds, versions or groups."""
+    settings, name = place.entry.settings, place.entry.model.__name__
+    others = {
+        **{keyword: True for keyword in settings.patterns if keyword not in ("bucket", "timeseries")},
+        "discriminator": settings.discriminator,
+        "version": settings.version,
+    }
+    for keyword, other in others.items():
+        if other is not None:
+            raise DeclarationError(
+                f"{name} has {keyword}= beside bucket= or timeseries=; readings have none",
+                code="bucket-declaration",
+            )
+    if {"bucket", "timeseries"} <= set(settings.patterns):
+        raise DeclarationError(
+            f"{place.entry.model.__name__} has both bucket= and timeseries=; keep one",
+            code="bucket-declaration",
+        )

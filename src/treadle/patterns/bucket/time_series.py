@@ -10,15 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from treadle.graph.pattern import Pattern, Place, Rule
-from treadle.patterns.bucket.rule import Names, on_a_field
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Graph
-    from treadle.graph.pattern import Entry
-    from treadle.patterns.bucket.native import NativeLayout
+from treadle.graph.pattern import Models, Pattern, Place, Rule
+from treadle.patterns.bucket.native import NativeLayout
+from treadle.patterns.bucket.spec import FieldNames, refuse_others
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +28,31 @@ class TimeSeries(Pattern):
     """
 
     pattern: ClassVar[str] = "time_series"
+    keyword: ClassVar[str | None] = "timeseries"
 
     time: str
     key: str | None = None
     granularity: Literal["seconds", "minutes", "hours"] = "seconds"
     expire_after: timedelta | None = None
-    stats: Names = ()
+    stats: FieldNames = ()
     adopt: str | None = None
 
-    def bind(self, place: Place, graph: Graph) -> Rule:
-        raise on_a_field(place, "timeseries=TimeSeries(…)")
+    def bind(self, place: Place, graph: Models) -> Rule:
+        refuse_others(place)
+        return TimeSeriesRule(place, self)
 
-    def lay_out(self, entry: Entry[Any]) -> NativeLayout[Any]:
-        """What performs the calls of a model that is declared so; raises `DeclarationError`."""
-        from treadle.patterns.bucket.native import NativeLayout
 
-        return NativeLayout(entry, self)
+class TimeSeriesRule(Rule):
+    """A model whose readings are kept by the server's own kind of collection."""
+
+    pattern = "time_series"
+
+    def __init__(self, place: Place, declared: TimeSeries) -> None:
+        super().__init__(place)
+        self._layout: NativeLayout[Any] = NativeLayout(self.target, declared)
+
+    def maintained(self) -> set[str]:
+        return set()
+
+    def lay_out(self) -> NativeLayout[Any]:
+        return self._layout

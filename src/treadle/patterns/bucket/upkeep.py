@@ -36,8 +36,6 @@ from treadle.query.comparison import same
 from treadle.query.paths import value_at
 
 if TYPE_CHECKING:
-    from treadle.graph.graph import Graph
-    from treadle.graph.pattern import Entry
     from treadle.patterns.bucket.layout import BucketLayout
 
 PAGE = 50
@@ -330,28 +328,3 @@ def server_time() -> Plan[dt.datetime]:
     reply = yield from database_command({"hello": 1}, writes=False, admin=True)
     now: dt.datetime = reply["localTime"]
     return now if now.tzinfo else now.replace(tzinfo=dt.UTC)
-
-
-def compact_due(
-    entry: Entry[Any], server: Capabilities, now: dt.datetime | None = None, *, dry_run: bool = False
-) -> Plan[int]:
-    """Pack the closed buckets of a model with `layout="packed"`; how many there were, or would be.
-
-    By the server's clock, unless another moment is given. Twice equals once,
-    and two who do it at the same time do not disturb each other.
-    """
-    from treadle.patterns.bucket.layout import BucketLayout
-
-    if not isinstance(entry.layout, BucketLayout) or entry.layout.spec.layout != "packed":
-        return 0
-    upkeep = Upkeep(entry.layout)
-    moment_now = (yield from server_time()) if now is None else now
-    if dry_run:
-        return (yield from count_documents(upkeep.collection, upkeep.due(moment_now)))
-    return (yield from upkeep.compact(moment_now))
-
-
-def packing(graph: Graph) -> list[Entry[Any]]:
-    """The models whose closed buckets are to be packed."""
-    declared = [(entry, entry.settings.bucket) for entry in graph.entries.values()]
-    return [entry for entry, bucket in declared if bucket is not None and bucket.layout == "packed"]

@@ -4,53 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from treadle.engine.ledger import Ledger
+from treadle.engine.commit import commit_on
 from treadle.engine.set_aside import set_aside
+from treadle.engine.work import Writer
 from treadle.errors import DataError
-from treadle.graph.gather import freeze
-from treadle.patterns.outlier.rule import OutlierRule, comparable
-from treadle.plan import Plan, Raw, aggregate, by_id, delete_many, find, find_one, transact
+from treadle.graph.graph import Graph
+from treadle.graph.reports import Finding
+from treadle.patterns.outlier.fields import OutlierFields, comparable
+from treadle.patterns.outlier.writes import Tidy
+from treadle.plan import Plan, Raw, aggregate, by_id, delete_many, find, find_one
 from treadle.plan.capabilities import Capabilities
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Graph
-    from treadle.graph.pattern import Entry
-    from treadle.patterns.outlier.writes import Tidy
+from treadle.query.keys import freeze
 
 ORPHANS_MAX = 1000
 
-# pattern, model, document id, path, stored, expected: the fields of a Finding.
-Found = tuple[str, str, Any, str, Any, Any]
 
-
-def examine(entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Found]]:
+def examine(rule: OutlierFields, documents: Sequence[Raw]) -> Plan[list[Finding]]:
     """What is wrong with the arrays of these documents, read up to one item beyond the limit."""
-    found: list[Found] = []
-    for rule in entry.outliers:
-        overflow = yield from _overflow(rule, [each["_id"] for each in documents])
-        long = [each["_id"] for each in documents if len(rule.embedded(each)) > rule.limit]
-        lengths = yield from _lengths(rule, long)
-        for document in documents:
-            key = freeze(document["_id"])
-            embedded = lengths.get(key, len(rule.embedded(document)))
-            row = overflow.get(key, {"items": 0, "counted": 0, "pages": 0})
-            for path, stored, expected in _compare(rule, document, embedded, row):
-                found.append((rule.pattern, entry.model.__name__, document["_id"], path, stored, expected))
-        if rule.unique:
-            flagged = [each["_id"] for each in documents if freeze(each["_id"]) in overflow]
-            for document in documents:
-                repeated = _repeated(rule.embedded(document))
-                if document["_id"] in flagged:
-                    repeated += yield from _repeated_in_overflow(rule, document)
-                if repeated:
-                    name = entry.model.__name__
-                    found.append((rule.pattern, name, document["_id"], rule.path, repeated, []))
-    return found
+    findings: list[Finding] = []
+    overflow = yield from _overflow(rule, [each["_id"] for each in documents])
+    long = [each["_id"] for each in documents if len(rule.embedded(each)) > rule.limit]
+    lengths = yield from _lengths(rule, long)
+    for document in documents:
+        key = freeze(document["_id"])
+        embedded = lengths.get(key, len(rule.embedded(document)))
+        row = overflow.get(key, {"items": 0, "counted": 0, "pages": 0})
+        findings += [
+            _finding(rule, document["_id"], *each) for each in _compare(rule, document, embedded, row)
+        ]
+    for document in documents if rule.unique else ():
+        repeated = _repeated(rule.embedded(document))
+        if freeze(document["_id"]) in overflow:
+            repeated += yield from _repeated_in_overflow(rule, document)
+        if repeated:
+            findings.append(_finding(rule, document["_id"], rule.path, repeated, []))
+    return findings
 
 
-def _overflow(rule: OutlierRule, keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
+def _finding(rule: OutlierFields, key: Any, path: str, stored: Any, expected: Any) -> Finding:
+    return Finding(rule.pattern, rule.target.model.__name__, key, path, stored, expected)
+
+
+def _overflow(rule: OutlierFields, keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
     """Per owner: how many items its overflow holds, how many it says it holds, and its last number."""
     items: Any = 1
     counted: Any = 1
@@ -78,7 +75,7 @@ def _overflow(rule: OutlierRule, keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
     return {freeze(row["_id"]): row for row in rows}
 
 
-def _lengths(rule: OutlierRule, keys: Sequence[Any]) -> Plan[dict[Any, int]]:
+def _lengths(rule: OutlierFields, keys: Sequence[Any]) -> Plan[dict[Any, int]]:
     if not keys:
         return {}
     rows = yield from aggregate(
@@ -88,7 +85,7 @@ def _lengths(rule: OutlierRule, keys: Sequence[Any]) -> Plan[dict[Any, int]]:
     return {freeze(row["_id"]): row["n"] for row in rows}
 
 
-def _compare(rule: OutlierRule, document: Raw, embedded: int, row: Raw) -> list[tuple[str, Any, Any]]:
+def _compare(rule: OutlierFields, document: Raw, embedded: int, row: Raw) -> list[tuple[str, Any, Any]]:
     """(path, stored, expected) of what is wrong in one document."""
     if row.get("other"):
         return [(rule.collection, f"{row['other']} documents in another layout", "none")]
@@ -125,7 +122,7 @@ def _repeated(items: Sequence[Any]) -> list[Any]:
     return again
 
 
-def _repeated_in_overflow(rule: OutlierRule, document: Raw) -> Plan[list[Any]]:
+def _repeated_in_overflow(rule: OutlierFields, document: Raw) -> Plan[list[Any]]:
     """Items that the overflow holds twice, or that are embedded as well."""
     stages: list[Raw] = [{"$match": {rule.owner: {"$eq": document["_id"]}}}]
     if rule.layout == "page":
@@ -146,29 +143,27 @@ def _repeated_in_overflow(rule: OutlierRule, document: Raw) -> Plan[list[Any]]:
     return [row["_id"] for row in rows]
 
 
-def mend(graph: Graph, server: Capabilities, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
+def mend(graph: Graph, server: Capabilities, rule: OutlierFields, keys: Sequence[Any]) -> Plan[list[Any]]:
     """Bring the arrays of these documents in order, one transaction each; those that changed."""
-    from treadle.patterns.outlier.writes import Tidy
-
-    changed: dict[Any, Any] = {}
-    for rule in entry.outliers:
-        for key in keys:
-            work = Tidy(rule, key)
-            # Only an array that is not in order costs a transaction.
-            needed = yield from work.needed()
-            if needed is None:
-                done = yield from _remove_orphan(rule, key)
-            else:
-                done = needed and (yield from _mend_one(graph, server, work))
-            if done:
-                changed[freeze(key)] = key
-    return list(changed.values())
+    changed: list[Any] = []
+    for key in keys:
+        work = Tidy(rule, key)
+        # Only an array that is not in order costs a transaction.
+        needed = yield from work.needed()
+        if needed is None:
+            done = yield from _remove_orphan(rule, key)
+        else:
+            done = needed and (yield from _mend_one(graph, server, work))
+        if done:
+            changed.append(key)
+    return changed
 
 
 def _mend_one(graph: Graph, server: Capabilities, work: Tidy) -> Plan[bool]:
     """Bring one array in order; one whose document cannot be brought to the current version is set aside."""
     try:
-        return (yield from transact(partial(_tidy, graph, server, work)))
+        body = partial(work.body, graph, server)
+        return bool((yield from commit_on(graph, server).follow(body, Writer("repair"))))
     except DataError as error:
         if error.code not in ("migration-failed", "version-unknown"):
             raise
@@ -176,35 +171,22 @@ def _mend_one(graph: Graph, server: Capabilities, work: Tidy) -> Plan[bool]:
         return False
 
 
-def _tidy(graph: Graph, server: Capabilities, work: Tidy) -> Plan[bool]:
-    from treadle.engine.react import UNBOUNDED, react
-
-    ledger = Ledger()
-    done = yield from work.body(graph, server, ledger)
-    yield from react(graph, server, ledger, copies_max=UNBOUNDED)
-    return bool(done)
-
-
-def orphans(entry: Entry[Any]) -> Plan[list[Found]]:
+def orphans(rule: OutlierFields) -> Plan[list[Finding]]:
     """Overflow of documents that do not exist."""
-    found: list[Found] = []
-    for rule in entry.outliers:
-        for row in (yield from _orphans(rule)):
-            told = (rule.pattern, entry.model.__name__, row["_id"], rule.collection, row["n"], 0)
-            found.append(told)
-        rows = yield from aggregate(rule.collection, [{"$match": _nobodys(rule)}, {"$count": "n"}])
-        if rows:
-            name, stored = entry.model.__name__, f"{rows[0]['n']} documents without {rule.owner}"
-            found.append((rule.pattern, name, None, rule.collection, stored, "none"))
-    return found
+    rows = yield from _orphans(rule)
+    findings = [_finding(rule, row["_id"], rule.collection, row["n"], 0) for row in rows]
+    for row in (yield from aggregate(rule.collection, [{"$match": _nobodys(rule)}, {"$count": "n"}])):
+        stored = f"{row['n']} documents without {rule.owner}"
+        findings.append(_finding(rule, None, rule.collection, stored, "none"))
+    return findings
 
 
-def _nobodys(rule: OutlierRule) -> Raw:
+def _nobodys(rule: OutlierFields) -> Raw:
     """Documents that name no owner at all: not orphans, but written under another declaration."""
     return {rule.owner: {"$exists": False}}
 
 
-def require_layout(rule: OutlierRule) -> Plan[None]:
+def require_layout(rule: OutlierFields) -> Plan[None]:
     """Refuse overflow that was written under another declaration, before its indexes are changed."""
     if (yield from find_one(rule.collection, rule.of_other_layout(), {"_id": 1})) is not None:
         raise rule.other_layout()
@@ -216,7 +198,7 @@ def require_layout(rule: OutlierRule) -> Plan[None]:
         )
 
 
-def _orphans(rule: OutlierRule) -> Plan[list[Raw]]:
+def _orphans(rule: OutlierFields) -> Plan[list[Raw]]:
     lookup = {"from": rule.target.collection, "localField": "_id", "foreignField": "_id", "as": "owner"}
     return (
         yield from aggregate(
@@ -234,18 +216,17 @@ def _orphans(rule: OutlierRule) -> Plan[list[Raw]]:
     )
 
 
-def remove_orphans(entry: Entry[Any]) -> Plan[None]:
+def remove_orphans(rule: OutlierFields) -> Plan[None]:
     """Delete overflow of documents that do not exist; what names no owner is left alone."""
-    for rule in entry.outliers:
-        while rows := (yield from _orphans(rule)):
-            removed = 0
-            for row in rows:
-                removed += yield from _remove_orphan(rule, row["_id"])
-            if not removed:
-                break
+    while rows := (yield from _orphans(rule)):
+        removed = 0
+        for row in rows:
+            removed += yield from _remove_orphan(rule, row["_id"])
+        if not removed:
+            break
 
 
-def _remove_orphan(rule: OutlierRule, key: Any) -> Plan[bool]:
+def _remove_orphan(rule: OutlierFields, key: Any) -> Plan[bool]:
     # Those very documents: an owner that is inserted meanwhile brings its own.
     # One that names no owner is nobody's: it would be found by an owner of None, too.
     pages = yield from find(rule.collection, {rule.owner: {"$eq": key, "$exists": True}}, {"_id": 1})

@@ -14,7 +14,7 @@ from pymongo import DeleteMany, InsertOne, ReplaceOne
 
 from treadle.errors import DataError
 from treadle.graph.pattern import REVISION
-from treadle.patterns.outlier.rule import OutlierRule
+from treadle.patterns.outlier.fields import OutlierFields
 from treadle.plan import Plan, Raw, bulk_write, by_id, update_one
 
 
@@ -33,7 +33,7 @@ class Move:
     moved: bool = False
 
 
-def missing(rule: OutlierRule, key: Any) -> DataError:
+def missing(rule: OutlierFields, key: Any) -> DataError:
     return DataError(
         f"{rule.target.model.__name__} {key!r} is not stored (any more), so it has no {rule.python_path}; "
         "insert it first",
@@ -41,7 +41,7 @@ def missing(rule: OutlierRule, key: Any) -> DataError:
     )
 
 
-def owned(rule: OutlierRule, key: Any) -> Raw:
+def owned(rule: OutlierFields, key: Any) -> Raw:
     """The condition on overflow documents of one owner; an id never becomes an operator."""
     return {rule.owner: {"$eq": key}}
 
@@ -51,7 +51,7 @@ def holds(item: Any) -> Raw:
     return {"$elemMatch": {"$eq": item}}
 
 
-def perform(rule: OutlierRule, move: Move | None) -> Plan[None]:
+def perform(rule: OutlierFields, move: Move | None) -> Plan[None]:
     """Do what a move says; None is nothing to do."""
     if move is None:
         return
@@ -64,7 +64,7 @@ def perform(rule: OutlierRule, move: Move | None) -> Plan[None]:
         yield from bulk_write(rule.collection, operations)
 
 
-def _owner_update(rule: OutlierRule, move: Move) -> Raw:
+def _owner_update(rule: OutlierFields, move: Move) -> Raw:
     """The update of the owner; it always writes, so that two writers meet."""
     sets, unsets = rule.owner_sets(move.count, move.last)
     if move.embedded is not None:

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from treadle.patterns.outlier.fields import OutlierFields, comparable, distinct
 from treadle.patterns.outlier.item_bytes import BYTES_MAX, fitting, weight
 from treadle.patterns.outlier.move import Move, owned
-from treadle.patterns.outlier.rule import OutlierRule, comparable, distinct
 from treadle.plan import Plan, Raw, find
 
 # How many overflow documents are read at once when items come back.
 REFILL_PAGES = 4
 
 
-def in_order(rule: OutlierRule, owner: Raw) -> Plan[Move | None]:
+def in_order(rule: OutlierFields, owner: Raw) -> Plan[Move | None]:
     """What makes the array of an owner as it should be; None where it is.
 
     Reads all overflow of the owner. Nothing is lost: only the repetitions of
@@ -62,12 +62,12 @@ def in_order(rule: OutlierRule, owner: Raw) -> Plan[Move | None]:
     return None if _nothing_to_do(rule, owner, move) else move
 
 
-def value_missing(rule: OutlierRule, owner: Raw) -> bool:
+def value_missing(rule: OutlierFields, owner: Raw) -> bool:
     """Whether there is no array at all, or null in its place."""
     return not isinstance(rule.value(owner, rule.path), list)
 
 
-def _usable(rule: OutlierRule, pages: Sequence[Raw], held: Sequence[Sequence[Any]]) -> bool:
+def _usable(rule: OutlierFields, pages: Sequence[Raw], held: Sequence[Sequence[Any]]) -> bool:
     """Whether overflow documents can stay: not without numbers, with the same twice, or too long."""
     numbers = [page.get(rule.order) for page in pages]
     if any(isinstance(each, bool) or not isinstance(each, int) for each in numbers):
@@ -77,7 +77,7 @@ def _usable(rule: OutlierRule, pages: Sequence[Raw], held: Sequence[Sequence[Any
     return not (too_long or unmarked) and len(set(numbers)) == len(numbers)
 
 
-def _nothing_to_do(rule: OutlierRule, owner: Raw, move: Move) -> bool:
+def _nothing_to_do(rule: OutlierFields, owner: Raw, move: Move) -> bool:
     last = rule.value(owner, rule.last_path)
     # A number beyond the last page is as good: pages at the end may have been emptied.
     same_last = move.last == last if move.last is None or last is None else last >= move.last
@@ -101,7 +101,7 @@ def first_of_each(items: Sequence[Any], known: Sequence[Any]) -> list[bool]:
     return new
 
 
-def refill(rule: OutlierRule, key: Any, move: Move, left: Sequence[Any]) -> Plan[None]:
+def refill(rule: OutlierFields, key: Any, move: Move, left: Sequence[Any]) -> Plan[None]:
     """Let the first items of the overflow come back, in their order, as far as the owner may hold them."""
     embedded = list(left)
     room = BYTES_MAX - sum(map(weight, embedded))

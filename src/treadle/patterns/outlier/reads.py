@@ -14,8 +14,8 @@ from pymongo.errors import OperationFailure
 
 from treadle.errors import DataError, UsageError
 from treadle.graph.pattern import Entry
+from treadle.patterns.outlier.fields import OutlierFields
 from treadle.patterns.outlier.move import missing, owned
-from treadle.patterns.outlier.rule import OutlierRule
 from treadle.plan import Plan, Raw, aggregate, by_id, find, find_one, wait
 from treadle.plan.capabilities import Capabilities
 
@@ -32,12 +32,12 @@ PAUSE_SECONDS = 0.02
 SIZE_MAX = 100_000
 
 
-def rule_named(entry: Entry[Any], field: str) -> OutlierRule:
+def rule_named(entry: Entry[Any], field: str) -> OutlierFields:
     """The outlier array that a caller named by its Python path."""
-    for rule in entry.all_outliers:
+    for rule in entry.having(OutlierFields):
         if field == rule.python_path:
             return rule
-    known = ", ".join(repr(rule.python_path) for rule in entry.all_outliers) or "none"
+    known = ", ".join(repr(rule.python_path) for rule in entry.having(OutlierFields)) or "none"
     raise UsageError(
         f"{entry.model.__name__} has no outlier array {field!r}; it has {known}: declare it as "
         "Annotated[list[…], Outlier(limit=…, overflow=…)]",
@@ -49,7 +49,7 @@ def has_snapshots(server: Capabilities) -> bool:
     return server.version >= SNAPSHOTS_SINCE
 
 
-def steadily(rule: OutlierRule, make: Callable[[], Plan[R]]) -> Plan[R]:
+def steadily(rule: OutlierFields, make: Callable[[], Plan[R]]) -> Plan[R]:
     """Run a read again where its collection was made just now, so that no snapshot holds it yet."""
     for _ in range(ATTEMPTS_MAX - 1):
         try:
@@ -67,11 +67,11 @@ def steadily(rule: OutlierRule, make: Callable[[], Plan[R]]) -> Plan[R]:
     return (yield from make())
 
 
-def _array(rule: OutlierRule) -> Raw:
+def _array(rule: OutlierFields) -> Raw:
     return {"$cond": [{"$isArray": f"${rule.path}"}, f"${rule.path}", []]}
 
 
-def _owner(rule: OutlierRule, key: Any, **shown: Any) -> Plan[Raw]:
+def _owner(rule: OutlierFields, key: Any, **shown: Any) -> Plan[Raw]:
     """What is asked for of an owner, with its state."""
     state = dict.fromkeys([rule.state, *([rule.flag_path] if rule.flag_path else [])], 1)
     if rule.names_count:
@@ -84,7 +84,7 @@ def _owner(rule: OutlierRule, key: Any, **shown: Any) -> Plan[Raw]:
     return found[0]
 
 
-def count(rule: OutlierRule, key: Any) -> Plan[int]:
+def count(rule: OutlierFields, key: Any) -> Plan[int]:
     """How many items there are."""
     owner = yield from _owner(rule, key, n={"$size": _array(rule)})
     stored = rule.value(owner, rule.count_path)
@@ -98,7 +98,7 @@ def count(rule: OutlierRule, key: Any) -> Plan[int]:
     return int(owner["n"]) + (int(rows[0]["n"]) if rows else 0)
 
 
-def contains(rule: OutlierRule, key: Any, item: Any) -> Plan[bool]:
+def contains(rule: OutlierFields, key: Any, item: Any) -> Plan[bool]:
     """Whether an item is there, embedded or not."""
     owner = yield from _owner(rule, key, found={"$in": [{"$literal": item}, _array(rule)]})
     if owner["found"] or not rule.flagged(owner):
@@ -107,7 +107,7 @@ def contains(rule: OutlierRule, key: Any, item: Any) -> Plan[bool]:
     return (yield from find_one(rule.collection, held, {"_id": 1})) is not None
 
 
-def page(rule: OutlierRule, key: Any, number: int, size: int) -> Plan[list[Any]]:
+def page(rule: OutlierFields, key: Any, number: int, size: int) -> Plan[list[Any]]:
     """The items of one page of the caller's own size, counted from 1."""
     start = (number - 1) * size
     part = {"$slice": [_array(rule), start, size]}
@@ -129,7 +129,7 @@ def check_page(number: int, size: int) -> None:
             )
 
 
-def _overflow(rule: OutlierRule, key: Any, skip: int, size: int) -> Plan[list[Any]]:
+def _overflow(rule: OutlierFields, key: Any, skip: int, size: int) -> Plan[list[Any]]:
     """Items of the overflow, after `skip` of them; pages may be short."""
     condition = owned(rule, key)
     if rule.layout == "documents":
@@ -155,7 +155,7 @@ def _overflow(rule: OutlierRule, key: Any, skip: int, size: int) -> Plan[list[An
 class Walk:
     """An iteration: what was read so far, and what comes next."""
 
-    def __init__(self, rule: OutlierRule, key: Any, steady: bool) -> None:
+    def __init__(self, rule: OutlierFields, key: Any, steady: bool) -> None:
         self._rule = rule
         self._key = key
         # Whether all reads see one moment.

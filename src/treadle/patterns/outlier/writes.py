@@ -19,14 +19,15 @@ from typing import Any, TypeVar
 
 from treadle.engine import crud, lazy
 from treadle.engine.ledger import Ledger
-from treadle.engine.writes import Work, concerns, follow_own, may_raise, speaks_of_current
+from treadle.engine.work import Work
+from treadle.engine.writes import concerns, follow_own, may_upgrade, speaks_of_current
 from treadle.graph.change import Change
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION
+from treadle.patterns.outlier.fields import OutlierFields, comparable
 from treadle.patterns.outlier.item_bytes import BYTES_MAX, fitting, weight
 from treadle.patterns.outlier.move import Move, holds, missing, owned, perform
 from treadle.patterns.outlier.order import first_of_each, in_order, refill
-from treadle.patterns.outlier.rule import OutlierRule, comparable
 from treadle.plan import (
     Plan,
     Raw,
@@ -51,7 +52,7 @@ class ArrayWork(Work[R]):
 
     shows_document = False
 
-    def __init__(self, rule: OutlierRule, key: Any) -> None:
+    def __init__(self, rule: OutlierFields, key: Any) -> None:
         self.rule = rule
         self.entry = rule.target
         self.key = key
@@ -70,7 +71,7 @@ class ArrayWork(Work[R]):
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Any]:
         entry = self.entry
-        if not self.followed and not may_raise(entry):
+        if not self.followed and not may_upgrade(entry):
             return (yield from self.change())
         before = yield from find_one(entry.collection, by_id(self.key))
         if before is None:
@@ -80,7 +81,7 @@ class ArrayWork(Work[R]):
         yield from ledger.note_before(entry, [self.key])
         raised = before
         if self.current:
-            (raised,) = yield from lazy.raised(entry, [before])
+            (raised,) = yield from lazy.upgraded(entry, [before])
         outcome = yield from self.change()
         after = yield from find_one(entry.collection, by_id(self.key))
         if after is not None:
@@ -106,7 +107,7 @@ class Extend(ArrayWork[list[bool]]):
     it turned out to be is there afterwards; None where there is no overflow.
     """
 
-    def __init__(self, rule: OutlierRule, key: Any, items: Sequence[Any], last: int | None = None) -> None:
+    def __init__(self, rule: OutlierFields, key: Any, items: Sequence[Any], last: int | None = None) -> None:
         super().__init__(rule, key)
         self.items = list(items)
         self.last = last
@@ -288,7 +289,7 @@ class Extend(ArrayWork[list[bool]]):
 class Remove(ArrayWork[int]):
     """Every occurrence of an item; how many there were."""
 
-    def __init__(self, rule: OutlierRule, key: Any, item: Any) -> None:
+    def __init__(self, rule: OutlierFields, key: Any, item: Any) -> None:
         super().__init__(rule, key)
         self.item = item
         self.mark = comparable(item)
@@ -368,7 +369,7 @@ class Tidy(ArrayWork[bool]):
         return True, move
 
 
-def settle(rule: OutlierRule, key: Any, plan: Callable[[Raw], Plan[tuple[R, Move | None]]]) -> Plan[R]:
+def settle(rule: OutlierFields, key: Any, plan: Callable[[Raw], Plan[tuple[R, Move | None]]]) -> Plan[R]:
     """Read an owner, bring it in order, let `plan` say what is to be done, and do it."""
     if speaks_of_current(rule.target):
         yield from lazy.bring_up(rule.target, by_id(key), limit=1)
@@ -381,7 +382,7 @@ def settle(rule: OutlierRule, key: Any, plan: Callable[[Raw], Plan[tuple[R, Move
     return outcome
 
 
-def _owner(rule: OutlierRule, key: Any) -> Plan[Raw]:
+def _owner(rule: OutlierFields, key: Any) -> Plan[Raw]:
     """An owner with its array up to one item beyond the limit, which tells that there are too many."""
     shown = {**rule.projection(), rule.path: {"$slice": rule.limit + 1}}
     owner: Raw | None = yield from find_one(rule.target.collection, by_id(key), shown)
@@ -390,7 +391,7 @@ def _owner(rule: OutlierRule, key: Any) -> Plan[Raw]:
     return owner
 
 
-def _whole(rule: OutlierRule, key: Any) -> Plan[Raw]:
+def _whole(rule: OutlierFields, key: Any) -> Plan[Raw]:
     """An owner with its whole array, which nobody else can write from here on.
 
     Written first: while a long array is read, those who push to it wait and

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from treadle.patterns.tree.fields import Role, TreePattern, TreeRule
+from treadle.patterns.tree.fields import Role
+from treadle.patterns.tree.rule import NodeRule, TreePattern
 
 
-class AncestorArrayRule(TreeRule):
+class AncestorArrayRule(NodeRule):
     """Arrays that say what the parents say."""
 
     pattern = "ancestor-array"
@@ -24,7 +25,7 @@ class AncestorArray(TreePattern):
     """A tree whose nodes name their parent, and list all ancestors in the field `ancestors`."""
 
     pattern: ClassVar[str] = "ancestor-array"
-    rule: ClassVar[type[TreeRule]] = AncestorArrayRule
+    rule: ClassVar[type[NodeRule]] = AncestorArrayRule
 
     parent: str
     ancestors: str

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from treadle.engine import crud, writes
-from treadle.engine.writes import Insert
+from treadle.engine import crud
 from treadle.graph.gather import freeze
-from treadle.graph.pattern import Entry
 from treadle.model.document import Document
 from treadle.patterns.tree.fields import Tree, parent_missing
 from treadle.patterns.tree.placing import UNSTATED, agreed_parent, listed_parents, parents_first
@@ -19,16 +17,13 @@ D = TypeVar("D", bound=Document)
 CHECK_MAX = 10_000
 
 
-def inserts(entry: Entry[D], documents: Sequence[D]) -> Plan[list[Insert[D]]]:
-    """The inserts of a bulk load, in an order in which each finds its parents."""
-    tree, most = entry.tree, writes.INSERT_MAX
+def in_pieces(tree: Tree, documents: Sequence[D], most: int) -> Plan[list[tuple[list[D], list[Any]]]]:
+    """A bulk load in pieces, in an order in which each node finds its parent; with the parents to state."""
     order, parents = list(documents), [UNSTATED] * len(documents)
-    if tree is not None and len(documents) > most:
+    if len(documents) > most:
         order, parents = yield from _ordered(tree, documents)
-    return [
-        Insert(entry, order[start : start + most], parents[start : start + most])
-        for start in range(0, len(order), most)
-    ]
+    starts = range(0, len(order), most)
+    return [(order[start : start + most], parents[start : start + most]) for start in starts]
 
 
 def _ordered(tree: Tree, documents: Sequence[D]) -> Plan[tuple[list[D], list[Any]]]:
@@ -70,12 +65,3 @@ def _check_outside(tree: Tree, raws: Sequence[Raw], parents: dict[Any, Any]) -> 
         for key in chunk:
             if freeze(key) not in present:
                 raise parent_missing(tree, key)
-
-
-def as_given(documents: Sequence[D], works: Sequence[Insert[D]], stored: Sequence[D]) -> list[D]:
-    """What was stored, in the order in which it was given."""
-    if len(works) == 1:
-        return list(stored)
-    written = [document for work in works for document in work.documents]
-    by_document = {id(given): result for given, result in zip(written, stored, strict=True)}
-    return [by_document[id(document)] for document in documents]

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from treadle.patterns.tree.fields import Role, TreePattern, TreeRule
+from treadle.patterns.tree.fields import Role
+from treadle.patterns.tree.rule import NodeRule, TreePattern
 
 
-class ChildReferencesRule(TreeRule):
+class ChildReferencesRule(NodeRule):
     """Child lists that agree with each other."""
 
     pattern = "child-references"
@@ -24,7 +25,7 @@ class ChildReferences(TreePattern):
     """A tree whose nodes list their children in the field `children`."""
 
     pattern: ClassVar[str] = "child-references"
-    rule: ClassVar[type[TreeRule]] = ChildReferencesRule
+    rule: ClassVar[type[NodeRule]] = ChildReferencesRule
 
     children: str
 

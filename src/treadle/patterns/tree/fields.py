@@ -8,23 +8,19 @@ another; then the first is the truth and is read, and the others follow it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pymongo import ASCENDING, IndexModel
 
 from treadle.errors import DataError, DeclarationError
-from treadle.graph.pattern import REVISION, Pattern, Place, Rule
+from treadle.graph.pattern import REVISION, ClassPlace, Entry, Models, Place, Rule
 from treadle.model.bson_types import RESERVED
 from treadle.model.codec import StoredField, codec_of
 from treadle.patterns.tree.segments import check_segment
 from treadle.plan import Raw
 from treadle.query.paths import Path, model_of, overlap, resolve, value_at
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Graph
-    from treadle.graph.pattern import Entry
 
 Role: TypeAlias = Literal["parent", "ancestors", "path", "segment", "children"]
 # The path that the descendants of a node still have while a large move of it is under way.
@@ -32,7 +28,7 @@ MOVING = f"{RESERVED}.moving"
 
 
 @dataclass(frozen=True, slots=True)
-class TreePlace(Place):
+class TreePlace(ClassPlace):
     """The place of a declaration that stands on the class itself."""
 
     @property
@@ -40,27 +36,12 @@ class TreePlace(Place):
         return f"{self.entry.model.__name__} (tree=)"
 
 
-class TreePattern(Pattern):
-    """The base of the four declarations."""
-
-    rule: ClassVar[type[TreeRule]]
-
-    def roles(self) -> dict[Role, str]:
-        """The Python name of the field of each role."""
-        raise NotImplementedError  # pragma: no cover
-
-    def bind(self, place: Place, graph: Graph) -> TreeRule:
-        """Check the fields; the rule that keeps them right."""
-        return self.rule(place, graph, self.roles())
-
-
 class TreeRule(Rule):
-    """One representation of a tree."""
+    """One representation of a tree, with the fields of its roles."""
 
-    # A move writes many nodes, and no reader may see half of it.
-    needs_transactions = True
+    tree: Tree
 
-    def __init__(self, place: Place, graph: Graph, roles: Mapping[Role, str]) -> None:
+    def __init__(self, place: Place, graph: Models, roles: Mapping[Role, str]) -> None:
         super().__init__(place)
         self.roles: dict[Role, Path] = {}
         for role, name in roles.items():
@@ -79,12 +60,15 @@ class TreeRule(Rule):
     def maintained(self) -> set[str]:
         return {path.stored for path in self.roles.values()}
 
-    def instead(self, maintained: str) -> str | None:
+    def shares(self, path: str, other: Rule) -> bool:
+        return isinstance(other, TreeRule)
+
+    def advice(self, maintained: str) -> str:
         tree = f"store.tree({self.target.model.__name__})"
         segment = self.roles.get("segment")
         if segment is not None and segment.stored == maintained:
-            return f"the paths below hang on it: rename the node with {tree}.rename(id, segment)"
-        return f"move the node with {tree}.move(id, parent)"
+            return f"; the paths below it follow from it: rename the node with {tree}.rename(id, segment)"
+        return f"; move the node with {tree}.move(id, parent)"
 
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
         # With the id, so that pages of descendants and siblings come in order from the index.
@@ -92,7 +76,7 @@ class TreeRule(Rule):
         return [(self.target, IndexModel([(path.stored, ASCENDING), ("_id", ASCENDING)])) for path in listed]
 
 
-def _bound(place: Place, graph: Graph, role: Role, name: Any) -> Path:
+def _bound(place: Place, graph: Models, role: Role, name: Any) -> Path:
     entry = place.entry
     if not isinstance(name, str):
         raise DeclarationError(
@@ -131,44 +115,6 @@ def _last_field(entry: Entry[Any], path: Path) -> StoredField:
         assert model is not None
         codec = codec_of(model)
     return codec.by_name[path.steps[-1].name]
-
-
-def tree_declarations(entry: Entry[Any]) -> Iterator[tuple[Place, Pattern]]:
-    """The representations that a model's class keyword names."""
-    declared = entry.settings.tree
-    if declared is None:
-        return
-    for keyword in ("bucket", "timeseries", "rollup", "discriminator"):
-        if getattr(entry.settings, keyword, None) is not None:
-            raise DeclarationError(
-                f"{entry.model.__name__} has tree= and {keyword}=; a tree's nodes are plain documents of one "
-                "model: drop one of the two, or keep the tree in a collection of its own",
-                code="tree-declaration",
-            )
-    listed = list(declared) if isinstance(declared, (list, tuple)) else [declared]
-    for pattern in listed:
-        if not isinstance(pattern, TreePattern):
-            raise DeclarationError(
-                f"{entry.model.__name__} has tree={pattern!r}; it takes ParentReference, ChildReferences, "
-                "AncestorArray or MaterializedPath, or several of them, the present one first",
-                code="tree-declaration",
-            )
-        yield TreePlace(entry, entry.codec, (), entry.codec.by_name["id"]), pattern
-
-
-def place_tree(entry: Entry[Any], rule: TreeRule) -> None:
-    """Make a representation part of a model's tree."""
-    if entry.tree is None:
-        entry.tree = Tree(entry)
-    for path in rule.maintained():
-        for taken, other in entry.protected.items():
-            if overlap(path, taken) and not (isinstance(other, TreeRule) and path == taken):
-                raise DeclarationError(
-                    f"{rule.place.label} and {other.place.label} both maintain {path!r}; keep one",
-                    code="path-maintained-twice",
-                )
-        entry.protected.setdefault(path, rule)
-    entry.tree.add(rule)
 
 
 class Tree:

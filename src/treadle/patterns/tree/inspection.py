@@ -10,16 +10,18 @@ deep.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import bson
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
 from treadle.engine.ledger import Ledger
+from treadle.engine.pages import page
 from treadle.engine.react import UNBOUNDED, react
 from treadle.engine.set_aside import set_aside
 from treadle.errors import UsageError
 from treadle.graph.gather import freeze
+from treadle.graph.graph import Graph
 from treadle.graph.reports import Finding, Progress, Report
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.patterns.tree import state
@@ -32,10 +34,6 @@ from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import is_about_one_document
 from treadle.query.comparison import same
 from treadle.query.paths import value_at
-from treadle.upkeep.verify import page
-
-if TYPE_CHECKING:
-    from treadle.graph.graph import Graph
 
 PAGE = 500
 # How often mending gives way to large moves.

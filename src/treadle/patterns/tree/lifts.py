@@ -12,9 +12,10 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine.deletes import check_restrictions, delete_documents
+from treadle.engine.deletes import check_restrictions, delete_documents, restricting
 from treadle.engine.ledger import Ledger
-from treadle.engine.react import BUMP, UNBOUNDED, formula_stages, react
+from treadle.engine.pipelines import BUMP, formula_stages
+from treadle.engine.react import UNBOUNDED, react
 from treadle.errors import DataError
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION
@@ -76,7 +77,7 @@ def lift_lists(tree: Tree, node: Raw, above: Any, ledger: Ledger) -> Plan[None]:
 
 def owe_lift(tree: Tree, node: Raw) -> Plan[Raw]:
     """Write down a large lift, or refuse it, before anything is changed."""
-    yield from check_restrictions(tree.entry, [node["_id"]])
+    yield from check_restrictions(restricting(tree.entry), [node["_id"]])
     yield from _refuse_taken(tree, node)
     work: Raw = {"kind": "lift", "node": node["_id"], "to": (yield from parent_of(tree, node))}
     if tree.path is not None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from treadle.patterns.tree.fields import Role, TreePattern, TreeRule
+from treadle.patterns.tree.fields import Role
+from treadle.patterns.tree.rule import NodeRule, TreePattern
 
 
-class MaterializedPathRule(TreeRule):
+class MaterializedPathRule(NodeRule):
     """Paths that are made of the segments of all ancestors."""
 
     pattern = "materialized-path"
@@ -28,7 +29,7 @@ class MaterializedPath(TreePattern):
     """
 
     pattern: ClassVar[str] = "materialized-path"
-    rule: ClassVar[type[TreeRule]] = MaterializedPathRule
+    rule: ClassVar[type[NodeRule]] = MaterializedPathRule
 
     path: str
     segment: str

@@ -22,9 +22,11 @@ from pymongo.errors import OperationFailure
 
 from treadle.engine import crud
 from treadle.engine.ledger import Ledger
-from treadle.engine.react import BUMP, UNBOUNDED, formula_stages, react
+from treadle.engine.pipelines import BUMP, formula_stages
+from treadle.engine.react import UNBOUNDED, react
 from treadle.engine.set_aside import set_aside
-from treadle.engine.writes import Work, follow_own
+from treadle.engine.work import Work
+from treadle.engine.writes import follow_own
 from treadle.errors import DataError, UsageError
 from treadle.graph.change import Change
 from treadle.graph.gather import freeze
@@ -32,7 +34,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION, Entry
 from treadle.model.document import Document
 from treadle.patterns.tree import state
-from treadle.patterns.tree.fields import MOVING, Tree, node_missing, parent_missing
+from treadle.patterns.tree.fields import MOVING, Tree, TreeRule, node_missing, parent_missing
 from treadle.patterns.tree.pace import Pace, in_the_way
 from treadle.patterns.tree.placing import (
     UNSTATED,
@@ -70,13 +72,14 @@ _ALL = 1_000_000_000
 
 def tree_of(entry: Entry[Any]) -> Tree:
     """The model's tree, or an error that says how to have one."""
-    if entry.tree is None:
+    rules = entry.having(TreeRule)
+    if not rules:
         raise UsageError(
             f"{entry.model.__name__} is no tree; declare it with tree=, such as "
             'tree=AncestorArray(parent="parent_id", ancestors="ancestors")',
             code="tree-undeclared",
         )
-    return entry.tree
+    return rules[0].tree
 
 
 class Move(Work[D]):

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from treadle.patterns.tree.fields import Role, TreePattern, TreeRule
+from treadle.patterns.tree.fields import Role
+from treadle.patterns.tree.rule import NodeRule, TreePattern
 
 
-class ParentReferenceRule(TreeRule):
+class ParentReferenceRule(NodeRule):
     """Parents that exist, and no circles."""
 
     pattern = "parent-reference"
@@ -24,7 +25,7 @@ class ParentReference(TreePattern):
     """A tree whose nodes name their parent in the field `parent`; None is a root."""
 
     pattern: ClassVar[str] = "parent-reference"
-    rule: ClassVar[type[TreeRule]] = ParentReferenceRule
+    rule: ClassVar[type[NodeRule]] = ParentReferenceRule
 
     parent: str
 

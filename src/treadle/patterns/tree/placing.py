@@ -10,26 +10,23 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
-from treadle.engine.react import BUMP, formula_stages, update_each
+from treadle.engine.pipelines import BUMP, formula_stages
+from treadle.engine.react import update_each
 from treadle.errors import DataError, UsageError
-from treadle.graph.change import Change
+from treadle.graph.change import Change, Changes
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import freeze
-from treadle.graph.pattern import REVISION
+from treadle.graph.pattern import REVISION, Entry
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import MOVING, Tree, not_rebuilt, parent_missing
 from treadle.patterns.tree.reads import lineage, outside_child
 from treadle.patterns.tree.segments import SEPARATOR, join, path_above, split
 from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_many
 from treadle.query.paths import overlap, put, value_at
-
-if TYPE_CHECKING:
-    from treadle.engine.ledger import Ledger
-    from treadle.graph.pattern import Entry
 
 
 class _Unstated:
@@ -347,7 +344,7 @@ def _has_cards(tree: Tree) -> bool:
     return any(overlap(rule.reference_path, path) for rule in tree.entry.having(CopyRule) for path in stored)
 
 
-def rewrite(tree: Tree, updates: Sequence[tuple[Any, Raw]], ledger: Ledger) -> Plan[None]:
+def rewrite(tree: Tree, updates: Sequence[tuple[Any, Raw]], changes: Changes) -> Plan[None]:
     """Set fields of nodes to expressions, with all that others take from it."""
     if not updates:
         return
@@ -356,7 +353,7 @@ def rewrite(tree: Tree, updates: Sequence[tuple[Any, Raw]], ledger: Ledger) -> P
     followed = follows(tree)
     befores = (yield from find(entry.collection, chosen)) if followed else []
     if followed:
-        yield from ledger.note_before(entry, [each["_id"] for each in befores])
+        yield from changes.note_before(entry, [each["_id"] for each in befores])
     stages = formula_stages(entry)
     yield from update_each(entry, [(key, [{"$set": {**sets, **BUMP}}, *stages]) for key, sets in updates])
     if not befores:
@@ -368,7 +365,7 @@ def rewrite(tree: Tree, updates: Sequence[tuple[Any, Raw]], ledger: Ledger) -> P
     pairs = [(each, afters[freeze(each["_id"])]) for each in befores if freeze(each["_id"]) in afters]
     finals = (yield from follow_own(entry, pairs)) if _has_cards(tree) else [after for _, after in pairs]
     for (before, _), after in zip(pairs, finals, strict=True):
-        ledger.add(Change(entry.collection, before["_id"], before, after))
+        changes.add(Change(entry.collection, before["_id"], before, after))
 
 
 def listing(tree: Tree, keys: Sequence[Any]) -> Raw:
@@ -393,12 +390,12 @@ def unlisting(tree: Tree, keys: Sequence[Any], instead: Sequence[Any] = ()) -> R
     return {stored: {"$filter": {"input": present, "cond": {"$not": [gone]}}}}
 
 
-def list_children(tree: Tree, placed: Placed, ledger: Ledger) -> Plan[None]:
+def list_children(tree: Tree, placed: Placed, changes: Changes) -> Plan[None]:
     """Put new nodes into the lists of their parents."""
     if tree.children is None:
         return
     yield from rewrite(
-        tree, [(key, listing(tree, children)) for key, children in placed.lists.values()], ledger
+        tree, [(key, listing(tree, children)) for key, children in placed.lists.values()], changes
     )
 
 
@@ -419,12 +416,12 @@ def before_deletion(tree: Tree, nodes: Sequence[Raw]) -> Plan[None]:
         )
 
 
-def unlist(tree: Tree, keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
+def unlist(tree: Tree, keys: Sequence[Any], changes: Changes) -> Plan[None]:
     """Take deleted nodes out of the lists that hold them."""
     if tree.children is not None:
         condition = {tree.children: {"$in": list(keys)}, "_id": {"$nin": list(keys)}}
         found = yield from find(tree.entry.collection, condition, {"_id": 1})
-        yield from rewrite(tree, [(each["_id"], unlisting(tree, keys)) for each in found], ledger)
+        yield from rewrite(tree, [(each["_id"], unlisting(tree, keys)) for each in found], changes)
 
 
 # -- replace ------------------------------------------------------------------------------------------
@@ -443,15 +440,22 @@ def check_replacement(tree: Tree, before: Raw, after: Raw) -> None:
             )
 
 
-@contextmanager
-def segment_errors(tree: Tree | None) -> Generator[None]:
+def segment_error(tree: Tree, error: Exception) -> DataError | None:
     """The clear error where two siblings would have the same segment."""
+    about = tree.path is not None and isinstance(error, OperationFailure) and _about_path(tree, error)
+    return segment_taken(tree) if about else None
+
+
+@contextmanager
+def segment_errors(tree: Tree) -> Generator[None]:
+    """Raise the clear error in place of the server's."""
     try:
         yield
     except OperationFailure as error:
-        if tree is None or tree.path is None or not _about_path(tree, error):
+        clear = segment_error(tree, error)
+        if clear is None:
             raise
-        raise segment_taken(tree) from error
+        raise clear from error
 
 
 def _about_path(tree: Tree, error: OperationFailure) -> bool:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from treadle.engine.deletes import check_restrictions, delete_documents
+from treadle.engine.deletes import check_restrictions, delete_documents, restricting
 from treadle.engine.ledger import Ledger
-from treadle.engine.react import BUMP, UNBOUNDED, formula_stages, react
-from treadle.engine.writes import Work
+from treadle.engine.pipelines import BUMP, formula_stages
+from treadle.engine.react import UNBOUNDED, react
+from treadle.engine.work import Work
 from treadle.errors import UsageError
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
@@ -89,11 +90,11 @@ class Remove(Work[int]):
 
     def _refuse_restricted(self) -> Plan[None]:
         """Refuse before the first chunk what a later one would be refused for."""
-        if not self.entry.restricting:
+        if not restricting(self.entry):
             return
         keys = yield from _keys_below(self.tree, self.key, _ALL)
         for start in range(0, len(keys), CHECK_MAX):
-            yield from check_restrictions(self.entry, keys[start : start + CHECK_MAX])
+            yield from check_restrictions(restricting(self.entry), keys[start : start + CHECK_MAX])
 
     def _lift(self, node: Raw, ledger: Ledger) -> Plan[bool]:
         """Give the children to the node's parent, at the node's own place among them.

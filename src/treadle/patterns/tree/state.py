@@ -11,15 +11,14 @@ move or removal too large for one transaction.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bson import ObjectId
 
+from treadle.engine.work import Busy
 from treadle.errors import DataError
+from treadle.patterns.tree.fields import Tree
 from treadle.plan import Plan, Raw, find_one, find_one_and_update, update_one
-
-if TYPE_CHECKING:
-    from treadle.patterns.tree.fields import Tree
 
 COLLECTION = "treadle.trees"
 # Of how many works it is remembered how much they did, for their callers.
@@ -30,16 +29,16 @@ PASSED_MAX = 1000
 log = logging.getLogger("treadle")
 
 
-class TreeBusy(DataError):
-    """A large move or removal must end first; the Store sees to that, outside of transactions."""
+class TreeBusy(Busy):
+    """A large move or removal must finish first."""
 
     def __init__(self, tree: Tree) -> None:
         super().__init__(
-            f"a large move in the tree of {tree.entry.model.__name__} is under way and this write would "
+            f"a large move in the tree of {tree.entry.model.__name__} is in progress and this write would "
             "cross it; try again in a moment",
-            code="tree-busy",
+            "tree-busy",
+            tree.rules[0],
         )
-        self.tree = tree
 
 
 def take(tree: Tree) -> Plan[Raw | None]:

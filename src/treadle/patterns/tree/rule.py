@@ -1,0 +1,139 @@
+"""Trees, as the rest of Treadle asks for them.
+
+A model may declare several representations. All share one `Tree`; the first
+of them leads, and answers for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from pymongo import IndexModel
+from pymongo.errors import OperationFailure
+
+from treadle.errors import DataError, DeclarationError, UsageError
+from treadle.graph.change import Batch, Changes
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Models, Pattern, Place
+from treadle.graph.reports import Finding, Report
+from treadle.patterns.tree import inspection, placing, state
+from treadle.patterns.tree.bulk import in_pieces
+from treadle.patterns.tree.fields import Role, Tree, TreePlace, TreeRule
+from treadle.patterns.tree.moves import finish
+from treadle.plan import Plan, Raw, find_one
+from treadle.plan.capabilities import Capabilities
+
+
+class TreePattern(Pattern):
+    """The base of the four declarations."""
+
+    keyword: ClassVar[str | None] = "tree"
+    rule: ClassVar[type[NodeRule]]
+
+    def roles(self) -> dict[Role, str]:
+        """The Python name of the field of each role."""
+        raise NotImplementedError  # pragma: no cover
+
+    def bind(self, place: Place, graph: Models) -> NodeRule:
+        """Check the fields; the rule that keeps them right."""
+        settings = place.entry.settings
+        others = [keyword for keyword in settings.patterns if keyword != "tree"]
+        for keyword in [*others, *(["discriminator"] if settings.discriminator is not None else [])]:
+            raise DeclarationError(
+                f"{place.entry.model.__name__} has tree= and {keyword}=; a tree's nodes are plain documents "
+                "of one model: drop one of the two, or keep the tree in a collection of its own",
+                code="tree-declaration",
+            )
+        known = place.entry.having(TreeRule)
+        rule = self.rule(TreePlace(place.entry, place.owner, (), place.field, "tree"), graph, self.roles())
+        rule.tree = known[0].tree if known else Tree(place.entry)
+        rule.tree.add(rule)
+        return rule
+
+
+class NodeRule(TreeRule):
+    """One representation of a tree."""
+
+    # A move, and what it rewrites, happen together.
+    needs_transactions = True
+    # A node goes only with or after its children.
+    deletes_together = True
+
+    @property
+    def _leads(self) -> bool:
+        return self.tree.rules[0] is self
+
+    def unique_indexes(self) -> list[IndexModel]:
+        return self.tree.unique_indexes() if self._leads else []
+
+    # -- writes of nodes -------------------------------------------------------------------------
+
+    def _stated(self, batch: Batch) -> list[Any]:
+        """Where each new node goes, if that is not for its own fields to say."""
+        return batch.given.get(self) or [placing.UNSTATED] * len(batch.raws)
+
+    def inserts_alone(self, batch: Batch) -> bool:
+        return not self._leads or placing.stands_alone(self.tree, batch.raws, self._stated(batch))
+
+    def before_insert(self, batch: Batch, changes: Changes) -> Plan[Any]:
+        if not self._leads:
+            return None
+        placed = yield from placing.place(self.tree, batch.raws, self._stated(batch))
+        batch.order = placed.order
+        return placed
+
+    def after_insert(self, batch: Batch, state: Any, changes: Changes) -> Plan[None]:
+        if self._leads:
+            yield from placing.list_children(self.tree, state, changes)
+
+    def in_pieces(self, documents: Sequence[Any], most: int) -> Plan[list[tuple[list[Any], list[Any]]]]:
+        return in_pieces(self.tree, documents, most)
+
+    def before_replace(self, before: Raw, after: Raw) -> None:
+        if self._leads:
+            placing.check_replacement(self.tree, before, after)
+
+    def before_delete(self, documents: Sequence[Raw], changes: Changes) -> Plan[None]:
+        if self._leads:
+            yield from placing.before_deletion(self.tree, documents)
+
+    def after_delete(self, keys: Sequence[Any], changes: Changes) -> Plan[None]:
+        if self._leads:
+            yield from placing.unlist(self.tree, keys, changes)
+
+    def too_many(self, most: int) -> UsageError:
+        return placing.too_many(self.target, most)
+
+    def translate(self, error: Exception) -> Exception | None:
+        """The clear error where two siblings would have the same segment."""
+        return placing.segment_error(self.tree, error) if self._leads else None
+
+    # -- large moves ---------------------------------------------------------------------------------
+
+    def give_way(self, graph: Graph, server: Capabilities) -> Plan[None]:
+        yield from finish(self.tree, graph, server)
+
+    def recover(
+        self, graph: Graph, server: Capabilities, owner: str, is_dead: Callable[[str], bool]
+    ) -> Plan[int]:
+        """Finish the moves and removals that a crash left half done."""
+        pending = {"_id": self.target.collection, "owed": {"$exists": True}}
+        if not self._leads or (yield from find_one(state.COLLECTION, pending, {"_id": 1})) is None:
+            return 0
+        try:
+            yield from finish(self.tree, graph, server)
+        except (DataError, OperationFailure) as error:
+            state.log.warning("a move in the tree of %s is still pending: %s", self.target.collection, error)
+        return 1
+
+    # -- proof and repair ------------------------------------------------------------------------------
+
+    def examine_all(self, server: Capabilities, report: Report | None) -> Plan[list[Finding]]:
+        return (yield from inspection.verify_tree(server, self.tree, report)) if self._leads else []
+
+    def mend(self, graph: Graph, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
+        return (yield from inspection.mend_tree(graph, server, self.tree, keys)) if self._leads else []
+
+    def rebuild(self, graph: Graph, server: Capabilities, report: Report | None) -> Plan[int]:
+        return (yield from inspection.rebuild_tree(graph, server, self.tree, report)) if self._leads else 0
