@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from treadle.patterns.tree.materialized_path import MaterializedPath
     from treadle.patterns.tree.parent_reference import ParentReference
     from treadle.store.async_store import AsyncStore
-    from treadle.store.blocking_store import Store
+    from treadle.store.blocking.store import Store
     from treadle.upkeep.schedule import Ran
 
 __version__ = "0.1.0"
@@ -112,7 +112,7 @@ _HOMES = {
     "Rollup": "patterns.rollup",
     "Sample": "patterns.schema_versioning.migration",
     "SetAside": "patterns.schema_versioning.migration",
-    "Store": "store.blocking_store",
+    "Store": "store.blocking.store",
     "Subset": "patterns.subset",
     "Sum": "patterns.computed",
     "Summary": "patterns.bucket.reading",

@@ -17,7 +17,7 @@ from treadle.commands.app import Reporter, call, models_named
 from treadle.errors import UsageError
 from treadle.graph.reports import Action, Finding, Progress
 from treadle.store.async_store import AsyncStore
-from treadle.store.blocking_store import Store
+from treadle.store.blocking.store import Store
 
 SHOWN_MAX = 50
 

@@ -22,7 +22,7 @@ from treadle.graph.reports import Progress
 from treadle.model.document import Document
 from treadle.patterns.schema_versioning.migration import Migrated
 from treadle.store.async_store import AsyncStore
-from treadle.store.blocking_store import Store
+from treadle.store.blocking.store import Store
 
 SHOWN_MAX = 20
 LINE_EVERY_SECONDS = 1.0

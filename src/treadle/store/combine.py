@@ -2,7 +2,7 @@
 
 Each caller still gets its own result or its own error. `Combiner` is for
 threads, `AsyncCombiner` for the tasks of an event loop; what a group does is
-in `maintenance/commit.py`.
+in `engine/commit.py`.
 """
 
 from __future__ import annotations

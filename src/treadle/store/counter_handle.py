@@ -36,11 +36,7 @@ PARTS_MAX = 10_000
 AGAIN_MAX = 200
 
 
-# By identity: True equals 1 as well, and small numbers are the same object everywhere.
-ONE = 1
-
-
-class _Nothing:
+class NoClass:
     """The class of no id."""
 
 
@@ -70,7 +66,7 @@ class CounterHandle:
         self._events = self._buffer.events
         self._append = self._events.append
         # Ids of this very class are counted without looking at them.
-        self._quick_class: Any = (self.rule.exact_key if declared.buffer == "memory" else None) or _Nothing
+        self._quick_class: Any = (self.rule.exact_key if declared.buffer == "memory" else None) or NoClass
         self._exact = self._quick_class
         self._again_at = 0.0
         self._error: Exception | None = None
@@ -117,7 +113,7 @@ class CounterHandle:
     def _look_first_if_full(self) -> None:
         """Where nothing can be written, let whoever adds see first whether there is room."""
         if self._buffer.overfull:
-            self._exact = _Nothing
+            self._exact = NoClass
 
     def _resting(self) -> bool:
         """Whether a flush failed a moment ago, so that those that come by themselves wait."""

@@ -21,10 +21,12 @@ from treadle.graph.graph import Graph
 from treadle.graph.kinds import root_of
 from treadle.graph.layout import Layout
 from treadle.model.document import Document
+from treadle.patterns.bucket.upkeep import packing
 from treadle.patterns.outlier import intents as array_intents
 from treadle.patterns.tree import recovery
 from treadle.plan import Plan
 from treadle.plan.capabilities import Capabilities
+from treadle.upkeep.schedule import jobs
 
 D = TypeVar("D", bound=Document)
 
@@ -39,8 +41,6 @@ COMMIT_ATTEMPTS_MAX = 5
 GROUP_MAX = 100
 # How often a write gives way to large moves in a tree.
 GIVE_WAY_MAX = 20
-# A timer that is never due.
-FOREVER_SECONDS = 1e9
 LOCAL_DATABASE = "treadle"
 
 
@@ -211,3 +211,8 @@ def delivered(outcome: Any) -> Any:
     if isinstance(outcome, standalone.Failed):
         raise outcome.error
     return outcome
+
+
+def is_scheduled(graph: Graph) -> bool:
+    """Whether there is anything for `run_due` to do, now or later."""
+    return bool(jobs(graph) or packing(graph))
