@@ -13,8 +13,8 @@ from pymongo import AsyncMongoClient, MongoClient
 
 from benchmarks.harness import Contender, Context, Goal, Group
 from treadle.plan import Call, Plan
-from treadle.store.async_store import AsyncRunner
-from treadle.store.blocking_store import Runner
+from treadle.store.async_runner import AsyncRunner
+from treadle.store.blocking.runner import Runner
 
 COMMANDS = 20_000
 COMMANDS_QUICK = 2_000

@@ -105,6 +105,7 @@ def work_until(models: str, uri: str, database: str, commands: Collection[str], 
     heard = Heard()
     client: MongoClient[Any] = MongoClient(uri, event_listeners=[heard])
     store = Store(client[database], models_of(models))
+    store.recover()
     heard.clear()
     heard.before(commands, skip, lambda: os.kill(os.getpid(), signal.SIGKILL))
     store.worker().run_until_idle()

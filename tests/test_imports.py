@@ -56,9 +56,7 @@ def test_plans_import_no_client_clock_or_chance(path):
         if top == "pymongo":
             allowed = rest in PYMONGO_ALLOWED or (not rest and name in PYMONGO_NAMES_ALLOWED)
             assert allowed, f"{path.name} imports {name or module} from {module}"
-        assert module not in ("treadle.sync_api", "treadle.async_api", "treadle.server"), (
-            f"{path.name}: {module}"
-        )
+        assert module not in ("treadle.store", "treadle.server"), f"{path.name}: {module}"
 
 
 def test_the_core_needs_pymongo_and_pydantic_only():

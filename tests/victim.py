@@ -50,6 +50,7 @@ def perform(
     heard = Heard()
     client: MongoClient[Any] = MongoClient(uri, event_listeners=[heard])
     store = Store(client[database], shop.MODELS)
+    store.recover()
     heard.clear()
     heard.before(commands, skip, lambda: os.kill(os.getpid(), signal.SIGKILL))
     with shop.small_bounds() if small else contextlib.nullcontext(), contextlib.suppress(DataError):

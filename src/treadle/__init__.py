@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from treadle.patterns.tree.materialized_path import MaterializedPath
     from treadle.patterns.tree.parent_reference import ParentReference
     from treadle.store.async_store import AsyncStore
-    from treadle.store.blocking_store import Store
+    from treadle.store.blocking.store import Store
     from treadle.upkeep.migrations.run import Migrated, Sample, SetAside
     from treadle.upkeep.schedule import Ran
 
@@ -111,7 +111,7 @@ _HOMES = {
     "Rollup": "patterns.rollup",
     "Sample": "upkeep.migrations.run",
     "SetAside": "upkeep.migrations.run",
-    "Store": "store.blocking_store",
+    "Store": "store.blocking.store",
     "Subset": "patterns.subset",
     "Sum": "patterns.computed",
     "Summary": "graph.reports",

@@ -33,8 +33,10 @@ from pymongo.database import Database
 from treadle.model.document import Document
 from treadle.plan import Plan
 from treadle.server.local import LocalServer, start
-from treadle.store.async_store import AsyncRunner, AsyncStore
-from treadle.store.blocking_store import Runner, Store
+from treadle.store.async_runner import AsyncRunner
+from treadle.store.async_store import AsyncStore
+from treadle.store.blocking.runner import Runner
+from treadle.store.blocking.store import Store
 
 R = TypeVar("R")
 

@@ -87,6 +87,8 @@ class Bench:
         }
         self.shop = Shop(self.client["crash"])
         self.stores = {way: Store(client["crash"], MODELS) for way, client in self.clients.items()}
+        for store in self.stores.values():
+            store.recover()
         self.after: dict[str, Any] = {}
         self.points = 0
         self._verified: set[bytes] = set()
@@ -317,6 +319,7 @@ def test_kill_9_inside_a_transaction_or_between_chunks(bench, tried):
         with shop.small_bounds() if name in FAN_OUT_NAMES else contextlib.nullcontext():
             after = bench.owned_after(shop.BY_NAME[name])
         store = Store(each.database, MODELS)
+        store.recover()
         state = shop.stored(each.database)
         assert shop.owned(state) in (shop.owned(each.beginning), after), f"{name} at {skip}"
         assert [] == shop.wrong(state), f"{name} at {skip}"

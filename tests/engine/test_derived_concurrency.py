@@ -298,6 +298,7 @@ def test_verify_only_reads(server, database):
     heard = Heard()
     with MongoClient(server.uri, event_listeners=[heard]) as client:
         looking = Store(client[database.name], DESK)
+        looking.recover()
         heard.clear()
         assert 1 == len(looking.verify())
     # But for the number of its findings, which is noted for `status`.

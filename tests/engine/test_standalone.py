@@ -214,6 +214,7 @@ def moments(alone: LocalServer, standing: Shop, scenario: Scenario) -> list[int]
     heard = faults.Heard()
     with MongoClient[Any](alone.uri, event_listeners=[heard]) as client:
         store = Store(client["shop"], MODELS)
+        store.recover()
         heard.clear()
         with contextlib.suppress(DataError):
             scenario.act(store)
@@ -263,6 +264,7 @@ def test_a_lost_reply_or_request_leaves_nothing_wrong(
         MongoClient[Any](proxy.uri, appname=APP) as client,
     ):
         store = Store(client["shop"], MODELS)
+        store.recover()
         for skip in points:
             standing.reset()
             acknowledged = False

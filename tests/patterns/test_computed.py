@@ -242,6 +242,7 @@ def test_a_fresh_target_costs_one_plain_command(heard):
 
     database, listener = heard
     store = Store(database, [Review, Simple])
+    store.recover()
     listener.clear()
     store.insert(Simple())
     assert ["insert"] == listener.names

@@ -401,7 +401,7 @@ def test_a_fan_out_that_was_interrupted_is_finished_by_recovery(database, monkey
     assert 14 == store.count(Order, {"customer.name": "Anna"})
     assert 1 == database[intents.COLLECTION].count_documents({})
     monkeypatch.setattr(intents, "_copy_chunk", real)
-    Store(database, [Customer, Product, Order])
+    assert 1 == Store(database, [Customer, Product, Order]).recover()
     assert 40 == store.count(Order, {"customer.name": "Anna"})
     assert 0 == database[intents.COLLECTION].count_documents({})
 

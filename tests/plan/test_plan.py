@@ -22,8 +22,8 @@ from treadle.plan import (
     update_one,
     wait,
 )
-from treadle.store.async_store import AsyncRunner
-from treadle.store.blocking_store import Runner
+from treadle.store.async_runner import AsyncRunner
+from treadle.store.blocking.runner import Runner
 
 
 def add_one(collection="numbers", value=1):

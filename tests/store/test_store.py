@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import decimal
 import inspect
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from bson import ObjectId
 from pydantic import BaseModel
 from pymongo import MongoClient
-from pymongo.errors import DuplicateKeyError
+from pymongo.errors import DuplicateKeyError, InvalidOperation, ServerSelectionTimeoutError
 
 from tests.support import Colour
-from treadle import AsyncStore, DataError, Document, Store, UsageError
+from treadle import AsyncStore, Count, DataError, Document, Store, UsageError
+from treadle.engine import intents
 
 
 class Address(BaseModel):
@@ -311,6 +312,40 @@ def test_a_bad_uri_is_refused_without_its_password(uri):
 def test_a_client_without_retryable_writes_is_refused(server):
     with MongoClient(server.uri, retryWrites=False) as client, pytest.raises(UsageError, match="retryWrites"):
         Store(client["x"], [Person])
+
+
+class Vote(Document, collection="votes"):
+    club_id: int
+
+
+class Club(Document, collection="clubs"):
+    id: int
+    votes: Annotated[int, Count(Vote, by="club_id")] = 0
+
+
+@pytest.mark.parametrize("way", ["recover", "enter", "write"])
+def test_a_store_looks_for_what_a_crash_left_once_and_not_when_it_is_made(heard, way):
+    database, listener = heard
+    store = Store(database, [Vote, Club])
+    assert [] == listener.names
+    if way == "recover":
+        assert 0 == store.recover()
+    elif way == "enter":
+        store.__enter__()
+    else:
+        store.insert(Vote(club_id=1))
+    assert intents.COLLECTION in [body.get("find") for _, body in listener.commands]
+    listener.clear()
+    store.insert(Vote(club_id=1))
+    assert intents.COLLECTION not in [body.get("find") for _, body in listener.commands]
+
+
+def test_entering_a_store_that_reaches_no_server_closes_its_client():
+    store = Store.open("mongodb://127.0.0.1:1/x?serverSelectionTimeoutMS=100", models=[Vote, Club])
+    with pytest.raises(ServerSelectionTimeoutError), store:
+        pass
+    with pytest.raises(InvalidOperation):
+        store.get(Club, 1)
 
 
 def test_both_shells_have_the_same_calls():

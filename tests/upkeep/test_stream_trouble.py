@@ -621,7 +621,7 @@ def test_sigterm_ends_the_worker_after_its_batch(server, database):
 def test_a_leader_that_works_keeps_others_waiting(market, database, monkeypatch):
     """`run_until_idle` says so after a while, instead of doing the work twice."""
     store, _ = market
-    monkeypatch.setattr("treadle.store.worker.WAIT_MAX_SECONDS", 1.0)
+    monkeypatch.setattr("treadle.store.blocking.worker.WAIT_MAX_SECONDS", 1.0)
     worker = store.worker()
     with working(worker):
         wait_for(lambda: worker.leading)

@@ -12,7 +12,7 @@ from typing import Any
 from treadle.errors import UsageError
 from treadle.model.document import Document
 from treadle.store.async_store import AsyncStore
-from treadle.store.blocking_store import Store
+from treadle.store.blocking.store import Store
 
 
 def load_store(app: str) -> Store | AsyncStore:

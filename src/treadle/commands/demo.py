@@ -38,7 +38,7 @@ from treadle.demo.words import faster, milliseconds, plural
 from treadle.errors import UsageError
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.server import local as server
-from treadle.store.blocking_store import Store
+from treadle.store.blocking.store import Store
 from treadle.store.shell import local_uri
 
 REPORT = Path("treadle-demo.html")

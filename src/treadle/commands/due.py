@@ -11,7 +11,7 @@ from rich.text import Text
 
 from treadle.commands.app import call
 from treadle.store.async_store import AsyncStore
-from treadle.store.blocking_store import Store
+from treadle.store.blocking.store import Store
 from treadle.upkeep.schedule import Ran
 
 

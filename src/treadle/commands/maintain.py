@@ -17,7 +17,7 @@ from treadle.commands.app import Reporter, call, models_named
 from treadle.errors import UsageError
 from treadle.graph.reports import Action, Finding, Progress
 from treadle.store.async_store import AsyncStore
-from treadle.store.blocking_store import Store
+from treadle.store.blocking.store import Store
 
 SHOWN_MAX = 50
 
@@ -46,7 +46,7 @@ def models_with_tree(store: Store | AsyncStore, names: list[str], pattern: str) 
     chosen = [
         entry.model.__name__
         for entry in entries or store.graph.entries.values()
-        if entry.tree is not None and any(rule.pattern == pattern for rule in entry.tree.rules)
+        if any(rule.pattern == pattern for rule in entry.rules)
     ]
     if not chosen or (names and len(chosen) < len(names)):
         whose = " and ".join(names) or "the store"

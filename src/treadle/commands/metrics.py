@@ -14,7 +14,8 @@ from treadle.errors import UsageError
 from treadle.upkeep.status import Status
 
 if TYPE_CHECKING:
-    from treadle.store.worker import AsyncWorker, Worker
+    from treadle.store.async_worker import AsyncWorker
+    from treadle.store.blocking.worker import Worker
 
 ADDRESS = "127.0.0.1"
 

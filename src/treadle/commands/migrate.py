@@ -21,7 +21,7 @@ from treadle.errors import UsageError
 from treadle.graph.reports import Progress
 from treadle.model.document import Document
 from treadle.store.async_store import AsyncStore
-from treadle.store.blocking_store import Store
+from treadle.store.blocking.store import Store
 from treadle.upkeep.migrations.run import Migrated
 
 SHOWN_MAX = 20

@@ -18,7 +18,7 @@ from treadle.patterns.tree.moves import tree_of
 from treadle.plan import Plan, Raw, find_one
 from treadle.query.paths import resolve, value_at
 from treadle.store.async_store import AsyncStore
-from treadle.store.blocking_store import Store
+from treadle.store.blocking.store import Store
 
 # Fields that usually say what a node is called.
 LABELS = ("name", "title", "label", "slug")

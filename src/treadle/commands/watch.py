@@ -20,8 +20,8 @@ from rich.table import Table
 
 from treadle.commands.app import call
 from treadle.store.async_store import AsyncStore
-from treadle.store.blocking_store import Store
-from treadle.store.due import is_scheduled
+from treadle.store.blocking.store import Store
+from treadle.store.shell import is_scheduled
 from treadle.upkeep.schedule import Ran, jobs
 from treadle.upkeep.status import RuleStatus, Status
 
@@ -58,7 +58,7 @@ def _watch(store: Store, name: str, metrics_port: int | None, say: Callable[[str
         say("Watching; stop with Ctrl-C or SIGTERM.")
         scheduled = threading.Thread(target=_run_due, args=(store, stopping, say), daemon=True)
         scheduled.start()
-        if _streams(store) or not is_scheduled(store):
+        if _streams(store) or not is_scheduled(store.graph):
             worker.run()
         stopping.wait()
         scheduled.join()
@@ -67,7 +67,7 @@ def _watch(store: Store, name: str, metrics_port: int | None, say: Callable[[str
 
 def _run_due(store: Store, stopping: threading.Event, say: Callable[[str], None]) -> None:
     """Run what is due, now and then, until it is time to stop."""
-    while is_scheduled(store) and not stopping.is_set():
+    while is_scheduled(store.graph) and not stopping.is_set():
         try:
             for ran in store.run_due():
                 say(_told(ran))
@@ -99,7 +99,7 @@ async def _watch_async(
         _on_signals(stop)
         say("Watching; stop with Ctrl-C or SIGTERM.")
         scheduled = asyncio.create_task(_run_due_async(store, stopping, say))
-        if _streams(store) or not is_scheduled(store):
+        if _streams(store) or not is_scheduled(store.graph):
             await worker.run()
         await stopping.wait()
         await scheduled
@@ -108,7 +108,7 @@ async def _watch_async(
 
 
 async def _run_due_async(store: AsyncStore, stopping: asyncio.Event, say: Callable[[str], None]) -> None:
-    while is_scheduled(store) and not stopping.is_set():
+    while is_scheduled(store.graph) and not stopping.is_set():
         try:
             for ran in await store.run_due():
                 say(_told(ran))

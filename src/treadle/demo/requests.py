@@ -14,7 +14,7 @@ from pymongo.database import Database
 
 from treadle.demo.data import Shop
 from treadle.demo.models import Order, Product, Reading, Seller
-from treadle.store.blocking_store import Store
+from treadle.store.blocking.store import Store
 
 ORDERS_SHOWN = 50
 REVIEWS_SHOWN = 5

@@ -20,7 +20,7 @@ from treadle.demo.measure import Cost, measure, prepare_profiler
 from treadle.demo.models import MODELS
 from treadle.demo.requests import REQUESTS, Request
 from treadle.graph.reports import Action, Finding, Progress
-from treadle.store.blocking_store import Store
+from treadle.store.blocking.store import Store
 
 FINDINGS_SHOWN_MAX = 6
 

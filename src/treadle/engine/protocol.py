@@ -11,6 +11,7 @@ before the next one.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -78,10 +79,8 @@ class WriteProtocol:
             outcome = yield from work.direct(self.graph, server)
         elif inside:
             outcome = yield from ByTransaction(self.graph, server).inside(work)
-        elif combine:
-            outcome = yield from share(work)
         else:
-            (outcome,) = yield from self.commit([work])
+            outcome = yield from share(work, alone=not combine)
         if isinstance(outcome, Failed):
             raise outcome.error
         return work.result(outcome)
@@ -115,11 +114,8 @@ class WriteProtocol:
 
     def _finish(self) -> Plan[None]:
         """Finish what an earlier write could not; if it still cannot be, the next one tries."""
-        self.unfinished = False
-        try:
+        with contextlib.suppress(PyMongoError):
             yield from self.recover()
-        except PyMongoError:
-            self.unfinished = True
 
     def abandon(self) -> Plan[None]:
         """Let go of what interrupted writers of this process may still hold."""
@@ -132,10 +128,15 @@ class WriteProtocol:
         """Finish what a crash left half done, in any process; how many such things there were."""
         if not self.graph.derives:
             return 0
-        yield from self.abandon()
         server = yield from server_facts()
         writer = self._writer()
         done = 0
-        for rule in self.graph.rules:
-            done += yield from rule.recover(self.graph, server, writer.owner, self._is_dead)
-        return done + (yield from commit_on(self.graph, server).recover(writer))
+        self.unfinished = False
+        try:
+            yield from self.abandon()
+            for rule in self.graph.rules:
+                done += yield from rule.recover(self.graph, server, writer.owner, self._is_dead)
+            return done + (yield from commit_on(self.graph, server).recover(writer))
+        except BaseException:
+            self.unfinished = True
+            raise

@@ -129,7 +129,7 @@ class Rule:
     refills = False
     # Whether its documents are deleted all together or not at all.
     deletes_together = False
-    # What `run_due` does, for whoever lists it.
+    # What `run_due` does, for whoever lists it; empty where it does nothing.
     due_work = ""
 
     def __init__(self, place: Place) -> None:

@@ -114,6 +114,8 @@ class Share(Command):
     """Perform a work in a commit that it may share with others who come at the same time."""
 
     work: Any
+    # Whether it has a commit of its own.
+    alone: bool = False
 
 
 Plan: TypeAlias = Generator[Command, Any, R]
@@ -284,9 +286,9 @@ def is_inside() -> Plan[bool]:
     return inside
 
 
-def share(work: Any) -> Plan[Any]:
+def share(work: Any, *, alone: bool = False) -> Plan[Any]:
     """The outcome of a work, committed."""
-    return (yield Share(work))
+    return (yield Share(work, alone))
 
 
 def aside(make: Callable[[], Plan[Any]]) -> Plan[None]:

@@ -2,67 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Generator,
-    Iterable,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from bson import ObjectId
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
-from pymongo.asynchronous.cursor import AsyncCursor
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import PyMongoError
 
-from treadle.engine import commit, crud, deletes, groups, lazy, standalone, writes
-from treadle.engine.writes import ChunkedWork, Work
-from treadle.errors import UsageError
-from treadle.graph.graph import Graph
 from treadle.graph.layout import PageReader
-from treadle.graph.pattern import Entry
 from treadle.graph.reports import Action, Finding, Report, Summary
 from treadle.graph.versions import WriteVersions
-from treadle.model.bson_types import CODEC_OPTIONS, NAIVE_CODEC_OPTIONS
-from treadle.model.codec import Codec
 from treadle.model.document import Document
-from treadle.patterns import polymorphic
-from treadle.patterns.tree import bulk
-from treadle.patterns.tree.moves import finish
-from treadle.patterns.tree.state import TreeBusy
-from treadle.plan import (
-    Aside,
-    Call,
-    Command,
-    DatabaseCommand,
-    Plan,
-    Raw,
-    Read,
-    Transact,
-    Wait,
-    require_fresh,
-    unwind,
-)
-from treadle.plan.capabilities import Capabilities, read_capabilities
+from treadle.plan import Raw
 from treadle.query.safety import Sort
-from treadle.store import due, shell
-from treadle.store.array import AsyncArray
-from treadle.store.combine import AsyncCombiner
-from treadle.store.counter import AsyncCounter
+from treadle.store import shell
+from treadle.store.async_array import AsyncArray
+from treadle.store.async_counter import AsyncCounter
+from treadle.store.async_due import run_due
+from treadle.store.async_found import AsyncFound, read_pages
+from treadle.store.async_tree import AsyncTreeHandle
+from treadle.store.async_worker import AsyncWorker
+from treadle.store.async_writer import AsyncWriter
 from treadle.store.counter_handle import only_one
-from treadle.store.tree import AsyncTreeHandle
-from treadle.store.worker import AsyncWorker
 from treadle.upkeep import position, rebuild, set_up, status, validation
 from treadle.upkeep.migrations import perform as migrate
 from treadle.upkeep.migrations import run as migration
@@ -70,147 +37,18 @@ from treadle.upkeep.migrations.run import Migrated, SetAside
 from treadle.upkeep.schedule import Ran
 from treadle.upkeep.status import Status
 
-if TYPE_CHECKING:
-    from treadle.server.local import LocalServer
-
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
-Attend = Callable[[list[Raw]], Coroutine[Any, Any, list[Raw]]]
 Session = AsyncClientSession | None
 
 
-class AsyncRunner:
-    """Performs the commands of plans on a `pymongo` database."""
+class AsyncStore(AsyncWriter):
+    """Models in a MongoDB database, on asyncio.
 
-    def __init__(self, database: AsyncDatabase[Any]) -> None:
-        self.database = database.with_options(codec_options=CODEC_OPTIONS, write_concern=shell.MAJORITY)
-        self._collections: dict[str, AsyncCollection[Raw]] = {}
-
-    def collection(self, name: str) -> AsyncCollection[Raw]:
-        found = self._collections.get(name)
-        if found is None:
-            found = self._collections[name] = self.database[name]
-        return found
-
-    async def run(self, plan: Plan[R], session: Session = None) -> R:
-        """Perform a fresh plan; inside `session`'s transaction if it has one."""
-        require_fresh(plan)
-        try:
-            command = next(plan)
-            while True:
-                try:
-                    result = await self._perform(command, session)
-                except Exception as error:
-                    if session is not None and session.in_transaction:
-                        unwind(plan, error)
-                    command = plan.throw(error)
-                else:
-                    command = plan.send(result)
-        except StopIteration as stop:
-            value: R = stop.value
-            return value
-        finally:
-            plan.close()
-
-    async def _perform(self, command: Command, session: Session) -> Any:
-        if type(command) is Call:
-            method = getattr(self.collection(command.collection), command.method)
-            return await method(*command.arguments, session=session, **command.options)
-        if type(command) is Read:
-            cursor = self.open(command, session)
-            if command.method != "find":
-                # Only find() gives its cursor without a round trip.
-                cursor = await cursor
-            return await cursor.to_list()
-        if type(command) is Transact:
-            return await self.transact(command.make, session)
-        if type(command) is DatabaseCommand:
-            database = self.database.client.admin if command.admin else self.database
-            return await database.command(
-                dict(command.document), session=session, codec_options=CODEC_OPTIONS
-            )
-        if type(command) is Aside:
-            beside = session is None or not session.in_transaction
-            return await self.run(command.make(), session) if beside else None
-        if type(command) is Wait:
-            return await asyncio.sleep(command.seconds)
-        raise TypeError(f"{command!r} is not a command that this runner knows")
-
-    def open(self, command: Read, session: Session) -> Any:
-        """The cursor of a read, for results that stream."""
-        collection = self.collection(command.collection)
-        if command.naive:
-            collection = collection.with_options(codec_options=NAIVE_CODEC_OPTIONS)
-        method = getattr(collection, command.method)
-        return method(*command.arguments, session=session, **command.options)
-
-    async def transact(self, make: Callable[[], Plan[R]], session: Session = None) -> R:
-        """Run the plan that `make` makes in a transaction, or in the one under way."""
-        if session is not None and session.in_transaction:
-            return await self.run(make(), session)
-        if session is None:
-            async with self.database.client.start_session() as own:
-                return await self.transact(make, own)
-        try:
-            return await session.with_transaction(
-                lambda current: self.run(make(), current), **shell.TRANSACTION_OPTIONS
-            )
-        except PyMongoError as error:
-            raise shell.clear(error) from error.__cause__
-
-
-class AsyncFound(Generic[D]):
-    """The documents that a `find` streams; iterate it, once."""
-
-    def __init__(
-        self, cursor: AsyncCursor[Raw], codec: Codec[D], documents: AsyncGenerator[D] | None = None
-    ) -> None:
-        self._cursor = cursor
-        # Not a method: the cursor is to be closed as soon as nobody iterates any more.
-        self._documents = _stream(cursor, codec.load, None) if documents is None else documents
-
-    def __aiter__(self) -> AsyncIterator[D]:
-        return self._documents
-
-    async def __anext__(self) -> D:
-        return await anext(self._documents)
-
-    async def to_list(self) -> list[D]:
-        """All remaining documents, in memory."""
-        return [document async for document in self._documents]
-
-    async def close(self) -> None:
-        """Release the cursor early."""
-        await self._documents.aclose()
-        await self._cursor.close()
-
-
-async def _stream(
-    cursor: AsyncCursor[Raw], load: Callable[[Raw], D], attend: Attend | None
-) -> AsyncGenerator[D]:
-    async with cursor:
-        while True:
-            # Whole pages, because PyMongo's own iteration costs as much per
-            # document as validating a small one.
-            raws = await cursor.to_list(shell.FIND_PAGE)
-            for raw in raws if attend is None else await attend(raws):
-                yield load(raw)
-            if len(raws) < shell.FIND_PAGE:
-                return
-
-
-async def _unpack(
-    cursor: AsyncCursor[Raw], reader: PageReader[D], runner: AsyncRunner, session: Session
-) -> AsyncGenerator[D]:
-    async with cursor:
-        while not reader.done:
-            raws = await cursor.to_list(reader.page)
-            for document in await runner.run(reader.take(raws, len(raws) < reader.page), session):
-                yield document
-
-
-class AsyncStore:
-    """Models in a MongoDB database, on asyncio."""
+    Making one asks the server nothing. What a crash left half done is finished
+    when the store is entered as a context, at its first write that others
+    follow, or by `recover()`.
+    """
 
     def __init__(
         self,
@@ -218,17 +56,10 @@ class AsyncStore:
         models: Iterable[type[Document]],
         write_versions: WriteVersions = None,
     ) -> None:
-        shell.check_database(database, AsyncDatabase)
-        self.graph = Graph(models, write_versions)
-        self.runner = AsyncRunner(database)
-        self.database = database
-        self._known: Capabilities | None = None
-        self._owes = False
-        self._given_up: list[str] = []
+        super().__init__(database, models, write_versions)
         self._counters: dict[Any, AsyncCounter] = {}
-        self._combiner = AsyncCombiner(self._commit)
         self._owned_client: AsyncMongoClient[Any] | None = None
-        self._server: LocalServer | None = None
+        self._stop_server: Callable[[], None] | None = None
 
     @classmethod
     def open(
@@ -241,7 +72,9 @@ class AsyncStore:
         try:
             store = cls(client[name], graph, write_versions)
         except BaseException:
-            # Nothing was connected yet, so there is nothing to wait for.
+            if False:  # BLOCKING
+                # It began to connect at once; that of asyncio waits for its first call.
+                client.close()
             raise
         store._owned_client = client
         return store
@@ -262,7 +95,7 @@ class AsyncStore:
         except BaseException:
             running.stop()
             raise
-        store._server = running
+        store._stop_server = running.stop
         return store
 
     async def close(self) -> None:
@@ -271,11 +104,15 @@ class AsyncStore:
             await counter.close()
         if self._owned_client is not None:
             await self._owned_client.close()
-        if self._server is not None:
-            self._server.stop()
+        if self._stop_server is not None:
+            self._stop_server()
 
     async def __aenter__(self) -> AsyncStore:
-        return await self._ready()
+        try:
+            return await self._ready()
+        except BaseException:
+            await self.close()
+            raise
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
@@ -299,49 +136,22 @@ class AsyncStore:
 
     async def insert(self, document: D, session: Session = None) -> D:
         """Store a new document; what is returned is what is stored, maintained fields included."""
-        entry = self.graph.entry(type(document))
-        if entry.layout is not None:
-            return await self.runner.run(entry.layout.insert(document, shell.inside(session)), session)
-        if entry.plain:
-            return await self.runner.run(crud.insert(entry, document), session)
-        (stored,) = await self._write(writes.Insert(entry, [document]), session)
-        return stored
+        return await self.runner.run(self._calls(type(document)).insert(document), session)
 
     async def insert_many(self, documents: Iterable[D], session: Session = None) -> list[D]:
         """Store new documents of one model, or of several kinds of one collection."""
         model, listed = shell.one_model(documents)
-        if model is None:
-            return []
-        entry = self.graph.entry(model)
-        if entry.layout is not None:
-            plan = entry.layout.insert_many(listed, shell.inside(session), await self._capabilities())
-            return await self.runner.run(plan, session)
-        if entry.plain:
-            return await self.runner.run(crud.insert_many(entry, listed), session)
-        if entry.tree is None:
-            pieces = shell.chunks(listed, writes.INSERT_MAX)
-            works = [writes.Insert(self.graph.entry(type(piece[0])), piece) for piece in pieces]
-        else:
-            works = await self.runner.run(bulk.inserts(entry, listed), session)
-        stored = [each for work in works for each in await self._write(work, session, combine=False)]
-        return bulk.as_given(listed, works, stored)
+        return [] if model is None else await self.runner.run(self._calls(model).insert_many(listed), session)
 
     async def get(self, model: type[D], id: Any, session: Session = None) -> D | None:
         """The document with this id, or None."""
-        entry = self.graph.entry(model)
-        if entry.layout is not None:
-            return await self.find_one(model, entry.layout.id_filter(id), session=session)
-        return await self.runner.run(crud.get(entry, id), session)
+        return await self.runner.run(self._calls(model).get(id), session)
 
     async def find_one(
         self, model: type[D], filter: Any = None, sort: Sort | None = None, session: Session = None
     ) -> D | None:
         """The first matching document, or None."""
-        entry = self.graph.entry(model)
-        if entry.layout is not None:
-            found = await self.find(model, filter, sort, limit=1, session=session).to_list()
-            return found[0] if found else None
-        return await self.runner.run(crud.find_first(entry, filter, sort), session)
+        return await self.runner.run(self._calls(model).first(filter, sort), session)
 
     def find(
         self,
@@ -353,21 +163,7 @@ class AsyncStore:
         session: Session = None,
     ) -> AsyncFound[D]:
         """The matching documents, streamed; never all in memory at once."""
-        entry = self.graph.entry(model)
-        command = crud.find_command(entry, filter, sort, skip, limit)
-        if entry.layout is not None:
-            reader = entry.layout.reader(filter, sort, skip, limit)
-            cursor = self.runner.open(reader.command, session)
-            return AsyncFound(cursor, entry.codec, _unpack(cursor, reader, self.runner, session))
-        cursor = self.runner.open(command, session)
-        documents = _stream(cursor, entry.codec.load, self._attend(entry, filter, session))
-        return AsyncFound(cursor, entry.codec, documents)
-
-    def _attend(self, entry: Entry[Any], filter: Any, session: Session) -> Attend | None:
-        """What to do to each page before it is read; None where all are as the model has them."""
-        if not (entry.attends or (entry.versioned and filter and not entry.warned)):
-            return None
-        return lambda raws: self.runner.run(lazy.attend(entry, raws, filter), session)
+        return self._found(self._calls(model).reader(filter, sort, skip, limit), session)
 
     def search(
         self,
@@ -378,81 +174,43 @@ class AsyncStore:
         session: Session = None,
     ) -> AsyncFound[D]:
         """The documents that hold these words, the best match first; words only, no operators."""
-        entry = self.graph.entry(model)
-        command = polymorphic.search_command(entry, text, filter, limit)
-        cursor = self.runner.open(command, session)
-        documents = _stream(cursor, entry.codec.load, self._attend(entry, filter, session))
-        return AsyncFound(cursor, entry.codec, documents)
+        return self._found(self._calls(model).search(text, filter, limit), session)
+
+    def _found(self, reader: PageReader[D], session: Session) -> AsyncFound[D]:
+        cursor = self.runner.open(reader.command, session)
+        return AsyncFound(cursor, read_pages(cursor, reader, self.runner, session))
 
     async def count(self, model: type[Document], filter: Any = None, session: Session = None) -> int:
         """How many documents match."""
-        entry = self.graph.entry(model)
-        if entry.layout is not None:
-            return await self.runner.run(entry.layout.count(filter), session)
-        return await self.runner.run(crud.count(entry, filter), session)
+        return await self.runner.run(self._calls(model).count(filter), session)
 
     async def update(
         self, model: type[D], id_or_filter: Any, update: Any, session: Session = None
     ) -> D | None:
         """Update one document with MongoDB's operators; the document after, or None."""
-        entry = self.graph.entry(model)
-        if entry.layout is not None:
-            return await self.runner.run(
-                entry.layout.update(id_or_filter, update, await self._capabilities()), session
-            )
-        if entry.plain:
-            return await self.runner.run(crud.update(entry, id_or_filter, update), session)
-        return await self._write(writes.UpdateOneDocument(entry, id_or_filter, update), session)
+        return await self.runner.run(self._calls(model).update(id_or_filter, update), session)
 
     async def update_many(
         self, model: type[Document], filter: Any, update: Any, session: Session = None
     ) -> int:
         """Update all matching documents; how many matched."""
-        entry = self.graph.entry(model)
-        if entry.layout is not None:
-            return await self.runner.run(
-                entry.layout.update_all(filter, update, await self._capabilities()), session
-            )
-        if entry.plain:
-            return await self.runner.run(crud.update_all(entry, filter, update), session)
-        return await self._write_chunks(writes.UpdateManyDocuments(entry, filter, update), session)
+        return await self.runner.run(self._calls(model).update_all(filter, update), session)
 
     async def replace(self, document: D, session: Session = None) -> D:
         """Write a whole document over the stored one; raises if that is gone."""
-        entry = self.graph.entry(type(document))
-        if entry.layout is not None:
-            return await self.runner.run(entry.layout.replace(document, await self._capabilities()), session)
-        if entry.plain:
-            return await self.runner.run(crud.replace(entry, document), session)
-        return await self._write(writes.Replace(entry, document), session)
+        return await self.runner.run(self._calls(type(document)).replace(document), session)
 
     async def change_kind(self, document: D, was: type[Document], session: Session = None) -> D:
         """Write a document over one that is stored as another kind, if it is of the kind `was`."""
-        before = polymorphic.former(self.graph, document, was)
-        entry = self.graph.entry(type(document))
-        if entry.plain and before.plain:
-            return await self.runner.run(polymorphic.change_kind(entry, before, document), session)
-        return await self._write(polymorphic.ChangeKind(entry, before, document), session)
+        return await self.runner.run(self._calls(type(document)).change_kind(document, was), session)
 
     async def delete(self, model: type[D], id_or_filter: Any, session: Session = None) -> D | None:
         """Delete one document; the deleted document, or None."""
-        entry = self.graph.entry(model)
-        if entry.layout is not None:
-            return await self.runner.run(
-                entry.layout.delete(id_or_filter, await self._capabilities()), session
-            )
-        if entry.plain:
-            return await self.runner.run(crud.delete(entry, id_or_filter), session)
-        return await self._write(deletes.DeleteOneDocument(entry, id_or_filter), session)
+        return await self.runner.run(self._calls(model).delete(id_or_filter), session)
 
     async def delete_many(self, model: type[Document], filter: Any, session: Session = None) -> int:
         """Delete all matching documents; how many there were."""
-        entry = self.graph.entry(model)
-        if entry.layout is not None:
-            return await self.runner.run(entry.layout.delete_all(filter, await self._capabilities()), session)
-        if entry.plain:
-            return await self.runner.run(crud.delete_all(entry, filter), session)
-        return await self._write_chunks(deletes.DeleteManyDocuments(entry, filter), session)
+        return await self.runner.run(self._calls(model).delete_all(filter), session)
 
     # -- readings ---------------------------------------------------------------------
 
@@ -460,8 +218,7 @@ class AsyncStore:
         self, model: type[Document], key: Any, start: Any = None, end: Any = None, session: Session = None
     ) -> list[Summary]:
         """Statistics of a series from `start` to before `end`: one entry per bucket, readings unread."""
-        layout = shell.layout_of(self.graph, model)
-        return await self.runner.run(layout.summary(key, start, end), session)
+        return await self.runner.run(self._calls(model).summary(key, start, end), session)
 
     async def readings(
         self,
@@ -473,115 +230,7 @@ class AsyncStore:
         session: Session = None,
     ) -> list[tuple[Any, ...]]:
         """A series from `start` to before `end` as tuples, time first; much quicker than models."""
-        layout = shell.layout_of(self.graph, model)
-        return await self.runner.run(layout.tuples(key, start, end, fields), session)
-
-    # -- writes that others follow ----------------------------------------------------
-
-    async def _write(self, work: Work[R], session: Session, *, combine: bool = True) -> R:
-        """Perform a write with all that follows from it; a large move that it would cross is ended first."""
-        for _ in range(shell.GIVE_WAY_MAX):
-            try:
-                return await self._write_through(work, session, combine)
-            except TreeBusy as busy:
-                if shell.inside(session):
-                    raise
-                await self.runner.run(finish(busy.tree, self.graph, await self._capabilities()))
-        return await self._write_through(work, session, combine)
-
-    async def _write_through(self, work: Work[R], session: Session, combine: bool) -> R:
-        try:
-            return await self._write_whole(work, session, combine)
-        except UsageError as error:
-            if error.code != "cascade-too-large" or session is not None or not deletes.can_go_ahead(work):
-                raise
-        # Too many documents hang on it for one transaction: those first, in chunks.
-        deletion: Any = work
-        for smaller in await self.runner.run(deletes.ahead_of(deletion)):
-            await self._write_chunks(smaller, None)
-        return await self._write_whole(work, session, combine)
-
-    async def _write_whole(self, work: Work[R], session: Session, combine: bool) -> R:
-        server = await self._capabilities()
-        if self._owes and session is None:
-            await self._pay()
-        if work.entry.unready:
-            await self.runner.run(groups.require_indexes(work.entry.unready))
-        if work.alone:
-            outcome = await self.runner.run(work.direct(self.graph, server), session)
-        elif session is not None and session.in_transaction:
-            outcome = await self.runner.run(commit.inside(self.graph, server, work), session)
-        elif session is None and combine:
-            outcome = await self._combiner.perform(work)
-        else:
-            (outcome,) = await self._commit([work], session)
-        return work.result(shell.delivered(outcome))
-
-    async def _commit(self, works: Sequence[Work[Any]], session: Session = None) -> list[Any]:
-        server = await self._capabilities()
-        who = f"{shell.owner()}/{ObjectId()}"
-        plan = commit.commit(
-            self.graph,
-            server,
-            works,
-            owner=who,
-            is_dead=shell.is_dead,
-            left=lambda: self._leave_for_later(who),
-        )
-        try:
-            return await self.runner.run(plan, session)
-        except BaseException:
-            if not server.transactions:
-                await self._abandon(who)
-            raise
-
-    async def _abandon(self, who: str) -> None:
-        """Let go of a lease that may be held without anybody knowing: its reply may have been lost."""
-        self._leave_for_later(who)
-        try:
-            await self.runner.run(standalone.give_up(self._given_up))
-        except PyMongoError:
-            # The next write tries again.
-            return
-
-    async def _write_chunks(self, work: ChunkedWork, session: Session) -> int:
-        """Perform a bulk write, one transaction per chunk of documents."""
-        if work.alone or work.together or (session is not None and session.in_transaction):
-            return await self._write(work, session)
-        done = 0
-        last: Any = None
-        while keys := await self.runner.run(writes.next_keys(work, last), session):
-            done += await self._write(work.within(keys), session, combine=False)
-            last = keys[-1]
-        return done
-
-    async def _capabilities(self) -> Capabilities:
-        if self._known is None:
-            self._known = self.graph.check_server(await self.runner.run(read_capabilities()))
-            # A constructor cannot wait, so what a crash left is seen to here.
-            await self.recover()
-        return self._known
-
-    def _leave_for_later(self, who: str) -> None:
-        self._owes = True
-        self._given_up.append(who)
-
-    async def _pay(self) -> None:
-        """Finish what an earlier write could not; if it still cannot be, the next one tries."""
-        self._owes = False
-        try:
-            await self.recover()
-        except PyMongoError:
-            self._owes = True
-
-    async def recover(self) -> int:
-        """Finish what a crash left half done; how many such things there were."""
-        if not self.graph.derives:
-            return 0
-        if self._given_up:
-            await self.runner.run(standalone.give_up(self._given_up))
-            self._given_up.clear()
-        return await self.runner.run(shell.recover(self.graph, await self._capabilities()))
+        return await self.runner.run(self._calls(model).tuples(key, start, end, fields), session)
 
     # -- versions -----------------------------------------------------------------------
 
@@ -628,10 +277,10 @@ class AsyncStore:
     async def verify(self, *models: type[Document], progress: Report | None = None) -> list[Finding]:
         """Every stored value that is not what it should be; of all models, or of these."""
         entries = self.graph.chosen(models)
-        found = await self.runner.run(
+        findings = await self.runner.run(
             status.verify_and_note(self.graph, await self._capabilities(), entries, progress)
         )
-        return found + await self.runner.run(validation.findings(entries))
+        return findings + await self.runner.run(validation.findings(entries))
 
     async def repair(self, *models: type[Document], progress: Report | None = None) -> int:
         """Mend what `verify` finds, while writers go on; how many documents were mended."""
@@ -653,7 +302,7 @@ class AsyncStore:
 
     async def run_due(self, now: datetime | None = None, dry_run: bool = False) -> list[Ran]:
         """Do the scheduled work that is due, by the server's clock or at `now`; what was done."""
-        return await due.run_due_async(self, now, dry_run)
+        return await run_due(self, now, dry_run)
 
     async def status(self) -> Status:
         """How the maintenance stands: per rule its mode, how far behind, last run, last findings."""

@@ -2,7 +2,7 @@
 
 Each caller still gets its own result or its own error. `Combiner` is for
 threads, `AsyncCombiner` for the tasks of an event loop; what a group does is
-in `maintenance/commit.py`.
+in `engine/commit.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from treadle.engine.writes import Work
+from treadle.engine.work import Work
 from treadle.store import shell
 
 # How long a leader waits for the others of the last group to come back.

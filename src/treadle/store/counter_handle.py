@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, TypeVar
 
-from treadle.engine.intents import log
+from treadle.engine.set_aside import log
 from treadle.graph.pattern import Entry
 from treadle.patterns.approximation import events as counter_events
 from treadle.patterns.approximation import flush as counters
 from treadle.patterns.approximation.buffer import Buffer, Chunk, Flushed
+from treadle.patterns.approximation.fields import CounterFields
 from treadle.patterns.approximation.flush import Flush, Sample
-from treadle.patterns.approximation.rule import ApproximateRule
 from treadle.plan import Plan, transact
 
 C = TypeVar("C")
@@ -35,11 +35,7 @@ PARTS_MAX = 10_000
 AGAIN_MAX = 200
 
 
-# By identity: True equals 1 as well, and small numbers are the same object everywhere.
-ONE = 1
-
-
-class _Nothing:
+class NoClass:
     """The class of no id."""
 
 
@@ -61,7 +57,7 @@ class CounterHandle:
     """What both handles share: the buffer, and what is said about it."""
 
     def __init__(self, entry: Entry[Any], field: str, random: Callable[[], float] | None) -> None:
-        self.rule: ApproximateRule = counters.rule_named(entry, field)
+        self.rule: CounterFields = counters.rule_named(entry, field)
         declared = self.rule.declared
         self._kind = declared.buffer
         self._random = random or chance.random
@@ -69,7 +65,7 @@ class CounterHandle:
         self._events = self._buffer.events
         self._append = self._events.append
         # Ids of this very class are counted without looking at them.
-        self._quick_class: Any = (self.rule.exact_key if declared.buffer == "memory" else None) or _Nothing
+        self._quick_class: Any = (self.rule.exact_key if declared.buffer == "memory" else None) or NoClass
         self._exact = self._quick_class
         self._again_at = 0.0
         self._error: Exception | None = None
@@ -116,7 +112,7 @@ class CounterHandle:
     def _look_first_if_full(self) -> None:
         """Where nothing can be written, let whoever adds see first whether there is room."""
         if self._buffer.overfull:
-            self._exact = _Nothing
+            self._exact = NoClass
 
     def _resting(self) -> bool:
         """Whether a flush failed a moment ago, so that those that come by themselves wait."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from pymongo import ReadPreference
@@ -15,15 +14,11 @@ from pymongo.read_concern import ReadConcern
 from pymongo.uri_parser import parse_uri
 from pymongo.write_concern import WriteConcern
 
-from treadle.engine import intents, standalone
 from treadle.errors import DataError, UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.kinds import root_of
-from treadle.graph.layout import Layout
 from treadle.model.document import Document
-from treadle.patterns.tree import recovery
-from treadle.plan import Plan
-from treadle.plan.capabilities import REPLICA_SET_OF_ONE, Capabilities
+from treadle.upkeep.schedule import jobs
 
 D = TypeVar("D", bound=Document)
 
@@ -33,13 +28,8 @@ TRANSACTION_OPTIONS: dict[str, Any] = {
     "write_concern": MAJORITY,
     "read_preference": ReadPreference.PRIMARY,
 }
-FIND_PAGE = 100
 COMMIT_ATTEMPTS_MAX = 5
 GROUP_MAX = 100
-# How often a write gives way to large moves in a tree.
-GIVE_WAY_MAX = 20
-# A timer that is never due.
-FOREVER_SECONDS = 1e9
 LOCAL_DATABASE = "treadle"
 
 
@@ -109,22 +99,12 @@ def inside(session: Any) -> bool:
     return session is not None and bool(session.in_transaction)
 
 
-def layout_of(graph: Graph, model: type[Document]) -> Layout[Any]:
-    """The layout of a model whose readings are not documents."""
-    layout = graph.entry(model).layout
-    if layout is None:
-        raise UsageError(
-            f"{model.__name__} is stored one by one; only models with bucket= or timeseries= have this",
-            code="layout-missing",
-        )
-    return layout
-
-
 def clear(error: PyMongoError) -> Exception:
     """A clearer error where a standalone server refuses transactions."""
     if isinstance(error, OperationFailure) and error.code in (20, 263) and "replica set" in str(error):
         return UsageError(
-            f"this server is standalone and has no transactions; {REPLICA_SET_OF_ONE}, or use Store.local()",
+            "this server is standalone and has no transactions; start it as a replica set "
+            "(a single node will do), or use Store.local()",
             code="transactions-unavailable",
         )
     return error
@@ -133,14 +113,6 @@ def clear(error: PyMongoError) -> Exception:
 def may_commit_again(error: PyMongoError, attempt: int) -> bool:
     """Whether a commit's outcome is unknown, so that asking again is right."""
     return attempt + 1 < COMMIT_ATTEMPTS_MAX and error.has_error_label("UnknownTransactionCommitResult")
-
-
-def chunks(documents: list[D], size: int) -> Iterator[list[D]]:
-    """The documents in pieces of at most `size`, each of one class."""
-    for _, run in itertools.groupby(documents, type):
-        same = list(run)
-        for start in range(0, len(same), size):
-            yield same[start : start + size]
 
 
 def surely_not_committed(error: BaseException) -> bool:
@@ -195,16 +167,6 @@ def is_dead(described: str) -> bool:
     return _started(int(rest)) != started
 
 
-def recover(graph: Graph, server: Capabilities) -> Plan[int]:
-    """Finish what other processes, or this one before, left half done."""
-    done = yield from recovery.recover(graph, server)
-    done += yield from intents.recover(graph, server)
-    # Also on a replica set, which may have been a standalone server before.
-    return done + (yield from standalone.recover(graph, server, owner(), is_dead))
-
-
-def delivered(outcome: Any) -> Any:
-    """The outcome of a work, or its own error raised."""
-    if isinstance(outcome, standalone.Failed):
-        raise outcome.error
-    return outcome
+def is_scheduled(graph: Graph) -> bool:
+    """Whether there is anything for `run_due` to do, now or later."""
+    return bool(jobs(graph)) or any(rule.due_work for rule in graph.rules)

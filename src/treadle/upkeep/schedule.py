@@ -138,7 +138,7 @@ class Scheduler:
         given = None if now is None else _aware(now)
         # What rules do on their own needs no lease: two who do it do not disturb each other.
         for rule in self.graph.rules:
-            if type(rule).run_due is Rule.run_due:
+            if not rule.due_work:
                 continue
             name = rule.target.model.__name__
             at = given or (yield from clock())

@@ -36,7 +36,6 @@ from treadle import (
 )
 from treadle.patterns.approximation import buffer as buffers
 from treadle.patterns.approximation import events
-from treadle.store import counter as api
 from treadle.store import counter_exit
 from treadle.store import counter_handle as handles
 
@@ -547,7 +546,7 @@ def test_a_durable_event_that_was_acknowledged_is_there_once(server, database, b
 def test_a_flush_that_comes_by_itself_keeps_its_counts_when_it_fails(
     server, database, caplog, monkeypatch, briskly
 ):
-    monkeypatch.setattr(api, "DUE_SECONDS_MAX", 0.3)
+    monkeypatch.setattr(handles, "DUE_SECONDS_MAX", 0.3)
     monkeypatch.setattr(handles, "PAUSE_SECONDS", 0.0)
     with faults.Proxy(server.port) as proxy, MongoClient[Any](proxy.uri) as client:
         store = Store(client[database.name], [Product])
@@ -583,7 +582,7 @@ def test_what_was_found_before_a_flush_failed_is_told(server, database, monkeypa
 @pytest.mark.parametrize("n", [1, 2], ids=["one by one", "amounts"])
 def test_an_event_that_finds_no_room_is_refused_and_not_counted(server, database, monkeypatch, briskly, n):
     """With the server away the buffer stays bounded, and nobody waits for it at each event."""
-    monkeypatch.setattr(api, "DUE_SECONDS_MAX", 0.3)
+    monkeypatch.setattr(handles, "DUE_SECONDS_MAX", 0.3)
     monkeypatch.setattr(buffers, "FOLD_MAX", 1)
     with faults.Proxy(server.port) as proxy, MongoClient[Any](proxy.uri) as client:
         store = Store(client[database.name], [Narrow])

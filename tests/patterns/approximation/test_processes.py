@@ -54,7 +54,7 @@ def fork_server() -> None:
 SCRIPT = """
 import os, signal, sys, threading, time
 from pymongo import MongoClient
-from tests.test_counter_processes import Post
+from tests.patterns.approximation.test_processes import Post
 from treadle import Store
 
 store = Store(MongoClient(sys.argv[1])[sys.argv[2]], [Post])
@@ -117,7 +117,6 @@ signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
 def test_a_forked_child_begins_with_an_empty_buffer(server, posts):
     """Parent and child would otherwise both write the three."""
     body = """
-    from treadle import counter_exit
     child = os.fork()
     if child == 0:
         assert {} == counter.pending(), counter.pending()

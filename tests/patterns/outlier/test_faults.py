@@ -96,6 +96,7 @@ class Bench:
         self.sound = Store(self.database, MODELS)
         self.sound.setup()
         self.store = Store(self.struck[DATABASE], MODELS)
+        self.store.recover()
         self.points = 0
 
     def close(self) -> None:
@@ -183,6 +184,7 @@ def perform(uri: str, case: str, number: int, skip: int) -> None:
     heard = faults.Heard()
     client: MongoClient[Any] = MongoClient(uri, event_listeners=[heard])
     store = Store(client[DATABASE], MODELS)
+    store.recover()
     heard.clear()
     heard.before((*victim.WRITES, "commitTransaction"), skip, lambda: os.kill(os.getpid(), signal.SIGKILL))
     BY_NAME[case].act(store, MODELS[number])

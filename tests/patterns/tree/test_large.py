@@ -420,6 +420,7 @@ def perform(uri: str, database: str, model: str, scenario: str, skip: int) -> No
     heard = Heard()
     with MongoClient[Any](uri, event_listeners=[heard]) as client:
         store = Store(client[database], [MODELS[model]])
+        store.recover()
         heard.clear()
         heard.before(WRITES, skip, lambda: os.kill(os.getpid(), signal.SIGKILL))
         with contextlib.suppress(DataError):
@@ -452,6 +453,7 @@ def moments(
     heard = Heard()
     with MongoClient[Any](server.uri, event_listeners=[heard]) as client:
         own = Store(client[store.database.name], [model])
+        own.recover()
         heard.clear()
         act(own, model, scenario)
     count = sum(name in WRITES for name in heard.names)

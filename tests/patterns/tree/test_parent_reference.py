@@ -11,7 +11,7 @@ from tests.patterns.tree.forest import Array, Listed, Parented, names, plant
 from treadle import DataError, DeclarationError, Document, Id, ParentReference, Store, UsageError
 from treadle.graph.graph import Graph
 from treadle.patterns.tree import reads
-from treadle.store import tree as handle
+from treadle.store import shell
 
 SHAPE = {"r": {"a": {"a1": {"a2": {}}, "a3": {}}, "b": {}}, "s": {}}
 
@@ -109,7 +109,7 @@ def test_the_levels_below_the_first_ones_are_all_found(run, monkeypatch, model, 
     """The deeper levels are asked for in batches, however many `$graphLookup` has found."""
     monkeypatch.setattr(reads, "GRAPH_LEVELS", levels)
     monkeypatch.setattr(reads, "BATCH", 2)
-    monkeypatch.setattr(handle, "PAGE", 2)
+    monkeypatch.setattr(shell, "FIND_PAGE", 2)
     store = run.store([model])
     store.setup()
     ids = plant(store, model, SHAPE)

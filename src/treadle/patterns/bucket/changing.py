@@ -30,7 +30,6 @@ from treadle.patterns.bucket.reading import PAGE, Scan, order_key
 from treadle.patterns.bucket.spec import REVISION, Spec, milliseconds
 from treadle.patterns.bucket.writing import Writer
 from treadle.plan import (
-    server_facts,
     Plan,
     Raw,
     Update,
@@ -38,6 +37,7 @@ from treadle.plan import (
     delete_one,
     find,
     find_one,
+    server_facts,
     transact,
     update_one,
     wait,

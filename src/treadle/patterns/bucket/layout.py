@@ -202,9 +202,7 @@ class BucketLayout(Layout[D]):
         cleaned = clean_update(self.entry.codec, update)
         change = applied(self.spec, self.collection, cleaned)
         with crud.translated(self.entry.model.__name__, [{"update": cleaned}]):
-            count, _ = yield from self.changer.change_all(
-                select(self.spec, filter), change
-            )
+            count, _ = yield from self.changer.change_all(select(self.spec, filter), change)
         return count
 
     def replace(self, document: D) -> Plan[D]:
@@ -225,9 +223,7 @@ class BucketLayout(Layout[D]):
 
     def delete(self, id_or_filter: Any) -> Plan[D | None]:
         selection = yield from self._chosen(id_or_filter)
-        _, pairs = yield from self.changer.change_all(
-            selection, _gone, only_first=True
-        )
+        _, pairs = yield from self.changer.change_all(selection, _gone, only_first=True)
         return self.entry.codec.load(pairs[0][0]) if pairs else None
 
     def delete_all(self, filter: Any) -> Plan[int]:

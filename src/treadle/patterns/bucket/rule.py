@@ -60,10 +60,10 @@ class BucketRule(Rule):
     """A model whose readings are kept in buckets."""
 
     pattern = "bucket"
-    due_work = "packing"
 
     def __init__(self, place: Place, declared: Bucket) -> None:
         super().__init__(place)
+        self.due_work = "packing" if declared.layout == "packed" else ""
         self._layout = BucketLayout(self.target, bind(declared, self.target.model, self.target.codec))
 
     def maintained(self) -> set[str]:

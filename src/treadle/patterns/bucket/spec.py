@@ -15,7 +15,7 @@ import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import bson
 from bson import ObjectId
@@ -91,9 +91,9 @@ class Spec:
         self.declared = declared
         self.model = model
         self.codec = codec
-        self.layout = declared.layout
-        self.limit = declared.limit
-        self.span = None if declared.span is None else round(declared.span.total_seconds() * 1000)
+        self.layout: Literal["rows", "columns", "packed"] = declared.layout
+        self.limit: int | None = declared.limit
+        self.span: int | None = None if declared.span is None else round(declared.span.total_seconds() * 1000)
         self.origin = MONDAY if self.span is not None and self.span % WEEK == 0 else 0
         self.names = _part_names(declared, model)
         self.keys = tuple(_field(codec, name, "key", model) for name in as_tuple(declared.key))

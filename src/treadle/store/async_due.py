@@ -1,0 +1,39 @@
+"""`run_due` of the asyncio shell: a session of its own, and a lease that is renewed beside the work.
+
+What a run does is the plan in `upkeep/schedule.py`. The lease is renewed
+beside it, because one recomputation on the server may take longer than the
+lease lasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+
+from bson import ObjectId
+from pymongo.errors import PyMongoError
+
+from treadle.store import shell
+from treadle.store.async_writer import AsyncWriter
+from treadle.store.background import repeating_async
+from treadle.upkeep.schedule import LEASE_SECONDS, Ran, Scheduler
+
+RENEW_SECONDS = LEASE_SECONDS / 3
+
+
+async def run_due(store: AsyncWriter, now: dt.datetime | None, dry_run: bool) -> list[Ran]:
+    """Do what is due."""
+    async with store.runner.database.client.start_session() as session:
+        scheduler = Scheduler(
+            store.graph,
+            await store._capabilities(),
+            owner=f"{shell.owner()}/{ObjectId()}",
+            session=session.session_id["id"],
+            is_dead=shell.is_dead,
+        )
+        try:
+            async with repeating_async(RENEW_SECONDS, lambda: store.runner.run(scheduler.renewal())):
+                return await store.runner.run(scheduler.run_due(now, dry_run), session)
+        finally:
+            with contextlib.suppress(PyMongoError):
+                await store.runner.run(scheduler.resign())

@@ -1,0 +1,126 @@
+"""The worker of the asyncio shell: it holds a session, renews the lease beside the work, and can be stopped.
+
+What a worker does is the plan in `upkeep/stream.py`. The lease is renewed
+beside it, because a recomputation may take longer than the lease lasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from bson import ObjectId
+from pymongo.errors import PyMongoError
+
+from treadle.engine import lease
+from treadle.errors import DataError
+from treadle.plan import Plan, wait
+from treadle.plan.capabilities import Capabilities
+from treadle.store import shell
+from treadle.store.async_writer import AsyncWriter
+from treadle.store.background import on_terminate, repeating_async
+from treadle.upkeep import stream
+from treadle.upkeep.status import Lag, pending
+from treadle.upkeep.stream import Follower, LeaseLost
+
+RENEWALS_PER_LEASE = 3
+WAIT_MAX_SECONDS = 60.0
+
+
+class AsyncWorker:
+    """Keeps what is declared with `maintain="stream"` right, whoever writes the sources."""
+
+    def __init__(self, store: AsyncWriter, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._stopping = False
+        self._owner = f"{shell.owner()}/{ObjectId()}"
+        self._follower: Follower | None = None
+
+    @property
+    def leading(self) -> bool:
+        """Whether this is the one worker that is active just now."""
+        return self._follower is not None and self._follower.token is not None and not self._follower.lost
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """What this worker has counted so far: events, recomputed documents, and what went wrong."""
+        return dict(self._follower.totals) if self._follower is not None else {}
+
+    def stop(self) -> None:
+        """Ask `run` to end after the batch at hand; safe from any thread and from a signal handler."""
+        self._stopping = True
+
+    async def run(self) -> None:
+        """Work, or stand by while another worker does, until `stop` is called or SIGTERM comes."""
+        self._stopping = False
+        async with self._store.runner.database.client.start_session() as session:
+            follower = self._following(await self._store._capabilities(), session)
+            with on_terminate(self.stop):
+                async with self._renewing(follower):
+                    try:
+                        await self._store.runner.run(follower.run(lambda: self._stopping), session)
+                    finally:
+                        # Also after an interruption, so that nobody has to wait for the lease to run out.
+                        with contextlib.suppress(PyMongoError):
+                            await self._store.runner.run(follower.resign(), session)
+
+    async def run_until_idle(self) -> int:
+        """Handle everything that was written before this call; how many events there were."""
+        async with self._store.runner.database.client.start_session() as session:
+            follower = self._following(await self._store._capabilities(), session)
+            async with self._renewing(follower):
+                return await self._store.runner.run(_until_idle(follower), session)
+
+    async def lag(self) -> Lag:
+        """How far behind the worker is, whichever process it runs in."""
+        stream.require_streams(await self._store._capabilities())
+        async with self._store.runner.database.client.start_session() as session:
+            return (await self._store.runner.run(pending(self._store.graph, self._name), session)).lag
+
+    def _following(self, server: Capabilities, session: Any) -> Follower:
+        self._follower = Follower(
+            self._store.graph,
+            server,
+            name=self._name,
+            owner=self._owner,
+            session=session.session_id["id"],
+            is_dead=shell.is_dead,
+        )
+        return self._follower
+
+    def _renewing(self, follower: Follower) -> AbstractAsyncContextManager[None]:
+        # The lease runs out by itself if the server cannot be reached.
+        seconds = stream.LEASE_SECONDS / RENEWALS_PER_LEASE
+        return repeating_async(seconds, lambda: self._store.runner.run(_renewal(self._name, follower)))
+
+
+def _renewal(name: str, follower: Follower) -> Plan[None]:
+    """Renew the lease once, and notice if it is gone."""
+    token = follower.token
+    if token is None or follower.lost:
+        return
+    if not (yield from lease.renew(name, token, stream.LEASE_SECONDS)) and token == follower.token:
+        follower.lost = True
+
+
+def _until_idle(follower: Follower) -> Plan[int]:
+    """Lead, catch up, resign."""
+    waited = 0.0
+    while not (yield from follower.lead()):
+        if waited >= WAIT_MAX_SECONDS:
+            raise DataError(
+                "another worker has been leading for a minute; it does this work, or ask it to stop",
+                code="lease-busy",
+            )
+        yield from wait(stream.STANDBY_SECONDS)
+        waited += stream.STANDBY_SECONDS
+    try:
+        handled = yield from follower.run_until_idle()
+    except LeaseLost:
+        raise DataError(
+            "the lease went to another worker meanwhile; it goes on from here", code="lease-busy"
+        ) from None
+    yield from follower.resign()
+    return handled
