@@ -23,7 +23,7 @@ from treadle.engine.transaction import ByTransaction
 from treadle.engine.work import Busy, ChunkedWork, Failed, Work, Writer
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
-from treadle.plan import Plan, is_inside, server_facts, share
+from treadle.plan import Plan, is_inside, outside, server_facts, share
 
 R = TypeVar("R")
 
@@ -74,7 +74,7 @@ class WriteProtocol:
         if self.unfinished and not inside:
             yield from self._finish()
         if work.entry.unready:
-            yield from require_indexes(work.entry.unready)
+            yield from outside(lambda: require_indexes(work.entry.unready))
         if work.alone:
             outcome = yield from work.direct(self.graph, server)
         elif inside:

@@ -19,6 +19,9 @@ from treadle.plan.commands import (
     IsInside as IsInside,
 )
 from treadle.plan.commands import (
+    Outside as Outside,
+)
+from treadle.plan.commands import (
     Plan as Plan,
 )
 from treadle.plan.commands import (
@@ -92,6 +95,9 @@ from treadle.plan.commands import (
 )
 from treadle.plan.commands import (
     must_propagate as must_propagate,
+)
+from treadle.plan.commands import (
+    outside as outside,
 )
 from treadle.plan.commands import (
     replace_one as replace_one,

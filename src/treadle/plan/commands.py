@@ -100,6 +100,13 @@ class Aside(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class Outside(Command):
+    """Run the plan that `make` makes without the caller's session, even where a transaction is under way."""
+
+    make: Callable[[], Plan[Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class ServerFacts(Command):
     """What the server can do; a runner asks once, and remembers."""
 
@@ -272,6 +279,12 @@ def database_command(document: Mapping[str, Any], *, writes: bool = True, admin:
 def transact(make: Callable[[], Plan[R]]) -> Plan[R]:
     """The result of the plan that `make` makes, committed."""
     result: R = yield Transact(make)
+    return result
+
+
+def outside(make: Callable[[], Plan[R]]) -> Plan[R]:
+    """The result of a plan that no transaction of the caller takes part in."""
+    result: R = yield Outside(make)
     return result
 
 

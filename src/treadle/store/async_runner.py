@@ -18,6 +18,7 @@ from treadle.plan import (
     Command,
     DatabaseCommand,
     IsInside,
+    Outside,
     Plan,
     Raw,
     Read,
@@ -92,6 +93,8 @@ class AsyncRunner:
         if type(command) is Aside:
             beside = session is None or not session.in_transaction
             return await self.run(command.make(), session) if beside else None
+        if type(command) is Outside:
+            return await self.run(command.make())
         if type(command) is ServerFacts:
             return await self._facts()
         if type(command) is IsInside:

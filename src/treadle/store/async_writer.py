@@ -79,10 +79,12 @@ class AsyncWriter:
     async def _capabilities(self) -> Capabilities:
         """What the server can do; the first call also recovers what a crash left."""
         if self._known is None:
-            self._known = self.graph.check_server(await self.runner.run(read_capabilities()))
             await self.recover()
+        assert self._known is not None
         return self._known
 
     async def recover(self) -> int:
         """Finish what a crash left half done; how many such things there were."""
+        if self._known is None:
+            self._known = self.graph.check_server(await self.runner.run(read_capabilities()))
         return await self.runner.run(self.protocol.recover())

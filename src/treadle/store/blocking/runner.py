@@ -19,6 +19,7 @@ from treadle.plan import (
     Command,
     DatabaseCommand,
     IsInside,
+    Outside,
     Plan,
     Raw,
     Read,
@@ -91,6 +92,8 @@ class Runner:
         if type(command) is Aside:
             beside = session is None or not session.in_transaction
             return self.run(command.make(), session) if beside else None
+        if type(command) is Outside:
+            return self.run(command.make())
         if type(command) is ServerFacts:
             return self._facts()
         if type(command) is IsInside:

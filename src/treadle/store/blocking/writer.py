@@ -80,10 +80,12 @@ class Writer:
     def _capabilities(self) -> Capabilities:
         """What the server can do; the first call also recovers what a crash left."""
         if self._known is None:
-            self._known = self.graph.check_server(self.runner.run(read_capabilities()))
             self.recover()
+        assert self._known is not None
         return self._known
 
     def recover(self) -> int:
         """Finish what a crash left half done; how many such things there were."""
+        if self._known is None:
+            self._known = self.graph.check_server(self.runner.run(read_capabilities()))
         return self.runner.run(self.protocol.recover())
