@@ -691,7 +691,7 @@ def test_the_status_shows_the_last_run(store, database):
 RUNNER = """
 import sys
 from pymongo import MongoClient
-from tests.maintenance.test_schedule import DailySales, Sale, NOON
+from tests.upkeep.test_schedule import DailySales, Sale, NOON
 from treadle import Store
 store = Store(MongoClient(sys.argv[1])[sys.argv[2]], [Sale, DailySales])
 print("ready", flush=True)

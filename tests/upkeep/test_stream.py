@@ -819,9 +819,9 @@ def test_the_same_declaration_is_the_same_in_every_process():
     import sys
 
     program = (
-        "from tests.maintenance.test_stream import validated\n"
+        "from tests.upkeep.test_stream import validated\n"
         "from treadle.graph import Graph\n"
-        "from treadle.maintenance.position import signature\n"
+        "from treadle.upkeep.position import signature\n"
         "print([signature(rule) for rule in Graph(validated()).rules])\n"
     )
     said = {

@@ -605,7 +605,7 @@ def test_sigterm_ends_the_worker_after_its_batch(server, database):
     """It resigns, so that nobody has to wait for its lease to run out."""
     store = Store(database, MODELS)
     store.setup()
-    models = "tests.maintenance.test_stream_trouble:MODELS"
+    models = "tests.upkeep.test_stream_trouble:MODELS"
     worker = mill.start(mill.work, models, server.uri, database.name)
     wait_for(lambda: (database["treadle.leases"].find_one() or {}).get("owner"))
     key = database["shops"].insert_one({"name": "a"}).inserted_id

@@ -55,7 +55,7 @@ def fork_server() -> None:
 SCRIPT = """
 import os, signal, sys, threading, time
 from pymongo import MongoClient
-from tests.test_counter_processes import Post
+from tests.patterns.approximation.test_processes import Post
 from treadle import Store
 
 store = Store(MongoClient(sys.argv[1])[sys.argv[2]], [Post])
