@@ -688,10 +688,10 @@ def test_the_status_shows_the_last_run(store, database):
 
 # -- kill -9 -----------------------------------------------------------------------------------------------------
 
-RUNNER = """
+RUNNER = f"""
 import sys
 from pymongo import MongoClient
-from tests.upkeep.test_schedule import DailySales, Sale, NOON
+from {__name__} import DailySales, Sale, NOON
 from treadle import Store
 store = Store(MongoClient(sys.argv[1])[sys.argv[2]], [Sale, DailySales])
 print("ready", flush=True)

@@ -819,8 +819,8 @@ def test_the_same_declaration_is_the_same_in_every_process():
     import sys
 
     program = (
-        "from tests.upkeep.test_stream import validated\n"
-        "from treadle.graph import Graph\n"
+        f"from {__name__} import validated\n"
+        "from treadle.graph.graph import Graph\n"
         "from treadle.upkeep.position import signature\n"
         "print([signature(rule) for rule in Graph(validated()).rules])\n"
     )

@@ -605,8 +605,7 @@ def test_sigterm_ends_the_worker_after_its_batch(server, database):
     """It resigns, so that nobody has to wait for its lease to run out."""
     store = Store(database, MODELS)
     store.setup()
-    models = "tests.upkeep.test_stream_trouble:MODELS"
-    worker = mill.start(mill.work, models, server.uri, database.name)
+    worker = mill.start(mill.work, f"{__name__}:MODELS", server.uri, database.name)
     wait_for(lambda: (database["treadle.leases"].find_one() or {}).get("owner"))
     key = database["shops"].insert_one({"name": "a"}).inserted_id
     database["sales"].insert_one({"shop_id": key, "amount": 4})

@@ -52,10 +52,10 @@ def fork_server() -> None:
     victim.prepare()
 
 
-SCRIPT = """
+SCRIPT = f"""
 import os, signal, sys, threading, time
 from pymongo import MongoClient
-from tests.patterns.approximation.test_processes import Post
+from {__name__} import Post
 from treadle import Store
 
 store = Store(MongoClient(sys.argv[1])[sys.argv[2]], [Post])

@@ -754,7 +754,7 @@ def test_bad_calls_are_refused(filled):
         value: int
 
     with pytest.raises(UsageError, match="stored one by one"):
-        Store.summary(type("S", (), {"graph": __import__("treadle.graph").graph.Graph([Plain])})(), Plain, 1)
+        run.store([Plain]).summary(Plain, 1)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
