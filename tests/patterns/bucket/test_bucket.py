@@ -717,7 +717,7 @@ def test_a_sort_that_would_hold_everything_is_refused(filled, monkeypatch):
     assert 36 == len(store.find(measured, sort="ts").to_list())
 
 
-def test_bad_calls_are_refused(filled):
+def test_bad_calls_are_refused(run, filled):
     store, measured = filled("rows")
     for filter in (
         {"$text": {"$search": "x"}},
