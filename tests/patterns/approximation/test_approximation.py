@@ -21,8 +21,7 @@ from pymongo import AsyncMongoClient, MongoClient, common
 from pymongo.errors import PyMongoError
 
 from tests import faults
-from tests.patterns.outlier.test_outlier import race
-from tests.support import Colour
+from tests.support import Colour, race
 from treadle import (
     Approximate,
     AsyncStore,

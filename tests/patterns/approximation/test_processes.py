@@ -20,7 +20,7 @@ from pymongo import MongoClient, common
 from pymongo.errors import PyMongoError
 
 from tests import faults, victim
-from tests.patterns.outlier.test_outlier import race
+from tests.support import race
 from treadle import Approximate, Document, Store
 from treadle.engine import lease
 from treadle.patterns.approximation.events import Drain

@@ -247,7 +247,7 @@ def test_kill_9_between_any_two_commands(request, fork_server, name, where, trie
 
 @pytest.mark.parametrize("model", [Plain, Unique, Rows, UniqueRows])
 def test_sixteen_threads_without_transactions(alone, model):
-    from tests.patterns.outlier.test_outlier import race
+    from tests.support import race
 
     reset(alone.database, alone.sound, BY_NAME["append-ordinary"], model)
     other = Store(alone.database, MODELS)

@@ -25,7 +25,7 @@ from tests.members import (
     stored,
     wrong,
 )
-from tests.support import Colour
+from tests.support import Colour, race
 from treadle import (
     AsyncStore,
     DataError,
@@ -54,27 +54,6 @@ class User(Document, collection="users"):
 @pytest.fixture(params=MODELS, ids=lambda model: model.__name__)
 def model(request):
     return request.param
-
-
-def race(*bodies: Callable[[], Any]) -> None:
-    """Run all at once; the first error of any of them is raised here."""
-    errors: list[BaseException] = []
-    line = threading.Barrier(len(bodies))
-
-    def run(body: Callable[[], Any]) -> None:
-        line.wait()
-        try:
-            body()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(body,)) for body in bodies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 # -- stored shapes ------------------------------------------------------------------------------
