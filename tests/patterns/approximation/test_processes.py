@@ -25,7 +25,6 @@ from treadle import Approximate, Document, Store
 from treadle.engine import lease
 from treadle.patterns.approximation.events import Drain
 from treadle.server.local import LocalServer, start
-from treadle.store import counter_exit
 
 pytestmark = pytest.mark.heavy
 
@@ -39,12 +38,6 @@ class Post(Document, collection="posts"):
     id: int
     views: Annotated[int, Approximate(every=10**6, within=NEVER)] = 0
     likes: Annotated[int, Approximate(every=10**6, within=NEVER, buffer="durable")] = 0
-
-
-@pytest.fixture(autouse=True)
-def no_counter_outlives_its_test():
-    yield
-    counter_exit._LIVE.clear()
 
 
 @pytest.fixture(scope="module")
