@@ -359,11 +359,11 @@ def test_each_pattern_is_exported(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_pattern_has_a_test(name):
+def test_the_pattern_has_a_test_and_a_quick_one(name):
     folder = ROOT / "tests" / "patterns"
-    assert [*folder.rglob(f"test_{name}.py"), *folder.glob(f"{name}/test_*.py")], (
-        f"tests/patterns/test_{name}.py or tests/patterns/{name}/ is missing"
-    )
+    files = [*folder.rglob(f"test_{name}.py"), *folder.glob(f"{name}/test_*.py")]
+    assert files, f"tests/patterns/test_{name}.py or tests/patterns/{name}/ is missing"
+    assert any("@pytest.mark.quick" in path.read_text() for path in files), f"no test of {name} is quick"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -457,6 +457,7 @@ def test_a_second_set_up_finds_nothing_to_do(name, run):
     assert [] == store.setup(dry_run=True)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", DECLARED)
 def test_old_data_is_rebuilt_and_twice_equals_once(name, run, database):
     models = sample(name).models

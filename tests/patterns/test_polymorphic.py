@@ -40,6 +40,7 @@ def stocked(run: Any) -> tuple[Any, list[Any]]:
 # -- reading -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_each_document_is_read_as_its_own_class(run):
     store, documents = stocked(run)
     assert documents == list(store.find(Item, sort="_id"))

@@ -132,6 +132,7 @@ def test_kinds_carry_other_patterns(run, database):
     story(run.store(RULED), database)
 
 
+@pytest.mark.server
 def test_kinds_carry_other_patterns_without_transactions():
     with start(replica_set=False) as alone, MongoClient(alone.uri) as client:
         story(Store(client["kinds"], RULED), client["kinds"])

@@ -30,6 +30,7 @@ from treadle import Count, Day, Document, Hour, Max, Month, Rollup, Store, Sum, 
 # -- the literature's examples, in its shapes --------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_sales_per_product_and_day(run, database):
     store = run.store([Sale, DailySales])
     store.setup()

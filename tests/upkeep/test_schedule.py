@@ -29,6 +29,7 @@ from treadle import Count, Day, Document, ExtendedReference, Month, Rollup, Sum
 # -- windows -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_closed_windows_are_computed_whole_and_open_ones_not(store, database):
     database.sales.insert_many(
         [

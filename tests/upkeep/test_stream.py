@@ -153,6 +153,7 @@ def test_lag_counts_what_the_worker_has_not_seen(shops, database):
     assert (0, 0.0) == (worker.lag().events, worker.lag().seconds)
 
 
+@pytest.mark.server
 def test_a_standalone_server_is_refused():
     from pymongo import MongoClient
 

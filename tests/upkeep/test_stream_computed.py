@@ -13,6 +13,7 @@ from treadle import Count, Document, Formula, Sum
 # -- Computed ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_a_target_inserted_after_its_sources_is_filled(shops, database):
     store, _ = shops
     key = ObjectId()

@@ -24,6 +24,7 @@ THREADS = 16
 # -- counting ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_events_are_written_every_so_many(run, database, field):
     store = store_of(run)
     counter = store.counter(Product, field)

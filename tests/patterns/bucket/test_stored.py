@@ -16,6 +16,7 @@ from treadle import Bucket, DataError, DeclarationError, Document, Id, Indexed, 
 # -- what is stored ----------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_a_bucket_looks_as_the_literature_draws_it(run, database):
     store = run.store([Reading])
     store.setup()

@@ -24,6 +24,7 @@ class User(Document, collection="users"):
 # -- stored shapes -----------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_what_is_stored_is_what_the_literature_draws(run, database):
     store = run.store([User])
     ann = store.insert(User(name="Ann"))

@@ -18,6 +18,7 @@ from treadle.engine import lease
 from treadle.server.local import start
 
 
+@pytest.mark.quick
 def test_a_migration_goes_up_and_down(run, database):
     originals = old_users(database, 30)
     store = run.store([User])
@@ -157,6 +158,7 @@ def test_an_update_brings_up_a_document_too_large_to_be_compared(run, database):
     assert 1 == run.store([Large]).update(Large, 1, {"$inc": {"n": 1}}).n
 
 
+@pytest.mark.server
 def test_a_document_too_large_to_be_compared_is_set_aside_without_transactions():
     with start(replica_set=False) as alone, MongoClient(alone.uri) as client:
         large_documents(client["large"])

@@ -36,6 +36,7 @@ def drop_c(document: dict) -> dict:
 # -- reading -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_documents_of_all_versions_are_read_as_the_current_one(run, database):
     old_users(database)
     store = run.store([User])

@@ -94,6 +94,7 @@ def test_write_versions_that_cannot_be_are_refused(database):
     assert "migration-no-way-down" == code([Piped], {Piped: 1})
 
 
+@pytest.mark.server
 def test_writing_an_old_version_takes_transactions():
     with start(replica_set=False) as alone, MongoClient(alone.uri) as client:
         store = Store(client["old"], [User], write_versions={User: 1})

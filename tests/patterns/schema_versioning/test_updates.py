@@ -239,6 +239,7 @@ def test_what_cannot_be_written_where_others_follow_is_set_aside(database):
     marks(database)
 
 
+@pytest.mark.server
 def test_what_cannot_be_written_where_others_follow_is_set_aside_without_transactions():
     with start(replica_set=False) as alone, MongoClient(alone.uri) as client:
         marks(client["marks"])
@@ -248,6 +249,7 @@ def test_what_follows_from_a_migration_is_followed(run, database):
     followed(run.store([Review, Label, Product]), database)
 
 
+@pytest.mark.server
 def test_what_follows_from_a_migration_is_followed_without_transactions():
     with start(replica_set=False) as alone, MongoClient(alone.uri) as client:
         followed(Store(client["followed"], [Review, Label, Product]), client["followed"])
