@@ -4,10 +4,10 @@ VENV := .venv
 RUN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint shell bench docs clean
+.PHONY: help demo test test-quick lint shell bench docs clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## ?/  make \1	/' | expand -t 16
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/  make \1	/' | expand -t 20
 
 # Installed once; again only when what is to be installed changes.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -26,6 +26,9 @@ demo: $(VENV)/installed ## show Treadle on a naive shop, in less than a minute
 test: lint ## check everything: lint, types, tests against a real server
 	$(RUN)/python -m pytest -n 2
 
+test-quick: $(VENV)/installed ## what needs no server, and one path through each pattern
+	$(RUN)/python -m pytest -n 2 -m "quick or not (server or heavy)"
+
 lint: $(VENV)/installed ## ruff and mypy
 	$(RUN)/ruff check
 	$(RUN)/ruff format --check
@@ -40,6 +43,7 @@ bench: $(VENV)/installed-bench ## measure; write benchmarks/RESULTS.md and the t
 
 docs: $(VENV)/installed ## build the site into build/site; a broken link is an error
 	$(RUN)/python docs/write_cli_reference.py
+	$(RUN)/python docs/draw_rooms.py
 	$(RUN)/python -m sphinx -q -W --keep-going -b html -c docs -d build/doctrees . build/site
 	@echo build/site/index.html
 

@@ -1,5 +1,6 @@
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["treadle.testing", "tests.support"]
@@ -18,3 +19,16 @@ settings.register_profile(
 )
 settings.register_profile("wide", settings.get_profile("steady"), derandomize=False, max_examples=1000)
 settings.load_profile(os.environ.get("TREADLE_HYPOTHESIS", "steady"))
+
+
+# The fixtures that start a server of their own; a test that starts one without them has the mark itself.
+SERVERS = {"server", "alone", "forgetful", "guarded"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need the server, and put the heavy ones last."""
+    for item in items:
+        if SERVERS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("server")
+    items.sort(key=lambda item: item.get_closest_marker("heavy") is not None)

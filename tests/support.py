@@ -1,4 +1,4 @@
-"""What several test files share: a listener that counts commands, and model strategies."""
+"""What several test files share: a listener that counts commands, races, and model strategies."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import enum
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Generator
 from typing import Any
@@ -71,6 +72,27 @@ def tried(numbers: list[int], record_property: Any) -> Callable[[int], None]:
         record_property("crash_points", points)
 
     return note
+
+
+def race(*bodies: Callable[[], Any]) -> None:
+    """Run all at once; the first error of any of them is raised here."""
+    errors: list[BaseException] = []
+    line = threading.Barrier(len(bodies))
+
+    def run(body: Callable[[], Any]) -> None:
+        line.wait()
+        try:
+            body()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(body,)) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 class Colour(enum.Enum):

@@ -77,6 +77,7 @@ def module(request, monkeypatch):
     return made
 
 
+@pytest.mark.server
 def test_the_readme_runs_as_it_stands(module):
     assert python_blocks(README)
     perform(README, module)
@@ -94,6 +95,7 @@ def test_the_page_runs(page, module, server, database):
     perform(page, module)
 
 
+@pytest.mark.server
 def test_the_testing_page_is_a_test_suite_that_passes(tmp_path):
     files = []
     for block in python_blocks(TESTING):
@@ -160,6 +162,7 @@ class Typist:
             self.beside = None
 
 
+@pytest.mark.server
 def test_the_tutorial_works_as_it_is_typed(tmp_path):
     typist = Typist(tmp_path)
     # The commands share a server that is there already, so that it starts once.

@@ -1,7 +1,7 @@
 """What every pattern must satisfy, whatever it does.
 
-A pattern is one file in `src/treadle/patterns/`, one test, one page of
-documentation and one exported name. Each test here names the piece that is
+A pattern is one file or folder in `src/treadle/patterns/`, one test, one page
+of documentation and one exported name. Each test here names the piece that is
 missing. The behaviour that all share is tried on the models in `SAMPLES`: add
 some when you add a pattern.
 """
@@ -11,12 +11,14 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import pytest
@@ -26,6 +28,7 @@ from pydantic import BaseModel
 from pymongo import IndexModel
 
 import treadle
+import treadle.patterns
 from treadle import Document, Id
 from treadle.graph.graph import Graph, declarations
 from treadle.graph.pattern import Pattern, Rule
@@ -46,10 +49,41 @@ from treadle.patterns.tree.parent_reference import ParentReference
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "treadle"
-NAMES = sorted(path.stem for path in (SOURCE / "patterns").glob("*.py") if path.stem != "__init__")
 # Patterns of the document's own shape are class keywords, and maintain nothing: they have no declarations.
-SHAPES = {"polymorphic", "schema_versioning"}
-DECLARED = [name for name in NAMES if name not in SHAPES]
+SHAPES = ["polymorphic", "schema_versioning"]
+MODULES = [
+    importlib.import_module(each.name)
+    for each in pkgutil.walk_packages(treadle.patterns.__path__, "treadle.patterns.")
+]
+
+
+def defined(module: ModuleType, base: type = object) -> list[type]:
+    """The classes below a base that a module itself defines."""
+    return [
+        each
+        for each in vars(module).values()
+        if inspect.isclass(each) and issubclass(each, base) and each.__module__ == module.__name__
+    ]
+
+
+def name_of(pattern: str) -> str:
+    """The name of a pattern in Python, from its name in findings."""
+    return pattern.replace("-", "_")
+
+
+def declared() -> dict[str, list[type[Pattern]]]:
+    """The public declarations of each pattern; a base of several patterns is no declaration."""
+    classes: dict[str, list[type[Pattern]]] = {}
+    for module in MODULES:
+        for each in defined(module, Pattern):
+            if each.pattern and not each.__name__.startswith("_"):
+                classes.setdefault(name_of(each.pattern), []).append(each)
+    return classes
+
+
+PATTERNS = declared()
+DECLARED = sorted(PATTERNS)
+NAMES = sorted([*DECLARED, *SHAPES])
 HEADINGS = [
     "Problem",
     "Declaration",
@@ -276,43 +310,24 @@ def sample(name: str) -> Sample:
     return SAMPLES[name]
 
 
-def module_of(name: str) -> Any:
-    return importlib.import_module(f"treadle.patterns.{name}")
-
-
-def defined(name: str, base: type) -> list[type]:
-    """The classes below a base that a pattern's own file defines."""
-    module = module_of(name)
-    return [
-        each
-        for each in vars(module).values()
-        if inspect.isclass(each) and issubclass(each, base) and each.__module__ == module.__name__
-    ]
-
-
-def patterns_of(name: str) -> list[type[Pattern]]:
-    return [each for each in defined(name, Pattern) if not each.__name__.startswith("_")]
-
-
 # -- the pieces -------------------------------------------------------------------------------
 
 
-def test_there_are_patterns():
-    assert NAMES
+def test_every_file_and_folder_of_patterns_holds_a_pattern():
+    held = {each.__module__.split(".")[2] for classes in PATTERNS.values() for each in classes}
+    there = {each.name for each in pkgutil.iter_modules(treadle.patterns.__path__)}
+    assert {*held, *SHAPES} == there, "no public subclass of Pattern with a name in `pattern`"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_file_says_what_it_is(name):
-    assert (module_of(name).__doc__ or "").strip(), f"patterns/{name}.py has no docstring"
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_the_module_says_what_it_is(module):
+    assert (module.__doc__ or "").strip(), f"{module.__name__} has no docstring"
 
 
 @pytest.mark.parametrize("name", DECLARED)
-def test_the_file_defines_a_pattern(name):
-    found = patterns_of(name)
-    assert found, f"patterns/{name}.py defines no public subclass of treadle.pattern.Pattern"
-    for each in found:
+def test_each_declaration_can_be_bound(name):
+    for each in PATTERNS[name]:
         assert (each.__doc__ or "").strip(), f"{each.__name__} has no docstring"
-        assert each.pattern, f"{each.__name__} does not say which pattern it is: set `pattern`"
         assert "bind" in {key for base in each.__mro__[:-2] for key in vars(base)}, (
             f"{each.__name__} has no bind()"
         )
@@ -332,10 +347,11 @@ def type_checking_imports() -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", DECLARED)
 def test_each_pattern_is_exported(name):
-    for each in patterns_of(name):
+    for each in PATTERNS[name]:
         public = each.__name__
         assert public in treadle.__all__, f"{public} is not in __all__ of src/treadle/__init__.py"
-        assert f"patterns.{name}" == treadle._HOMES.get(public), f"{public} is not in _HOMES of __init__.py"
+        home = each.__module__.removeprefix("treadle.")
+        assert home == treadle._HOMES.get(public), f"{public} is not in _HOMES of __init__.py"
         assert each is getattr(treadle, public)
         assert (each.__module__, public) in type_checking_imports(), (
             f"__init__.py does not import {public} under TYPE_CHECKING"
@@ -343,9 +359,11 @@ def test_each_pattern_is_exported(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_pattern_has_a_test(name):
-    path = ROOT / "tests" / "patterns" / f"test_{name}.py"
-    assert path.exists(), f"tests/patterns/test_{name}.py is missing"
+def test_the_pattern_has_a_test_and_a_quick_one(name):
+    folder = ROOT / "tests" / "patterns"
+    files = [*folder.rglob(f"test_{name}.py"), *folder.glob(f"{name}/test_*.py")]
+    assert files, f"tests/patterns/test_{name}.py or tests/patterns/{name}/ is missing"
+    assert any("@pytest.mark.quick" in path.read_text() for path in files), f"no test of {name} is quick"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -392,7 +410,7 @@ def test_the_samples_use_every_declaration(name):
         for entry in graph.entries.values()
         for mark in (entry.settings.bucket, entry.settings.timeseries)
     }
-    assert set() == {each.__name__ for each in patterns_of(name)} - {each.__name__ for each in used}
+    assert set() == {each.__name__ for each in PATTERNS[name]} - {each.__name__ for each in used}
 
 
 # Patterns of the whole model, which say how it is stored, have no rules.
@@ -404,8 +422,8 @@ LAYOUTS = [
 @pytest.mark.parametrize("name", [name for name in DECLARED if name not in LAYOUTS])
 def test_each_rule_answers_the_interface(name):
     graph = Graph(sample(name).models)
-    rules = [rule for rule in graph.rules if type(rule).__module__ == module_of(name).__name__]
-    assert rules, f"no rule of patterns/{name}.py is bound by its sample"
+    rules = [rule for rule in graph.rules if name_of(rule.pattern) == name]
+    assert rules, f"no rule of {name} is bound by its sample"
     for rule in rules:
         told = f"{type(rule).__name__} of {rule.place.label}"
         watched = rule.watches()
@@ -418,19 +436,13 @@ def test_each_rule_answers_the_interface(name):
         for entry, index in rule.indexes():
             assert entry in graph.entries.values(), told
             assert isinstance(index, IndexModel), told
-        assert rule.pattern, f"{told} does not say which pattern it is, which findings need"
         assert rule.level > 0, told
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_rule_class_is_a_rule(name):
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_each_rule_class_is_a_rule(module):
     """Whatever a file calls a rule stands below Rule, where the defaults are."""
-    module = module_of(name)
-    named = [
-        each
-        for each in vars(module).values()
-        if inspect.isclass(each) and each.__module__ == module.__name__ and each.__name__.endswith("Rule")
-    ]
+    named = [each for each in defined(module) if each.__name__.endswith("Rule")]
     assert [] == [each.__name__ for each in named if not issubclass(each, Rule)]
 
 
@@ -445,6 +457,7 @@ def test_a_second_set_up_finds_nothing_to_do(name, run):
     assert [] == store.setup(dry_run=True)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", DECLARED)
 def test_old_data_is_rebuilt_and_twice_equals_once(name, run, database):
     models = sample(name).models
@@ -455,7 +468,7 @@ def test_old_data_is_rebuilt_and_twice_equals_once(name, run, database):
     found = store.verify()
     # Old data may also be of another shape than the model's.
     seen = {each.pattern for each in found} - {"validation"}
-    assert {each.pattern for each in patterns_of(name)} == seen
+    assert {each.pattern for each in PATTERNS[name]} == seen
     store.rebuild()
     once = stored(database, models)
     assert [] == store.verify()

@@ -357,6 +357,7 @@ def test_ctrl_c_gives_what_is_known(database: Any) -> None:
     assert report.as_json()["complete"] is False
 
 
+@pytest.mark.server
 def test_a_server_that_goes_away_leaves_what_is_known() -> None:
     with (
         servers.start(replica_set=False) as running,

@@ -124,6 +124,7 @@ def test_without_typer_it_says_what_to_install() -> None:
     assert_one_sentence(run.stderr)
 
 
+@pytest.mark.server
 def test_doctor_without_a_uri_looks_at_a_private_server_and_says_so() -> None:
     code, output, errors = treadle("doctor", "--json")
     assert 0 == code, errors
@@ -250,6 +251,7 @@ def test_a_bug_is_told_without_the_password(
 PATTERNS = ("Extended Reference", "Computed", "Subset", "Outlier", "Bucket", "Approximation")
 
 
+@pytest.mark.server
 def test_demo_shows_what_it_claims_and_leaves_only_its_report(tmp_path: Path) -> None:
     """One run in a narrow terminal without colours: its words, its data, its report, and its end."""
     folder, report = tmp_path / "temporary", tmp_path / "report.html"
@@ -301,6 +303,7 @@ def test_demo_shows_what_it_claims_and_leaves_only_its_report(tmp_path: Path) ->
     assert [] == list(folder.iterdir())
 
 
+@pytest.mark.server
 def test_demo_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
     process = start("demo", "--html", str(tmp_path / "report.html"), TMPDIR=str(tmp_path))
     assert process.stdout is not None

@@ -63,6 +63,7 @@ def test_the_sentence_says_what_to_correct(server: Any, options: str, words: str
         pass
 
 
+@pytest.mark.server
 def test_a_standalone_server_is_connected_to() -> None:
     with servers.start(replica_set=False) as running, connected(running.uri) as client:
         assert 1.0 == client.admin.command("ping")["ok"]

@@ -165,6 +165,7 @@ def test_advice_that_several_checks_share_is_shown_once() -> None:
     assert "[no]" in shown.getvalue()
 
 
+@pytest.mark.server
 def test_a_server_that_goes_away_meanwhile_is_no_connection() -> None:
     with servers.start() as running:
 

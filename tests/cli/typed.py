@@ -1,6 +1,6 @@
 """`treadle …` as it is typed in a folder, but inside this process: a process each would take ten times as long.
 
-That the installed command is the same is shown in `tests/test_cli.py`, and by the commands here that are
+That the installed command is the same is shown in `tests/cli/test_cli.py`, and by the commands here that are
 interrupted or go on beside the test.
 """
 

@@ -51,6 +51,7 @@ def test_every_pattern_has_a_story():
     assert pages == set(re.findall(r"docs/patterns/([\w-]+\.md)", INDEX))
 
 
+@pytest.mark.server
 def test_a_story_runs_on_a_server_of_its_own():
     done = run("examples.computed")
     assert 0 == done.returncode, done.stderr

@@ -73,6 +73,7 @@ def test_an_empty_group_has_zero_and_none(store):
     assert [] == store.verify()
 
 
+@pytest.mark.quick
 def test_every_kind_of_write_maintains_every_value(store):
     one, two = store.insert_many([Product(), Product()])
     reviews = store.insert_many(

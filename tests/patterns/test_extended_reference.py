@@ -62,6 +62,7 @@ def test_a_new_document_is_filled_whatever_the_caller_gave(store):
     assert order == store.get(Order, order.id)
 
 
+@pytest.mark.quick
 def test_a_rename_reaches_every_copy_by_id_and_nothing_else(store):
     """Two customers with one email were mixed up by matching on values."""
     ann, bob = store.insert_many([Customer(name="A", email="x"), Customer(name="B", email="x")])

@@ -71,6 +71,7 @@ def test_ties_break_by_id(store):
     assert expected == texts(store, product)
 
 
+@pytest.mark.quick
 def test_edits_deletes_and_moves_refill(store):
     one, two = store.insert_many([Product(), Product()])
     reviews = store.insert_many([Review(product_id=one.id, text=str(n), date=day(n)) for n in range(5)])

@@ -21,13 +21,14 @@ from pymongo import MongoClient
 from treadle.errors import UsageError
 from treadle.server import local as server
 
+pytestmark = pytest.mark.server
 WAIT_SECONDS_MAX = 10.0
 
 # Starts a server in the folder of its first argument ("" for a temporary one),
 # says where, and stays until its input ends.
 USER = """
 import sys
-from treadle import server
+from treadle.server import local as server
 running = server.start(sys.argv[1] or None)
 print(running.uri, running.pid, running.path, sep="\\t", flush=True)
 sys.stdin.read()
@@ -179,7 +180,7 @@ def test_a_forked_child_does_not_stop_its_parents_server(shared: server.LocalSer
     os.waitpid(child, 0)
     forking = """
 import os
-from treadle import server
+from treadle.server import local as server
 running = server.start()
 if os.fork() == 0:
     raise SystemExit  # Runs the exit handlers.
@@ -194,7 +195,7 @@ print(os.path.exists(f"/proc/{running.pid}/fd"))
 def test_a_fork_does_not_keep_the_server_of_a_killed_parent() -> None:
     forking = """
 import os, time
-from treadle import server
+from treadle.server import local as server
 running = server.start()
 child = os.fork()
 if child == 0:
@@ -327,7 +328,7 @@ def test_a_full_disk_is_told_in_a_sentence() -> None:
     """In a mount namespace of its own, so that nothing stays mounted."""
     inside = """
 import sys
-from treadle import server
+from treadle.server import local as server
 try:
     server.start(sys.argv[1])
 except server.UsageError as error:

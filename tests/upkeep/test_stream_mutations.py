@@ -1,6 +1,6 @@
 """The naive versions of a stream worker, put back one by one: a named check must fail with each.
 
-Made like `tests/test_derived_mutations.py`: each check is run with the worker
+Made like `tests/engine/test_derived_mutations.py`: each check is run with the worker
 as it is, where it holds, and with one piece replaced by what is written
 everywhere, where it must not.
 """

@@ -1,5 +1,4 @@
-"""What the worker does when things go wrong: collections that vanish, documents that cannot be
-written, events that are too large, history that is gone, leases that are lost.
+"""What the worker does when collections vanish, commands fail, leases move or history is lost.
 
 Never a silent gap, never a crash loop; each is logged and counted.
 """
@@ -8,107 +7,35 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import threading
 import time
 from collections.abc import Generator
-from typing import Annotated, Any
+from typing import Any
 
-import bson
 import pytest
 from bson import ObjectId
-from bson.raw_bson import RawBSONDocument
-from pydantic import BaseModel
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from tests import faults, mill
-from treadle import Count, DataError, Document, ExtendedReference, Id, Store, Sum
+from tests.upkeep.marketplace import (
+    MEGABYTE,
+    MODELS,
+    WAIT_SECONDS_MAX,
+    Sale,
+    Shop,
+    settled,
+    totals,
+    wait_for,
+    working,
+)
+from treadle import DataError, Store
 from treadle.engine import lease
-from treadle.plan import Read
 from treadle.server import local as server
 from treadle.upkeep import stream
 
-Raw = dict[str, Any]
-WAIT_SECONDS_MAX = 30.0
-
-
-class Sale(Document, collection="sales"):
-    shop_id: Id
-    amount: int = 1
-    blob: str = ""
-
-
-class Shop(Document, collection="shops"):
-    name: str = ""
-    blob: str = ""
-    total: Annotated[int, Sum(Sale, "amount", by="shop_id", maintain="stream")] = 0
-    count: Annotated[int, Count(Sale, by="shop_id", maintain="stream")] = 0
-
-
-class ShopCard(BaseModel):
-    name: str
-
-
-class Visit(Document, collection="visits"):
-    shop_id: Id | None
-    shop: Annotated[
-        ShopCard | None,
-        ExtendedReference(Shop, by="shop_id", maintain="stream", on_delete="clear"),
-    ] = None
-
-
-MODELS = [Sale, Shop, Visit]
-
-
-def settled(store: Any) -> dict[str, int]:
-    """Let the worker catch up; nothing is wrong then; what it counted."""
-    worker = store.worker()
-    worker.run_until_idle()
-    assert [] == store.verify()
-    return worker.totals
-
-
-@pytest.fixture
-def market(run, database) -> Any:
-    """A store, and the ids of three shops with one sale each."""
-    store = run.store(MODELS)
-    store.setup()
-    keys = [ObjectId() for _ in range(3)]
-    database["shops"].insert_many([{"_id": key, "name": "shop"} for key in keys])
-    database["sales"].insert_many([{"shop_id": key, "amount": 5} for key in keys])
-    settled(store)
-    return store, keys
-
-
-def totals(database: Any, keys: list[Any]) -> list[int]:
-    return [database["shops"].find_one({"_id": key}).get("total") for key in keys]
-
-
-@contextlib.contextmanager
-def working(worker: Any) -> Generator[threading.Thread]:
-    """A worker that runs in a thread for as long as the block."""
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        yield thread
-    finally:
-        worker.stop()
-        thread.join(WAIT_SECONDS_MAX)
-        assert not thread.is_alive()
-
-
-def wait_for(condition: Any, seconds: float = WAIT_SECONDS_MAX) -> float:
-    """Wait until something holds; how long that took."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < seconds, "it does not come"
-        time.sleep(0.01)
-    return time.monotonic() - start
-
-
-# -- collections that vanish --------------------------------------------------------------------------
+# -- collections that vanish -------------------------------------------------------------------------
 
 
 def test_a_dropped_source_empties_what_it_fed(market, database, caplog):
@@ -227,267 +154,7 @@ def test_a_version_that_leads_in_between_leaves_no_gap(run, database):
     assert ["b", "b"] == [each["shop"]["name"] for each in database["visits"].find()]
 
 
-# -- large documents ---------------------------------------------------------------------------------
-
-MEGABYTE = "x" * 1_000_000
-
-
-def test_documents_of_nine_megabytes_are_followed(market, database):
-    """Before and after together would not fit into one event."""
-    store, keys = market
-    sale = database["sales"].insert_one({"shop_id": keys[0], "amount": 1, "blob": MEGABYTE * 9}).inserted_id
-    database["sales"].replace_one(
-        {"_id": sale}, {"shop_id": keys[1], "amount": 2, "blob": MEGABYTE * 9 + "y"}
-    )
-    database["sales"].update_one({"_id": sale}, {"$set": {"amount": 3, "blob": "z" + MEGABYTE * 9}})
-    counted = settled(store)
-    assert [5, 8, 5] == totals(database, keys)
-    database["sales"].delete_one({"_id": sale})
-    counted |= settled(store)
-    assert [5, 5, 5] == totals(database, keys)
-    assert "oversized" not in counted
-
-
-class Post(Document, collection="posts"):
-    id: int
-    topics: list[str] = []
-
-
-class Topic(Document, collection="topics"):
-    id: str
-    posts: Annotated[int, Count(Post, by="topics", maintain="stream")] = 0
-
-
-def test_an_event_of_more_than_sixteen_megabytes_is_read_without_its_documents(run, database, caplog):
-    """Here the keys themselves are that large: nine megabytes of topics before, and nine after."""
-    store = run.store([Post, Topic])
-    store.setup()
-    database["topics"].insert_many([{"_id": name} for name in ("a", "b", "c")])
-    database["posts"].insert_one({"_id": 1, "topics": ["a"]})
-    database["posts"].insert_one({"_id": 2, "topics": ["a", *(f"{n}{MEGABYTE}" for n in range(9))]})
-    settled(store)
-    # Others before and after it, which must not be lost with it.
-    database["posts"].replace_one({"_id": 1}, {"topics": ["b"]})
-    database["posts"].replace_one({"_id": 2}, {"topics": ["b", *(f"{n}{MEGABYTE}" for n in range(1, 10))]})
-    database["posts"].replace_one({"_id": 1}, {"topics": ["c"]})
-    counted = settled(store)
-    assert [0, 1, 1] == [database["topics"].find_one({"_id": name})["posts"] for name in ("a", "b", "c")]
-    assert 1 == counted["oversized"]
-    assert 1 == sum("too large" in each.message for each in caplog.records)
-
-
-# -- documents that cannot be written --------------------------------------------------------------------
-
-
-def test_a_target_that_is_full_is_set_aside_and_the_others_go_on(market, database, caplog):
-    store, keys = market
-    full = ObjectId()
-    document = {"_id": full, "name": "full", "blob": ""}
-    document["blob"] = "x" * (16 * 1024 * 1024 - len(bson.encode(document)) - 10)
-    database["shops"].insert_one(document)
-    for key in [*keys, full]:
-        database["sales"].insert_one({"shop_id": key, "amount": 1})
-    worker = store.worker()
-    worker.run_until_idle()
-    assert [6, 6, 6] == totals(database, keys)
-    assert ["total", "count"] == [each.path for each in store.verify() if each.document_id == full][:2]
-    assert 1 <= worker.totals["set_aside"]
-    rows = [each["_id"]["key"] for each in database["treadle.set_aside"].find()]
-    assert [full] == rows
-    # Told once, however often it is met.
-    for _ in range(3):
-        database["sales"].insert_one({"shop_id": full, "amount": 1})
-        worker.run_until_idle()
-    assert 1 == sum("set aside" in each.message for each in caplog.records)
-    # And as soon as there is room, it is brought right.
-    database["shops"].update_one({"_id": full}, {"$set": {"blob": ""}})
-    database["sales"].insert_one({"shop_id": full, "amount": 1})
-    settled(store)
-    assert [5] == totals(database, [full])
-
-
-def test_a_target_that_the_validator_refuses_is_set_aside(market, database):
-    store, keys = market
-    database.command(
-        {"collMod": "shops", "validator": {"total": {"$not": {"$gte": 100}}}, "validationLevel": "strict"}
-    )
-    for key, amount in zip(keys, (1, 200, 3), strict=True):
-        database["sales"].insert_one({"shop_id": key, "amount": amount})
-    worker = store.worker()
-    worker.run_until_idle()
-    assert [6, 5, 8] == totals(database, keys)
-    assert 1 <= worker.totals["set_aside"]
-    assert {keys[1]} == {each.document_id for each in store.verify()}
-
-
-def test_a_copy_that_the_validator_refuses_does_not_stop_the_others(market, database):
-    store, keys = market
-    visits = database["visits"].insert_many([{"shop_id": keys[0]} for _ in range(5)]).inserted_ids
-    settled(store)
-    refusing = {"$or": [{"_id": {"$ne": visits[2]}}, {"shop.name": "shop"}]}
-    database.command({"collMod": "visits", "validator": refusing, "validationLevel": "strict"})
-    database["shops"].update_one({"_id": keys[0]}, {"$set": {"name": "new"}})
-    worker = store.worker()
-    worker.run_until_idle()
-    names = [each["shop"]["name"] for each in database["visits"].find(sort=[("_id", 1)])]
-    assert ["new", "new", "shop", "new", "new"] == names
-    assert 1 <= worker.totals["set_aside"]
-
-
-def test_a_reference_that_cannot_be_cleared_does_not_stop_the_others(market, database):
-    """The source was deleted by somebody else; one of those who refer to it cannot let go of it."""
-    store, keys = market
-    visits = database["visits"].insert_many([{"shop_id": keys[0]} for _ in range(5)]).inserted_ids
-    settled(store)
-    refusing = {"$or": [{"_id": {"$ne": visits[2]}}, {"shop_id": {"$ne": None}}]}
-    database.command({"collMod": "visits", "validator": refusing, "validationLevel": "strict"})
-    database["shops"].delete_one({"_id": keys[0]})
-    worker = store.worker()
-    worker.run_until_idle()
-    left = [each["_id"] for each in database["visits"].find({"shop_id": keys[0]})]
-    assert [visits[2]] == left
-    assert 1 == worker.totals["set_aside"]
-    database["sales"].insert_one({"shop_id": keys[1], "amount": 1})
-    worker.run_until_idle()
-    assert [6] == totals(database, keys[1:2])
-
-
-def test_a_date_that_python_cannot_hold_does_not_stop_the_worker(market, database):
-    """Year 30,000, in a field that is nobody's business."""
-    from bson.datetime_ms import DatetimeMS
-
-    store, keys = market
-    far = DatetimeMS(884_541_600_000_000)
-    database["visits"].insert_one({"shop_id": keys[0], "until": far})
-    database["visits"].insert_one({"shop_id": keys[0]})
-    settled(store)
-    assert ["shop", "shop"] == [
-        each["shop"]["name"] for each in database["visits"].find(projection={"shop": 1})
-    ]
-
-
-def test_text_that_is_no_text_is_set_aside(market, database):
-    """Bytes that are not UTF-8, which the server stores and the driver does not read."""
-    store, keys = market
-    good = bson.encode({"_id": ObjectId(), "shop_id": keys[0], "note": "????"})
-    database["visits"].insert_one(RawBSONDocument(good.replace(b"????", b"\xff\xfe\xfd\xfc")))
-    key = database["visits"].insert_one({"shop_id": keys[0]}).inserted_id
-    worker = store.worker()
-    worker.run_until_idle()
-    assert {"name": "shop"} == database["visits"].find_one({"_id": key})["shop"]
-    assert 1 <= worker.totals["set_aside"]
-    # Nor does it stop the going over of everything.
-    database["treadle.streams"].delete_many({})
-    database["visits"].update_one({"_id": key}, {"$unset": {"shop": ""}})
-    worker.run_until_idle()
-    assert {"name": "shop"} == database["visits"].find_one({"_id": key})["shop"]
-
-
-# -- documents that others write all the time --------------------------------------------------------------
-
-
-def test_targets_that_others_write_all_the_time_are_brought_right(database):
-    """Whatever is read of them is old before it can be written, unless they are held meanwhile."""
-    store = Store(database, MODELS)
-    store.setup()
-    keys = [ObjectId() for _ in range(3)]
-    database["shops"].insert_many([{"_id": key, "name": "shop"} for key in keys])
-    settled(store)
-    real, spoilt = store.runner._perform, []
-
-    def perform(command: Any, session: Any) -> Any:
-        answer = real(command, session)
-        reads_sources = isinstance(command, Read) and command.collection == "sales"
-        if reads_sources and session is not None and session.in_transaction:
-            with contextlib.suppress(PyMongoError):
-                spoil = {"update": "shops", "updates": [{"q": {"_id": keys[1]}, "u": {"$inc": {"views": 1}}}]}
-                database.command({**spoil, "maxTimeMS": 100})
-                spoilt.append(True)
-        return answer
-
-    store.runner._perform = perform  # type: ignore[method-assign]
-    database["sales"].insert_many([{"shop_id": key, "amount": 5} for key in keys])
-    start = time.monotonic()
-    store.worker().run_until_idle()
-    assert [5, 5, 5] == totals(database, keys)
-    assert 1 <= len(spoilt)
-    assert time.monotonic() - start < 20.0
-
-
-@contextlib.contextmanager
-def crowd(database: Any, keys: list[Any]) -> Generator[None]:
-    """Views are counted in the very documents whose totals are maintained."""
-    done = threading.Event()
-
-    def view(seed: int) -> None:
-        order = random.Random(seed)
-        while not done.is_set():
-            database["shops"].update_one({"_id": order.choice(keys)}, {"$inc": {"views": 1}})
-
-    viewers = [threading.Thread(target=view, args=(seed,)) for seed in range(3)]
-    for each in viewers:
-        each.start()
-    try:
-        yield
-    finally:
-        done.set()
-        for each in viewers:
-            each.join()
-
-
-@pytest.fixture
-def crowded(database) -> Any:
-    store = Store(database, MODELS)
-    store.setup()
-    keys = [ObjectId() for _ in range(200)]
-    database["shops"].insert_many([{"_id": key, "name": "shop"} for key in keys])
-    return store, keys
-
-
-def test_a_crowd_of_writers_does_not_starve_the_worker(crowded, database):
-    store, keys = crowded
-    worker = store.worker()
-    with crowd(database, keys), working(worker):
-        for amount in range(1, 6):
-            database["sales"].insert_many([{"shop_id": key, "amount": 1} for key in keys])
-            wait_for(lambda amount=amount: database["shops"].count_documents({"total": amount}) == len(keys))
-            assert worker.lag().events <= len(keys)
-    assert [] == store.verify()
-
-
-def test_a_crowd_of_writers_does_not_starve_repair(crowded, database):
-    store, keys = crowded
-    database["sales"].insert_many([{"shop_id": key, "amount": 1} for key in keys])
-    with crowd(database, keys):
-        assert len(keys) == store.repair()
-    assert [] == store.verify()
-
-
-def test_updates_of_fields_that_nobody_watches_are_not_even_sent(market, database):
-    store, _ = market
-    database["shops"].update_many({}, {"$inc": {"views": 1}, "$set": {"place.name": "here"}})
-    worker = store.worker()
-    assert 0 == worker.lag().events
-    worker.run_until_idle()
-    assert 0 == worker.totals.get("events", 0)
-
-
-@pytest.mark.parametrize(
-    "update",
-    [{"$set": {"shop.name": "x"}}, {"$unset": {"shop": 1}}, {"$set": {"shop": None}}],
-    ids=["inside", "removed", "cleared"],
-)
-def test_whoever_writes_into_a_maintained_field_is_noticed(market, database, update):
-    store, keys = market
-    visit = database["visits"].insert_one({"shop_id": keys[0]}).inserted_id
-    settled(store)
-    database["visits"].update_one({"_id": visit}, update)
-    settled(store)
-    assert {"name": "shop"} == database["visits"].find_one({"_id": visit})["shop"]
-
-
-# -- errors on the way --------------------------------------------------------------------------------------
-
+# -- errors on the way -------------------------------------------------------------------------------
 
 FAILING = ["update", "findAndModify", "commitTransaction", "aggregate", "getMore", "find"]
 
@@ -533,7 +200,7 @@ def test_a_worker_that_fails_while_it_takes_the_lead_tries_again(database, clien
             assert [] == store.verify()
 
 
-# -- leases ----------------------------------------------------------------------------------------------
+# -- leases ------------------------------------------------------------------------------------------
 
 
 def test_one_worker_leads_and_the_other_stands_by(database):
@@ -605,8 +272,7 @@ def test_sigterm_ends_the_worker_after_its_batch(server, database):
     """It resigns, so that nobody has to wait for its lease to run out."""
     store = Store(database, MODELS)
     store.setup()
-    models = "tests.maintenance.test_stream_trouble:MODELS"
-    worker = mill.start(mill.work, models, server.uri, database.name)
+    worker = mill.start(mill.work, f"{__name__}:MODELS", server.uri, database.name)
     wait_for(lambda: (database["treadle.leases"].find_one() or {}).get("owner"))
     key = database["shops"].insert_one({"name": "a"}).inserted_id
     database["sales"].insert_one({"shop_id": key, "amount": 4})
@@ -630,7 +296,7 @@ def test_a_leader_that_works_keeps_others_waiting(market, database, monkeypatch)
         assert "lease-busy" == refused.value.code
 
 
-# -- history that is gone ----------------------------------------------------------------------------------
+# -- history that is gone ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

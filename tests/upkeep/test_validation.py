@@ -246,6 +246,7 @@ def at_level(level: str, action: str = "error") -> type[Document]:
     return Live
 
 
+@pytest.mark.quick
 def test_a_live_collection_goes_from_none_to_moderate_to_strict(run, database):
     identities = [ObjectId() for _ in range(9)]
     database["live"].insert_many(

@@ -1,1 +1,5 @@
 """The private local server."""
+
+from treadle.server.local import LocalServer, start
+
+__all__ = ["LocalServer", "start"]

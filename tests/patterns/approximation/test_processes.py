@@ -20,11 +20,10 @@ from pymongo import MongoClient, common
 from pymongo.errors import PyMongoError
 
 from tests import faults, victim
-from tests.patterns.outlier.test_outlier import race
+from tests.support import race
 from treadle import Approximate, Document, Store
 from treadle.engine import lease
 from treadle.server.local import LocalServer, start
-from treadle.store import counter_exit
 
 pytestmark = pytest.mark.heavy
 
@@ -40,21 +39,15 @@ class Post(Document, collection="posts"):
     likes: Annotated[int, Approximate(every=10**6, within=NEVER, buffer="durable")] = 0
 
 
-@pytest.fixture(autouse=True)
-def no_counter_outlives_its_test():
-    yield
-    counter_exit._LIVE.clear()
-
-
 @pytest.fixture(scope="module")
 def fork_server() -> None:
     victim.prepare()
 
 
-SCRIPT = """
+SCRIPT = f"""
 import os, signal, sys, threading, time
 from pymongo import MongoClient
-from tests.patterns.approximation.test_processes import Post
+from {__name__} import Post
 from treadle import Store
 
 store = Store(MongoClient(sys.argv[1])[sys.argv[2]], [Post])

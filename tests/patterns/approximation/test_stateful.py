@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from treadle import Approximate, Document
-from treadle.store import counter_exit
 
 NEVER = timedelta(hours=1)
 KEYS = st.integers(1, 4)
@@ -89,4 +88,3 @@ def test_a_counter_behaves_like_an_integer(run, database, field):
     run_state_machine_as_test(
         Machine, settings=settings(max_examples=6, stateful_step_count=20, deadline=None)
     )
-    counter_exit._LIVE.clear()

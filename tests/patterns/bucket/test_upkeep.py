@@ -339,7 +339,7 @@ def with_ids(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("source", ["readings", "old"])
 def test_single_documents_are_adopted(layout, source, run, database, monkeypatch):
     """From the same collection or another, whatever their ids, in pages, with progress; what is no reading stays."""
-    monkeypatch.setattr("treadle.patterns.bucket.rule.adoption.PAGE", 50)
+    monkeypatch.setattr("treadle.patterns.bucket.adoption.PAGE", 50)
     reading = reading_in(layout, adopt=None if source == "readings" else source, limit=None)
     options = database.codec_options.with_options(uuid_representation=4)
     database[source].with_options(codec_options=options).insert_many(with_ids(single(450)))

@@ -30,6 +30,7 @@ def store(run):
     return made
 
 
+@pytest.mark.quick
 def test_documents_are_those_of_the_literature(store, database):
     ids = plant(store, Array, SHAPE)
     raw = database["arrays"].find_one({"name": "laptops"})

@@ -20,6 +20,7 @@ def store(run):
     return made
 
 
+@pytest.mark.quick
 def test_lists_are_in_the_order_in_which_children_came(store, database):
     ids = plant(store, Listed, SHAPE)
     stored = database["lists"].find_one({"name": "programming"})

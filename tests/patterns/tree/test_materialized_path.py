@@ -24,6 +24,7 @@ def made(run, model):
     return store
 
 
+@pytest.mark.quick
 @BOTH
 def test_paths_are_those_of_the_literature(run, database, model):
     store = made(run, model)

@@ -36,6 +36,7 @@ def test_a_move_writes_one_node(heard):
     assert ["r", "b", "a", "a1"] == names(store.tree(Parented).ancestors(ids["a2"]))
 
 
+@pytest.mark.quick
 def test_plain_writes_are_looked_after(store):
     ids = plant(store, Parented, SHAPE)
     assert ids["b"] == store.insert(Parented(name="new", parent_id=ids["b"])).parent_id

@@ -1,0 +1,34 @@
+"""A store that holds readings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.patterns.bucket.sensors import at, reading_in
+from treadle import Document
+
+
+@pytest.fixture
+def filled(run):
+    def fill(layout: str, **options: Any) -> tuple[Any, type[Document]]:
+        measured = reading_in(layout, **options)
+        store = run.store([measured])
+        store.setup()
+        store.insert_many(
+            [
+                measured(
+                    sensor_id=key,
+                    ts=at(minute),
+                    temp=minute if minute % 3 else None,
+                    label="$ts" if minute == 20 else "",
+                )
+                for minute in range(0, 180, 10)
+                for key in ("a", "b")
+            ]
+        )
+        store.rebuild()
+        return store, measured
+
+    return fill

@@ -1,0 +1,58 @@
+"""Readings of sensors in each layout of buckets."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from treadle import Bucket, Document
+from treadle.model.bson_types import CODEC_OPTIONS as CODEC
+
+START = datetime(2026, 1, 1, 10, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+LAYOUTS = ["rows", "columns", "packed"]
+
+
+class Reading(
+    Document,
+    collection="sensor_data",
+    bucket=Bucket(key="sensor_id", time="ts", span=HOUR, limit=60, stats=("temp",)),
+):
+    sensor_id: str
+    ts: datetime
+    temp: float
+
+
+def reading_in(layout: str, **options: Any) -> type[Document]:
+    chosen = {
+        "key": "sensor_id",
+        "time": "ts",
+        "span": HOUR,
+        "limit": 4,
+        "stats": ("temp",),
+        "layout": layout,
+    }
+
+    class Measured(Document, collection="measured", bucket=Bucket(**{**chosen, **options})):
+        sensor_id: str
+        ts: datetime
+        temp: float | None = None
+        label: str = ""
+
+    return Measured
+
+
+def at(minutes: float) -> datetime:
+    return START + timedelta(minutes=minutes)
+
+
+def stored(database: Any, collection: str = "sensor_data") -> list[dict[str, Any]]:
+    found = list(
+        database[collection]
+        .with_options(codec_options=CODEC)
+        .find()
+        .sort([("start", 1), ("_treadle.sequence", 1)])
+    )
+    for each in found:
+        del each["_id"]
+    return found

@@ -1,0 +1,257 @@
+"""Reading from buckets means what it means for single documents; ids of readings."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from bson.decimal128 import Decimal128
+
+from tests.patterns.bucket.sensors import HOUR, LAYOUTS, START, Reading, at, reading_in
+from treadle import Bucket, DataError, Document, Id, Store, UsageError
+
+# -- reading -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_range_is_exact_at_both_ends(layout, filled):
+    """The bucket that starts before the range is searched too; readings come back, not buckets."""
+    store, measured = filled(layout)
+    cases: list[tuple[Any, list[int]]] = [
+        ({"$gte": at(50), "$lt": at(70)}, [50, 60]),
+        ({"$gt": at(50), "$lte": at(70)}, [60, 70]),
+        ({"$gte": at(170)}, [170]),
+        ({"$lt": at(10)}, [0]),
+        ({"$eq": at(60)}, [60]),
+        (at(60), [60]),
+        ({"$in": [at(0), at(60), at(65)]}, [0, 60]),
+        ({"$in": []}, []),
+        ({"$gt": at(170)}, []),
+        ({"$gte": at(70), "$lt": at(50)}, []),
+        ({"$not": {"$gt": at(10)}}, [0, 10]),
+        ({"$gte": at(150), "$ne": at(160)}, [150, 170]),
+    ]
+    for condition, minutes in cases:
+        filter = {"sensor_id": "a", "ts": condition}
+        assert [at(minute) for minute in minutes] == [
+            each.ts for each in store.find(measured, filter, sort="ts")
+        ], condition
+        assert len(minutes) == store.count(measured, filter), condition
+        assert [at(minute) for minute in reversed(minutes)] == [
+            each.ts for each in store.find(measured, filter, sort="-ts")
+        ], condition
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_filters_mean_what_the_server_means(layout, filled, database):
+    """Whatever Python does not judge itself goes to the server; both agree with a plain collection."""
+    store, measured = filled(layout)
+    plain = database.plain
+    plain.insert_many([{**each.model_dump(exclude={"id"}), "ts": each.ts} for each in store.find(measured)])
+    filters: list[dict[str, Any]] = [
+        {"temp": {"$gt": 50}},
+        {"temp": {"$lte": 50, "$gte": 10}},
+        {"temp": None},
+        {"temp": {"$ne": None}},
+        {"temp": {"$exists": True}},
+        {"temp": {"$in": [10, 20.0, None]}},
+        {"temp": {"$nin": [10, 20, None]}},
+        {"temp": {"$mod": [20, 10]}},
+        {"temp": {"$lt": "text"}},
+        {"temp": {"$not": {"$gt": 50}}},
+        {"temp": {"$gte": Decimal128("100")}},
+        {"temp": float("inf")},
+        {"label": "$ts"},
+        {"label": {"$regex": "^.t"}},
+        {"label": {"$gt": ""}},
+        {"$or": [{"temp": 10}, {"ts": {"$gte": at(160)}}]},
+        {"$or": [{"sensor_id": "a", "temp": 10}, {"sensor_id": "b", "label": "$ts"}]},
+        {"$nor": [{"temp": {"$gte": 30}}, {"temp": None}]},
+        {"$and": [{"sensor_id": {"$in": ["a", "c"]}}, {"temp": {"$gt": 20}}, {"ts": {"$lt": at(90)}}]},
+        {"$expr": {"$gt": ["$temp", 30]}},
+        {"sensor_id": {"$regex": "b"}, "temp": {"$type": "double"}},
+        {"$comment": "nothing", "temp": 10},
+        {"ts": {"$type": "date"}, "temp": {"$lt": 20}},
+        {"missing": 1},
+        {"missing": None, "temp": 10},
+        {},
+    ]
+    for filter in filters:
+        expected = sorted((each["sensor_id"], each["ts"]) for each in plain.find(filter))
+        found = sorted(
+            (each.sensor_id, each.ts.replace(tzinfo=None)) for each in store.find(measured, filter)
+        )
+        assert expected == found, filter
+        assert len(expected) == store.count(measured, filter), filter
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sort_skip_and_limit(layout, filled):
+    store, measured = filled(layout)
+
+    def minutes(**options: Any) -> list[int]:
+        return [
+            round((each.ts - START) / timedelta(minutes=1))
+            for each in store.find(measured, {"sensor_id": "a"}, **options)
+        ]
+
+    every = list(range(0, 180, 10))
+    assert every == minutes(sort="ts")
+    assert every[::-1] == minutes(sort="-ts")
+    assert every[5:8] == minutes(sort="ts", skip=5, limit=3)
+    assert every[::-1][2:4] == minutes(sort=[("ts", -1)], skip=2, limit=2)
+    assert 3 == len(minutes(limit=3))
+    assert [170, 160] == minutes(sort="-temp", limit=2)
+    # Nothing comes before numbers; ties break by the id, which is the time within a series.
+    assert [0, 30, 60, 90, 120, 150, 10] == minutes(sort="temp", limit=7)
+    assert [10, 20] == minutes(sort=["temp", "-ts"], skip=6, limit=2)
+    assert 170.0 == store.find_one(measured, {"sensor_id": "b"}, sort="-ts").temp
+    assert store.find_one(measured, {"sensor_id": "c"}) is None
+    both = [(each.ts, each.id) for each in store.find(measured, sort="ts")]
+    assert sorted(both) == both
+
+
+def test_find_streams(heard):
+    """The first reading arrives before the last bucket was read; closing stops it."""
+    database, listener = heard
+    measured = reading_in("rows", limit=None)
+    store = Store(database, [measured])
+    store.setup()
+    store.insert_many([measured(sensor_id="a", ts=at(60 * hour)) for hour in range(400)])
+    listener.clear()
+    for sort in (None, "ts", "-ts"):
+        found = store.find(measured, {"sensor_id": "a"}, sort=sort)
+        next(iter(found))
+        found.close()
+    assert "getMore" not in listener.names
+
+
+def test_a_sort_that_would_hold_everything_is_refused(filled, monkeypatch):
+    store, measured = filled("rows")
+    monkeypatch.setattr("treadle.patterns.bucket.reading.HELD_MAX", 10)
+    monkeypatch.setattr("treadle.patterns.bucket.reading.PAGE", 2)
+    with pytest.raises(UsageError) as caught:
+        store.find(measured, sort="temp").to_list()
+    assert "sort-too-large" == caught.value.code
+    assert 3 == len(store.find(measured, sort="temp", limit=3).to_list())
+    assert 36 == len(store.find(measured, sort="ts").to_list())
+
+
+def test_bad_calls_are_refused(run, filled):
+    store, measured = filled("rows")
+    for filter in (
+        {"$text": {"$search": "x"}},
+        {"$where": "1"},
+        [1],
+        {"_id": {"$gt": ObjectId()}},
+        {"$or": [{"_id": ObjectId()}, {"temp": {"$mod": [2, 0]}}]},
+    ):
+        with pytest.raises(UsageError):
+            store.count(measured, filter)
+    for update in (
+        {"$push": {"temp": 1}},
+        {"$set": {"_id": 1}},
+        {"temp": 1},
+        {"$set": {"_treadle.n": 1}},
+        {"$set": {"a.0.b": 1}},
+        {"$inc": {"label": 1}},
+        {"$set": {"temp": "hot"}},
+        {"$unset": {"ts": ""}},
+    ):
+        with pytest.raises(UsageError):
+            store.update(measured, {"sensor_id": "a", "ts": at(10)}, update)
+    with pytest.raises(UsageError, match="not a whole number"):
+        store.find(measured, limit=-1)
+    with pytest.raises(UsageError, match="filter is needed"):
+        store.delete_many(measured, None)
+    with pytest.raises(UsageError, match="no datetime"):
+        store.summary(measured, "a", "yesterday")
+    with pytest.raises(UsageError, match="no field"):
+        store.readings(measured, "a", fields=["heat"])
+    assert [] == store.verify()
+
+    class Plain(Document, collection="plain"):
+        value: int
+
+    with pytest.raises(UsageError, match="stored one by one"):
+        run.store([Plain]).summary(Plain, 1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_summaries_and_tuples(layout, filled):
+    store, measured = filled(layout, limit=None)
+    entries = store.summary(measured, "a", at(60), at(120))
+    assert [(at(60), 6)] == [(each.start, each.count) for each in entries]
+    assert (70.0, 110.0, 360.0, 90.0) == tuple(
+        entries[0].stats["temp"][part] for part in ("min", "max", "sum", "avg")
+    )
+    assert 3 == len(store.summary(measured, "a"))
+    assert [(at(50), 50.0), (at(60), None)] == store.readings(measured, "a", at(50), at(70), fields=["temp"])
+    assert [(at(20), 20.0, "$ts")] == store.readings(measured, "a", at(20), at(21))
+    assert [(at(0),)] == store.readings(measured, "a", at(0), at(1), fields=[])
+
+
+# -- ids ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_id_of_a_reading_is_its_series_and_its_time(layout, filled, run):
+    store, measured = filled(layout)
+    new = store.insert(measured(sensor_id="new", ts=at(1), temp=1))
+    assert new.id == store.find_one(measured, {"sensor_id": "new"}).id
+    store.rebuild()
+    assert new == store.get(measured, new.id) == store.find_one(measured, {"_id": new.id, "temp": 1})
+    assert store.find_one(measured, {"_id": new.id, "temp": 2}) is None
+    assert store.get(measured, ObjectId()) is None
+    assert 2 == store.count(
+        measured, {"_id": {"$in": [new.id, store.find_one(measured, {"temp": 10}).id, ObjectId()]}}
+    )
+    assert 5.0 == store.update(measured, new.id, {"$set": {"temp": 5.0}}).temp
+    moved = store.update(measured, new.id, {"$set": {"ts": at(300)}})
+    assert store.get(measured, new.id) is None
+    assert moved == store.get(measured, moved.id)
+    moved.temp = 6.0
+    moved.ts = at(301)
+    again = store.replace(moved)
+    assert (6.0, at(301)) == (again.temp, again.ts)
+    with pytest.raises(DataError) as caught:
+        store.replace(moved.model_copy(update={"id": ObjectId()}))
+    assert "document-gone" == caught.value.code
+    assert again == store.delete(measured, again.id)
+    assert store.delete(measured, again.id) is None
+    assert [] == store.verify()
+
+
+def test_an_id_that_means_two_readings_changes_neither(run):
+    store = run.store([Reading])
+    store.setup()
+    store.insert_many([Reading(sensor_id="s", ts=at(1), temp=value) for value in (1, 2)])
+    (identity,) = {each.id for each in store.find(Reading)}
+    for act in (
+        lambda: store.delete(Reading, identity),
+        lambda: store.update(Reading, identity, {"$set": {"temp": 3}}),
+    ):
+        with pytest.raises(UsageError) as caught:
+            act()
+        assert "reading-ambiguous" == caught.value.code
+    assert store.delete(Reading, {"sensor_id": "s", "temp": 1}).temp == 1
+    assert store.delete(Reading, identity).temp == 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_id_that_the_model_declares_is_stored(layout, run):
+    class Named(Document, collection="named", bucket=Bucket(key="a", time="ts", span=HOUR, layout=layout)):
+        id: Id
+        a: str
+        ts: datetime
+
+    store = run.store([Named])
+    store.setup()
+    one, two = ObjectId(), ObjectId()
+    store.insert_many([Named(id=one, a="s", ts=at(1)), Named(id=two, a="s", ts=at(1))])
+    store.rebuild()
+    assert two == store.get(Named, two).id
+    assert two == store.delete(Named, two).id
+    assert [one] == [each.id for each in store.find(Named, {"_id": {"$gte": one}})]

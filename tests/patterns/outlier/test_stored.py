@@ -1,0 +1,242 @@
+"""What is stored of an outlier array, and what an append costs."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated
+
+import pytest
+from bson import ObjectId
+from pydantic import BaseModel
+
+from tests.members import LIMIT, Plain, Rows, Unique, items
+from tests.support import Colour
+from treadle import Document, Id, Outlier, Store, UsageError
+
+
+class User(Document, collection="users"):
+    name: str
+    followers: Annotated[list[Id], Outlier(limit=3, overflow="follower_overflow", page_size=2)] = []
+    follower_count: int = 0
+    has_overflow: bool = False
+
+
+# -- stored shapes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.quick
+def test_what_is_stored_is_what_the_literature_draws(run, database):
+    store = run.store([User])
+    ann = store.insert(User(name="Ann"))
+    ids = [ObjectId() for _ in range(6)]
+    array = store.array(User, "followers", ann.id)
+    for each in ids:
+        assert array.append(each) is True
+    raw = database["users"].find_one()
+    raw.pop("_treadle")
+    assert {
+        "_id": ann.id,
+        "name": "Ann",
+        "followers": ids[:3],
+        "follower_count": 6,
+        "has_overflow": True,
+    } == raw
+    pages = list(database["follower_overflow"].find({}, {"_id": 0}).sort("page"))
+    assert [
+        {"user_id": ann.id, "page": 2, "followers": ids[3:5], "count": 2},
+        {"user_id": ann.id, "page": 3, "followers": ids[5:], "count": 1},
+    ] == pages
+    assert ids[:3] == store.get(User, ann.id).followers
+    assert ids == list(array)
+
+
+def test_documents_layout_is_one_document_per_item(run, database):
+    store = run.store([Rows])
+    store.insert(Rows(id=1, members=[10, 11, 12, 13, 14]))
+    store.array(Rows, "members", 1).append(15)
+    rows = list(database["rows_overflow"].find({}, {"_id": 0}).sort("position"))
+    assert [{"rows_id": 1, "position": 1, "item": 14}, {"rows_id": 1, "position": 2, "item": 15}] == rows
+
+
+class Inner(BaseModel):
+    fan_ids: Annotated[
+        list[str],
+        Outlier(limit=2, overflow="fans", page_size=2, flag="favorites_outlier", count="stats.total"),
+    ] = []
+    favorites_outlier: bool = False
+
+
+class Stats(BaseModel):
+    total: int = 0
+
+
+class BookShelf(Document, collection="shelves", naming="camel"):
+    social: Inner = Inner()
+    stats: Stats = Stats()
+    best_books: Annotated[
+        list[str],
+        Outlier(limit=1, overflow="best", layout="documents", item="the_book", flag="has_more_books"),
+    ] = []
+    has_more_books: bool = False
+
+
+def test_nested_camel_and_own_names(run, database):
+    """Stored names follow the model's naming; counts without a field live in the reserved sub-document."""
+    store = run.store([BookShelf])
+    store.setup()
+    shelf = store.insert(BookShelf(best_books=["a", "b"]))
+    fans = store.array(BookShelf, "social.fan_ids", shelf.id)
+    assert 3 == fans.extend(["x", "y", "z"])
+    raw = database["shelves"].find_one()
+    assert {"fan_ids": ["x", "y"], "favorites_outlier": True} == raw["social"]
+    assert {"total": 3} == raw["stats"]
+    assert (["a"], True) == (raw["bestBooks"], raw["hasMoreBooks"])
+    assert 2 == raw["_treadle"]["outlier"]["bestBooks"]["count"]
+    assert {"bookShelfId", "page", "fan_ids", "count", "_id"} == set(database["fans"].find_one())
+    assert {"bookShelfId", "position", "theBook", "_id"} == set(database["best"].find_one())
+    assert ["x", "y", "z"] == list(fans)
+    assert ["a", "b"] == list(store.array(BookShelf, "best_books", shelf.id))
+    assert 2 == store.array(BookShelf, "best_books", shelf.id).count()
+    assert [] == store.verify()
+
+
+class Like(BaseModel):
+    who: str
+    worth: Decimal
+    colour: Colour | None = None
+
+
+class Post(Document, collection="posts"):
+    likes: Annotated[list[Like], Outlier(limit=2, overflow="like_overflow", page_size=2, unique=True)] = []
+    numbers: Annotated[
+        list[Decimal | None],
+        Outlier(limit=2, overflow="number_overflow", page_size=2, unique=True, flag="more"),
+    ] = []
+    more: bool = False
+
+
+def test_items_may_be_models_and_odd_values(run):
+    """Sub-documents, Decimals, enums and None, in both parts; equal as the server compares."""
+    store = run.store([Post])
+    store.setup()
+    post = store.insert(Post())
+    likes = store.array(Post, "likes", post.id)
+    given = [Like(who=f"w{n}", worth=Decimal(n), colour=Colour.RED if n % 2 else None) for n in range(5)]
+    assert 5 == likes.extend(given)
+    assert given == list(likes)
+    assert not likes.append(given[1])
+    assert not likes.append(given[4].model_dump())
+    assert likes.contains(given[4])
+    assert not likes.contains(Like(who="w4", worth=Decimal(5)))
+    assert 1 == likes.remove(given[3])
+    numbers = store.array(Post, "numbers", post.id)
+    assert 4 == numbers.extend([None, Decimal("1.10"), Decimal(2), Decimal(3)])
+    assert not numbers.append(None)
+    assert not numbers.append(Decimal("1.1"))
+    assert not numbers.append(Decimal("3.0"))
+    assert numbers.contains(None)
+    assert 1 == numbers.remove(None)
+    assert not numbers.contains(None)
+    assert [Decimal("1.10"), Decimal(2), Decimal(3)] == list(numbers)
+    assert [] == store.verify()
+
+
+def test_a_bad_item_changes_nothing(run, model, database):
+    store = run.store([model])
+    store.insert(model(id=1, members=range(6)))
+    array = store.array(model, "members", 1)
+    for bad in ({"$ne": 1}, "x", None, [1]):
+        with pytest.raises(UsageError, match="no item of"):
+            array.extend([7, bad])
+        with pytest.raises(UsageError, match="no item of"):
+            array.remove(bad)
+    assert list(range(6)) == items(database, model, 1)
+
+
+# -- cost --------------------------------------------------------------------------------------------
+
+
+def test_an_ordinary_document_costs_one_update_per_append(heard):
+    database, listener = heard
+    store = Store(database, [Plain, Unique])
+    store.setup()
+    for model in (Plain, Unique):
+        store.insert(model(id=1))
+        array = store.array(model, "members", 1)
+        listener.clear()
+        for number in range(LIMIT):
+            array.append(number)
+        assert ["update"] * LIMIT == listener.names
+        assert not any("startTransaction" in command for _, command in listener.commands)
+        listener.clear()
+        array.remove(2)
+        assert ["findAndModify"] == listener.names
+    # Several at once need a look at what is there; the next single one does not.
+    several = store.array(Unique, "members", 1)
+    several.extend([1, 2])
+    listener.clear()
+    several.append(2)
+    several.remove(1)
+    assert "findAndModify" == listener.names[-1]
+    listener.clear()
+    several.append(50)
+    assert ["update"] == listener.names
+    listener.clear()
+    store.insert(Plain(id=2, members=[1]))
+    store.update(Plain, 2, {"$set": {"other": 1}})
+    assert ["insert", "findAndModify"] == listener.names
+
+
+def test_an_append_to_overflow_costs_two_writes_and_a_commit(heard):
+    database, listener = heard
+    store = Store(database, [Plain])
+    store.setup()
+    store.insert(Plain(id=1, members=range(LIMIT + 1)))
+    array = store.array(Plain, "members", 1)
+    array.append(100)
+    listener.clear()
+    array.append(101)
+    assert ["update", "update", "commitTransaction"] == listener.names
+
+
+# -- large items -------------------------------------------------------------------------------------
+
+
+class Album(Document, collection="albums"):
+    pictures: Annotated[list[bytes], Outlier(limit=2, overflow="pictures")] = []
+    picture_count: int = 0
+
+
+def test_pages_are_cut_by_bytes_too(run, database):
+    """A page ends before its document is too large, whichever way items come to it."""
+    store = run.store([Album])
+    store.setup()
+    pictures = [bytes([number]) * 3_000_000 for number in range(8)]
+    inserted = store.array(Album, "pictures", store.insert(Album(pictures=pictures)).id)
+    album = store.insert(Album())
+    array = store.array(Album, "pictures", album.id)
+    for picture in pictures[:5]:
+        array.append(picture)
+    assert 3 == array.extend(pictures[5:])
+    for each in (inserted, array):
+        assert (8, True) == (each.count(), pictures == list(each))
+    counts = {page["count"] for page in database["pictures"].find({}, {"count": 1})}
+    assert {1, 2} >= counts
+    assert [] == store.verify()
+    # What comes back to the owner must fit there as well.
+    assert [1, 1] == [array.remove(pictures[number]) for number in (0, 1)]
+    assert pictures[2:] == list(array)
+    assert [] == store.verify()
+
+
+def test_an_owner_that_would_be_too_large_is_told_so(run):
+    class Heavy(Document, collection="heavy"):
+        parts: Annotated[list[bytes], Outlier(limit=50, overflow="parts")] = []
+
+    store = run.store([Heavy])
+    array = store.array(Heavy, "parts", store.insert(Heavy()).id)
+    with pytest.raises(UsageError) as refused:
+        array.extend([bytes(6_000_000)] * 3)
+    assert "document-too-large" == refused.value.code
+    assert array.count() in (1, 2)
+    assert [] == store.verify()

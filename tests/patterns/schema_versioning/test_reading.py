@@ -1,0 +1,290 @@
+"""Documents of all versions are readable, and stored back where the model says so."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import pytest
+from bson import ObjectId
+
+from tests.patterns.schema_versioning.users import Piped, PipedStored, Stored, User, old_users
+from treadle import DataError, Document, OldDocuments, Store, migration
+from treadle.graph.versions import Lineage
+
+
+class Mixed(Document, collection="mixed", version=3):
+    a: int
+    b: int
+    c: int
+
+
+migration(Mixed, 1, up=[{"$set": {"b": {"$add": ["$a", 1]}}}], down=[{"$unset": "b"}])
+
+
+@migration(Mixed, from_version=2)
+def add_c(document: dict) -> dict:
+    return {**document, "c": document["b"] + 1}
+
+
+@add_c.down
+def drop_c(document: dict) -> dict:
+    del document["c"]
+    return document
+
+
+# -- reading -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.quick
+def test_documents_of_all_versions_are_read_as_the_current_one(run, database):
+    old_users(database)
+    store = run.store([User])
+    found = list(store.find(User, sort="_id"))
+    assert [["0", "1"], ["7"], ["5"]] == [user.phones for user in found[:3]]
+    assert "u" == found[0].initial
+    assert found[4] == store.get(User, found[4].id) == store.find_one(User, {"_id": found[4].id})
+    assert {1: 7, 2: 3} == store.migration_status(User), "in memory, unless told to store"
+    assert found[0] == store.delete(User, found[0].id)
+
+
+def test_a_new_document_says_its_version(run, database):
+    store = run.store([User])
+    store.insert(User(name="a"))
+    assert 3 == database["users"].find_one()["schema_version"]
+    assert {3: 1} == store.migration_status(User)
+
+
+@pytest.mark.parametrize("version", [4, 99])
+def test_a_version_from_the_future_is_an_error_that_names_it(run, database, version):
+    database["users"].insert_one({"name": "x", "schema_version": version})
+    with pytest.raises(DataError, match=str(version)) as caught:
+        run.store([User]).find_one(User)
+    assert "version-unknown" == caught.value.code
+
+
+@pytest.mark.parametrize("version", ["2", 0, -1, 1.5, [1]])
+def test_what_is_no_version_is_an_error(run, database, version):
+    database["users"].insert_one({"name": "x", "schema_version": version})
+    with pytest.raises(DataError) as caught:
+        run.store([User]).find_one(User)
+    assert "version-unknown" == caught.value.code
+
+
+def test_null_and_whole_floats_are_versions_too(run, database):
+    database["users"].insert_many(
+        [
+            {"name": "x", "schema_version": None, "phone": "1"},
+            {"name": "y", "schema_version": 3.0, "phones": ["1"]},
+        ]
+    )
+    assert [["1"], ["1"]] == [user.phones for user in run.store([User]).find(User)]
+
+
+def test_reading_stores_back_where_the_model_says_so(run, database):
+    old_users(database)
+    store = run.store([Stored])
+    found = list(store.find(Stored, sort="_id"))
+    assert {3: 10} == store.migration_status(Stored)
+    assert found == list(store.find(Stored, sort="_id"))
+    raw = database["users"].find_one({"_id": found[0].id})
+    assert {"_id", "name", "n", "phones", "initial", "schema_version"} == set(raw)
+
+
+def test_each_way_of_reading_stores_back(run, database):
+    old_users(database, 3)
+    store = run.store([Stored])
+    identities = [ObjectId(f"{number:024x}") for number in range(3)]
+    store.get(Stored, identities[0])
+    store.find_one(Stored, {"_id": identities[1]})
+    assert {2: 1, 3: 2} == store.migration_status(Stored)
+
+
+def test_a_reader_in_a_transaction_stores_nothing_back(run, database):
+    old_users(database, 1)
+    store = run.store([Stored])
+    with store.transaction() as session:
+        assert ["0", "1"] == store.find_one(Stored, session=session).phones
+    assert {1: 1} == store.migration_status(Stored)
+
+
+def test_a_reader_does_not_fail_because_it_could_not_store_back(run, database):
+    old_users(database, 1)
+    database.command("collMod", "users", validator={"phones": {"$exists": False}})
+    assert ["0", "1"] == run.store([Stored]).find_one(Stored).phones
+
+
+def test_a_migration_that_fails_is_told_to_the_reader(run, database):
+    database["users"].insert_one({"_id": ObjectId(), "name": 5, "schema_version": 2})
+    with pytest.raises(DataError, match="version 3: TypeError") as caught:
+        run.store([User]).find_one(User)
+    assert "migration-failed" == caught.value.code
+
+
+def test_pipelines_are_run_by_the_server_on_what_was_read(run, database):
+    database["piped"].insert_many(
+        [
+            {"_id": ObjectId(), "name": "$name B", "n": 1},
+            {"_id": ObjectId(), "name": "C", "first": "C", "schema_version": 2},
+        ]
+    )
+    store = run.store([Piped])
+    found = list(store.find(Piped, sort="_id"))
+    assert [("$name", []), ("C", [])] == [(each.first, each.tags) for each in found]
+    assert found[0] == store.get(Piped, found[0].id)
+    assert {1: 1, 2: 1} == store.migration_status(Piped)
+    assert found[0] == store.delete(Piped, found[0].id)
+
+
+def test_pipelines_are_stored_back_too(run, database):
+    database["piped"].insert_one({"name": "A B", "n": 1})
+    store = run.store([PipedStored])
+    assert "A" == store.find_one(PipedStored).first
+    assert {3: 1} == store.migration_status(PipedStored)
+
+
+def test_functions_and_pipelines_may_take_turns(run, database):
+    database["mixed"].insert_many([{"a": 1}, {"a": 5, "b": 7, "schema_version": 2}])
+    store = run.store([Mixed])
+    assert [(1, 2, 3), (5, 7, 8)] == [(each.a, each.b, each.c) for each in store.find(Mixed, sort="_id")]
+    assert 2 == store.migrate(Mixed).migrated
+    assert {3: 2} == store.migration_status(Mixed)
+    store.migrate(Mixed, to=1)
+    assert [{"a": 1}, {"a": 5}] == [
+        {key: value for key, value in raw.items() if key not in ("_id", "schema_version")}
+        for raw in database["mixed"].find().sort("_id")
+    ]
+
+
+def test_find_warns_once_while_old_documents_remain(run, database):
+    old_users(database)
+    store = run.store([User])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            list(store.find(User, {"phones": "5"}))
+            store.find_one(User, {"phones": "5"})
+        list(store.find(User))
+    assert [OldDocuments] == [each.category for each in caught if each.category is OldDocuments]
+    store.migrate(User)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(run.store([User]).find(User, {"phones": "5"}))
+
+
+# -- concurrent writes -------------------------------------------------------------------------------
+
+
+def test_storing_back_compares_what_the_migration_read(database):
+    """A compare-and-set on the version alone would write the old phone over the new one."""
+    identity = ObjectId()
+    database["users"].insert_one({"_id": identity, "name": "a", "n": 0, "phone": "1"})
+    store = Store(database, [Stored])
+    from treadle.engine.convert import convert, guarded_write
+
+    (converted,) = store.runner.run(convert(store.graph.entry(Stored), [database["users"].find_one()]))
+    write = guarded_write(converted)
+    # An old writer, who does not know of versions.
+    database["users"].update_one({"_id": identity}, {"$set": {"phone": "2"}})
+    assert 0 == database["users"].bulk_write([write]).matched_count
+    database["users"].update_one({"_id": identity}, {"$set": {"phone": "1"}, "$inc": {"n": 1}})
+    assert 1 == database["users"].bulk_write([write]).matched_count
+    raw = database["users"].find_one()
+    assert (["1"], 1) == (raw["phones"], raw["n"]), "what it did not read is left as it is"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"phone": "1"}, {"phone": ["1"]}),
+        ({"phone": ["1"]}, {"phone": [["1"]]}),
+        ({"phone": None}, {}),
+        ({}, {"phone": None}),
+        ({"phone": None}, {"phone": [None]}),
+        ({"phone": {"a": 1}}, {"phone": {"a": 1, "b": 2}}),
+        ({"phone": {"a": 1}}, {"phone": [{"a": 1}]}),
+        ({"phone": 1}, {"phone": 2}),
+        ({"phone": "$name"}, {"phone": "a"}),
+    ],
+)
+def test_the_comparison_is_exact(database, before, after):
+    """A plain filter finds a value inside an array, and null where nothing is."""
+    from treadle.engine.convert import Converted, guarded_write
+
+    identity = ObjectId()
+    database["users"].insert_one({"_id": identity, "name": "a", **before})
+    raw = database["users"].find_one()
+    converted = Converted(Lineage(User), raw, {**raw, "schema_version": 2, "x": 1}, {"phone"})
+    write = guarded_write(converted)
+    database["users"].replace_one({"_id": identity}, {"_id": identity, "name": "a", **after})
+    assert 0 == database["users"].bulk_write([write]).matched_count
+    database["users"].replace_one({"_id": identity}, raw)
+    assert 1 == database["users"].bulk_write([write]).matched_count
+
+
+def test_fields_that_no_path_reaches_are_compared_with_the_whole(database):
+    from treadle.engine.convert import Converted, guarded_write
+
+    raw = {"_id": 1, "a.b": 1, "n": 0}
+    database["users"].insert_one(dict(raw))
+    write = guarded_write(
+        Converted(Lineage(User), raw, {"_id": 1, "a.b": 2, "n": 0, "schema_version": 2}, {"a.b"})
+    )
+    database["users"].update_one({"_id": 1}, {"$inc": {"n": 1}})
+    assert 0 == database["users"].bulk_write([write]).matched_count
+    database["users"].update_one({"_id": 1}, {"$inc": {"n": -1}})
+    assert 1 == database["users"].bulk_write([write]).matched_count
+    assert 2 == database["users"].find_one()["a.b"]
+
+
+def test_treadles_own_state_survives_a_function_that_forgets_it(run, database):
+    class Forgetful(Document, collection="forgetful", version=2): ...
+
+    migration(Forgetful, 1, up=lambda document: {"_id": document["_id"], "a": 1})
+    database["forgetful"].insert_one({"b": 1, "_treadle": {"n": 7}})
+    assert 1 == run.store([Forgetful]).migrate(Forgetful).migrated
+    raw = database["forgetful"].find_one()
+    assert {"a": 1, "_treadle": {"n": 7}, "schema_version": 2} == {
+        key: raw[key] for key in raw if key != "_id"
+    }
+
+
+@pytest.mark.parametrize("model", [Stored, PipedStored])
+def test_no_increment_is_lost_while_readers_store_back(database, model):
+    """By replacing the document, 242 of 1,200 were lost; guarded by the version alone, 243."""
+    collection = model.__treadle__.collection
+    documents, increments = 20, 15
+    identities = [ObjectId() for _ in range(documents)]
+    database[collection].insert_many([{"_id": each, "name": "a b", "n": 0} for each in identities])
+    store = Store(database, [model])
+    done = threading.Event()
+
+    def old_writer(seed: int) -> None:
+        for _ in range(increments):
+            for identity in identities:
+                database[collection].update_one({"_id": identity}, {"$inc": {"n": 1}})
+
+    def old_resetter() -> None:
+        # A release that knows no versions rewrites whole documents now and then.
+        while not done.is_set():
+            for identity in identities[::4]:
+                database[collection].update_one(
+                    {"_id": identity},
+                    [{"$replaceWith": {"_id": "$_id", "name": "$name", "n": "$n"}}],
+                )
+
+    def reader() -> None:
+        while not done.is_set():
+            for document in store.find(model):
+                assert document.name == "a b"
+
+    threads = [threading.Thread(target=old_writer, args=(seed,)) for seed in range(3)]
+    others = [threading.Thread(target=reader), threading.Thread(target=old_resetter)]
+    for thread in [*threads, *others]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    for thread in others:
+        thread.join()
+    assert [3 * increments] * documents == [raw["n"] for raw in database[collection].find()]

@@ -1,0 +1,166 @@
+"""Releases that know different versions, side by side."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated, Any
+
+import pytest
+from bson import ObjectId
+from pymongo import MongoClient
+from pymongo.errors import OperationFailure
+
+from tests.patterns.schema_versioning.users import Piped, User, split_phone
+from treadle import DeclarationError, Document, ExtendedReference, Id, Store, UsageError, migration
+from treadle.server.local import start
+
+# -- rolling deploys ---------------------------------------------------------------------------------
+
+
+def test_a_store_can_go_on_writing_an_old_version(run, database):
+    store = run.store([User], write_versions={User: 1})
+    user = store.insert(User(name="a", phones=["1", "2"], initial="a"))
+    raw = database["users"].find_one()
+    assert {"_id": user.id, "schema_version": 1, "name": "a", "n": 0, "phone": "1,2"} == raw
+    assert user == store.get(User, user.id)
+    after = store.update(User, user.id, {"$push": {"phones": "3"}, "$inc": {"n": 1}})
+    assert ["1", "2", "3"] == after.phones
+    assert ("1,2,3", 1, 1) == tuple(
+        database["users"].find_one()[key] for key in ("phone", "n", "schema_version")
+    )
+    assert 1 == store.update_many(User, {"name": "a"}, {"$push": {"phones": "4"}})
+    assert "1,2,3,4" == database["users"].find_one()["phone"]
+    store.replace(User(id=user.id, name="b"))
+    assert {"_id": user.id, "schema_version": 1, "name": "b", "n": 0} == database["users"].find_one()
+    (two,) = store.insert_many([User(name="c")])
+    assert 1 == database["users"].find_one({"_id": two.id})["schema_version"]
+
+
+def test_treadles_own_state_survives_a_way_down_that_forgets_it(run, database):
+    class Named(Document, collection="named", version=2):
+        name: str
+        full: str = ""
+
+    class Signed(Document, collection="signed"):
+        name_id: Id
+        name: Annotated[str | None, ExtendedReference(Named, by="name_id", field="name")] = None
+
+    step = migration(Named, 1, up=lambda document: {**document, "full": "x"})
+    step.down(lambda document: {"_id": document["_id"], "name": document["name"]})
+    store = run.store([Named, Signed], write_versions={Named: 1})
+    named = store.insert(Named(name="a"))
+    store.insert(Signed(name_id=named.id))
+    before = database["named"].find_one()["_treadle"]
+    store.update(Named, named.id, {"$set": {"name": "b"}})
+    after = database["named"].find_one()
+    assert (1, "b") == (after["schema_version"], after["name"])
+    assert set(before) <= set(after["_treadle"])
+    assert [] == store.verify()
+
+
+def test_nobody_else_sees_the_new_version_while_the_old_one_is_written(database):
+    store = Store(database, [User], write_versions={User: 1})
+    user = store.insert(User(name="a"))
+    done = threading.Event()
+    seen: set[Any] = set()
+
+    def look() -> None:
+        while not done.is_set():
+            seen.add(database["users"].find_one()["schema_version"])
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in range(30):
+        store.update(User, user.id, {"$push": {"phones": "1"}})
+    done.set()
+    thread.join()
+    assert {1} == seen
+    assert 30 == len(store.get(User, user.id).phones)
+
+
+def test_write_versions_that_cannot_be_are_refused(database):
+    class Plain(Document, collection="plains"):
+        n: int = 0
+
+    def code(models: list[Any], versions: Any) -> str:
+        with pytest.raises((DeclarationError, UsageError)) as caught:
+            Store(database, models, write_versions=versions)
+        return caught.value.code
+
+    assert "version-invalid" == code([User], {User: 4})
+    assert "version-invalid" == code([User], {User: 0})
+    assert "version-invalid" == code([Plain], {Plain: 1})
+    assert "model-unknown" == code([Plain], {User: 1})
+    assert "migration-no-way-down" == code([Piped], {Piped: 1})
+
+
+@pytest.mark.server
+def test_writing_an_old_version_takes_transactions():
+    with start(replica_set=False) as alone, MongoClient(alone.uri) as client:
+        store = Store(client["old"], [User], write_versions={User: 1})
+        user = store.insert(User(name="a"))
+        with pytest.raises(UsageError) as caught:
+            store.update(User, user.id, {"$inc": {"n": 1}})
+        assert "write-version-update" == caught.value.code
+        store.replace(User(id=user.id, name="b"))
+        assert "b" == store.get(User, user.id).name
+        # With the current version there is nothing to miss.
+        client["old"]["users"].insert_one({"_id": ObjectId(), "name": "old", "phone": "1"})
+        new = Store(client["old"], [User])
+        assert ["1", "2"] == new.update(User, {"name": "old"}, {"$push": {"phones": "2"}}).phones
+        assert 1 == new.migrate(User).migrated
+
+
+# -- the validator -----------------------------------------------------------------------------------
+
+
+def test_the_validator_knows_the_versions(run, database):
+    store = run.store([User])
+    store.setup()
+    accepted = [
+        {"name": 5},
+        {"schema_version": 1},
+        {"schema_version": None},
+        {"schema_version": 2, "x": 1},
+        {"schema_version": 3, "name": "a"},
+    ]
+    database["users"].insert_many(accepted)
+    for refused in (
+        {"schema_version": 3, "name": 5},
+        {"schema_version": 4, "name": "a"},
+        {"schema_version": "1"},
+    ):
+        with pytest.raises(OperationFailure, match="validation"):
+            database["users"].insert_one(refused)
+
+
+def test_an_older_release_does_not_take_a_newer_validator_back(run, database):
+    run.store([User]).setup()
+
+    class Before(Document, collection="users", version=2):
+        name: str
+
+    migration(Before, 1, up=lambda document: document)
+    assert [] == run.store([Before]).setup()
+    database["users"].insert_one({"schema_version": 3, "name": "a"})
+
+
+def test_a_release_that_knows_the_next_migration_reads_and_writes_around_it(run, database):
+    """Ship a migration one release ahead, and the old release reads what the new one wrote."""
+
+    class Ahead(Document, collection="users", version=1):
+        name: str
+        phone: str | None = None
+        n: int = 0
+
+    migration(Ahead, 1, up=split_phone.up, down=split_phone.back)
+    database["users"].insert_one(
+        {"_id": ObjectId(), "name": "a", "n": 0, "phones": ["1", "2"], "schema_version": 2}
+    )
+    store = run.store([Ahead])
+    store.setup()
+    assert "1,2" == store.find_one(Ahead).phone
+    assert 1 == store.update(Ahead, {"name": "a"}, {"$inc": {"n": 1}}).n
+    assert "1,2" == database["users"].find_one()["phone"]
+    database["users"].insert_one({"_id": ObjectId(), "name": "b", "n": 0, "phones": [], "schema_version": 2})
+    assert 2 == store.migrate(Ahead, to=2).migrated + 1

@@ -1,0 +1,298 @@
+"""Kinds that carry other patterns, at the write and by the worker."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import pytest
+from bson import ObjectId
+from pydantic import BaseModel
+from pymongo import MongoClient
+
+from tests.patterns.stock import Customer, CustomerCard
+from treadle import (
+    Average,
+    Count,
+    DataError,
+    DeclarationError,
+    Document,
+    ExtendedReference,
+    Formula,
+    Id,
+    Store,
+    Subset,
+    Sum,
+    UsageError,
+)
+from treadle.server.local import start
+
+# -- kinds that carry other patterns -----------------------------------------------------------------
+
+
+class Review(Document, collection="reviews"):
+    product_id: Id
+    stars: int
+    when: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class ReviewCard(BaseModel):
+    stars: int
+
+
+class Product(Document, collection="products", discriminator="kind"):
+    name: str
+    reviews: Annotated[int, Count(Review, by="product_id")] = 0
+    doubled: Annotated[int | None, Formula({"$multiply": ["$reviews", 2]})] = None
+
+
+class Toy(Product, kind="toy"):
+    stars: Annotated[int, Sum(Review, "stars", by="product_id")] = 0
+    rank: Annotated[int | None, Formula({"$add": ["$stars", "$reviews"]})] = None
+
+
+class Game(Toy, kind="game"):
+    latest: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-when", size=2)] = []
+
+
+class Service(Product, kind="service"):
+    customer_id: Id | None = None
+    customer: Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")] = None
+    average: Annotated[float | None, Average(Review, "stars", by="product_id")] = None
+
+
+class ToyCard(BaseModel):
+    name: str
+    stars: int
+
+
+class Shelf(Document, collection="shelves"):
+    toy_id: Id | None = None
+    toy: Annotated[ToyCard | None, ExtendedReference(Toy, by="toy_id")] = None
+
+
+class Owner(Document, collection="owners"):
+    name: str = ""
+    services: Annotated[int, Count("Service", by="customer_id")] = 0
+
+
+RULED = [Customer, Review, Product, Toy, Game, Service, Shelf, Owner]
+
+
+def check(store: Any) -> None:
+    assert [] == store.verify()
+
+
+def story(store: Any, database: Any) -> None:
+    """The life of some products, with everything they maintain checked after each step."""
+    store.setup()
+    ada = store.insert(Customer(name="Ada"))
+    toy, game, service = store.insert_many(
+        [Toy(name="ball"), Game(name="go"), Service(name="repair", customer_id=ada.id)]
+    )
+    assert "Ada" == service.customer.name
+    for product in (toy, game, service):
+        store.insert_many([Review(product_id=product.id, stars=stars) for stars in (2, 3)])
+    raws = {raw["kind"]: raw for raw in database["products"].find()}
+    # Each review is counted once, though three models inherit the count.
+    assert [2, 2, 2] == [raws[kind]["reviews"] for kind in ("toy", "game", "service")]
+    assert [4, 4, 4] == [raws[kind]["doubled"] for kind in ("toy", "game", "service")]
+    # A kind's own fields are not made in documents of others.
+    assert [5, 5, None] == [raws[kind].get("stars") for kind in ("toy", "game", "service")]
+    assert [7, 7, None] == [raws[kind].get("rank") for kind in ("toy", "game", "service")]
+    assert 2 == len(raws["game"]["latest"])
+    assert not {"latest", "average"} & set(raws["toy"])
+    assert not {"stars", "rank", "latest"} & set(raws["service"])
+    assert 2.5 == raws["service"]["average"]
+    check(store)
+
+    shelves = store.insert_many([Shelf(toy_id=toy.id), Shelf(toy_id=game.id), Shelf(toy_id=service.id)])
+    assert ["ball", "go", None] == [each.toy and each.toy.name for each in shelves]
+    store.update(Product, toy.id, {"$set": {"name": "red ball"}})
+    store.update_many(Product, {"_id": {"$in": [game.id, service.id]}}, {"$set": {"name": "new"}})
+    assert ["red ball", "new", None] == [
+        (store.get(Shelf, each.id).toy or ToyCard(name="", stars=0)).name or None for each in shelves
+    ]
+    check(store)
+
+    store.insert(Review(product_id=toy.id, stars=4))
+    assert 9 == store.get(Shelf, shelves[0].id).toy.stars
+    store.update(Customer, ada.id, {"$set": {"name": "Ada L."}})
+    assert "Ada L." == store.get(Product, service.id).customer.name
+    with pytest.raises(UsageError, match="maintains"):
+        store.update(Product, toy.id, {"$set": {"stars": 1}})
+    check(store)
+
+    store.delete(Product, game.id)
+    store.delete_many(Product, {"_id": service.id})
+    check(store)
+
+
+def test_kinds_carry_other_patterns(run, database):
+    story(run.store(RULED), database)
+
+
+@pytest.mark.server
+def test_kinds_carry_other_patterns_without_transactions():
+    with start(replica_set=False) as alone, MongoClient(alone.uri) as client:
+        story(Store(client["kinds"], RULED), client["kinds"])
+
+
+def test_a_kind_as_a_source_counts_its_own_documents_only(run, database):
+    store = run.store(RULED)
+    store.setup()
+    owner = store.insert(Owner(name="o"))
+    service = store.insert(Service(name="s", customer_id=owner.id))
+    assert 1 == store.get(Owner, owner.id).services
+    # The same stored field in a document of another kind is nobody's business.
+    database["products"].insert_one({"kind": "toy", "name": "t", "customer_id": owner.id})
+    store.rebuild(Product)
+    check(store)
+    toy = store.find_one(Toy)
+    store.update(Product, toy.id, {"$set": {"customer_id": owner.id, "name": "u"}})
+    assert 1 == store.get(Owner, owner.id).services
+    store.delete(Product, toy.id)
+    assert 1 == store.get(Owner, owner.id).services
+    store.delete(Product, service.id)
+    assert 0 == store.get(Owner, owner.id).services
+    check(store)
+
+
+def test_a_change_of_kind_moves_all_that_hangs_on_it(run):
+    store = run.store(RULED)
+    store.setup()
+    owner = store.insert(Owner(name="o"))
+    customer = store.insert(Customer(name="Ada"))
+    service = store.insert(Service(name="s", customer_id=customer.id))
+    store.insert_many([Review(product_id=service.id, stars=stars) for stars in (2, 3)])
+    shelf = store.insert(Shelf(toy_id=service.id))
+    assert shelf.toy is None
+    game = store.change_kind(Game(id=service.id, name="g"), was=Service)
+    assert (2, 5, 4, 7, 2) == (game.reviews, game.stars, game.doubled, game.rank, len(game.latest))
+    assert "g" == store.get(Shelf, shelf.id).toy.name
+    check(store)
+    back = store.change_kind(Service(id=service.id, name="s", customer_id=owner.id), was=Game)
+    assert (2, 2.5, None) == (back.reviews, back.average, back.customer)
+    assert 1 == store.get(Owner, owner.id).services
+    check(store)
+
+
+def test_old_documents_of_all_kinds_are_rebuilt(run, database):
+    keys = [ObjectId() for _ in range(3)]
+    database["products"].insert_many(
+        [{"_id": key, "kind": kind, "name": kind} for key, kind in zip(keys, ("toy", "game", "service"))]
+    )
+    database["reviews"].insert_many(
+        [{"product_id": key, "stars": 4, "when": datetime(2026, 1, 1)} for key in keys]
+    )
+    store = run.store(RULED)
+    store.setup()
+    assert {"Toy", "Game", "Service"} == {finding.model for finding in store.verify()}
+    assert {"Game"} == {finding.model for finding in store.verify(Game)}
+    assert {"Toy", "Game"} == {finding.model for finding in store.verify(Toy)}
+    assert 2 == store.repair(Toy)
+    store.rebuild(Product)
+    check(store)
+    assert 4 == store.get(Product, keys[1]).stars
+    assert not {"stars", "latest"} & set(database["products"].find_one({"_id": keys[2]}))
+
+
+def test_two_kinds_may_maintain_the_same_field_in_their_own_ways(run):
+    class Node(Document, collection="nodes", discriminator="is"):
+        parent_id: Id | None = None
+
+    class File(Node, kind="file"):
+        size: int = 0
+
+    class Folder(Node, kind="folder"):
+        size: Annotated[int, Sum(File, "size", by="parent_id")] = 0
+
+    class Link(Node, kind="link"):
+        size: Annotated[int | None, Formula({"$literal": 1})] = None
+
+    store = run.store([Node, File, Folder, Link])
+    store.setup()
+    folder = store.insert(Folder())
+    files = store.insert_many([File(parent_id=folder.id, size=size) for size in (3, 4)])
+    link = store.insert(Link(parent_id=folder.id))
+    assert (7, 1) == (store.get(Node, folder.id).size, store.get(Node, link.id).size)
+    store.update(Node, files[0].id, {"$inc": {"parent": 0}})
+    store.replace(File(id=files[0].id, parent_id=folder.id, size=10))
+    assert 14 == store.get(Node, folder.id).size
+    assert [] == store.verify()
+
+
+def test_a_maintained_field_cannot_be_redeclared_by_a_kind(database):
+    class Base(Document, collection="bases", discriminator="t"):
+        n: Annotated[int, Count(Review, by="product_id")] = 0
+
+    class Kind(Base, kind="k"):
+        n: Annotated[int, Sum(Review, "stars", by="product_id")] = 0
+
+    with pytest.raises(DeclarationError) as caught:
+        Store(database, [Review, Base, Kind])
+    assert "path-maintained-twice" == caught.value.code
+
+
+def test_a_reference_may_not_block_a_deletion_of_another_kind(run):
+    class Part(Document, collection="parts", discriminator="t"): ...
+
+    class Wheel(Part, kind="wheel"):
+        name: str = "w"
+
+    class Bolt(Part, kind="bolt"): ...
+
+    class Card(BaseModel):
+        name: str
+
+    class Cart(Document, collection="carts"):
+        wheel_id: Id | None = None
+        wheel: Annotated[Card | None, ExtendedReference(Wheel, by="wheel_id", on_delete="restrict")] = None
+
+    store = run.store([Part, Wheel, Bolt, Cart])
+    wheel, bolt = store.insert_many([Wheel(), Bolt()])
+    store.insert(Cart(wheel_id=wheel.id))
+    store.insert(Cart(wheel_id=bolt.id))
+    with pytest.raises(DataError, match="restrict"):
+        store.delete(Part, wheel.id)
+    with pytest.raises(DataError, match="restrict"):
+        store.change_kind(Bolt(id=wheel.id), was=Wheel)
+    assert store.delete(Part, bolt.id) is not None
+
+
+# -- kinds that a worker looks after -----------------------------------------------------------------
+
+
+class Streamed(Document, collection="streamed", discriminator="kind"):
+    reviews: Annotated[int, Count(Review, by="product_id", maintain="stream")] = 0
+
+
+class Loud(Streamed, kind="loud"):
+    stars: Annotated[int, Sum(Review, "stars", by="product_id", maintain="stream")] = 0
+
+
+class Quiet(Streamed, kind="quiet"):
+    loud_id: Id | None = None
+
+
+class Reader(Document, collection="readers"):
+    quiet: Annotated[int, Count(Quiet, by="loud_id", maintain="stream")] = 0
+
+
+def test_the_worker_knows_kinds(run, database):
+    store = run.store([Review, Streamed, Loud, Quiet, Reader])
+    store.setup()
+    reader = store.insert(Reader())
+    loud, quiet = store.insert_many([Loud(), Quiet(loud_id=reader.id)])
+    worker = store.worker()
+    worker.run_until_idle()
+    database["reviews"].insert_many(
+        [{"product_id": each.id, "stars": 3, "when": datetime(2026, 1, 1)} for each in (loud, quiet)]
+    )
+    database["streamed"].insert_one({"kind": "loud", "loud_id": reader.id})
+    worker.run_until_idle()
+    assert (1, 3) == (store.get(Streamed, loud.id).reviews, store.get(Streamed, loud.id).stars)
+    assert 1 == store.get(Streamed, quiet.id).reviews
+    assert "stars" not in database["streamed"].find_one({"_id": quiet.id})
+    assert 1 == store.get(Reader, reader.id).quiet
+    assert [] == store.verify()

@@ -1,0 +1,40 @@
+"""Sales and shops whose totals the worker keeps, and how to let it catch up."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from treadle import Average, Count, Document, Id, Sum
+
+Raw = dict[str, Any]
+
+
+def settled(store: Any) -> int:
+    """Let the worker catch up; nothing is wrong then."""
+    handled = store.worker().run_until_idle()
+    assert [] == store.verify()
+    return handled
+
+
+def without_former_states(database: Any, *collections: str) -> None:
+    for name in collections:
+        database.command({"collMod": name, "changeStreamPreAndPostImages": {"enabled": False}})
+
+
+class Sale(Document, collection="sales"):
+    shop_id: Id | None = None
+    amount: int = 0
+    open: bool = True
+
+
+class Shop(Document, collection="shops"):
+    name: str = "shop"
+    sales: Annotated[int, Count(Sale, by="shop_id", maintain="stream", where={"open": True})] = 0
+    total: Annotated[int, Sum(Sale, "amount", by="shop_id", maintain="stream")] = 0
+    mean: Annotated[float | None, Average(Sale, "amount", by="shop_id", maintain="stream")] = None
+
+
+def of(database: Any, collection: str, key: Any) -> Raw:
+    found = database[collection].find_one({"_id": key})
+    assert found is not None
+    return {name: value for name, value in found.items() if name not in ("_id", "_treadle")}
