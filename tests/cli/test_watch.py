@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
+
+from tests.cli import invoke
 
 APPLICATION = """
 from datetime import timedelta
@@ -45,13 +45,8 @@ def start(server, database, tmp_path: Path):
     running = []
 
     def treadle(*arguments: str) -> subprocess.Popen[str]:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "treadle.cli", *arguments],
-            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "COLUMNS": "200"},
-        )  # fmt: skip
-        running.append(child)
-        return child
+        running.append(invoke.start(*arguments, folder=tmp_path, COLUMNS="200"))
+        return running[-1]
 
     yield treadle
     for child in running:

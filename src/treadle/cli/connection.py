@@ -1,11 +1,12 @@
-"""Which server a verb talks to, and a client for it or one sentence why not.
+"""Which server a verb talks to, and a client for it, or one sentence on why there is none.
 
-The sentences are Treadle's own: the driver's messages may repeat pieces of a
-URI that was not escaped, and they run over many lines.
+The sentences are Treadle's own: the driver's messages run over many lines and
+may repeat parts of a URI whose password was not escaped.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Generator, Mapping
@@ -24,17 +25,18 @@ from pymongo.errors import (
     ServerSelectionTimeoutError,
 )
 
+from treadle.cli.options import NO_CONNECTION
 from treadle.errors import UsageError
 
-# Users are promised an answer within 5 seconds. Starting Python takes some of
-# them, and so does the driver's end: it waits half a second for its monitors.
+# Users are promised an answer within 5 seconds. That includes the start of Python
+# and the half second that the driver waits for its monitors when it closes.
 CONNECT_SECONDS_MAX = 3.5
 ENVIRONMENT_VARIABLE = "MONGODB_URI"
 
 Source = Literal["argument", "option", "environment", "local"]
 Client = MongoClient[dict[str, Any]]
 
-# What the driver's message holds, in the order in which it is to be believed.
+# A part of the driver's message and its reason; the first that matches counts.
 _REASONS = (
     ("Connection refused", "the connection was refused: is it running, and is the port right?"),
     ("SSL", "TLS failed: check the tls options and the certificates"),
@@ -49,7 +51,9 @@ _REASONS = (
 
 
 class CannotConnect(UsageError):
-    """No usable connection came about; the message names the hosts, never the user."""
+    """There is no usable connection; the message names the hosts, never the user."""
+
+    exit_code = NO_CONNECTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +75,21 @@ def choose_target(argument: str | None, option: str | None, environment: Mapping
     return None
 
 
+def choose_database(argument: str | None, option: str | None) -> Target:
+    """The same for verbs that read data, for which an empty local server is no use."""
+    target = choose_target(argument, option, os.environ)
+    if target is None:
+        raise UsageError(
+            "Name a database, as in mongodb://localhost:27017/shop, or set MONGODB_URI.", code="uri-missing"
+        )
+    return target
+
+
 def hosts(uri: str) -> str:
     """The hosts of a URI as it names them, without anything secret."""
     match = re.fullmatch(r"mongodb(?:\+srv)?://([^/?]*)(.*)", uri, re.DOTALL)
-    # An @ behind the hosts means that a / or ? in the password was not escaped,
-    # and that what looks like the hosts is a part of the password.
+    # An @ after the hosts means that a / or ? in the password was not escaped, so
+    # that what looks like the hosts is part of the password.
     if match is None or "@" in match[2]:
         raise _invalid_uri()
     return match[1].rpartition("@")[2]
@@ -98,7 +112,7 @@ def _client(uri: str) -> Client:
     milliseconds = int(CONNECT_SECONDS_MAX * 1000)
     try:
         with warnings.catch_warnings():
-            # They name unknown options, which may be pieces of a password.
+            # They name unknown options, which may be parts of a password.
             warnings.simplefilter("ignore")
             return MongoClient(
                 uri,
@@ -109,9 +123,9 @@ def _client(uri: str) -> Client:
                 connectTimeoutMS=milliseconds // 2,
             )
     except OSError as error:
-        found = error.strerror or "it holds no certificate"
+        reason = error.strerror or "it holds no certificate"
         raise UsageError(
-            f"A file that the URI's tls options name cannot be read ({found}); "
+            f"A file that the URI's tls options name cannot be read ({reason}); "
             "correct its path or its password.",
             code="uri-invalid",
         ) from None
