@@ -22,7 +22,6 @@ from pymongo.errors import (
     InvalidURI,
     OperationFailure,
     PyMongoError,
-    ServerSelectionTimeoutError,
 )
 
 from treadle.cli.options import NO_CONNECTION
@@ -98,13 +97,13 @@ def hosts(uri: str) -> str:
 @contextmanager
 def connected(uri: str) -> Generator[Client]:
     """A client whose server has answered and accepted the login; closed afterwards."""
-    named = hosts(uri)
+    hosts(uri)  # Refuses a URI before the driver misreads it.
     with _client(uri) as client:
         try:
             with pymongo.timeout(CONNECT_SECONDS_MAX):
                 client.admin.command("hello")
         except (PyMongoError, OSError) as error:
-            raise cannot_connect(named, error) from None
+            raise cannot_connect(uri, error) from None
         yield client
 
 
@@ -124,56 +123,49 @@ def _client(uri: str) -> Client:
             )
     except OSError as error:
         reason = error.strerror or "it holds no certificate"
-        raise UsageError(
+        raise _invalid_uri(
             f"A file that the URI's tls options name cannot be read ({reason}); "
-            "correct its path or its password.",
-            code="uri-invalid",
+            "correct its path or its password."
         ) from None
     except InvalidURI:
         raise _invalid_uri() from None
     except ConfigurationError:
-        raise UsageError(
+        raise _invalid_uri(
             "The URI's options do not fit together, or name a certificate that its key or password does "
-            "not open; check the tls, auth and srv options.",
-            code="uri-invalid",
+            "not open; check the tls, auth and srv options."
         ) from None
     except (PyMongoError, ValueError, TypeError):
         raise _invalid_uri() from None
 
 
-def _invalid_uri() -> UsageError:
-    return UsageError(
-        "The URI cannot be parsed; it looks like mongodb://host:27017/shop, and in a user name, "
-        "password or option each of : / ? # [ ] @ % is percent-encoded (@ as %40).",
-        code="uri-invalid",
-    )
+def _invalid_uri(
+    message: str = "The URI cannot be parsed; it looks like mongodb://host:27017/shop, and in a user name, "
+    "password or option each of : / ? # [ ] @ % is percent-encoded (@ as %40).",
+) -> UsageError:
+    return UsageError(message, code="uri-invalid")
 
 
-def cannot_connect(named: str, error: Exception) -> CannotConnect:
+def cannot_connect(uri: str, error: Exception) -> CannotConnect:
     """One sentence on why there is no connection to the hosts that the URI names."""
     if isinstance(error, OperationFailure):
         return CannotConnect(
-            f"The server at {named} refused the login; check the user name, the password and authSource.",
+            f"The server at {hosts(uri)} refused the login; check the user name, the password and authSource.",
             code="login-refused",
         )
-    if isinstance(error, ConfigurationError):
-        if "wire version" in str(error):
-            reason = "PyMongo and the server are too far apart in age: update the older one"
-        else:
-            reason = "its SRV record could not be looked up, or the login's options do not fit together"
-        return CannotConnect(f"No connection to {named}: {reason}.", code="server-unreachable")
-    reason = _reason(error)
+    if not isinstance(error, ConfigurationError):
+        reason = f" within {CONNECT_SECONDS_MAX:g} s; {_reason(error)}"
+    elif "wire version" in str(error):
+        reason = ": PyMongo and the server are too far apart in age: update the older one"
+    else:
+        reason = ": its SRV record could not be looked up, or the login's options do not fit together"
     ending = "" if reason.endswith("?") else "."
-    return CannotConnect(
-        f"No connection to {named} within {CONNECT_SECONDS_MAX:g} s; {reason}{ending}",
-        code="server-unreachable",
-    )
+    return CannotConnect(f"No connection to {hosts(uri)}{reason}{ending}", code="server-unreachable")
 
 
 def _reason(error: Exception) -> str:
-    for sign, reason in _REASONS:
-        if sign in str(error):
+    for part, reason in _REASONS:
+        if part in str(error):
             return reason
-    if isinstance(error, ServerSelectionTimeoutError | ConnectionFailure):
+    if isinstance(error, ConnectionFailure):
         return "it did not answer: check the host, the port, the firewall and whether it wants TLS"
     return f"the driver gave up with {type(error).__name__}"

@@ -25,10 +25,10 @@ def decide(
         int | None, typer.Option("--children-max", min=0, help="Children of the largest parent.")
     ] = None,
     children_typical: Annotated[
-        int | None, typer.Option("--children-typical", min=0, help="Children of a usual parent.")
+        int | None, typer.Option("--children-typical", min=0, help="Children of a typical parent.")
     ] = None,
     child_bytes: Annotated[
-        int | None, typer.Option("--child-bytes", min=0, help="Bytes of a child, about.")
+        int | None, typer.Option("--child-bytes", min=0, help="Approximate size of a child, in bytes.")
     ] = None,
     many_to_many: Annotated[
         bool, typer.Option("--many-to-many", help="A child belongs to several parents.")
@@ -43,7 +43,7 @@ def decide(
     change_often: Annotated[
         bool | None, typer.Option("--change-often/--change-seldom", help="Do children change often?")
     ] = None,
-    grows: Annotated[bool, typer.Option("--grows", help="Children keep coming.")] = False,
+    grows: Annotated[bool, typer.Option("--grows", help="The number of children keeps growing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Embed or reference? By questions, by options, or from the relations of a live database.
@@ -110,12 +110,12 @@ def _from_answers() -> Relationship:
 
     if _ask_yes("Does a child belong to several parents?"):
         return Relationship(0, 0, True, child_bytes=0, children_change_often=False, grows=False)
-    children_max = _ask_number("How many children has the largest parent?")
+    children_max = _ask_number("How many children does the largest parent have?")
     return Relationship(
         children_max,
-        _ask_number("And a usual one?", children_max),
-        child_bytes=_ask_number("How many bytes has a child, about?"),
-        grows=_ask_yes("Do children keep coming?"),
+        _ask_number("And a typical one?", children_max),
+        child_bytes=_ask_number("About how many bytes does a child have?"),
+        grows=_ask_yes("Does the number of children keep growing?"),
         read_together=_ask_yes("Are children always read together with their parent?"),
         atomic=_ask_yes("Must children change together with their parent, in one write?"),
         children_change_often=_ask_yes("Do children change often?"),

@@ -14,7 +14,7 @@ def demo(
         str, typer.Option("--html", metavar="FILE", help="Where the report goes.")
     ] = "treadle-demo.html",
     scale: Annotated[
-        float, typer.Option("--scale", min=0.01, max=20, help="How much data; 1 is some 45,000 documents.")
+        float, typer.Option("--scale", min=0.01, max=20, help="How much data; 1 is about 45,000 documents.")
     ] = 1.0,
 ) -> None:
     """Show the advisor, six patterns, verify and repair on a naive shop, on a private server.
@@ -26,9 +26,9 @@ def demo(
       treadle demo
       treadle demo --keep
     """
-    from treadle.demo.telling import tell_demo
+    from treadle.demo.narration import narrate
 
-    tell_demo(Path(html), scale, _wait_for_interrupt if keep else None)
+    narrate(Path(html), scale, _wait_for_interrupt if keep else None)
 
 
 def _wait_for_interrupt() -> None:

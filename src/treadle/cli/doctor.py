@@ -170,7 +170,7 @@ def doctor(
     else:
         from treadle.server import local
 
-        typer.echo("No URI was given, so a private local server is started and looked at.", err=True)
+        typer.echo("No URI was given, so a private local server is started and examined.", err=True)
         with local.start() as running:
             report = examine(Target(running.uri, "local"))
     if as_json:
@@ -194,7 +194,7 @@ def examine(target: Target, clock: Callable[[], float] = time.time) -> Report:
                 server = describe_server(client, clock)
             checks = tuple(Check(name, *_run(name, check, server)) for name, check in CHECKS.items())
         except ConnectionFailure as error:
-            raise cannot_connect(hosts(target.uri), error) from None
+            raise cannot_connect(target.uri, error) from None
     worst = max((check.status for check in checks if check.status != "unknown"), key=_SEVERITY.index)
     return Report(hosts(target.uri), target.source, server.database, worst, checks)
 

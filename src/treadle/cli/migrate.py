@@ -25,10 +25,11 @@ SET_ASIDE_LINES_MAX = 20
 
 BatchOption = Annotated[int, typer.Option("--batch", help="Documents per batch.")]
 ThrottleOption = Annotated[
-    float | None, typer.Option("--throttle", help="At most so many documents per second.", show_default=False)
+    float | None,
+    typer.Option("--throttle", help="At most this many documents a second.", show_default=False),
 ]
-RetryOption = Annotated[bool, typer.Option("--retry", help="Try those again that were set aside.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Count, and show what becomes of some.")]
+RetryOption = Annotated[bool, typer.Option("--retry", help="Retry the documents that were set aside.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count, and show some before and after.")]
 
 
 def status(app_name: AppOption, models: ModelsArgument = None, as_json: JsonOption = False) -> None:
@@ -67,9 +68,9 @@ def run(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Bring documents to the current version, while readers and writers go on.
+    """Bring documents to the current version, while readers and writers continue.
 
-    Ctrl-C stops it after the batch at hand; the next run goes on from there.
+    Ctrl-C stops it after the current batch; the next run continues from there.
     To undo, use rollback. Exits with 1 when documents were set aside.
 
     \b

@@ -1,4 +1,4 @@
-"""`treadle repair`: correct what verify finds."""
+"""`treadle repair`: mend what verify finds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def repair(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be mended.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Mend what verify finds, while writers go on.
+    """Mend what verify finds, while writers continue.
 
     What was wrong is overwritten; run with --dry-run --json first to keep it.
 

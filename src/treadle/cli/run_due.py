@@ -19,10 +19,10 @@ def run_due(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute what is declared with maintain="schedule" and due by now; for cron.
+    """Compute the values declared with maintain="schedule" that are due; for cron.
 
-    Also packs the closed buckets of models with layout="packed". A run that
-    is not due, or that another process is at, is left out. What it writes can
+    Also packs the closed buckets of models with layout="packed". Work that is
+    not due, or that another process is doing, is skipped. What it writes can
     be computed again at any time. Exits with 1 when a run failed.
 
     \b

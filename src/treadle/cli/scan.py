@@ -36,7 +36,11 @@ def scan(
     ] = None,
     fail_on: Annotated[
         str | None,
-        typer.Option("--fail-on", metavar="SEVERITY", help="Exit with 1 from info, warning or problem on."),
+        typer.Option(
+            "--fail-on",
+            metavar="SEVERITY",
+            help="Exit with 1 from info, warning or problem on.",
+        ),
     ] = None,
     show_values: Annotated[
         bool, typer.Option("--show-values", help="Show the values that tell kinds and versions apart.")
@@ -45,18 +49,19 @@ def scan(
     documents: Annotated[
         int, typer.Option("--documents", min=1, help="Larger collections are measured by a uniform sample.")
     ] = 20_000_000,
-    sample: Annotated[int, typer.Option("--sample", min=100, help="How large such a sample is.")] = 4_000,
+    sample: Annotated[int, typer.Option("--sample", min=100, help="Documents in such a sample.")] = 4_000,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.001, help="The most for one operation.")
+        float, typer.Option("--seconds", min=0.001, help="Time limit of one operation.")
     ] = 60.0,
     collections: Annotated[
-        int, typer.Option("--collections", min=1, help="Look into so many collections, the largest.")
+        int,
+        typer.Option("--collections", min=1, help="At most this many collections, the largest."),
     ] = 200,
 ) -> None:
     """Say which patterns a database asks for, with the evidence. Writes nothing.
 
     Exits with 0 unless --fail-on asks otherwise, with 3 when nothing answers.
-    Ctrl-C prints what is known by then.
+    Ctrl-C prints what is known so far.
 
     \b
     Example:
@@ -100,7 +105,7 @@ def scan_database(uri: str | None, uri_option: str | None, **options: Any) -> Re
 
     from treadle.advisor import scan
     from treadle.advisor.reading import Lost, Refused
-    from treadle.cli.connection import cannot_connect, choose_database, connected, hosts
+    from treadle.cli.connection import cannot_connect, choose_database, connected
 
     target = choose_database(uri, uri_option)
     with scan_bar() as report_step, connected(target.uri) as client:
@@ -114,7 +119,7 @@ def scan_database(uri: str | None, uri_option: str | None, **options: Any) -> Re
         try:
             return scan(database, progress=report_step, **options)
         except (Lost, ConnectionFailure):
-            raise cannot_connect(hosts(target.uri), ConnectionFailure()) from None
+            raise cannot_connect(target.uri, ConnectionFailure()) from None
         except Refused as refused:
             raise DataError(
                 f"The collections of {database.name} could not be listed: {refused.reason}; log in as a user "

@@ -8,7 +8,7 @@ import typer
 
 from treadle.cli.application import open_store
 from treadle.cli.options import AppOption, JsonOption
-from treadle.cli.output import print_json, print_table
+from treadle.cli.output import counted, print_json, print_table
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -58,7 +58,9 @@ def _row(rule: RuleStatus) -> list[str]:
         "" if rule.lag_seconds is None else f"{rule.lag_seconds:.1f} s",
         "" if rule.dirty is None else str(rule.dirty),
         "" if rule.last_run is None else f"{_when(rule.last_run)}, {rule.last_seconds or 0.0:.1f} s",
-        "never" if rule.findings is None else f"{rule.findings} findings, {_when(rule.verified_at)}",
+        "never"
+        if rule.findings is None
+        else f"{counted(rule.findings, 'finding')}, {_when(rule.verified_at)}",
     ]
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from treadle.cli.application import AnyStore
     from treadle.upkeep.schedule import Ran
 
-# How often to look whether something scheduled is due.
-LOOK_SECONDS_MIN = 0.5
-LOOK_SECONDS_MAX = 15.0
+# How often to check whether scheduled work is due.
+CHECK_SECONDS_MIN = 0.5
+CHECK_SECONDS_MAX = 15.0
 
 
 def watch(
@@ -29,12 +29,12 @@ def watch(
         typer.Option("--metrics-port", help="Serve Prometheus metrics on this port.", show_default=False),
     ] = None,
     name: Annotated[
-        str, typer.Option("--name", help="Its name, if several applications share a database.")
+        str, typer.Option("--name", help="The worker's name, if several applications share a database.")
     ] = "worker",
 ) -> None:
-    """Keep what is declared with maintain="stream" right, and run what is scheduled and due.
+    """Keep values declared with maintain="stream" up to date, and run schedules that are due.
 
-    Until SIGTERM or Ctrl-C.
+    Runs until SIGTERM or Ctrl-C.
     One worker per database is active; others stand by and take over.
 
     \b
@@ -114,14 +114,14 @@ def _run_due(store: AnyStore, call: Call, stopping: threading.Event) -> None:
     from treadle.upkeep.schedule import jobs
 
     # Half of the shortest schedule, within bounds.
-    shortest = min((job.every.total_seconds() for job in jobs(store.graph)), default=LOOK_SECONDS_MAX)
-    period = max(LOOK_SECONDS_MIN, min(LOOK_SECONDS_MAX, shortest / 2))
+    shortest = min((job.every.total_seconds() for job in jobs(store.graph)), default=CHECK_SECONDS_MAX)
+    period = max(CHECK_SECONDS_MIN, min(CHECK_SECONDS_MAX, shortest / 2))
     while is_scheduled(store) and not stopping.is_set():
         try:
             for run in call(store.run_due):
                 _print(_describe(run))
         except PyMongoError as error:
-            _print(f"What is scheduled could not be run, and is tried again: {error}")
+            _print(f"Scheduled work failed and will be retried: {error}")
         stopping.wait(period)
 
 

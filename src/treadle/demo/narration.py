@@ -1,4 +1,4 @@
-"""The demo as `treadle demo` tells it, step by step: a naive shop, advised, changed, broken and mended.
+"""What `treadle demo` prints, step by step: a naive shop, advised, changed, broken and mended.
 
 What happens is in `story`. Steps go to standard output, progress to standard
 error and the report to a file. The server ends with the demo, however that ends.
@@ -41,7 +41,7 @@ LINE_LENGTH_MIN = 20
 VALUE_LENGTH_MAX = 50
 
 
-class Teller:
+class Narrator:
     """Numbered steps with lines below them, which stay indented however narrow the terminal is."""
 
     def __init__(self) -> None:
@@ -62,14 +62,14 @@ class Teller:
         self.console.print(Text(f"   {line}"), soft_wrap=True)
 
 
-def tell_demo(html: Path, scale: float, wait: Callable[[], None] | None) -> None:
+def narrate(html: Path, scale: float, wait: Callable[[], None] | None) -> None:
     """Run the demo on a server of its own, which is gone afterwards; the report stays.
 
     `wait` is called while the server is still running, after its address was
     printed; the server stays until it returns.
     """
     path = _writable(html)
-    tell = Teller()
+    tell = Narrator()
     began = monotonic()
     tell.step("Start a private server")
     with server.start() as running:
@@ -102,7 +102,7 @@ def _writable(html: Path) -> Path:
     return path
 
 
-def _story(store: Store, scale: float, tell: Teller) -> tuple[Report, list[Compared], Mended]:
+def _story(store: Store, scale: float, tell: Narrator) -> tuple[Report, list[Compared], Mended]:
     database = store.database.with_options(codec_options=CODEC_OPTIONS)
     shop = _load(database, scale, tell)
     tell.step("Let the shop work as it is, with the server's profiler on")
@@ -124,7 +124,7 @@ def _story(store: Store, scale: float, tell: Teller) -> tuple[Report, list[Compa
 # -- the steps ------------------------------------------------------------------------
 
 
-def _load(database: Database[Any], scale: float, tell: Teller) -> Shop:
+def _load(database: Database[Any], scale: float, tell: Narrator) -> Shop:
     tell.step("Load a naive shop, with sensors in its greenhouse")
     began = monotonic()
     with step_bar() as report_step:
@@ -135,7 +135,7 @@ def _load(database: Database[Any], scale: float, tell: Teller) -> Shop:
     return shop
 
 
-def _advise(database: Database[Any], tell: Teller) -> Report:
+def _advise(database: Database[Any], tell: Narrator) -> Report:
     tell.step("Ask the advisor what this database asks for (treadle scan)")
     with scan_bar() as report_step:
         report = scan(database, progress=report_step)
@@ -155,7 +155,7 @@ def _advise(database: Database[Any], tell: Teller) -> Report:
     return report
 
 
-def _adopt(store: Store, tell: Teller) -> None:
+def _adopt(store: Store, tell: Narrator) -> None:
     tell.step("Adopt the patterns: the models declare them, then setup() and rebuild()")
     began = monotonic()
     with model_bars() as report_step:
@@ -172,7 +172,7 @@ def _adopt(store: Store, tell: Teller) -> None:
     tell.line(f"rebuild: {visited:,} documents visited; all in {monotonic() - began:.1f} s")
 
 
-def _tell_compared(tell: Teller, each: Compared) -> None:
+def _tell_compared(tell: Narrator, each: Compared) -> None:
     tell.step(f"{each.request.pattern}: {each.title}")
     tell.line(each.request.declared, style="dim")
     for name, how, cost in (
@@ -191,7 +191,7 @@ def _cost(cost: Cost, *, writes: bool) -> str:
     return f"{milliseconds(cost.seconds)}, {read}, {size(cost.bytes_answered)} answered"
 
 
-def _break(store: Store, shop: Shop, tell: Teller) -> Mended:
+def _break(store: Store, shop: Shop, tell: Narrator) -> Mended:
     tell.step("Break something on purpose, behind Treadle's back")
     mended = story.break_and_mend(store, shop)
     for written in mended.written:
