@@ -149,7 +149,7 @@ def cannot_connect(uri: str, error: Exception) -> CannotConnect:
     """One sentence on why there is no connection to the hosts that the URI names."""
     if isinstance(error, OperationFailure):
         return CannotConnect(
-            f"The server at {hosts(uri)} refused the login; check the user name, the password and authSource.",
+            f"The server at {hosts(uri)} refused the login; check the user, the password and authSource.",
             code="login-refused",
         )
     if not isinstance(error, ConfigurationError):

@@ -69,8 +69,6 @@ def scan(
       treadle scan mongodb://localhost:27017/shop --json --fail-on warning
     """
     from treadle.advisor import Limits
-    from treadle.advisor.html import html as as_html
-    from treadle.advisor.report import show
     from treadle.advisor.rule import SEVERITIES
     from treadle.cli.workload import read_workload
 
@@ -86,6 +84,17 @@ def scan(
     profile = read_workload(Path(workload)) if workload else None
     options = {"limits": limits, "workload": profile, "secondary": secondary, "show_values": show_values}
     report = scan_database(uri, uri_option, **options)
+    _print(report, html, as_json, brief)
+    if not report.scan.complete:
+        raise typer.Exit(NO_CONNECTION if report.scan.lost else INTERRUPTED)
+    if fail_on is not None and report.fails(fail_on):
+        raise typer.Exit(FINDINGS)
+
+
+def _print(report: Report, html: str | None, as_json: bool, brief: bool) -> None:
+    from treadle.advisor.html import html as as_html
+    from treadle.advisor.report import show
+
     if html is not None:
         write_html(Path(html), as_html(report))
         typer.echo(f"Wrote {html}.", err=True)
@@ -93,10 +102,6 @@ def scan(
         print_json(report.as_json(), ensure_ascii=False, allow_nan=False)
     else:
         show(report, stdout(), declarations=not brief)
-    if not report.scan.complete:
-        raise typer.Exit(NO_CONNECTION if report.scan.lost else INTERRUPTED)
-    if fail_on is not None and report.fails(fail_on):
-        raise typer.Exit(FINDINGS)
 
 
 def scan_database(uri: str | None, uri_option: str | None, **options: Any) -> Report:

@@ -50,6 +50,7 @@ def show(status: Status) -> None:
 
 
 def _row(rule: RuleStatus) -> list[str]:
+    findings = "never" if rule.findings is None else counted(rule.findings, "finding")
     every = "" if rule.every_seconds is None else f", every {rule.every_seconds:g} s"
     return [
         rule.rule,
@@ -58,11 +59,9 @@ def _row(rule: RuleStatus) -> list[str]:
         "" if rule.lag_seconds is None else f"{rule.lag_seconds:.1f} s",
         "" if rule.dirty is None else str(rule.dirty),
         "" if rule.last_run is None else f"{_when(rule.last_run)}, {rule.last_seconds or 0.0:.1f} s",
-        "never"
-        if rule.findings is None
-        else f"{counted(rule.findings, 'finding')}, {_when(rule.verified_at)}",
+        findings + (f", {_when(rule.verified_at)}" if rule.verified_at else ""),
     ]
 
 
-def _when(moment: datetime | None) -> str:
-    return "" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
+def _when(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M:%S}"

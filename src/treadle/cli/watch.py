@@ -90,20 +90,22 @@ def _calls_from_threads(store: AnyStore) -> Iterator[Call]:
     if isinstance(store, Store):
         yield lambda method: method()
         return
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    runner, stopping = asyncio.Runner(), asyncio.Event()
+    loop = runner.get_loop()
+
+    async def close_when_stopping() -> None:
+        await stopping.wait()
+        await store.close()
+
+    thread = threading.Thread(target=runner.run, args=(close_when_stopping(),), daemon=True)
     thread.start()
-
-    def call(method: Call) -> object:
-        return asyncio.run_coroutine_threadsafe(method(), loop).result()
-
     try:
-        yield call
+        yield lambda method: asyncio.run_coroutine_threadsafe(method(), loop).result()
     finally:
-        call(store.close)
-        loop.call_soon_threadsafe(loop.stop)
+        loop.call_soon_threadsafe(stopping.set)
         thread.join()
-        loop.close()
+        # Cancels the tasks that the driver leaves behind.
+        runner.close()
 
 
 def _run_due(store: AnyStore, call: Call, stopping: threading.Event) -> None:
