@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from treadle.commands.connection import CannotConnect, Target, choose_target, connected, hosts
+from treadle.cli.connection import CannotConnect, Target, choose_target, connected, hosts
 from treadle.errors import UsageError
 from treadle.server import local as servers
 

@@ -1,15 +1,18 @@
-"""The demo's data and words; that it does what it says is tested from outside, in test_cli.py."""
+"""The demo's data and words, and from outside that it does what it says."""
 
 from __future__ import annotations
 
+import re
+import signal
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from pymongo import MongoClient
 
-from treadle.commands import demo
+from tests.cli.invoke import RUN_SECONDS_MAX, assert_one_sentence, run, start
+from treadle.cli.demo import demo
 from treadle.demo.data import Maker, Sizes
 from treadle.demo.measure import Cost
 from treadle.demo.requests import REQUESTS
@@ -60,7 +63,81 @@ def test_times_have_three_digits(seconds: float, said: str) -> None:
 def test_a_report_that_could_not_be_written_is_refused_before_anything_starts(
     tmp_path: Path, place: str
 ) -> None:
-    quiet = Console(quiet=True)
     with pytest.raises(UsageError) as caught:
-        demo.demo(quiet, quiet, tmp_path / place)
+        demo(html=str(tmp_path / place))
     assert "output-invalid" == caught.value.code
+
+
+PATTERNS = ("Extended Reference", "Computed", "Subset", "Outlier", "Bucket", "Approximation")
+
+
+def test_demo_shows_what_it_claims_and_leaves_only_its_report(tmp_path: Path) -> None:
+    """One run in a narrow terminal without colours: its words, its data, its report, and its end."""
+    folder, report = tmp_path / "temporary", tmp_path / "report.html"
+    folder.mkdir()
+    arguments = ("demo", "--scale", "0.02", "--html", str(report), "--keep")
+    process = start(*arguments, COLUMNS="48", NO_COLOR="1", TMPDIR=str(folder))
+    assert process.stdout is not None
+    try:
+        seen = ""
+        for line in process.stdout:
+            seen += line
+            if "Ctrl-C here" in line:
+                break
+        (uri,) = re.findall(r'^   mongosh "(mongodb://127.0.0.1:.*)"$', seen, re.MULTILINE)
+        with MongoClient[dict[str, Any]](uri) as client:
+            database = client.get_default_database()
+            order = database["orders"].find_one() or {}
+            customer = database["customers"].find_one({"_id": order["customer_id"]}) or {}
+            assert {"name": customer["name"], "tier": customer["tier"]} == order["customer"]
+            product = database["products"].find_one({"review_count": {"$gt": 200}}) or {}
+            reviews = list(database["reviews"].find({"product_id": product["_id"]}))
+            assert len(reviews) == product["review_count"]
+            # Seen once by the profiler and measured once, before and after.
+            assert 4 * 200 == product["views"]
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=RUN_SECONDS_MAX)
+    finally:
+        process.kill()
+    assert (0, "") == (process.returncode, errors)
+    assert "\x1b" not in seen
+    for pattern in PATTERNS:
+        assert re.search(rf"^\d+\. {pattern}: ", seen, re.MULTILINE), pattern
+    told = " ".join(seen.split())
+    assert 6 == told.count("the same answer, ")
+    assert re.search(r"reviews.aggregate, with \$group [\d.]+ ms, 2\d\d documents read", told)
+    assert re.search(r"store.get\(Product, id\) [\d.]+ ms, 1 document read", told)
+    assert "5,760 documents of readings became 96" in told
+    assert re.search(r"Order.customer \(extended-reference\) \{[^}]*\}, expected \{'name': 'Nobody'", told)
+    assert "documents mended; verify() now names 0 " in told
+    copied = [line for line in seen.splitlines() if str(tmp_path) in line or "mongosh" in line]
+    assert all(len(line) <= 48 for line in seen.splitlines() if line not in copied)
+    assert "Stop the server" in rest
+    page = report.read_text()
+    assert page.startswith("<!doctype html>")
+    assert all(f"<h3>{pattern}</h3>" in page for pattern in PATTERNS)
+    assert "Broken on purpose, found and mended" in page
+    assert "What to change" in page
+    assert {report, folder} == set(tmp_path.iterdir())
+    assert [] == list(folder.iterdir())
+
+
+def test_demo_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
+    process = start("demo", "--html", str(tmp_path / "report.html"), TMPDIR=str(tmp_path))
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if line.startswith("2. Load"):
+                break
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=RUN_SECONDS_MAX)
+    finally:
+        process.kill()
+    assert 130 == process.returncode
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_demo_without_a_server_says_what_to_do() -> None:
+    code, output, errors = run("demo", TREADLE_MONGOD="/nowhere/mongod")
+    assert (2, "1. Start a private server\n") == (code, output)
+    assert_one_sentence(errors)

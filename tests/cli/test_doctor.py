@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,25 +11,27 @@ from typing import Any
 
 import pytest
 from pymongo import MongoClient
-from rich.console import Console
 
-from treadle.commands import doctor
-from treadle.commands.connection import CannotConnect, Target
-from treadle.commands.doctor import CHECKS, Check, Report, Server, meet, show
+from tests.cli.invoke import assert_one_sentence, run, run_verb
+from treadle.cli import doctor
+from treadle.cli.connection import CannotConnect, Target
+from treadle.cli.doctor import CHECKS, Check, Report, Server, describe_server, examine, show
 from treadle.server import local as servers
 
+# The command itself gives up after less than 5 s; the rest is what a busy machine adds.
+ANSWER_SECONDS_MAX = 15
 PASSWORD = "p@ss:w/rd?"
 ESCAPED = "p%40ss%3Aw%2Frd%3F"
 
 
 def look(uri: str, **options: Any) -> dict[str, Check]:
-    report = doctor.doctor(Target(uri, "argument"), **options)
+    report = examine(Target(uri, "argument"), **options)
     return {check.name: check for check in report.checks}
 
 
 @pytest.fixture
 def met(client: MongoClient[dict[str, Any]]) -> Server:
-    return meet(client, time.time)
+    return describe_server(client, time.time)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def test_a_replica_set_has_everything(server: Any) -> None:
 
 
 def test_a_standalone_server_is_usable_with_warnings(guarded: str) -> None:
-    report = doctor.doctor(Target(f"mongodb://root:{ESCAPED}@{guarded}", "option"))
+    report = examine(Target(f"mongodb://root:{ESCAPED}@{guarded}", "option"))
     found = {check.name: check for check in report.checks}
     assert "warn" == report.status
     missing = {"topology", "transactions", "change_streams", "pre_images", "retryable_writes"}
@@ -144,12 +146,8 @@ def test_topologies_are_told_apart(met: Server, hello: dict[str, Any], kind: str
     assert (kind, status) == (found.details["kind"], found.status)
 
 
-def test_each_check_reports_under_its_own_name(met: Server) -> None:
-    assert list(CHECKS) == [look_at(met).name for look_at in CHECKS.values()]
-
-
 def test_json_has_the_documented_keys(server: Any) -> None:
-    report = json.loads(json.dumps(doctor.doctor(Target(server.uri, "option")).as_json()))
+    report = json.loads(run("doctor", server.uri, "--json")[1])
     assert ["hosts", "source", "database", "status", "checks"] == list(report)
     assert {("name", "status", "value", "advice", "details")} == {tuple(check) for check in report["checks"]}
     assert doctor.__doc__ is not None
@@ -157,12 +155,16 @@ def test_json_has_the_documented_keys(server: Any) -> None:
         assert name in doctor.__doc__
 
 
-def test_advice_that_several_checks_share_is_shown_once() -> None:
-    checks = (Check("a_b", "warn", "[no]", "do it"), Check("c", "warn", "no", "do it"), Check("d", "ok", "1"))
-    shown = io.StringIO()
-    show(Report("host", "argument", "test", "warn", checks), Console(file=shown, width=80))
-    assert "a b, c: do it." == shown.getvalue().splitlines()[-1]
-    assert "[no]" in shown.getvalue()
+def test_advice_that_several_checks_share_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    checks = (
+        Check("a_b", "warn", "[no]", "do it", {}),
+        Check("c", "warn", "no", "do it", {}),
+        Check("d", "ok", "1", None, {}),
+    )
+    show(Report("host", "argument", "test", "warn", checks))
+    output = capsys.readouterr().out
+    assert "a b, c: do it." == output.splitlines()[-1]
+    assert "[no]" in output
 
 
 @pytest.mark.server
@@ -176,3 +178,51 @@ def test_a_server_that_goes_away_meanwhile_is_no_connection() -> None:
         with pytest.raises(CannotConnect) as caught:
             look(running.uri, clock=clock)
     assert "server-unreachable" == caught.value.code
+
+
+# -- from outside ---------------------------------------------------------------
+
+
+def test_doctor_without_a_uri_looks_at_a_private_server_and_says_so() -> None:
+    code, output, errors = run("doctor", "--json")
+    assert 0 == code, errors
+    assert "local" == json.loads(output)["source"]
+    assert "private local server" in errors
+    assert_one_sentence(errors)
+
+
+def test_doctor_prefers_the_argument_to_the_option_to_the_environment(server: Any) -> None:
+    gone = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=1"
+    for arguments, environment, source in [
+        ((server.uri, "--uri", gone), gone, "argument"),
+        (("--uri", server.uri), gone, "option"),
+        ((), server.uri, "environment"),
+    ]:
+        code, output, errors = run("doctor", "--json", *arguments, MONGODB_URI=environment)
+        assert (0, source) == (code, json.loads(output)["source"]), errors
+
+
+def test_doctor_prints_a_table(server: Any) -> None:
+    result = run_verb("doctor", server.uri)
+    assert 0 == result.exit_code, result.output
+    assert re.search(r"change streams\W+ok\W+opened and closed one", result.output)
+
+
+def test_doctor_exits_with_1_on_a_problem(server: Any) -> None:
+    """A Store refuses retryWrites=false, so that is a problem."""
+    code, output, _ = run("doctor", "--json", f"{server.uri}&retryWrites=false")
+    found = {check["name"]: check["status"] for check in json.loads(output)["checks"]}
+    assert (1, "problem") == (code, found["retryable_writes"])
+
+
+@pytest.mark.parametrize("options", ["", "?directConnection=true", "?serverSelectionTimeoutMS=60000"])
+@pytest.mark.parametrize("kind", ["closed", "silent"])
+def test_unreachable_server_is_told_in_time(kind: str, options: str, request: pytest.FixtureRequest) -> None:
+    """The limit holds whatever the URI says."""
+    port = request.getfixturevalue(f"{kind}_port")
+    begun = time.monotonic()
+    code, output, errors = run("doctor", f"mongodb://127.0.0.1:{port}/{options}")
+    assert ANSWER_SECONDS_MAX > time.monotonic() - begun
+    assert (3, "") == (code, output)
+    assert f"127.0.0.1:{port}" in errors
+    assert_one_sentence(errors)

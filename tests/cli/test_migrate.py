@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.typed import typed
-from treadle.commands.migrate import describe
-from treadle.graph.reports import Progress
+from tests.cli.invoke import invoke, start
 
 APPLICATION = """
 import os, time
@@ -54,10 +49,8 @@ def application(server, database, tmp_path: Path):
 
     def treadle(*arguments: str, wait: bool = True, **more: str) -> Any:
         if wait:
-            return typed(tmp_path, "migrate", *arguments, columns=80, **more)
-        command = [sys.executable, "-m", "treadle.cli", "migrate", *arguments]
-        options: dict[str, Any] = {"cwd": tmp_path, "text": True, "env": {**os.environ, **more}}
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+            return invoke(tmp_path, "migrate", *arguments, columns=80, **more)
+        return start("migrate", *arguments, folder=tmp_path, **more)
 
     return treadle
 
@@ -123,8 +116,3 @@ def test_an_interrupted_run_stops_after_its_batch_and_goes_on_later(application,
     assert 0 == migrated % 10
     assert 0 == application("run", "--app", app).returncode
     assert 300 == database["users"].count_documents({"schema_version": 2})
-
-
-def test_progress_tells_rate_and_time_left():
-    assert "User: 250 of 1,000, 125/s, 6 s left" == describe(Progress("User", 250, 1000), 2.0)
-    assert "User: 0 of 10" == describe(Progress("User", 0, 10), 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.commands.redaction import redact
+from treadle.cli.redaction import redact
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.typed import typed
+from tests.cli.invoke import invoke
 from treadle import AncestorArray, ChildReferences, Document, Id, Store
 
 APPLICATION = """
@@ -52,7 +52,7 @@ def application(server, database, tmp_path: Path):
 
     def treadle(*arguments: str, tree: str = OLD) -> subprocess.CompletedProcess[str]:
         (tmp_path / "shop.py").write_text(APPLICATION.format(uri=server.uri, name=database.name, tree=tree))
-        return typed(tmp_path, *arguments, columns=80)
+        return invoke(tmp_path, *arguments, columns=80)
 
     return treadle
 

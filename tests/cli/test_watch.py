@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
+
+from tests.cli.invoke import invoke, start
 
 APPLICATION = """
 from datetime import timedelta
@@ -39,30 +40,28 @@ def asynchronous():
 
 
 @pytest.fixture
-def start(server, database, tmp_path: Path):
-    """A function that starts the command in a folder with an application."""
+def folder(server, database, tmp_path: Path) -> Path:
     (tmp_path / "shop.py").write_text(APPLICATION.format(uri=server.uri, name=database.name))
-    running = []
-
-    def treadle(*arguments: str) -> subprocess.Popen[str]:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "treadle.cli", *arguments],
-            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "COLUMNS": "200"},
-        )  # fmt: skip
-        running.append(child)
-        return child
-
-    yield treadle
-    for child in running:
-        child.kill()
-        child.communicate()
+    return tmp_path
 
 
-def _output(child: subprocess.Popen[str]) -> str:
-    out, error = child.communicate(timeout=60)
-    assert 0 == child.returncode, error
-    return out
+@pytest.fixture
+def watch(folder: Path):
+    """A function that starts `treadle watch` beside the test."""
+    with contextlib.ExitStack() as stack:
+
+        def started(*arguments: str) -> subprocess.Popen[str]:
+            child = stack.enter_context(start("watch", *arguments, folder=folder))
+            stack.callback(child.kill)
+            return child
+
+        yield started
+
+
+def output(folder: Path, *arguments: str) -> str:
+    done = invoke(folder, *arguments)
+    assert 0 == done.returncode, done.stderr
+    return done.stdout
 
 
 def _wait_for(condition, seconds: float = 30.0) -> None:
@@ -73,13 +72,13 @@ def _wait_for(condition, seconds: float = 30.0) -> None:
 
 
 @pytest.mark.parametrize("app", ["shop:store", "shop:asynchronous"])
-def test_watch_follows_raw_writers_shows_metrics_and_stops_on_sigterm(start, database, app):
+def test_watch_follows_raw_writers_shows_metrics_and_stops_on_sigterm(folder, watch, database, app):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    assert "keep former states of reviews" in _output(start("setup", "--app", app))
+    assert "keep former states of reviews" in output(folder, "setup", "--app", app)
     product = database["products"].insert_one({"count": 0, "again": 0}).inserted_id
-    watching = start("watch", "--app", app, "--metrics-port", str(port))
+    watching = watch("--app", app, "--metrics-port", str(port))
     _wait_for(lambda: database["treadle.streams"].find_one({"rules.0": {"$exists": True}}) is not None)
     database["reviews"].insert_many([{"product_id": product} for _ in range(3)])
     _wait_for(lambda: database["products"].find_one()["count"] == 3)
@@ -99,19 +98,18 @@ def test_watch_follows_raw_writers_shows_metrics_and_stops_on_sigterm(start, dat
     assert 0 == watching.returncode
     assert "leads" in error
     assert "Stopped." in error
+    assert "Task was destroyed" not in error
     assert "" == database["treadle.leases"].find_one({"_id": "worker"})["owner"]
 
 
-def test_status_shows_modes_lag_and_findings(start, database):
-    _output(start("setup", "--app", "shop:store"))
+def test_status_shows_modes_lag_and_findings(folder, database):
+    output(folder, "setup", "--app", "shop:store")
     product = database["products"].insert_one({"count": 0, "again": 0}).inserted_id
-    assert "NOT RUNNING" in _output(start("status", "--app", "shop:store"))
-    _output(start("rebuild", "--app", "shop:store"))
+    assert "NOT RUNNING" in output(folder, "status", "--app", "shop:store")
+    output(folder, "rebuild", "--app", "shop:store")
     database["reviews"].insert_many([{"product_id": product} for _ in range(3)])
-    found = start("verify", "--app", "shop:store")
-    found.communicate(timeout=60)
-    assert 1 == found.returncode
-    told = json.loads(_output(start("status", "--app", "shop:store", "--json")))
+    assert 1 == invoke(folder, "verify", "--app", "shop:store").returncode
+    told = json.loads(output(folder, "status", "--app", "shop:store", "--json"))
     rules = {rule["rule"]: rule for rule in told["rules"]}
     assert "stream" == rules["Product.count"]["maintain"]
     assert 3 <= rules["Product.count"]["dirty"]
@@ -121,33 +119,33 @@ def test_status_shows_modes_lag_and_findings(start, database):
     assert rules["Product.count"]["verified_at"]
     assert told["worker"]["active"] is False
     assert 3 <= told["worker"]["events"]
-    shown = _output(start("status", "--app", "shop:store"))
+    shown = output(folder, "status", "--app", "shop:store")
     assert "Product.count" in shown
-    assert "1 findings" in shown
+    assert "1 finding, " in shown
 
 
-def test_a_metrics_port_that_is_taken_is_told(start):
+def test_a_metrics_port_that_is_taken_is_told(watch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        child = start("watch", "--app", "shop:store", "--metrics-port", str(taken.getsockname()[1]))
+        child = watch("--app", "shop:store", "--metrics-port", str(taken.getsockname()[1]))
         _, error = child.communicate(timeout=60)
     assert 2 == child.returncode
     assert "choose another --metrics-port" in error
 
 
 @pytest.mark.parametrize("app", ["shop:store", "shop:asynchronous"])
-def test_run_due_computes_once_and_is_shown(start, database, app):
-    _output(start("setup", "--app", app))
+def test_run_due_computes_once_and_is_shown(folder, database, app):
+    output(folder, "setup", "--app", app)
     product = database["products"].insert_one({"count": 0, "again": 0, "hourly": 0}).inserted_id
     database["reviews"].insert_many([{"product_id": product} for _ in range(3)])
-    assert "Product every 1:00:00 is due." in _output(start("run-due", "--app", app, "--dry-run"))
+    assert "Product every 1:00:00 is due." in output(folder, "run-due", "--app", app, "--dry-run")
     assert 0 == database["products"].find_one()["hourly"]
-    (ran,) = json.loads(_output(start("run-due", "--app", app, "--json")))
+    (ran,) = json.loads(output(folder, "run-due", "--app", app, "--json"))
     assert ("Product", ["Product.hourly"], None) == (ran["model"], ran["rules"], ran["error"])
     assert 3 == database["products"].find_one()["hourly"]
-    assert "Nothing is due." in _output(start("run-due", "--app", app))
-    told = json.loads(_output(start("status", "--app", app, "--json")))
+    assert "Nothing is due." in output(folder, "run-due", "--app", app)
+    told = json.loads(output(folder, "status", "--app", app, "--json"))
     (rule,) = [each for each in told["rules"] if each["rule"] == "Product.hourly"]
     assert ("schedule", 3600.0) == (rule["maintain"], rule["every_seconds"])
     assert rule["last_run"]

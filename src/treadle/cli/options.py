@@ -1,34 +1,13 @@
-"""What the verbs share: the application that they join, its exit codes, and options that recur."""
+"""Options that several verbs take, and the exit codes."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 FINDINGS, USAGE, NO_CONNECTION = 1, 2, 3
 BUG, INTERRUPTED = 70, 130
-
-
-class Group(TyperGroup):
-    """Verbs whose help is quick: typer would import Pydantic to make sense of an absent `--help`."""
-
-    def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)
-        if option is not None:
-            option.default = False
-        return option
-
-
-app = typer.Typer(
-    cls=Group,
-    add_completion=False,
-    # Plain help needs no import of rich, and typer's own tracebacks would show
-    # local variables, passwords among them.
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
 
 UriArgument = Annotated[
     str | None,

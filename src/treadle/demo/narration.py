@@ -1,39 +1,34 @@
-"""`treadle demo`: a naive shop on a private server, advised, changed, measured, broken and mended.
+"""What `treadle demo` prints, step by step: a naive shop, advised, changed, broken and mended.
 
-What happens is in `treadle.demo`; here it is told, step by step. Steps go to
-the console given, progress to the other one, and the report to a file. The
-server ends with the demo, however that ends.
+What happens is in `story`. Steps go to standard output, progress to standard
+error and the report to a file. The server ends with the demo, however that ends.
 """
 
 from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from pymongo.database import Database
 from pymongo.errors import ConnectionFailure
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.progress import Progress as Bar
 from rich.text import Text
 
 from treadle.advisor import Report, scan
 from treadle.advisor.html import html as advisor_html
 from treadle.advisor.wording import size
-from treadle.commands.maintain import progress_bar as rebuild_bar
-from treadle.commands.scan import progress_bar as scan_bar
+from treadle.cli.output import shortened, stdout, write_html
+from treadle.cli.progress import model_bars, step_bar
+from treadle.cli.scan import scan_bar
 from treadle.demo import page, story
 from treadle.demo.data import Shop, fill
 from treadle.demo.measure import Cost
 from treadle.demo.models import MODELS
 from treadle.demo.requests import REQUESTS
-from treadle.demo.story import Adopted, Compared, Mended
+from treadle.demo.story import Compared, Mended
 from treadle.demo.words import faster, milliseconds, plural
 from treadle.errors import UsageError
 from treadle.model.bson_types import CODEC_OPTIONS
@@ -41,28 +36,16 @@ from treadle.server import local as server
 from treadle.store.blocking.store import Store
 from treadle.store.shell import local_uri
 
-REPORT = Path("treadle-demo.html")
 ACTIONS_SHOWN_MAX = 4
 LINE_LENGTH_MIN = 20
+VALUE_LENGTH_MAX = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What the demo did, for whoever called it."""
-
-    shop: Shop
-    report: Report
-    adopted: Adopted
-    compared: list[Compared]
-    mended: Mended
-    html: Path
-
-
-class Teller:
+class Narrator:
     """Numbered steps with lines below them, which stay indented however narrow the terminal is."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self) -> None:
+        self.console = stdout()
         self._number = 0
 
     def step(self, title: str) -> None:
@@ -79,20 +62,14 @@ class Teller:
         self.console.print(Text(f"   {line}"), soft_wrap=True)
 
 
-def demo(
-    console: Console,
-    progress: Console,
-    html: Path = REPORT,
-    scale: float = 1.0,
-    wait: Callable[[], None] | None = None,
-) -> Outcome:
+def narrate(html: Path, scale: float, wait: Callable[[], None] | None) -> None:
     """Run the demo on a server of its own, which is gone afterwards; the report stays.
 
-    `wait` is called with the server still running, after its address was
+    `wait` is called while the server is still running, after its address was
     printed; the server stays until it returns.
     """
     path = _writable(html)
-    tell = Teller(console)
+    tell = Narrator()
     began = monotonic()
     tell.step("Start a private server")
     with server.start() as running:
@@ -100,9 +77,9 @@ def demo(
         with Store.open(uri, MODELS) as store:
             version = store.database.client.server_info()["version"]
             tell.line(f"MongoDB {version} on port {running.port}; it ends with this demo")
-            outcome = _story(store, scale, tell, progress, path)
+            report, compared, mended = _story(store, scale, tell)
         tell.step("Write the report")
-        _write(path, outcome)
+        write_html(path, advisor_html(report, page.section(compared, mended)))
         tell.whole(str(path))
         tell.line("the findings with their evidence, and the figures above; open it in a browser")
         if wait is not None:
@@ -113,35 +90,44 @@ def demo(
             wait()
     tell.step("Stop the server")
     tell.line(f"its data is removed; only the report stays. It took {monotonic() - began:.0f} s.")
-    return outcome
 
 
-def _story(store: Store, scale: float, tell: Teller, progress: Console, path: Path) -> Outcome:
+def _writable(html: Path) -> Path:
+    """Where the report goes; refused now rather than after a minute of work."""
+    path = html.absolute()
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(
+            f"--html {html} cannot be written; name a file in a folder that is yours.", code="output-invalid"
+        )
+    return path
+
+
+def _story(store: Store, scale: float, tell: Narrator) -> tuple[Report, list[Compared], Mended]:
     database = store.database.with_options(codec_options=CODEC_OPTIONS)
-    shop = _load(database, scale, tell, progress)
+    shop = _load(database, scale, tell)
     tell.step("Let the shop work as it is, with the server's profiler on")
-    with _bar(progress) as report_step:
+    with step_bar() as report_step:
         naive = story.work_a_while(database, shop, report_step)
     for request in REQUESTS:
         tell.line(f"{request.title(shop)}: {milliseconds(naive.costs[request.code].seconds)}")
-    report = _advise(database, tell, progress)
+    report = _advise(database, tell)
     named = story.named(report)
-    adopted = _adopt(store, tell, progress)
+    _adopt(store, tell)
     compared = []
     for request in REQUESTS:
         if request.code in named:
             compared.append(story.compare(store, shop, request, naive, named[request.code]))
             _tell_compared(tell, compared[-1])
-    return Outcome(shop, report, adopted, compared, _break(store, shop, tell), path)
+    return report, compared, _break(store, shop, tell)
 
 
 # -- the steps ------------------------------------------------------------------------
 
 
-def _load(database: Database[Any], scale: float, tell: Teller, progress: Console) -> Shop:
+def _load(database: Database[Any], scale: float, tell: Narrator) -> Shop:
     tell.step("Load a naive shop, with sensors in its greenhouse")
     began = monotonic()
-    with _bar(progress) as report_step:
+    with step_bar() as report_step:
         shop = fill(database, scale, report_step)
     tell.line(", ".join(f"{count:,} {name}" for name, count in shop.documents.items()))
     total = sum(shop.documents.values())
@@ -149,9 +135,9 @@ def _load(database: Database[Any], scale: float, tell: Teller, progress: Console
     return shop
 
 
-def _advise(database: Database[Any], tell: Teller, progress: Console) -> Report:
+def _advise(database: Database[Any], tell: Narrator) -> Report:
     tell.step("Ask the advisor what this database asks for (treadle scan)")
-    with scan_bar(progress) as report_step:
+    with scan_bar() as report_step:
         report = scan(database, progress=report_step)
     if report.scan.lost:
         raise ConnectionFailure("the private server has ended")
@@ -169,10 +155,10 @@ def _advise(database: Database[Any], tell: Teller, progress: Console) -> Report:
     return report
 
 
-def _adopt(store: Store, tell: Teller, progress: Console) -> Adopted:
+def _adopt(store: Store, tell: Narrator) -> None:
     tell.step("Adopt the patterns: the models declare them, then setup() and rebuild()")
     began = monotonic()
-    with rebuild_bar(progress) as report_step:
+    with model_bars() as report_step:
         adopted = story.adopt(store, report_step)
     for action in adopted.actions[:ACTIONS_SHOWN_MAX]:
         tell.line(f"setup: {action}")
@@ -184,10 +170,9 @@ def _adopt(store: Store, tell: Teller, progress: Console) -> Adopted:
             tell.line(f"rebuild: {before:,} documents of {name} became {after:,}")
     visited = sum(adopted.rebuilt.values())
     tell.line(f"rebuild: {visited:,} documents visited; all in {monotonic() - began:.1f} s")
-    return adopted
 
 
-def _tell_compared(tell: Teller, each: Compared) -> None:
+def _tell_compared(tell: Narrator, each: Compared) -> None:
     tell.step(f"{each.request.pattern}: {each.title}")
     tell.line(each.request.declared, style="dim")
     for name, how, cost in (
@@ -206,7 +191,7 @@ def _cost(cost: Cost, *, writes: bool) -> str:
     return f"{milliseconds(cost.seconds)}, {read}, {size(cost.bytes_answered)} answered"
 
 
-def _break(store: Store, shop: Shop, tell: Teller) -> Mended:
+def _break(store: Store, shop: Shop, tell: Narrator) -> Mended:
     tell.step("Break something on purpose, behind Treadle's back")
     mended = story.break_and_mend(store, shop)
     for written in mended.written:
@@ -223,36 +208,4 @@ def _break(store: Store, shop: Shop, tell: Teller) -> Mended:
 
 
 def _short(value: object) -> str:
-    shown = repr(value) if isinstance(value, str) else str(value)
-    return shown if len(shown) <= 50 else shown[:49] + "…"
-
-
-@contextmanager
-def _bar(console: Console) -> Generator[Callable[[str, int, int], None]]:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda name, done, total: bar.update(task, description=name, completed=done, total=total)
-
-
-# -- the report ------------------------------------------------------------------------
-
-
-def _writable(html: Path) -> Path:
-    """Where the report goes; refused before a minute of work that could not be written down."""
-    path = html.absolute()
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(
-            f"--html {html} cannot be written; name a file in a folder that is yours.", code="output-invalid"
-        )
-    return path
-
-
-def _write(path: Path, outcome: Outcome) -> None:
-    text = advisor_html(outcome.report, page.section(outcome.compared, outcome.mended))
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"--html {path} cannot be written: {error.strerror}.", code="output-invalid"
-        ) from None
+    return shortened(repr(value) if isinstance(value, str) else str(value), VALUE_LENGTH_MAX)

@@ -1,11 +1,12 @@
-"""Which server a verb talks to, and a client for it or one sentence why not.
+"""Which server a verb talks to, and a client for it, or one sentence on why there is none.
 
-The sentences are Treadle's own: the driver's messages may repeat pieces of a
-URI that was not escaped, and they run over many lines.
+The sentences are Treadle's own: the driver's messages run over many lines and
+may repeat parts of a URI whose password was not escaped.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Generator, Mapping
@@ -21,20 +22,20 @@ from pymongo.errors import (
     InvalidURI,
     OperationFailure,
     PyMongoError,
-    ServerSelectionTimeoutError,
 )
 
+from treadle.cli.options import NO_CONNECTION
 from treadle.errors import UsageError
 
-# Users are promised an answer within 5 seconds. Starting Python takes some of
-# them, and so does the driver's end: it waits half a second for its monitors.
+# Users are promised an answer within 5 seconds. That includes the start of Python
+# and the half second that the driver waits for its monitors when it closes.
 CONNECT_SECONDS_MAX = 3.5
 ENVIRONMENT_VARIABLE = "MONGODB_URI"
 
 Source = Literal["argument", "option", "environment", "local"]
 Client = MongoClient[dict[str, Any]]
 
-# What the driver's message holds, in the order in which it is to be believed.
+# A part of the driver's message and its reason; the first that matches counts.
 _REASONS = (
     ("Connection refused", "the connection was refused: is it running, and is the port right?"),
     ("SSL", "TLS failed: check the tls options and the certificates"),
@@ -49,7 +50,9 @@ _REASONS = (
 
 
 class CannotConnect(UsageError):
-    """No usable connection came about; the message names the hosts, never the user."""
+    """There is no usable connection; the message names the hosts, never the user."""
+
+    exit_code = NO_CONNECTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +74,21 @@ def choose_target(argument: str | None, option: str | None, environment: Mapping
     return None
 
 
+def choose_database(argument: str | None, option: str | None) -> Target:
+    """The same for verbs that read data, for which an empty local server is no use."""
+    target = choose_target(argument, option, os.environ)
+    if target is None:
+        raise UsageError(
+            "Name a database, as in mongodb://localhost:27017/shop, or set MONGODB_URI.", code="uri-missing"
+        )
+    return target
+
+
 def hosts(uri: str) -> str:
     """The hosts of a URI as it names them, without anything secret."""
     match = re.fullmatch(r"mongodb(?:\+srv)?://([^/?]*)(.*)", uri, re.DOTALL)
-    # An @ behind the hosts means that a / or ? in the password was not escaped,
-    # and that what looks like the hosts is a part of the password.
+    # An @ after the hosts means that a / or ? in the password was not escaped, so
+    # that what looks like the hosts is part of the password.
     if match is None or "@" in match[2]:
         raise _invalid_uri()
     return match[1].rpartition("@")[2]
@@ -84,13 +97,13 @@ def hosts(uri: str) -> str:
 @contextmanager
 def connected(uri: str) -> Generator[Client]:
     """A client whose server has answered and accepted the login; closed afterwards."""
-    named = hosts(uri)
+    hosts(uri)  # Refuses a URI before the driver misreads it.
     with _client(uri) as client:
         try:
             with pymongo.timeout(CONNECT_SECONDS_MAX):
                 client.admin.command("hello")
         except (PyMongoError, OSError) as error:
-            raise cannot_connect(named, error) from None
+            raise cannot_connect(uri, error) from None
         yield client
 
 
@@ -98,7 +111,7 @@ def _client(uri: str) -> Client:
     milliseconds = int(CONNECT_SECONDS_MAX * 1000)
     try:
         with warnings.catch_warnings():
-            # They name unknown options, which may be pieces of a password.
+            # They name unknown options, which may be parts of a password.
             warnings.simplefilter("ignore")
             return MongoClient(
                 uri,
@@ -109,57 +122,50 @@ def _client(uri: str) -> Client:
                 connectTimeoutMS=milliseconds // 2,
             )
     except OSError as error:
-        found = error.strerror or "it holds no certificate"
-        raise UsageError(
-            f"A file that the URI's tls options name cannot be read ({found}); "
-            "correct its path or its password.",
-            code="uri-invalid",
+        reason = error.strerror or "it holds no certificate"
+        raise _invalid_uri(
+            f"A file that the URI's tls options name cannot be read ({reason}); "
+            "correct its path or its password."
         ) from None
     except InvalidURI:
         raise _invalid_uri() from None
     except ConfigurationError:
-        raise UsageError(
+        raise _invalid_uri(
             "The URI's options do not fit together, or name a certificate that its key or password does "
-            "not open; check the tls, auth and srv options.",
-            code="uri-invalid",
+            "not open; check the tls, auth and srv options."
         ) from None
     except (PyMongoError, ValueError, TypeError):
         raise _invalid_uri() from None
 
 
-def _invalid_uri() -> UsageError:
-    return UsageError(
-        "The URI cannot be parsed; it looks like mongodb://host:27017/shop, and in a user name, "
-        "password or option each of : / ? # [ ] @ % is percent-encoded (@ as %40).",
-        code="uri-invalid",
-    )
+def _invalid_uri(
+    message: str = "The URI cannot be parsed; it looks like mongodb://host:27017/shop, and in a user name, "
+    "password or option each of : / ? # [ ] @ % is percent-encoded (@ as %40).",
+) -> UsageError:
+    return UsageError(message, code="uri-invalid")
 
 
-def cannot_connect(named: str, error: Exception) -> CannotConnect:
+def cannot_connect(uri: str, error: Exception) -> CannotConnect:
     """One sentence on why there is no connection to the hosts that the URI names."""
     if isinstance(error, OperationFailure):
         return CannotConnect(
-            f"The server at {named} refused the login; check the user name, the password and authSource.",
+            f"The server at {hosts(uri)} refused the login; check the user, the password and authSource.",
             code="login-refused",
         )
-    if isinstance(error, ConfigurationError):
-        if "wire version" in str(error):
-            reason = "PyMongo and the server are too far apart in age: update the older one"
-        else:
-            reason = "its SRV record could not be looked up, or the login's options do not fit together"
-        return CannotConnect(f"No connection to {named}: {reason}.", code="server-unreachable")
-    reason = _reason(error)
+    if not isinstance(error, ConfigurationError):
+        reason = f" within {CONNECT_SECONDS_MAX:g} s; {_reason(error)}"
+    elif "wire version" in str(error):
+        reason = ": PyMongo and the server are too far apart in age: update the older one"
+    else:
+        reason = ": its SRV record could not be looked up, or the login's options do not fit together"
     ending = "" if reason.endswith("?") else "."
-    return CannotConnect(
-        f"No connection to {named} within {CONNECT_SECONDS_MAX:g} s; {reason}{ending}",
-        code="server-unreachable",
-    )
+    return CannotConnect(f"No connection to {hosts(uri)}{reason}{ending}", code="server-unreachable")
 
 
 def _reason(error: Exception) -> str:
-    for sign, reason in _REASONS:
-        if sign in str(error):
+    for part, reason in _REASONS:
+        if part in str(error):
             return reason
-    if isinstance(error, ServerSelectionTimeoutError | ConnectionFailure):
+    if isinstance(error, ConnectionFailure):
         return "it did not answer: check the host, the port, the firewall and whether it wants TLS"
     return f"the driver gave up with {type(error).__name__}"

@@ -1,9 +1,8 @@
-"""Keeps passwords out of whatever is shown.
+"""Keeps passwords out of every message.
 
-Messages of the driver and of the argument parser may repeat a URI, or, when
-an unescaped character cut it in the wrong place, a piece of its password. So
-the text is searched for URIs, and for the pieces of what the caller gave.
-This module imports nothing heavy: it is needed when only an option is misspelt.
+Messages of the driver and of the argument parser may repeat a URI or, where
+an unescaped character split it in the wrong place, a part of its password. So
+the text is searched for URIs and for every part of what the caller gave.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from urllib.parse import unquote, unquote_plus
 
 HIDDEN = "***"
-# Shorter pieces occur in ordinary words, and hiding those would garble the text.
-PIECE_LENGTH_MIN = 3
+# Shorter parts occur in ordinary words, and hiding those would garble the text.
+PART_LENGTH_MIN = 3
 
 _SECRET_OPTIONS = (
     "tlsCertificateKeyFilePassword|ssl_pem_passphrase|sslPassphrase|"
@@ -26,7 +25,7 @@ _OPTION = re.compile(rf"(?i)\b({_SECRET_OPTIONS})=([^&\s'\"<>]*)")
 
 
 def redact(text: str, given: Iterable[str] = ()) -> str:
-    """The text without user names and passwords of URIs, nor secrets of the `given` strings."""
+    """The text without the logins of URIs and without secrets of the `given` strings."""
     for secret in sorted(_secrets(given), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     text = _USER_INFORMATION.sub(f"{HIDDEN}@", text)
@@ -38,10 +37,10 @@ def _secrets(given: Iterable[str]) -> set[str]:
         form
         for string in given
         for secret in _secrets_of(string)
-        # Parsers show what they were given as it is, decoded, or as a Python literal.
+        # Parsers repeat their input as it is, decoded, or as a Python literal.
         for plain in (secret, unquote(secret), unquote_plus(secret))
         for form in (plain, repr(plain)[1:-1])
-        if len(form) >= PIECE_LENGTH_MIN
+        if len(form) >= PART_LENGTH_MIN
     }
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.cli.typed import typed
+from tests.cli.invoke import invoke, start
 
 APPLICATION = """
 from datetime import datetime, timedelta
@@ -45,7 +43,7 @@ def folder(server, database, tmp_path: Path) -> Path:
 
 
 def treadle(folder: Path, *arguments: str) -> tuple[int, str]:
-    done = typed(folder, *arguments)
+    done = invoke(folder, *arguments)
     return done.returncode, done.stdout
 
 
@@ -78,9 +76,7 @@ def test_a_failed_run_exits_with_1(folder, database):
 @pytest.mark.parametrize("app", APPS)
 def test_watch_runs_due_schedules(folder, database, app):
     treadle(folder, "setup", "--app", app)
-    with subprocess.Popen(
-        [sys.executable, "-m", "treadle.cli", "watch", "--app", app], cwd=folder, stderr=subprocess.PIPE
-    ) as child:
+    with start("watch", "--app", app, folder=folder) as child:
         try:
             until = time.monotonic() + SECONDS_MAX
             while not database.per_product.count_documents({"_id": "loom"}):

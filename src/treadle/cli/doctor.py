@@ -1,0 +1,426 @@
+"""`treadle doctor`: what a server can do, and what Treadle will miss there.
+
+Every check only reads: transactions and change streams are really opened, and
+closed again without a write. A check that the login does not permit is
+"unknown", never a failure. The checks use the URI's database, or `test` when
+it names none.
+
+Keys of the JSON output, which stay as they are:
+
+    hosts     the hosts as the URI names them
+    source    "argument", "option", "environment" or "local": where the URI came from
+    database  the database whose profiler, transactions and change streams were looked at
+    status    the worst of the checks that are known: "ok", "warn" or "problem"
+    checks    a list of {name, status, value, advice, details}: `name` is one of `CHECKS`, `status`
+              is "ok", "warn", "problem" or "unknown", `value` is a phrase for people, `advice` is
+              null when the status is "ok", and `details` holds the figures for programs
+
+`details` are: server_version {version}; topology {kind: "replica_set", "sharded", "standalone",
+"load_balanced" or "uninitiated", name, members}; transactions, change_streams, pre_images,
+time_series, retryable_writes {available}; transaction_lifetime {seconds}; feature_compatibility
+{version}; write_concern {w, source}; profiler {level, slow_ms}; storage_engine {name}; tz_aware
+{tz_aware}; clock_skew {seconds}. They are empty when the status is "unknown".
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import typer
+
+from treadle.cli.options import FINDINGS, UriOption
+from treadle.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from treadle.cli.connection import Client, Source, Target
+
+CHECK_SECONDS_MAX = 3.0
+CLOCK_SKEW_SECONDS_MAX = 1.0
+TRANSACTION_LIFETIME_SECONDS_MIN = 5
+VERSION_MIN = (4, 4)
+VERSION_OF_TIME_SERIES = (5, 0)
+VERSION_OF_PRE_IMAGES = (6, 0)
+DATABASE_DEFAULT = "test"
+# Only read, never created.
+COLLECTION_READ = "treadle.doctor"
+
+# Codes of the server's errors.
+UNAUTHORIZED = (13, 8000)  # The second is Atlas's.
+NOT_A_REPLICA_SET = (20, 263, 40573, 51300)
+
+NEEDS_REPLICA_SET = (
+    "needs a replica set; start mongod with --replSet and run rs.initiate() in mongosh, "
+    "a single member will do"
+)
+NO_RIGHTS = "log in as a user with the role clusterMonitor, and read on the database"
+NOT_TOLD = "this kind of server does not tell"
+# The version for each wire protocol, for servers that tell their version only to users.
+WIRE_VERSIONS = {9: (4, 4), 13: (5, 0), 17: (6, 0), 21: (7, 0), 25: (8, 0)}
+
+Status = Literal["ok", "warn", "problem", "unknown"]
+_STYLES = {"ok": "green", "warn": "yellow", "problem": "bold red", "unknown": "dim"}
+_SEVERITY: tuple[Status, ...] = ("ok", "warn", "problem")
+
+
+class Answer(NamedTuple):
+    """What one check found out."""
+
+    status: Status
+    value: str
+    advice: str | None
+    details: Mapping[str, Any]
+
+
+def _answers(status: Status) -> Callable[..., Answer]:
+    def answer(value: str, advice: str | None = None, **details: Any) -> Answer:
+        return Answer(status, value, advice, details)
+
+    return answer
+
+
+ok, warn, problem, unknown = (_answers(status) for status in ("ok", "warn", "problem", "unknown"))
+UNAVAILABLE = warn("not available", NEEDS_REPLICA_SET, available=False)
+# The answers of checks that fail with `NOT_A_REPLICA_SET`.
+STANDALONE_ANSWERS = {
+    "transactions": UNAVAILABLE,
+    "change_streams": UNAVAILABLE,
+    "write_concern": ok("1 (standalone)", w=1, source="standalone"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check's name and its answer, as they are reported."""
+
+    name: str
+    status: Status
+    value: str
+    advice: str | None
+    details: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All checks of one server."""
+
+    hosts: str
+    source: Source
+    database: str
+    status: Status
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What the checks share: a client, its database, and how the server describes itself."""
+
+    client: Client
+    database: str
+    hello: Mapping[str, Any]
+    version: str
+    version_pair: tuple[int, int]
+    clock: Callable[[], float]
+
+    @property
+    def kind(self) -> str:
+        if self.hello.get("msg") == "isdbgrid":
+            return "sharded"
+        if "serviceId" in self.hello:
+            return "load_balanced"
+        if self.hello.get("isreplicaset"):
+            return "uninitiated"
+        return "replica_set" if self.hello.get("setName") else "standalone"
+
+    def admin(self, name: str, **options: Any) -> dict[str, Any]:
+        """The reply to a command of the admin database that reads only."""
+        return self.client.admin.command({name: 1, **options})
+
+
+def doctor(
+    uri: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="URI",
+            help="The database; else --uri, else MONGODB_URI, else a private local server.",
+            show_default=False,
+        ),
+    ] = None,
+    uri_option: UriOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Say what a server can do, and what Treadle will miss there. Writes nothing.
+
+    Exits with 1 when there is a problem, with 3 when nothing answers.
+
+    \b
+    Example:
+      treadle doctor mongodb://localhost:27017/shop
+      MONGODB_URI=mongodb://localhost:27017/shop treadle doctor --json
+    """
+    from treadle.cli.connection import Target, choose_target
+
+    target = choose_target(uri, uri_option, os.environ)
+    if target is not None:
+        report = examine(target)
+    else:
+        from treadle.server import local
+
+        typer.echo("No URI was given, so a private local server is started and examined.", err=True)
+        with local.start() as running:
+            report = examine(Target(running.uri, "local"))
+    if as_json:
+        print_json(report)
+    else:
+        show(report)
+    if report.status == "problem":
+        raise typer.Exit(FINDINGS)
+
+
+def examine(target: Target, clock: Callable[[], float] = time.time) -> Report:
+    """The report on a server; raises `CannotConnect` when it is not there, or goes away meanwhile."""
+    import pymongo
+    from pymongo.errors import ConnectionFailure
+
+    from treadle.cli.connection import cannot_connect, connected, hosts
+
+    with connected(target.uri) as client:
+        try:
+            with pymongo.timeout(CHECK_SECONDS_MAX):
+                server = describe_server(client, clock)
+            checks = tuple(Check(name, *_run(name, check, server)) for name, check in CHECKS.items())
+        except ConnectionFailure as error:
+            raise cannot_connect(target.uri, error) from None
+    worst = max((check.status for check in checks if check.status != "unknown"), key=_SEVERITY.index)
+    return Report(hosts(target.uri), target.source, server.database, worst, checks)
+
+
+def describe_server(client: Client, clock: Callable[[], float]) -> Server:
+    """The server as it describes itself; its version is empty when only users may know it."""
+    from pymongo.errors import OperationFailure
+
+    hello = client.admin.command("hello")
+    database = client.get_default_database(DATABASE_DEFAULT).name
+    try:
+        build = client.server_info()
+    except OperationFailure as error:
+        if error.code not in UNAUTHORIZED:
+            raise
+        wires = [wire for wire in WIRE_VERSIONS if wire <= hello["maxWireVersion"]]
+        return Server(client, database, hello, "", WIRE_VERSIONS.get(max(wires, default=0), (0, 0)), clock)
+    major, minor = build["versionArray"][:2]
+    return Server(client, database, hello, str(build["version"]), (major, minor), clock)
+
+
+def show(report: Report) -> None:
+    """Print the report as a table, and below it what to do."""
+    from rich.text import Text
+
+    rows = []
+    names_by_advice: dict[str, list[str]] = {}
+    for check in report.checks:
+        name = check.name.replace("_", " ")
+        rows.append((name, Text(check.status, style=_STYLES[check.status]), check.value))
+        if check.advice:
+            names_by_advice.setdefault(check.advice, []).append(name)
+    print_table(("check", "status", "value"), rows, f"MongoDB at {report.hosts}, database {report.database}")
+    for advice, names in names_by_advice.items():
+        typer.echo(f"{', '.join(names)}: {advice}.")
+
+
+# -- the checks -----------------------------------------------------------------
+
+
+def _run(name: str, check: Callable[[Server], Answer], server: Server) -> Answer:
+    """The answer of a check, or "unknown" with the reason when the server does not tell."""
+    import pymongo
+    from pymongo.errors import (
+        ConfigurationError,
+        ConnectionFailure,
+        NotPrimaryError,
+        OperationFailure,
+        PyMongoError,
+        ServerSelectionTimeoutError,
+    )
+
+    try:
+        with pymongo.timeout(CHECK_SECONDS_MAX):
+            return check(server)
+    except OperationFailure as error:
+        if error.code in UNAUTHORIZED:
+            return unknown("no rights", NO_RIGHTS)
+        if error.code in NOT_A_REPLICA_SET and name in STANDALONE_ANSWERS:
+            return STANDALONE_ANSWERS[name]
+        reason = (error.details or {}).get("codeName") or f"error {error.code}"
+        return unknown(f"the server answers {reason}", NOT_TOLD)
+    except NotPrimaryError:
+        return unknown("this member is no primary", "connect to the primary")
+    except ServerSelectionTimeoutError:
+        raise  # Not slow but gone, which concerns all checks.
+    except PyMongoError as error:
+        if error.timeout:
+            return unknown(f"no answer in {CHECK_SECONDS_MAX:g} s", "see whether the server is overloaded")
+        if isinstance(error, ConnectionFailure):
+            raise
+        if isinstance(error, ConfigurationError) and name in STANDALONE_ANSWERS:
+            return STANDALONE_ANSWERS[name]
+        return unknown(type(error).__name__, NOT_TOLD)
+
+
+def _server_version(server: Server) -> Answer:
+    if not server.version:
+        return unknown("no rights", NO_RIGHTS)
+    if server.version_pair < VERSION_MIN:
+        return problem(server.version, "Treadle needs MongoDB 4.4 or later", version=server.version)
+    return ok(server.version, version=server.version)
+
+
+def _topology(server: Server) -> Answer:
+    hello = server.hello
+    members = sum(len(hello.get(role, ())) for role in ("hosts", "passives", "arbiters"))
+    details = {"kind": server.kind, "name": hello.get("setName"), "members": members or None}
+    if server.kind == "standalone":
+        advice = (
+            "Treadle works here, with intents in place of transactions, but without trees, outlier arrays, "
+            "durable counters and the worker"
+        )
+        return warn("standalone", advice, **details)
+    if server.kind == "uninitiated":
+        advice = "nothing can be written yet; run rs.initiate() in mongosh"
+        return problem("replica set, not initiated", advice, **details)
+    if server.kind == "replica_set":
+        value = f"replica set {hello['setName']!r}, {members} member{'s' if members != 1 else ''}"
+        if not hello.get("isWritablePrimary"):
+            advice = "leave out directConnection=true, so that writes find the primary"
+            return warn(f"{value}, connected to a secondary", advice, **details)
+        return ok(value, **details)
+    return ok(server.kind.replace("_", " "), **details)
+
+
+def _transactions(server: Server) -> Answer:
+    """Opens a transaction, reads in it and aborts it."""
+    with server.client.start_session() as session:
+        session.start_transaction()
+        server.client[server.database][COLLECTION_READ].find_one({}, session=session)
+        session.abort_transaction()
+    return ok("opened and aborted one", available=True)
+
+
+def _transaction_lifetime(server: Server) -> Answer:
+    reply = server.admin("getParameter", transactionLifetimeLimitSeconds=1)
+    seconds = reply["transactionLifetimeLimitSeconds"]
+    if seconds < TRANSACTION_LIFETIME_SECONDS_MIN:
+        advice = "raise transactionLifetimeLimitSeconds, or large fan-outs will be aborted"
+        return warn(f"{seconds} s", advice, seconds=seconds)
+    return ok(f"{seconds} s", seconds=seconds)
+
+
+def _change_streams(server: Server) -> Answer:
+    """Opens a change stream on the database and closes it."""
+    with server.client[server.database].watch(max_await_time_ms=1):
+        return ok("opened and closed one", available=True)
+
+
+def _pre_images(server: Server) -> Answer:
+    if server.version_pair < VERSION_OF_PRE_IMAGES:
+        advice = "they come with MongoDB 6.0; until then Treadle reads the old state itself"
+        return warn("not available", advice, available=False)
+    return UNAVAILABLE if server.kind in ("standalone", "uninitiated") else ok("available", available=True)
+
+
+def _time_series(server: Server) -> Answer:
+    if server.version_pair < VERSION_OF_TIME_SERIES:
+        advice = "native time series come with MongoDB 5.0; bucket= works everywhere"
+        return warn("not available", advice, available=False)
+    return ok("available", available=True)
+
+
+def _feature_compatibility(server: Server) -> Answer:
+    reply = server.admin("getParameter", featureCompatibilityVersion=1)
+    version = str(reply["featureCompatibilityVersion"]["version"])
+    if tuple(int(part) for part in version.split(".")) < server.version_pair:
+        newest = ".".join(map(str, server.version_pair))
+        advice = f"when the upgrade has proven itself, run setFeatureCompatibilityVersion with {newest!r}"
+        return warn(version, advice, version=version)
+    return ok(version, version=version)
+
+
+def _write_concern(server: Server) -> Answer:
+    """The default of the server; Treadle itself asks for the majority always."""
+    reply = server.admin("getDefaultRWConcern")
+    w = reply.get("defaultWriteConcern", {}).get("w", 1)
+    source = reply.get("defaultWriteConcernSource", "implicit")
+    if w in (0, 1):
+        advice = "Treadle asks for the majority itself; other writers may lose writes in a failover"
+        return warn(f"{w} ({source})", advice, w=w, source=source)
+    return ok(f"{w} ({source})", w=w, source=source)
+
+
+def _retryable_writes(server: Server) -> Answer:
+    if not server.client.options.retry_writes:
+        advice = "remove retryWrites=false from the URI; a Store refuses to work with it"
+        return problem("turned off in the URI", advice, available=False)
+    return UNAVAILABLE if server.kind in ("standalone", "uninitiated") else ok("available", available=True)
+
+
+def _profiler(server: Server) -> Answer:
+    reply = server.client[server.database].command({"profile": -1})
+    level, slow = int(reply["was"]), int(reply["slowms"])
+    if level == 2:
+        advice = "it records every operation, which costs; db.setProfilingLevel(1) records the slow ones"
+        return warn("level 2, everything", advice, level=level, slow_ms=slow)
+    return ok(f"level 1, from {slow} ms" if level == 1 else "level 0, off", level=level, slow_ms=slow)
+
+
+def _storage_engine(server: Server) -> Answer:
+    engine = server.admin("serverStatus", repl=0, metrics=0, locks=0, wiredTiger=0).get("storageEngine")
+    if engine is None:
+        return unknown("behind a router", "ask one of the shards")
+    name = str(engine["name"])
+    if not engine.get("persistent", True):
+        advice = "everything is lost when it stops; use wiredTiger for data that matters"
+        return warn(f"{name}, in memory only", advice, name=name)
+    return ok(name, name=name)
+
+
+def _tz_aware(server: Server) -> Answer:
+    aware = bool(server.client.codec_options.tz_aware)
+    # Not a warning: a Store reads dates as aware UTC through any client.
+    return ok("yes" if aware else "no, but a Store is", tz_aware=aware)
+
+
+def _clock_skew(server: Server) -> Answer:
+    """The server's clock minus this machine's, give or take half of the round trip."""
+    before = server.clock()
+    local_time: datetime = server.admin("hello")["localTime"]
+    after = server.clock()
+    seconds = round(local_time.replace(tzinfo=UTC).timestamp() - (before + after) / 2, 3)
+    if abs(seconds) > CLOCK_SKEW_SECONDS_MAX + (after - before) / 2:
+        advice = "set both clocks by NTP; windows and expiry dates are cut by them"
+        return warn(f"{seconds:+.1f} s", advice, seconds=seconds)
+    return ok(f"{seconds:+.3f} s", seconds=seconds)
+
+
+CHECKS: Mapping[str, Callable[[Server], Answer]] = {
+    check.__name__[1:]: check
+    for check in (
+        _server_version,
+        _topology,
+        _transactions,
+        _transaction_lifetime,
+        _change_streams,
+        _pre_images,
+        _time_series,
+        _feature_compatibility,
+        _write_concern,
+        _retryable_writes,
+        _profiler,
+        _storage_engine,
+        _tz_aware,
+        _clock_skew,
+    )
+}

@@ -1,0 +1,64 @@
+"""`treadle rebuild`: recompute every maintained value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from treadle.cli.application import call_with_progress, models_named, open_store
+from treadle.cli.options import AppOption, JsonOption, ModelsArgument
+from treadle.cli.output import counted
+from treadle.cli.verify import verify
+from treadle.errors import UsageError
+
+if TYPE_CHECKING:
+    from treadle.cli.application import AnyStore
+
+
+def rebuild(
+    app_name: AppOption,
+    models: ModelsArgument = None,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="PATTERN", help="Fill this tree pattern from the one declared first."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would change.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Recompute every maintained value, as after declaring a pattern on old data.
+
+    Only maintained fields change; remove them from the documents to undo.
+
+    \b
+    Example:
+      treadle rebuild --app shop.models:store Product
+      treadle rebuild --app shop.models:store Category --to ancestor-array
+    """
+    if to is not None:
+        with open_store(app_name) as (store, _):
+            models = models_with_tree(store, models or [], to)
+    if dry_run:
+        verify(app_name, models, as_json)
+        return
+    rebuilt = call_with_progress(app_name, "rebuild", models)
+    typer.echo(f'{{"rebuilt": {rebuilt}}}' if as_json else f"Rebuilt {counted(rebuilt, 'document')}.")
+
+
+def models_with_tree(store: AnyStore, names: list[str], pattern: str) -> list[str]:
+    """The names of the models that declare this tree pattern, among those named."""
+    entries = [store.graph.entry(model) for model in models_named(store, names)]
+    chosen = [
+        entry.model.__name__
+        for entry in entries or store.graph.entries.values()
+        if any(rule.pattern == pattern for rule in entry.rules)
+    ]
+    if not chosen or (names and len(chosen) < len(names)):
+        whose = " and ".join(names) or "the store"
+        raise UsageError(
+            f"--to {pattern!r}: that is not among the trees that {whose} declares; declare the present "
+            'pattern first and the new one after it, such as tree=[ChildReferences(children="children"), '
+            'AncestorArray(parent="parent_id", ancestors="ancestors")], deploy that, and run this again',
+            code="tree-declaration",
+        )
+    return chosen

@@ -1,0 +1,33 @@
+"""`treadle repair`: mend what verify finds."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from treadle.cli.application import call_with_progress
+from treadle.cli.options import AppOption, JsonOption, ModelsArgument
+from treadle.cli.output import counted
+from treadle.cli.verify import verify
+
+
+def repair(
+    app_name: AppOption,
+    models: ModelsArgument = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be mended.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Mend what verify finds, while writers continue.
+
+    What was wrong is overwritten; run with --dry-run --json first to keep it.
+
+    \b
+    Example:
+      treadle repair --app shop.models:store
+    """
+    if dry_run:
+        verify(app_name, models, as_json)
+        return
+    mended = call_with_progress(app_name, "repair", models)
+    typer.echo(f'{{"mended": {mended}}}' if as_json else f"Mended {counted(mended, 'document')}.")

@@ -1,1 +1,0 @@
-"""The wiring of the command line: options, streams and exit codes of each verb, by family."""

@@ -1,0 +1,28 @@
+"""`treadle explain` from outside."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.invoke import run_verb
+from treadle.advisor.rules import load
+from treadle.cli import main
+
+
+def test_explain_tells_every_code() -> None:
+    for code in load():
+        result = run_verb("explain", code)
+        assert 0 == result.exit_code
+        assert result.output.startswith(code)
+        assert "When not:" in result.output
+    listed = run_verb("explain").output
+    assert all(code in listed for code in load())
+    assert "outlier" == json.loads(run_verb("explain", "outlier", "--json").output)["code"]
+    assert set(load()) == {each["code"] for each in json.loads(run_verb("explain", "--json").output)}
+
+
+def test_explain_suggests_a_code(capfd: pytest.CaptureFixture[str]) -> None:
+    assert 2 == main(["explain", "outliers"])
+    assert "did you mean 'outlier'?" in capfd.readouterr().err
