@@ -27,6 +27,7 @@ from treadle.graph.change import Change
 from treadle.graph.graph import Entry, Graph
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
+from treadle.model.lazy_id import is_unknown
 from treadle.model.storable import check_batch
 from treadle.patterns.extended_reference import ReferenceRule
 from treadle.patterns.tree import placing
@@ -125,8 +126,9 @@ class Insert(Work[list[D]]):
         self.documents = list(documents)
         # Of a tree: where each goes, if that is not for its own fields to say.
         self.parents = list(parents) if parents is not None else [placing.UNSTATED] * len(self.documents)
-        # An id that nobody has looked at is known to nobody.
-        self.fresh = ["id" not in document.__pydantic_fields_set__ for document in self.documents]
+        # Nobody refers to an id that nobody can know, unless the documents refer to each other.
+        among_themselves = any(rule.target.collection == entry.collection for rule in entry.feeds_references)
+        self.fresh = [is_unknown(document) and not among_themselves for document in self.documents]
         self.altered: list[list[Any]] = [[] for _ in self.documents]
         self.raws = [
             crud.dump(entry, document, altered)

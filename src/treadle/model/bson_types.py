@@ -29,6 +29,7 @@ from pydantic.networks import AnyUrl
 from pydantic_core import MultiHostUrl, Url, core_schema
 
 from treadle.errors import UsageError
+from treadle.model.lazy_id import LazyObjectId, made
 
 UTC = dt.UTC
 # Treadle's own state in a document; nothing else is ever added to one.
@@ -183,6 +184,7 @@ _CONVERTERS: dict[type, Converter] = {
     Url: lambda value, altered: str(value),
     MultiHostUrl: lambda value, altered: str(value),
     BaseModel: _model_to_bson,
+    LazyObjectId: lambda value, altered: made(value),
     SecretStr: _secret_to_bson,
     SecretBytes: _secret_to_bson,
 }
