@@ -171,7 +171,7 @@ def _update_groups(
     """Update the documents of groups: make those whose first source came, remove those whose last went."""
     group = target.group
     assert group is not None
-    operations = []
+    writes = []
     shrinking = []
     blank: Raw = {"$set": group.blank()}
     for frozen, pipeline in updates.items():
@@ -180,10 +180,8 @@ def _update_groups(
         makes = level == group.level and come > 0
         if gone > come:
             shrinking.append(effect.key)
-        operations.append(
-            UpdateOne(target.at(effect.key), [blank, *pipeline] if makes else pipeline, upsert=makes)
-        )
-    made = yield from _upsert(target.collection, operations)
+        writes.append((target.at(effect.key), [blank, *pipeline] if makes else pipeline, makes))
+    made = yield from _upsert(target.collection, writes)
     if made and target.references:
         yield from fill_new(target, made)
     if shrinking:
@@ -192,13 +190,14 @@ def _update_groups(
         )
 
 
-def _upsert(collection: str, operations: Sequence[UpdateOne]) -> Plan[list[Any]]:
-    """Perform updates that may make documents; the ids of those made."""
-    if len(operations) == 1:
+def _upsert(collection: str, writes: Sequence[tuple[Raw, list[Raw], bool]]) -> Plan[list[Any]]:
+    """Perform updates (filter, pipeline, whether to make a document); the ids of the documents made."""
+    if len(writes) == 1:
         # The driver's bulk machinery costs as much as a whole update.
-        (one,) = operations
-        single = yield from update_one(collection, one._filter, one._doc, upsert=bool(one._upsert))
+        ((condition, pipeline, makes),) = writes
+        single = yield from update_one(collection, condition, pipeline, upsert=makes)
         return [] if single.upserted_id is None else [single.upserted_id]
+    operations = [UpdateOne(condition, pipeline, upsert=makes) for condition, pipeline, makes in writes]
     result = yield from bulk_write(collection, operations, ordered=False)
     return list((result.upserted_ids or {}).values())
 

@@ -405,19 +405,19 @@ def _follow_class(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[l
         yield from fill_references(
             entry, [(before, after) for (before, _), after in zip(pairs, filled, strict=True)]
         )
-    operations = []
+    updates = []
     stages = formula_stages(entry)
     for (_, written), after in zip(pairs, filled, strict=True):
         sets = {name: {"$literal": value} for name, value in after.items() if written.get(name) != value}
         if sets or stages:
             pipeline = [*([{"$set": sets}] if sets else []), *stages]
-            operations.append(UpdateOne(by_id(after["_id"]), pipeline))
-    if not operations:
+            updates.append((by_id(after["_id"]), pipeline))
+    if not updates:
         return filled
-    if len(operations) == 1 and len(filled) == 1:
-        again = yield from find_one_and_update(entry.collection, by_id(filled[0]["_id"]), operations[0]._doc)
+    if len(filled) == 1:
+        again = yield from find_one_and_update(entry.collection, *updates[0])
         return [again] if again is not None else filled
-    yield from bulk_write(entry.collection, operations, ordered=False)
+    yield from bulk_write(entry.collection, [UpdateOne(*each) for each in updates], ordered=False)
     if not stages:
         return filled
     found = yield from find(entry.collection, {"_id": {"$in": [each["_id"] for each in filled]}})

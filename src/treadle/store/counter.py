@@ -24,7 +24,6 @@ from treadle.store.counter_handle import (
     DUE_SECONDS_MAX,
     EXIT_SECONDS_MAX,
     GROUP_MAX,
-    ONE,
     PARTS_MAX,
     CounterHandle,
 )
@@ -57,7 +56,7 @@ class Counter(CounterHandle):
 
     def add(self, id: Any, n: Any = 1) -> None:
         """Count an event, or `n` of them, for the document of this id."""
-        if n is ONE and id.__class__ is self._exact:
+        if n.__class__ is int and n == 1 and id.__class__ is self._exact:
             self._append(id)
             if len(self._events) >= self._buffer.room and self._buffer.fold():
                 self._flush_when_due()
@@ -258,7 +257,7 @@ class AsyncCounter(CounterHandle):
 
     async def add(self, id: Any, n: Any = 1) -> None:
         """Count an event, or `n` of them, for the document of this id."""
-        if n is ONE and id.__class__ is self._exact and self._task is not None:
+        if n.__class__ is int and n == 1 and id.__class__ is self._exact and self._task is not None:
             self._append(id)
             if len(self._events) >= self._buffer.room and self._buffer.fold():
                 await self._flush_when_due()

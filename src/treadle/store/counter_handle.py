@@ -36,10 +36,6 @@ PARTS_MAX = 10_000
 AGAIN_MAX = 200
 
 
-# By identity: True equals 1 as well, and small numbers are the same object everywhere.
-ONE = 1
-
-
 class _Nothing:
     """The class of no id."""
 

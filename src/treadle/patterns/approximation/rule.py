@@ -28,7 +28,7 @@ from treadle.model.bson_types import RESERVED, to_bson
 from treadle.model.codec import codec_of
 from treadle.model.shape import field_shape
 from treadle.plan import Raw
-from treadle.query.paths import has, resolve
+from treadle.query.paths import resolve
 
 if TYPE_CHECKING:
     from treadle.graph.graph import Entry, Graph
@@ -256,8 +256,3 @@ def _buffer_model(place: Place, collection: str) -> Any:
     body = {"__annotations__": {"d": list[Any]}, "__module__": __name__}
     name = f"{place.entry.model.__name__}_{place.field.name}_buffer"
     return kind(name, (Document,), body, collection=collection, validation="off")
-
-
-def stored_number(rule: ApproximateRule, raw: Raw) -> bool:
-    """Whether a document holds the counter at all."""
-    return has(raw, rule.path.split("."))
