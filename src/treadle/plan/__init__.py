@@ -1,5 +1,8 @@
 """Commands and plans, what the server can do, and what its errors mean."""
 
+from treadle.model.bson_types import Filter as Filter
+from treadle.model.bson_types import Raw as Raw
+from treadle.model.bson_types import Update as Update
 from treadle.plan.commands import (
     Aside as Aside,
 )
@@ -13,22 +16,13 @@ from treadle.plan.commands import (
     DatabaseCommand as DatabaseCommand,
 )
 from treadle.plan.commands import (
-    Filter as Filter,
-)
-from treadle.plan.commands import (
     Plan as Plan,
-)
-from treadle.plan.commands import (
-    Raw as Raw,
 )
 from treadle.plan.commands import (
     Read as Read,
 )
 from treadle.plan.commands import (
     Transact as Transact,
-)
-from treadle.plan.commands import (
-    Update as Update,
 )
 from treadle.plan.commands import (
     Wait as Wait,
