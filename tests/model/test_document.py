@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 from bson import ObjectId
 from pydantic import BaseModel
 
@@ -15,38 +12,11 @@ class Thing(Document, collection="things"):
     n: int = 0
 
 
-def known(thing: Thing) -> bool:
-    return "id" in thing.__pydantic_fields_set__
-
-
 def test_a_document_has_an_object_id_from_the_start():
     thing = Thing()
     assert isinstance(thing.id, ObjectId)
     assert thing.id == thing.id
     assert Thing().id != thing.id
-
-
-def test_an_id_that_nobody_has_seen_is_remembered_as_such():
-    """insert() need not look for references to an id that nobody can know."""
-    assert not known(Thing())
-    ways = [
-        lambda thing: thing.id,
-        lambda thing: thing.model_dump(),
-        lambda thing: thing.model_dump_json(),
-        dict,
-        repr,
-        copy.copy,
-        copy.deepcopy,
-        lambda thing: thing.model_copy(),
-        pickle.dumps,
-        lambda thing: setattr(thing, "id", ObjectId()),
-    ]
-    for look in ways:
-        thing = Thing()
-        look(thing)
-        assert known(thing)
-    assert known(Thing(id=ObjectId()))
-    assert known(Thing(_id=ObjectId()))
 
 
 def test_an_id_can_be_given_as_text():

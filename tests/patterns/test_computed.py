@@ -345,6 +345,22 @@ def test_verify_pages_over_ids_of_mixed_types(database):
 
 
 @pytest.mark.parametrize(
+    ("kind", "pattern", "words"),
+    [
+        (str, Count(Review, by="product_id"), "Broken.value is a str; a count is an int"),
+        (int, Sum(Review, "product_id", by="product_id"), "computed from Review.product_id, which is a ObjectId"),
+        (int, Sum(Review, "price", by="product_id"), "cannot hold a sum of Review.price, which is a Decimal"),
+        (int | None, Max(Review, "price", by="product_id"), "is a int, but Review.price is a Decimal"),
+    ],
+)  # fmt: skip
+def test_a_refused_declaration_names_the_field_it_speaks_of(database, kind, pattern, words):
+    body = {"__annotations__": {"value": Annotated[kind, pattern]}, "__module__": __name__}
+    model = type(Document)("Broken", (Document,), body, collection="broken")
+    with pytest.raises(DeclarationError, match=words):
+        Store(database, [Review, model])
+
+
+@pytest.mark.parametrize(
     ("kind", "pattern", "code"),
     [
         (str, Count(Review, by="product_id"), "maintained-type"),

@@ -455,7 +455,7 @@ class WrongCard(BaseModel):
         (Annotated[CustomerCard | None, ExtendedReference(Customer, by="custmer_id")], Id, "reference-field-missing", "did you mean 'customer_id'"),
         (Annotated[CustomerCard | None, ExtendedReference("Custmer", by="customer_id")], Id, "source-unknown", "did you mean 'Customer'"),
         (Annotated[CustomerCard | None, ExtendedReference(Product, by="customer_id")], Id, "source-unknown", "add it to models="),
-        (Annotated[WrongCard | None, ExtendedReference(Customer, by="customer_id")], Id, "maintained-type", "same type"),
+        (Annotated[WrongCard | None, ExtendedReference(Customer, by="customer_id")], Id, "maintained-type", "'name' as a int, but Customer.name is a str"),
         (Annotated[str | None, ExtendedReference(Customer, by="customer_id")], Id, "maintained-type", "no card"),
         (Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")], str, "reference-type", "ObjectId"),
         (Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id", policy="sink")], Id, "pattern-keyword", "policy"),

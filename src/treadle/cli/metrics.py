@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from treadle.errors import UsageError
 
 if TYPE_CHECKING:
-    from treadle.store.worker import AsyncWorker, Worker
+    from treadle.store.async_worker import AsyncWorker
+    from treadle.store.blocking.worker import Worker
     from treadle.upkeep.status import RuleStatus, Status
 
 ADDRESS = "127.0.0.1"

@@ -200,11 +200,8 @@ def guarded_write(converted: Converted, *, compare: bool = True) -> UpdateOne | 
     gone = [name for name in before if name not in after]
     if not sets and not gone:
         return None
-    compared = {*before, *after} if converted.read is None else converted.read
-    compared.update(sets, gone)
-    compared.add(converted.lineage.field)
-    compared.discard("_id")
-    compared.discard(RESERVED)
+    rests_on = {*before, *after} if converted.read is None else converted.read
+    compared = {*rests_on, *sets, *gone, converted.lineage.field} - {"_id", RESERVED}
     if not compared <= _PLAIN and not _have_paths(compared):
         # No path leads to such a field: the document as a whole is compared, and replaced.
         whole = {"$expr": {"$eq": ["$$ROOT", {"$literal": before}]}} if compare else {}

@@ -20,6 +20,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
+from treadle.model.lazy_id import is_unknown
 from treadle.model.storable import check_batch
 from treadle.plan import Plan, Raw, find, insert_many, insert_one, update_many
 from treadle.plan.capabilities import Capabilities
@@ -55,8 +56,9 @@ class Insert(Work[list[D]]):
         refuse_group(entry, "inserted")
         self.entry = entry
         self.documents = list(documents)
-        # An id that nobody has looked at is known to nobody.
-        fresh = ["id" not in document.__pydantic_fields_set__ for document in self.documents]
+        # Nobody refers to an id that nobody can know, unless the documents refer to each other.
+        among_themselves = any(rule.target.collection == entry.collection for rule in entry.feeding(CopyRule))
+        fresh = [is_unknown(document) and not among_themselves for document in self.documents]
         self.altered: list[list[Any]] = [[] for _ in self.documents]
         raws = [
             crud.dump(entry, document, altered)

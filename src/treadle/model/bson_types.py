@@ -17,8 +17,8 @@ import ipaddress
 import pathlib
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypeAlias
 
 from bson import ObjectId
 from bson.binary import UuidRepresentation
@@ -29,6 +29,12 @@ from pydantic.networks import AnyUrl
 from pydantic_core import MultiHostUrl, Url, core_schema
 
 from treadle.errors import UsageError
+from treadle.model.lazy_id import LazyObjectId, made
+
+# A stored document, and the filters and updates of MongoDB's language.
+Raw: TypeAlias = dict[str, Any]
+Filter: TypeAlias = Mapping[str, Any]
+Update: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 UTC = dt.UTC
 # Treadle's own state in a document; nothing else is ever added to one.
@@ -183,6 +189,7 @@ _CONVERTERS: dict[type, Converter] = {
     Url: lambda value, altered: str(value),
     MultiHostUrl: lambda value, altered: str(value),
     BaseModel: _model_to_bson,
+    LazyObjectId: lambda value, altered: made(value),
     SecretStr: _secret_to_bson,
     SecretBytes: _secret_to_bson,
 }

@@ -36,6 +36,7 @@ from treadle.model.bson_types import (
 )
 from treadle.model.indexed import Indexed
 from treadle.model.keywords import stamps_of
+from treadle.model.lazy_id import LazyObjectId, made
 from treadle.model.shape import Shape, field_shape
 
 M = TypeVar("M", bound=BaseModel)
@@ -218,6 +219,7 @@ def _whole_model_serializer(model: type[BaseModel]) -> Dump:
 def _compile_dump(codec: Codec[Any], custom: set[str]) -> Dump:
     """Generate one dict display that reads the fields out of `__dict__`."""
     names: dict[str, Any] = {"to_bson": to_bson, "utc": UTC, "date_to_bson": date_to_bson}
+    names |= {"lazy": LazyObjectId, "made": made}
     parts = []
     prelude: list[str] = []
     stamps = stamps_of(codec.model)
@@ -231,6 +233,8 @@ def _compile_dump(codec: Codec[Any], custom: set[str]) -> Dump:
             names[f"c{number}"] = _custom_dump(codec.model, field.name)
             codec.bounded_depth = False
             expression = f"c{number}(m, altered)"
+        elif field.info.default_factory is LazyObjectId:
+            expression = f"(v if type(v := {value}) is not lazy else made(v))"
         elif field.shape.kind == "scalar" and field.shape.python is dt.datetime:
             kept = "v.tzinfo is utc and not v.microsecond % 1000"
             expression = f"(v if (v := {value}) is None or {kept} else date_to_bson(v, altered))"

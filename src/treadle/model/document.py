@@ -1,9 +1,10 @@
 """Document: a Pydantic model that is stored in a collection.
 
 Class keywords say where and how: `class Order(Document, collection="orders")`.
-Every document has an `id`, stored as `_id`. It is an ObjectId made by the
-client, unless the model declares another type. Fields keep their Pydantic
-aliases as stored names; `naming="camel"` makes camelCase names for the rest.
+Every document has an `id`, stored as `_id`. It is an ObjectId that the client
+makes when it is first asked for, unless the model declares another type.
+Fields keep their Pydantic aliases as stored names; `naming="camel"` makes
+camelCase names for the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from bson import ObjectId
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from pymongo import IndexModel
@@ -21,6 +21,7 @@ from pymongo import IndexModel
 from treadle.errors import DeclarationError
 from treadle.model.bson_types import Id
 from treadle.model.keywords import check_shape
+from treadle.model.lazy_id import IdAttribute, LazyObjectId
 
 Naming = Literal["snake", "camel"]
 Validation = Literal["strict", "moderate", "off"]
@@ -50,26 +51,6 @@ class Settings:
     patterns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
-class _IdAttribute:
-    """Remembers that somebody looked at a document's generated id.
-
-    Until then nobody else can know it, so no other document can refer to it
-    and `insert` need not look for documents that do. The memory is Pydantic's
-    own: a field that is in `model_fields_set` was not made up.
-    """
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        if instance is None:
-            # Pydantic asks the class for defaults; there is none here.
-            raise AttributeError("id")
-        instance.__pydantic_fields_set__.add("id")
-        return instance.__dict__["id"]
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        instance.__pydantic_fields_set__.add("id")
-        instance.__dict__["id"] = value
-
-
 class Document(BaseModel):
     """A model with an `id` that the Store can write and read."""
 
@@ -79,7 +60,7 @@ class Document(BaseModel):
         # For type checkers, so that a model may declare another type.
         id: Any = None
     else:
-        id: Id = Field(default_factory=ObjectId, validation_alias="_id")
+        id: Id = Field(default_factory=LazyObjectId, validation_alias="_id")
 
     __treadle__: ClassVar[Settings] = Settings()
 
@@ -99,42 +80,13 @@ class Document(BaseModel):
         super().__pydantic_init_subclass__()
         cls.__treadle__ = _settings(cls, keywords)
         cls.__treadle_complete__(raise_errors=False)
-        type.__setattr__(cls, "id", _IdAttribute())
+        type.__setattr__(cls, "id", IdAttribute())
 
     @classmethod
     def __treadle_complete__(cls, *, raise_errors: bool = True) -> None:
         """Give the fields their stored names; again where forward references were resolved since."""
         if _apply_stored_names(cls):
             cls.model_rebuild(force=True, raise_errors=raise_errors)
-
-    # These hand out the id without touching the attribute.
-    def model_dump(self, **options: Any) -> dict[str, Any]:
-        self.__pydantic_fields_set__.add("id")
-        return super().model_dump(**options)
-
-    def model_dump_json(self, **options: Any) -> str:
-        self.__pydantic_fields_set__.add("id")
-        return super().model_dump_json(**options)
-
-    def __iter__(self) -> Any:
-        self.__pydantic_fields_set__.add("id")
-        return super().__iter__()
-
-    def __getstate__(self) -> dict[Any, Any]:
-        self.__pydantic_fields_set__.add("id")
-        return super().__getstate__()
-
-    def __copy__(self) -> Any:
-        self.__pydantic_fields_set__.add("id")
-        return super().__copy__()
-
-    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Any:
-        self.__pydantic_fields_set__.add("id")
-        return super().__deepcopy__(memo)
-
-    def __repr_args__(self) -> Any:
-        self.__pydantic_fields_set__.add("id")
-        return super().__repr_args__()
 
 
 def _settings(cls: type[Document], keywords: Mapping[str, Any]) -> Settings:

@@ -75,6 +75,11 @@ class Shape:
     optional: bool = False
     metadata: tuple[Any, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """What a message calls it."""
+        return getattr(self.python, "__name__", self.kind)
+
 
 def field_shape(owner: str, name: str, field: FieldInfo) -> Shape:
     """The shape of one field of a model; `owner` and `name` are for messages."""

@@ -222,6 +222,11 @@ class FieldRule(ComputedRule):
             )
         self.per_element = True
 
+    @property
+    def origin(self) -> str:
+        """The field that it is computed from, for messages."""
+        return f"{self.source.model.__name__}.{self.of_field}"
+
     def value_paths(self) -> set[str] | None:
         if self.expression is not None:
             return field_references(self.expression)
@@ -247,14 +252,40 @@ class FieldRule(ComputedRule):
     def operand(self) -> Any:
         return self.expression if self.expression is not None else "$" + ".".join(self.segments_of_value)
 
+    def _require_number(self) -> None:
+        shape = self.value_shape
+        if shape is None or shape.kind in ("any", "union", "custom"):
+            return
+        if shape.kind == "enum" and issubclass(shape.python, int):
+            return
+        if shape.kind != "scalar" or shape.python not in (int, float, decimal.Decimal):
+            raise DeclarationError(
+                f"{self.place.label} is computed from {self.origin}, which is a {shape.name}; "
+                "name a field that is an int, a float or a Decimal",
+                code="maintained-type",
+            )
+
+    def _require_room(self) -> None:
+        """A sum must be able to hold what it sums."""
+        shape = self.value_shape
+        if shape is None or shape.kind != "scalar":
+            return
+        fits = {int: (int, float, decimal.Decimal), float: (float,), decimal.Decimal: (decimal.Decimal,)}
+        if self.place.field.shape.python not in fits.get(shape.python, ()):
+            raise DeclarationError(
+                f"{self.place.label} is a {self.place.field.shape.name}, which cannot hold a sum of "
+                f"{self.origin}, which is a {shape.name}; declare it as {shape.name}",
+                code="maintained-type",
+            )
+
 
 class SumRule(FieldRule):
     def __init__(self, place: Place, graph: Models, declared: Sum) -> None:
         super().__init__(place, graph, declared)
         self.numbers = _Numbers(place.field.shape)
         _require_type(place, (int, float, decimal.Decimal), "a sum is an int, a float or a Decimal")
-        _require_number(place, self.value_shape, self.source.model.__name__)
-        _require_room(place, self.value_shape)
+        self._require_number()
+        self._require_room()
 
     def empty(self) -> dict[str, Any]:
         return {self.path: self.numbers.zero}
@@ -281,8 +312,8 @@ class AverageRule(FieldRule):
         self.numbers = _Numbers(place.field.shape)
         _require_type(place, (float, decimal.Decimal), "an average is a float or a Decimal")
         require_optional(place)
-        _require_number(place, self.value_shape, self.source.model.__name__)
-        _require_room(place, self.value_shape)
+        self._require_number()
+        self._require_room()
         self.state = f"{STATE}.{self.path}"
 
     def empty(self) -> dict[str, Any]:
@@ -332,8 +363,7 @@ class ExtremeRule(FieldRule):
         own = place.field.shape
         if shape is not None and {shape.kind, own.kind} == {"scalar"} and shape.python is not own.python:
             raise DeclarationError(
-                f"{place.label} is a {own.python.__name__}, but {self.source.model.__name__}."
-                f"{self.of_field} is a {shape.python.__name__}; declare the same",
+                f"{place.label} is a {own.name}, but {self.origin} is a {shape.name}; declare the same",
                 code="maintained-type",
             )
 
@@ -479,28 +509,4 @@ def _quotient(total: Any, count: int) -> Any:
 def _require_type(place: Place, kinds: tuple[type, ...], rule: str) -> None:
     shape = place.field.shape
     if shape.kind != "scalar" or shape.python not in kinds:
-        raise DeclarationError(f"{place.label} has another type: {rule}", code="maintained-type")
-
-
-def _require_number(place: Place, shape: Shape | None, source: str) -> None:
-    if shape is None or shape.kind in ("any", "union", "custom"):
-        return
-    if shape.kind == "enum" and issubclass(shape.python, int):
-        return
-    if shape.kind != "scalar" or shape.python not in (int, float, decimal.Decimal):
-        raise DeclarationError(
-            f"{place.label} is computed from a field of {source} that is no number", code="maintained-type"
-        )
-
-
-def _require_room(place: Place, shape: Shape | None) -> None:
-    """A sum must be able to hold what it sums."""
-    if shape is None or shape.kind != "scalar":
-        return
-    fits = {int: (int, float, decimal.Decimal), float: (float,), decimal.Decimal: (decimal.Decimal,)}
-    if place.field.shape.python not in fits.get(shape.python, ()):
-        raise DeclarationError(
-            f"{place.label} is a {place.field.shape.python.__name__}, which cannot hold a sum of "
-            f"{shape.python.__name__}; declare it as {shape.python.__name__}",
-            code="maintained-type",
-        )
+        raise DeclarationError(f"{place.label} is a {shape.name}; {rule}", code="maintained-type")

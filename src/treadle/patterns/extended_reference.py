@@ -34,6 +34,7 @@ from treadle.graph.pattern import (
     check_maintenance,
 )
 from treadle.model.codec import codec_of
+from treadle.model.shape import Shape
 from treadle.plan import Raw
 from treadle.query.comparison import same
 from treadle.query.keys import freeze
@@ -119,7 +120,7 @@ class ReferenceRule(CopyRule):
         frozen = set(declared.snapshot)
         if declared.field is not None:
             source = resolve(self.source.codec, declared.field, place.label, "embedded-field-missing")
-            _check_types(place, place.field.shape, source, declared.field)
+            self._check_types(place.field.shape, source, declared.field)
             return [Copied(None, source.stored, declared.policy == "snapshot" or declared.field in frozen)]
         model = model_of(place.field.shape)
         if model is None or place.field.shape.kind != "model":
@@ -135,7 +136,7 @@ class ReferenceRule(CopyRule):
             inside = resolve(card, name, place.label, "embedded-field-missing")
             if self.holds_reference and inside.stored == ".".join(self.by[1:]):
                 continue
-            _check_types(place, inside.shape, source, name)
+            self._check_types(inside.shape, source, name)
             copied.append(
                 Copied(inside.stored, source.stored, declared.policy == "snapshot" or name in frozen)
             )
@@ -158,6 +159,21 @@ class ReferenceRule(CopyRule):
             raise DeclarationError(
                 f"{place.label} has on_delete='clear', so {self.declared.by!r} and the card must be able "
                 "to be None",
+                code="maintained-type",
+            )
+
+    def _check_types(self, inside: Shape, source: Path, name: str) -> None:
+        """Refuse a copy that could not hold what the source's field holds."""
+        outer = source.shape
+        if inside.kind == outer.kind == "scalar":
+            fits = inside.python is outer.python
+        else:
+            vague = {"any", "custom", "union", "enum", "literal"}
+            fits = inside.kind == outer.kind or bool({inside.kind, outer.kind} & vague)
+        if not fits:
+            raise DeclarationError(
+                f"{self.place.label} embeds {name!r} as a {inside.name}, but "
+                f"{self.source.model.__name__}.{source.python} is a {outer.name}; declare the same type",
                 code="maintained-type",
             )
 
@@ -443,20 +459,3 @@ class ReferenceRule(CopyRule):
         if not self.holds_reference:
             return self.name in container
         return any(has(container.get(self.name), (each.card or "").split(".")) for each in self.copied)
-
-
-def _check_types(place: Place, inside: Any, source: Path, name: str) -> None:
-    outer = source.shape
-    if inside.kind == "scalar" and outer.kind == "scalar" and inside.python is not outer.python:
-        raise DeclarationError(
-            f"{place.label} embeds {name!r} as {inside.python.__name__}, but "
-            f"{outer.python.__name__} is what the source holds; declare the same type",
-            code="maintained-type",
-        )
-    if {inside.kind, outer.kind} & {"any", "custom", "union", "enum", "literal"}:
-        return
-    if inside.kind != outer.kind:
-        raise DeclarationError(
-            f"{place.label} embeds {name!r} as another kind of value than the source holds",
-            code="maintained-type",
-        )

@@ -182,14 +182,10 @@ def _check_type(place: Place, name: str, held: Shape, given: Shape, wanted: str 
     same_kind = held.kind == given.kind and held.python is given.python
     if not same_kind and not {held.kind, given.kind} & {"any", "union", "custom"}:
         raise DeclarationError(
-            f"{place.label}.{name} is a {_named(held)}, but the source's {wanted!r} is a {_named(given)}; "
+            f"{place.label}.{name} is a {held.name}, but the source's {wanted!r} is a {given.name}; "
             "declare the same type",
             code="rollup-keys",
         )
-
-
-def _named(shape: Shape) -> str:
-    return getattr(shape.python, "__name__", shape.kind)
 
 
 def _check_identity(place: Place, key: GroupKey) -> None:

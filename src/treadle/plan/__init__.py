@@ -1,128 +1,89 @@
 """Commands and plans, what the server can do, and what its errors mean."""
 
+from treadle.model.bson_types import Filter, Raw, Update
 from treadle.plan.commands import (
-    Aside as Aside,
+    Aside,
+    Call,
+    Command,
+    DatabaseCommand,
+    IsInside,
+    Outside,
+    Plan,
+    Read,
+    ServerFacts,
+    Share,
+    Transact,
+    Wait,
+    aggregate,
+    aside,
+    bulk_write,
+    by_id,
+    count_documents,
+    database_command,
+    delete_many,
+    delete_one,
+    find,
+    find_one,
+    find_one_and_delete,
+    find_one_and_update,
+    in_one_reply,
+    insert_many,
+    insert_one,
+    is_inside,
+    must_propagate,
+    outside,
+    replace_one,
+    require_fresh,
+    server_facts,
+    share,
+    transact,
+    unwind,
+    update_many,
+    update_one,
+    wait,
 )
-from treadle.plan.commands import (
-    Call as Call,
-)
-from treadle.plan.commands import (
-    Command as Command,
-)
-from treadle.plan.commands import (
-    DatabaseCommand as DatabaseCommand,
-)
-from treadle.plan.commands import (
-    Filter as Filter,
-)
-from treadle.plan.commands import (
-    IsInside as IsInside,
-)
-from treadle.plan.commands import (
-    Outside as Outside,
-)
-from treadle.plan.commands import (
-    Plan as Plan,
-)
-from treadle.plan.commands import (
-    Raw as Raw,
-)
-from treadle.plan.commands import (
-    Read as Read,
-)
-from treadle.plan.commands import (
-    ServerFacts as ServerFacts,
-)
-from treadle.plan.commands import (
-    Share as Share,
-)
-from treadle.plan.commands import (
-    Transact as Transact,
-)
-from treadle.plan.commands import (
-    Update as Update,
-)
-from treadle.plan.commands import (
-    Wait as Wait,
-)
-from treadle.plan.commands import (
-    aggregate as aggregate,
-)
-from treadle.plan.commands import (
-    aside as aside,
-)
-from treadle.plan.commands import (
-    bulk_write as bulk_write,
-)
-from treadle.plan.commands import (
-    by_id as by_id,
-)
-from treadle.plan.commands import (
-    count_documents as count_documents,
-)
-from treadle.plan.commands import (
-    database_command as database_command,
-)
-from treadle.plan.commands import (
-    delete_many as delete_many,
-)
-from treadle.plan.commands import (
-    delete_one as delete_one,
-)
-from treadle.plan.commands import (
-    find as find,
-)
-from treadle.plan.commands import (
-    find_one as find_one,
-)
-from treadle.plan.commands import (
-    find_one_and_delete as find_one_and_delete,
-)
-from treadle.plan.commands import (
-    find_one_and_update as find_one_and_update,
-)
-from treadle.plan.commands import (
-    in_one_reply as in_one_reply,
-)
-from treadle.plan.commands import (
-    insert_many as insert_many,
-)
-from treadle.plan.commands import (
-    insert_one as insert_one,
-)
-from treadle.plan.commands import (
-    is_inside as is_inside,
-)
-from treadle.plan.commands import (
-    must_propagate as must_propagate,
-)
-from treadle.plan.commands import (
-    outside as outside,
-)
-from treadle.plan.commands import (
-    replace_one as replace_one,
-)
-from treadle.plan.commands import (
-    require_fresh as require_fresh,
-)
-from treadle.plan.commands import (
-    server_facts as server_facts,
-)
-from treadle.plan.commands import (
-    share as share,
-)
-from treadle.plan.commands import (
-    transact as transact,
-)
-from treadle.plan.commands import (
-    unwind as unwind,
-)
-from treadle.plan.commands import (
-    update_many as update_many,
-)
-from treadle.plan.commands import (
-    update_one as update_one,
-)
-from treadle.plan.commands import (
-    wait as wait,
-)
+
+__all__ = [
+    "Aside",
+    "Call",
+    "Command",
+    "DatabaseCommand",
+    "Filter",
+    "IsInside",
+    "Outside",
+    "Plan",
+    "Raw",
+    "Read",
+    "ServerFacts",
+    "Share",
+    "Transact",
+    "Update",
+    "Wait",
+    "aggregate",
+    "aside",
+    "bulk_write",
+    "by_id",
+    "count_documents",
+    "database_command",
+    "delete_many",
+    "delete_one",
+    "find",
+    "find_one",
+    "find_one_and_delete",
+    "find_one_and_update",
+    "in_one_reply",
+    "insert_many",
+    "insert_one",
+    "is_inside",
+    "must_propagate",
+    "outside",
+    "replace_one",
+    "require_fresh",
+    "server_facts",
+    "share",
+    "transact",
+    "unwind",
+    "update_many",
+    "update_one",
+    "wait",
+]

@@ -15,6 +15,9 @@ REPLICA_SET_OF_ONE = (
     "make it a replica set of one (restart mongod with --replSet rs0, then run rs.initiate() once in mongosh)"
 )
 
+# MongoDB's own default for the life of a session.
+SESSION_MINUTES = 30
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -22,7 +25,7 @@ class Capabilities:
 
     transactions: bool
     version: tuple[int, ...]
-    session_timeout_seconds: float = 1800.0
+    session_timeout_seconds: float = SESSION_MINUTES * 60.0
 
     @property
     def streams(self) -> bool:
@@ -61,6 +64,7 @@ def read_capabilities() -> Plan[Capabilities]:
 
 def capabilities_of(hello: Mapping[str, Any], build: Mapping[str, Any]) -> Capabilities:
     clustered = "setName" in hello or hello.get("msg") == "isdbgrid"
-    minutes = hello.get("logicalSessionTimeoutMinutes") or 30
+    # A server that has no sessions has no transactions either.
+    minutes = hello.get("logicalSessionTimeoutMinutes")
     version = tuple(int(part) for part in build["versionArray"][:3])
-    return Capabilities(clustered and minutes is not None, version, minutes * 60.0)
+    return Capabilities(clustered and minutes is not None, version, (minutes or SESSION_MINUTES) * 60.0)

@@ -27,11 +27,9 @@ from pymongo.errors import PyMongoError
 from pymongo.results import BulkWriteResult, DeleteResult, InsertManyResult, InsertOneResult, UpdateResult
 
 from treadle.errors import UsageError
+from treadle.model.bson_types import Filter, Raw, Update
 
 R = TypeVar("R")
-Raw: TypeAlias = dict[str, Any]
-Filter: TypeAlias = Mapping[str, Any]
-Update: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)

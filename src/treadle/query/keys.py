@@ -21,8 +21,7 @@ import bson
 from bson import Code, DBRef, Decimal128, Int64, ObjectId, Regex
 from pymongo import ASCENDING
 
-from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.plan import Raw
+from treadle.model.bson_types import CODEC_OPTIONS, Raw
 from treadle.query.paths import Path, value_at, values_at
 from treadle.query.windows import Window
 

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from treadle.errors import UsageError
-from treadle.model.bson_types import to_bson
+from treadle.model.bson_types import Update, to_bson
 from treadle.model.codec import Codec
-from treadle.plan import Update
 
 Sort: TypeAlias = str | Sequence[str | tuple[str, int]] | Mapping[str, int]
 

@@ -107,6 +107,26 @@ signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
     assert (7, 3) == (process.returncode, views(posts))
 
 
+def test_a_handler_that_comes_later_can_call_the_one_it_replaced(server, posts):
+    body = """
+import signal
+
+def last_words(number, frame):
+    print('bye', flush=True)
+    earlier(number, frame)
+
+earlier = signal.signal(signal.SIGTERM, last_words)
+print('ready', flush=True)
+time.sleep(60)
+"""
+    process = script(server, posts, textwrap.indent(body, "    "))
+    assert process.stdout is not None
+    assert "ready" == process.stdout.readline().strip()
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=SECONDS_MAX)
+    assert ("bye", 143, 3) == (output.strip(), process.returncode, views(posts))
+
+
 def test_a_forked_child_begins_with_an_empty_buffer(server, posts):
     """Parent and child would otherwise both write the three."""
     body = """

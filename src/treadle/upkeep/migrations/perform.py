@@ -222,7 +222,9 @@ def _migrate(run: Run, documents: Sequence[Raw]) -> Plan[None]:
     checked = False
     for attempt in range(ROUNDS_MAX):
         converted = yield from _convertible(run, pending, checked)
-        writes = [write for each in converted if (write := guarded_write(each)) is not None]
+        writes = [
+            (each.before["_id"], write) for each in converted if (write := guarded_write(each)) is not None
+        ]
         if not writes:
             return
         refused: list[tuple[Any, str]] = []
@@ -246,15 +248,15 @@ def _migrate(run: Run, documents: Sequence[Raw]) -> Plan[None]:
     # Left for the next pass: somebody writes them all the time.
 
 
-def _write(run: Run, writes: Sequence[Any], refused: list[tuple[Any, str]]) -> Plan[int]:
+def _write(run: Run, writes: Sequence[tuple[Any, Any]], refused: list[tuple[Any, str]]) -> Plan[int]:
+    """Perform writes, each with the id of its document; how many documents matched."""
+    operations = [write for _, write in writes]
     try:
-        return (yield from bulk_write(run.entry.collection, writes, ordered=False)).matched_count
+        return (yield from bulk_write(run.entry.collection, operations, ordered=False)).matched_count
     except BulkWriteError as error:
         details = error.details or {}
         for each in details.get("writeErrors", []):
-            identity = writes[each["index"]]._filter["_id"]
-            key = identity["$eq"] if isinstance(identity, dict) and "$eq" in identity else identity
-            refused.append((key, str(each.get("errmsg"))))
+            refused.append((writes[each["index"]][0], str(each.get("errmsg"))))
         if details.get("writeConcernErrors"):
             raise
         return int(details.get("nMatched", 0))
