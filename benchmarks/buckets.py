@@ -24,7 +24,6 @@ from pymongo.errors import PyMongoError
 from benchmarks.harness import Contender, Context, Goal, Group
 from treadle import Bucket, Document, Store, TimeSeries
 from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.patterns.bucket.upkeep import compact_due
 
 START = dt.datetime(2026, 1, 5, tzinfo=dt.UTC)
 MINUTE = dt.timedelta(minutes=1)
@@ -173,8 +172,8 @@ class Kept:
             self.naive.insert_many(part)
             if at % (1440 * self.sensors) < 12_000:
                 # As scheduled work would, day by day.
-                packed = self.store.graph.entry(self.models["packed by days"])
-                self.store.runner.run(compact_due(packed, self.store._capabilities(), part[0]["ts"]))
+                packed = self.store.graph.entry(self.models["packed by days"]).layout
+                self.store.runner.run(packed.pack_due(part[0]["ts"]))
         self.store.rebuild(self.models["packed by days"])
         self.compact()
 

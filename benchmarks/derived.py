@@ -16,7 +16,7 @@ from pymongo.database import Database
 
 from benchmarks.harness import Contender, Context, Goal, Group
 from treadle import Average, Count, Document, ExtendedReference, Id, Store, Subset, Sum
-from treadle.engine.writes import Insert
+from treadle.engine.inserts import Insert
 
 DATE = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 THREADS = 8

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pymongo.errors import OperationFailure
 
 from treadle import Average, Count, Document, ExtendedReference, Id, Max, Store, Subset, Sum
-from treadle.engine import guards, pipelines, react, writes
+from treadle.engine import fill, guards, inserts, pipelines, react
 from treadle.patterns.computed import AverageRule, CountRule, ExtremeRule, SumRule
 from treadle.patterns.extended_reference import ReferenceRule
 from treadle.patterns.subset import SubsetRule
@@ -154,7 +154,7 @@ def check_subset_takes_a_child_once(database: Any) -> None:
     store = start(database, Review, Product)
     product = store.insert(Product())
     review = store.insert(Review(product_id=product.id, rating=5, text="once"))
-    rule = next(each for each in store.graph.entry(Product).gathers if isinstance(each, SubsetRule))
+    rule = next(each for each in store.graph.entry(Product).having(SubsetRule))
     sets, _ = rule.apply([{"_id": review.id, "rating": 5, "text": "once"}])
     database.products.update_one({"_id": product.id}, [{"$set": sets}])
     assert ["once"] == [each.text for each in store.get(Product, product.id).top]
@@ -296,8 +296,7 @@ def push_without_a_guard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recompute_without_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (react, pipelines):
-        monkeypatch.setattr(module, "BUMP", {})
+    monkeypatch.setattr(pipelines, "BUMP", {})
 
 
 def copy_without_writing_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +307,7 @@ def insert_without_guards(monkeypatch: pytest.MonkeyPatch) -> None:
     def guard(collection: str, keys: Any) -> Any:
         yield from ()
 
-    for module in (writes, react, guards):
+    for module in (inserts, fill, react, guards):
         monkeypatch.setattr(module, "guard", guard)
 
 

@@ -10,7 +10,7 @@ from bson import ObjectId
 from pydantic import BaseModel, Field
 
 from treadle import DataError, DeclarationError, Document, ExtendedReference, Formula, Id, Store, UsageError
-from treadle.engine import deletes, intents, react, writes
+from treadle.engine import deletes, intents, react, work
 
 
 class Customer(Document, collection="customers"):
@@ -417,7 +417,7 @@ def test_a_poison_document_is_set_aside_and_the_rest_goes_on(run, database, monk
     database["orders"].update_one({"_id": orders[2].id}, {"$set": {"blob": "x" * (16 * 1024 * 1024 - 400)}})
     store.update(Customer, ann.id, {"$set": {"name": "A" * 1000}})
     assert 4 == store.count(Order, {"customer.name": "A" * 1000})
-    aside = list(database[intents.SET_ASIDE].find())
+    aside = list(database["treadle.set_aside"].find())
     assert [orders[2].id] == [each["_id"]["key"] for each in aside]
     assert [orders[2].id] == [finding.document_id for finding in store.verify()]
     assert "set aside" in caplog.text
@@ -569,7 +569,7 @@ def test_the_validators_refusal_is_told_alike_for_every_write(run):
 @pytest.mark.parametrize(("on_delete", "left"), [("cascade", 0), ("clear", 60)])
 def test_a_deletion_on_which_too_much_hangs_goes_in_chunks(run, monkeypatch, on_delete, left):
     monkeypatch.setattr(deletes, "CASCADE_MAX", 20)
-    monkeypatch.setattr(writes, "CHUNK", 15)
+    monkeypatch.setattr(work, "CHUNK", 15)
     Item, Basket, _ = shop_with(on_delete)
     store = run.store([Customer, Item, Basket])
     ann, bob = store.insert_many([Customer(name="Ann"), Customer(name="Bob")])

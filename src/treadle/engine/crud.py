@@ -136,11 +136,16 @@ def find_first(entry: Entry[D], filter: Any, sort: Sort | None = None) -> Plan[D
     return None if raw is None else entry.codec.load(raw)
 
 
-def find_command(entry: Entry[Any], filter: Any, sort: Sort | None, skip: int, limit: int | None) -> Read:
-    """The command whose cursor streams the matching documents."""
+def check_window(skip: Any, limit: Any) -> None:
+    """Refuse a part of the results that is none."""
     for name, value in (("skip", skip), ("limit", limit)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
             raise UsageError(f"{name}={value!r} is not a whole number from 0", code="filter-invalid")
+
+
+def find_command(entry: Entry[Any], filter: Any, sort: Sort | None, skip: int, limit: int | None) -> Read:
+    """The command whose cursor streams the matching documents."""
+    check_window(skip, limit)
     options = {"sort": sort_keys(sort, entry.codec), "skip": skip, "limit": limit or 0}
     return Read(entry.collection, "find", (clean_filter(entry.codec, filter),), options)
 

@@ -96,7 +96,7 @@ class DeleteOneDocument(Work[D | None]):
         return None if outcome is None else self.entry.codec.load(copy.deepcopy(outcome))
 
     def smaller(self) -> Plan[list[ChunkedWork]]:
-        return (yield from _smaller(self.entry, self.filter, limit=1))
+        return (yield from smaller_first(self.entry, self.filter, limit=1))
 
 
 class DeleteManyDocuments(ChunkedWork):
@@ -134,7 +134,7 @@ class DeleteManyDocuments(ChunkedWork):
         return len(befores)
 
     def smaller(self) -> Plan[list[ChunkedWork]]:
-        return (yield from _smaller(self.entry, only(self.filter, self.keys)))
+        return (yield from smaller_first(self.entry, only(self.filter, self.keys)))
 
 
 def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[None]:
@@ -203,7 +203,7 @@ def _refuse_too_large(entry: Entry[Any], keys: Sequence[Any], ledger: Ledger) ->
                 raise _too_large(entry, rule)
 
 
-def _smaller(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[list[ChunkedWork]]:
+def smaller_first(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[list[ChunkedWork]]:
     """What to do first, in chunks, where too many documents refer to those to be deleted.
 
     Each chunk is right in itself, and what remains afterwards is small. A

@@ -279,7 +279,8 @@ class Graph:
                 watched.add(entry.family.discriminator)
         entry.watched = None if watched is None else {plain(path) for path in watched}
         restricting = any(rule.on_delete == "restrict" for rule in entry.feeding(CopyRule, None))
-        entry.plain = not (any(each.rules for each in entry.related) or entry.feeds or restricting)
+        acting = any(each.rules for each in entry.related if each.layout is None)
+        entry.plain = not (acting or entry.feeds or restricting)
         kinds.keep_paths(entry)
         reached: set[str] = set()
         pending = [rule.target for rule in entry.feeds]

@@ -89,7 +89,7 @@ def test_one_layout_per_model():
 
 @pytest.mark.parametrize(
     "keyword",
-    [{"discriminator": "type"}, {"version": 2}, {"rollup": Rollup("Reading", keys={"a": "sensor_id"})}],
+    [{"discriminator": "type"}, {"version": 1}, {"rollup": Rollup("Reading", keys={"a": "sensor_id"})}],
     ids=lambda keyword: next(iter(keyword)),
 )
 def test_what_concerns_documents_does_not_go_with_readings(keyword):

@@ -18,7 +18,6 @@ from pymongo import MongoClient, common
 
 from tests import faults, victim
 from treadle import Bucket, DataError, Document, Store, UsageError
-from treadle.patterns.bucket.upkeep import compact_due
 from treadle.plan.capabilities import Capabilities
 from treadle.server.local import start
 
@@ -253,24 +252,24 @@ def test_closed_buckets_are_packed_when_due(run, database):
     store = run.store([reading])
     store.setup()
     fill(store, reading)
-    entry = store.graph.entry(reading)
-    assert 0 == run(compact_due(entry, SERVER, at(60)))
+    layout = store.graph.entry(reading).layout
+    assert 0 == run(layout.pack_due(at(60)))
     # The first window is over, and the grace after it.
-    assert 1 == run(compact_due(entry, SERVER, at(70)))
+    assert 1 == run(layout.pack_due(at(70)))
     assert [bytes, dict] == [type(each["readings"]) for each in database.readings.find(sort=[("start", 1)])]
-    assert 0 == run(compact_due(entry, SERVER, at(70)))
+    assert 0 == run(layout.pack_due(at(70)))
     store.insert(reading(sensor_id="s", ts=at(30), temp=99))
     assert {"min": 99.0, "max": 99.0, "sum": 99.0} == database.readings.find_one({"_treadle.sequence": 1})[
         "stats"
     ]["temp"]
-    assert 2 == run(compact_due(entry, SERVER))
+    assert 2 == run(layout.pack_due(datetime.now(UTC)))
     assert 13 == store.count(reading)
     assert [30.0, 99.0] == sorted(each.temp for each in store.find(reading, {"ts": at(30)}))
     assert 5.0 == store.update(reading, {"sensor_id": "s", "ts": at(20)}, {"$set": {"temp": 5.0}}).temp
     assert bytes is type(first(database)["readings"])
     assert [] == store.verify()
     plain = reading_in("rows")
-    assert 0 == run(compact_due(run.store([plain]).graph.entry(plain), SERVER))
+    assert 0 == run(run.store([plain]).graph.entry(plain).layout.pack_due(at(70)))
 
 
 def test_scheduled_work_packs_what_is_due(run, database):

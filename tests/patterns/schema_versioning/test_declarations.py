@@ -8,6 +8,7 @@ import pytest
 
 from tests.patterns.schema_versioning.users import Review, split_phone
 from treadle import Count, DeclarationError, Document, Id, Rollup, Store, UsageError, migration
+from treadle.graph.graph import Graph
 from treadle.graph.watched import Watched
 
 
@@ -51,6 +52,8 @@ def test_the_groups_of_a_rollup_have_no_versions_or_kinds(keyword):
         ):
             id: Id
             n: Annotated[int, Count()] = 0
+
+        Graph([Review, PerProduct])
 
 
 def test_code_in_a_pipeline_is_refused():

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from tests.patterns.tree.forest import Array, Counted, Deep, Place, Turning, names, plant
 from tests.support import Heard
 from treadle import AncestorArray, Bucket, Count, DataError, DeclarationError, Document, Id, Store, UsageError
-from treadle.engine import writes
+from treadle.engine import documents
 from treadle.graph.graph import Graph
 from treadle.patterns.tree import bulk
 
@@ -148,7 +148,7 @@ def test_a_batch_may_come_in_any_order(store):
 
 
 def test_a_batch_beyond_one_transaction_is_ordered_as_a_whole(store, monkeypatch):
-    monkeypatch.setattr(writes, "INSERT_MAX", 4)
+    monkeypatch.setattr(documents, "INSERT_MAX", 4)
     nodes = [Array(name="0")]
     for number in range(1, 23):
         nodes.append(Array(name=str(number), parent_id=nodes[(number - 1) // 2].id))
@@ -292,7 +292,7 @@ def declared(tree: Any, **fields: Any) -> None:
             {"parent_id": int | None},
             "reference-type",
         ),
-        ("parent_id", {}, "tree-declaration"),
+        ("parent_id", {}, "keyword-unknown"),
         ([AncestorArray(parent="parent_id", ancestors="ancestors")] * 2, {}, "tree-declaration"),
     ],
 )

@@ -7,7 +7,7 @@ from bson import ObjectId
 
 from tests.patterns.tree.forest import Listed, Turning, names, plant
 from treadle import ChildReferences, DataError, DeclarationError, Document, Id, UsageError
-from treadle.engine import writes
+from treadle.engine import documents
 from treadle.graph.graph import Graph
 
 SHAPE = {"books": {"programming": {"languages": {}, "databases": {"mongodb": {}, "dbm": {}}}}, "music": {}}
@@ -79,7 +79,7 @@ def test_a_batch_with_lists_and_parents_takes_either(run, monkeypatch):
     store = run.store([Turning])
     store.setup()
     for most in (10_000, 1):
-        monkeypatch.setattr(writes, "INSERT_MAX", most)
+        monkeypatch.setattr(documents, "INSERT_MAX", most)
         one, two, three = (Turning(name=f"{name}{most}") for name in "abc")
         one.children, three.parent_id = [two.id], two.id
         store.insert_many([three, one, two])
@@ -92,7 +92,7 @@ def test_a_batch_with_lists_and_parents_takes_either(run, monkeypatch):
 
 
 def test_a_batch_beyond_one_transaction_keeps_the_order_of_its_lists(store, monkeypatch):
-    monkeypatch.setattr(writes, "INSERT_MAX", 3)
+    monkeypatch.setattr(documents, "INSERT_MAX", 3)
     nodes = [Listed(name=str(number)) for number in range(12)]
     for number in range(1, 12):
         parent = nodes[(number - 1) // 4]

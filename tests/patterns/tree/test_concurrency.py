@@ -32,9 +32,9 @@ from tests.patterns.tree.forest import (
     plant,
 )
 from treadle import AsyncStore, DataError, Document, Store, UsageError
-from treadle.engine import commit
 from treadle.engine.deletes import DeleteOneDocument
-from treadle.engine.writes import Insert, Work
+from treadle.engine.inserts import Insert, Work
+from treadle.engine.transaction import ByTransaction
 from treadle.patterns.tree import fields, placing, state
 from treadle.patterns.tree.moves import Move
 from treadle.patterns.tree.removes import Remove
@@ -55,7 +55,7 @@ class Side:
         self.store, self.work = store, work
         self.session = store.runner.database.client.start_session()
         self.session.start_transaction(**shell.TRANSACTION_OPTIONS)
-        self.plan = commit.inside(store.graph, store._capabilities(), work)
+        self.plan = ByTransaction(store.graph, store._capabilities()).inside(work)
         self.command: Any = None
         self.begun = self.ended = self.conflicted = False
         self.refused: str | None = None
@@ -150,28 +150,33 @@ def permute(
     return outcomes
 
 
+def placed(entry: Any, name: str, parent: Any) -> Insert[Any]:
+    """The insert of a node below a parent."""
+    return Insert(entry, [entry.model(name=name)], {entry.rules[0]: [parent]})
+
+
 def moves_into_each_other(entry: Any, ids: Any) -> list[Work[Any]]:
     return [Move(entry, ids["a"], ids["b1"]), Move(entry, ids["b"], ids["a2"])]
 
 
 def insert_and_remove(entry: Any, ids: Any) -> list[Work[Any]]:
-    return [Insert(entry, [entry.model(name="new")], [ids["leaf"]]), Remove(entry, ids["leaf"])]
+    return [placed(entry, "new", ids["leaf"]), Remove(entry, ids["leaf"])]
 
 
 def insert_and_delete(entry: Any, ids: Any) -> list[Work[Any]]:
-    return [Insert(entry, [entry.model(name="new")], [ids["leaf"]]), DeleteOneDocument(entry, ids["leaf"])]
+    return [placed(entry, "new", ids["leaf"]), DeleteOneDocument(entry, ids["leaf"])]
 
 
 def insert_and_remove_subtree(entry: Any, ids: Any) -> list[Work[Any]]:
-    return [Insert(entry, [entry.model(name="new")], [ids["a2"]]), Remove(entry, ids["a"], "subtree")]
+    return [placed(entry, "new", ids["a2"]), Remove(entry, ids["a"], "subtree")]
 
 
 def insert_below_what_moves(entry: Any, ids: Any) -> list[Work[Any]]:
-    return [Insert(entry, [entry.model(name="new")], [ids["a2"]]), Move(entry, ids["a"], ids["b"])]
+    return [placed(entry, "new", ids["a2"]), Move(entry, ids["a"], ids["b"])]
 
 
 def insert_below_what_is_lifted(entry: Any, ids: Any) -> list[Work[Any]]:
-    return [Insert(entry, [entry.model(name="new")], [ids["a1"]]), Remove(entry, ids["a1"], "lift")]
+    return [placed(entry, "new", ids["a1"]), Remove(entry, ids["a1"], "lift")]
 
 
 def move_out_of_what_goes(entry: Any, ids: Any) -> list[Work[Any]]:
@@ -183,7 +188,7 @@ def move_below_what_is_deleted(entry: Any, ids: Any) -> list[Work[Any]]:
 
 
 def same_segment_twice(entry: Any, ids: Any) -> list[Work[Any]]:
-    return [Insert(entry, [entry.model(name="a1")], [ids["b"]]), Move(entry, ids["a1"], ids["b"])]
+    return [placed(entry, "a1", ids["b"]), Move(entry, ids["a1"], ids["b"])]
 
 
 PAIRS = [

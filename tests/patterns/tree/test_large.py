@@ -31,7 +31,7 @@ from tests.patterns.tree.forest import (
 from treadle import DataError, Document, ExtendedReference, Id, MaterializedPath, Store, UsageError
 from treadle.patterns.tree import state
 from treadle.patterns.tree.lifts import lift_chunk
-from treadle.patterns.tree.moves import Move, finish, move_chunk
+from treadle.patterns.tree.moves import Move, finish, move_chunk, tree_of
 from treadle.patterns.tree.pace import Pace
 from treadle.patterns.tree.removes import Remove
 from treadle.server.local import LocalServer
@@ -61,7 +61,7 @@ def begun(store: Any, model: type[Document], node: Any, parent: Any) -> Any:
     work = Move(store.graph.entry(model), node, parent)
     store._write(work, None)
     assert work.owes
-    return store.runner.run(state.owed_by(store.graph.entry(model).tree))["token"]
+    return store.runner.run(state.owed_by(tree_of(store.graph.entry(model))))["token"]
 
 
 @pytest.mark.parametrize("model", REWRITING, ids=lambda model: model.__name__)
@@ -69,7 +69,7 @@ def test_between_chunks_a_node_has_old_or_new_ancestors_and_verify_names_the_old
     store = Store(database, [model])
     store.setup()
     ids = plant(store, model, SHAPE)
-    tree, inner = store.tree(model), store.graph.entry(model).tree
+    tree, inner = store.tree(model), tree_of(store.graph.entry(model))
     token = begun(store, model, ids["x"], ids["new"])
     server = store._capabilities()
     role = "ancestors" if inner.ancestors else "path"
@@ -106,7 +106,7 @@ def test_what_is_inserted_meanwhile_moves_along(database, model, chunked):
     store = Store(database, [model])
     store.setup()
     ids = plant(store, model, SHAPE)
-    tree, inner = store.tree(model), store.graph.entry(model).tree
+    tree, inner = store.tree(model), tree_of(store.graph.entry(model))
     token = begun(store, model, ids["x"], ids["new"])
     server = store._capabilities()
     count = 0
@@ -166,7 +166,7 @@ def test_a_segment_is_taken_also_while_its_owner_has_not_moved_yet(database, mod
     store = Store(database, [model])
     store.setup()
     ids = plant(store, model, SHAPE)
-    tree, inner = store.tree(model), store.graph.entry(model).tree
+    tree, inner = store.tree(model), tree_of(store.graph.entry(model))
     token = begun(store, model, ids["x"], ids["new"])
     child = "x1" if parent == "x" else "x21"
     ended = False
@@ -345,7 +345,7 @@ def test_a_large_lift_goes_in_chunks_with_what_is_inserted_meanwhile(database, m
     store = Store(database, [model])
     store.setup()
     ids = plant(store, model, SHAPE)
-    tree, inner = store.tree(model), store.graph.entry(model).tree
+    tree, inner = store.tree(model), tree_of(store.graph.entry(model))
     work = Remove(store.graph.entry(model), ids["x"], "lift")
     store._write(work, None)
     assert work.token is not None
@@ -494,7 +494,7 @@ def test_kill_9_at_any_point_and_recovery_ends_it(server, model, scenario, tried
             fresh.recover()
             assert [] == fresh.verify(), skip
             assert outline(fresh, kind_of) in (before, after), skip
-            assert None is fresh.runner.run(state.owed_by(fresh.graph.entry(kind_of).tree))
+            assert None is fresh.runner.run(state.owed_by(fresh.tree_of(graph.entry(kind_of))))
         tried(len(points))
         client.drop_database(name)
 
@@ -538,7 +538,7 @@ def test_finishing_twice_changes_nothing(database, chunked):
     store.setup()
     ids = plant(store, Array, SHAPE)
     begun(store, Array, ids["x"], ids["new"])
-    tree = store.graph.entry(Array).tree
+    tree = tree_of(store.graph.entry(Array))
     store.runner.run(finish(tree, store.graph, store._capabilities()))
     documents = list(store.collection(Array).find())
     store.runner.run(finish(tree, store.graph, store._capabilities()))

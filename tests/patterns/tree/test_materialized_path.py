@@ -11,6 +11,7 @@ from tests.patterns.tree.forest import Pathed, PathedUp, names, plant
 from treadle import DataError, DeclarationError, Document, Id, MaterializedPath, Store, UsageError
 from treadle.graph.graph import Graph
 from treadle.patterns.tree import reads, segments
+from treadle.patterns.tree.moves import tree_of
 
 SHAPE = {
     "company": {"eng": {"backend": {}}, "engineering": {"frontend": {}}, "a.b": {"x": {}}, "aXb": {"y": {}}}
@@ -54,7 +55,7 @@ def test_a_range_of_the_index_is_read_and_nothing_else(run, database):
     store = made(run, Pathed)
     ids = plant(store, Pathed, SHAPE)
     store.insert_many([Pathed(name=f"other {number}") for number in range(50)])
-    tree = Store(database, [Pathed]).graph.entry(Pathed).tree
+    tree = tree_of(Store(database, [Pathed]).graph.entry(Pathed))
     for depth, most in ((None, 4), (1, 4), (2, 4)):
         stream = run(reads.descendants(tree, ids["engineering"], depth))
         (condition,) = stream.arguments
@@ -74,7 +75,7 @@ def test_siblings_in_order_come_from_the_range_and_not_from_the_index_that_has_t
     own = [f"n{number}" for number in range(150)]
     store.insert_many([Pathed(name=name, path=f",top,{name},") for name in own])
     store.insert_many([Pathed(name=f"other {number}") for number in range(600)])
-    tree = Store(database, [Pathed]).graph.entry(Pathed).tree
+    tree = tree_of(Store(database, [Pathed]).graph.entry(Pathed))
     for stream in (run(reads.children(tree, top.id)), run(reads.descendants(tree, top.id, sort="-_id"))):
         (condition,) = stream.arguments
         plan = database["paths"].find(condition).sort(stream.options["sort"]).explain()

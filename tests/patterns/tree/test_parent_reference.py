@@ -11,7 +11,9 @@ from tests.patterns.tree.forest import Array, Listed, Parented, names, plant
 from treadle import DataError, DeclarationError, Document, Id, ParentReference, Store, UsageError
 from treadle.graph.graph import Graph
 from treadle.patterns.tree import reads
-from treadle.store import shell
+from treadle.patterns.tree.moves import tree_of
+from treadle.store import async_tree
+from treadle.store.blocking import tree as blocking_tree
 
 SHAPE = {"r": {"a": {"a1": {"a2": {}}, "a3": {}}, "b": {}}, "s": {}}
 
@@ -75,7 +77,7 @@ def test_graph_lookup_goes_by_the_index(run, database, model):
     store.setup()
     ids = plant(store, model, SHAPE)
     database[model.__treadle__.collection].insert_many([{"name": "x"} for _ in range(200)])
-    tree = Store(database, [model]).graph.entry(model).tree
+    tree = tree_of(Store(database, [model]).graph.entry(model))
     stream = run(reads.descendants(tree, ids["a"]))
     (pipeline,) = stream.read.arguments
     command = {"aggregate": model.__treadle__.collection, "pipeline": pipeline, "cursor": {}}
@@ -110,7 +112,8 @@ def test_the_levels_below_the_first_ones_are_all_found(run, monkeypatch, model, 
     """The deeper levels are asked for in batches, however many `$graphLookup` has found."""
     monkeypatch.setattr(reads, "GRAPH_LEVELS", levels)
     monkeypatch.setattr(reads, "BATCH", 2)
-    monkeypatch.setattr(shell, "FIND_PAGE", 2)
+    monkeypatch.setattr(blocking_tree, "FIND_PAGE", 2)
+    monkeypatch.setattr(async_tree, "FIND_PAGE", 2)
     store = run.store([model])
     store.setup()
     ids = plant(store, model, SHAPE)

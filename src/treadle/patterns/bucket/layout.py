@@ -143,6 +143,7 @@ class BucketLayout(Layout[D]):
     # -- reading --------------------------------------------------------------------------
 
     def reader(self, filter: Any, sort: Sort | None, skip: int, limit: int | None) -> Reader[D]:
+        crud.check_window(skip, limit)
         return Reader(self.spec, self.collection, self.entry.codec.load, filter, sort, skip, limit)
 
     def id_filter(self, identity: Any) -> Raw:

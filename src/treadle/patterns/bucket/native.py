@@ -158,6 +158,7 @@ class NativeLayout(Layout[D]):
     # -- reading --------------------------------------------------------------------------
 
     def reader(self, filter: Any, sort: Sort | None, skip: int, limit: int | None) -> NativeReader[D]:
+        crud.check_window(skip, limit)
         return NativeReader(self.entry, crud.find_command(self.entry, filter, sort, skip, limit))
 
     def id_filter(self, identity: Any) -> Raw:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from treadle.engine.deletes import check_restrictions, delete_documents, restricting
+from treadle.engine.deletes import check_restrictions, delete_documents, restricting, smaller_first
 from treadle.engine.ledger import Ledger
 from treadle.engine.pipelines import BUMP, formula_stages
 from treadle.engine.react import UNBOUNDED, react
-from treadle.engine.work import Work
+from treadle.engine.work import ChunkedWork, Work
 from treadle.errors import UsageError
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
@@ -132,6 +132,10 @@ class Remove(Work[int]):
 
     def result(self, outcome: int) -> int:
         return outcome
+
+    def smaller(self) -> Plan[list[ChunkedWork]]:
+        # What a whole subtree will take along is not known before.
+        return [] if self.filter is None else (yield from smaller_first(self.entry, self.filter, limit=1))
 
 
 def _keys(tree: Tree, stream: Any) -> Plan[list[Any]]:

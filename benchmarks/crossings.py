@@ -1,0 +1,123 @@
+"""How many files and rooms one operation goes through: `python -m benchmarks.crossings`.
+
+Counts what a reader would have to follow: the distinct source files whose
+functions run, and how often a function of one room calls a function of
+another. A plan that goes on after a command is no new call. Three operations:
+an insert with a maintained count, one batch of the stream worker, and a move
+in a tree.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import treadle
+from treadle import AncestorArray, Count, Document, Id, Store
+
+SOURCE = Path(treadle.__file__).parent
+
+
+class Review(Document, collection="reviews"):
+    product_id: Id
+    rating: int
+    date: datetime
+
+
+class Product(Document, collection="products"):
+    name: str
+    review_count: Annotated[int, Count(Review, by="product_id")] = 0
+
+
+class Visit(Document, collection="visits"):
+    page_id: Id
+
+
+class Page(Document, collection="pages"):
+    visits: Annotated[int, Count(Visit, by="page_id", maintain="stream")] = 0
+
+
+class Category(
+    Document, collection="categories", tree=AncestorArray(parent="parent_id", ancestors="ancestors")
+):
+    parent_id: Id | None = None
+    ancestors: list[Id] = []
+
+
+class Trace:
+    """Files and crossings between rooms, while it is on."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.crossings = 0
+        self._begun: set[int] = set()
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        room = _room(frame)
+        if event != "call" or room is None:
+            return
+        self.files.add(frame.f_code.co_filename)
+        if id(frame) in self._begun and frame.f_lasti > 0 and frame.f_code.co_flags & 0x20:
+            # A generator that goes on.
+            return
+        self._begun.add(id(frame))
+        caller = frame.f_back
+        while caller is not None and _room(caller) is None:
+            caller = caller.f_back
+        if caller is not None and _room(caller) != room:
+            self.crossings += 1
+
+
+def _room(frame: FrameType) -> str | None:
+    path = Path(frame.f_code.co_filename)
+    if not path.is_relative_to(SOURCE):
+        return None
+    parts = path.relative_to(SOURCE).parts
+    return parts[0] if len(parts) > 1 else "."
+
+
+def traced(work: Callable[[], Any]) -> tuple[int, int]:
+    """Files and crossings of one call."""
+    trace = Trace()
+    sys.setprofile(trace)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return len(trace.files), trace.crossings
+
+
+def measure() -> dict[str, tuple[int, int]]:
+    """Files and crossings per operation, each after it has run once."""
+    with Store.local(models=[Review, Product, Visit, Page, Category]) as store:
+        store.setup()
+        product = store.insert(Product(name="lamp"))
+        page = store.insert(Page())
+        root, other, node = store.insert_many([Category(), Category(), Category()])
+        worker = store.worker()
+
+        def insert() -> None:
+            store.insert(Review(product_id=product.id, rating=5, date=datetime.now(UTC)))
+
+        def visit() -> None:
+            store.collection(Visit).insert_many([{"page_id": page.id} for _ in range(10)])
+
+        insert()
+        visit()
+        worker.run_until_idle()
+        store.tree(Category).move(node.id, root.id)
+        visit()
+        return {
+            "an insert with a maintained count": traced(insert),
+            "a stream batch": traced(worker.run_until_idle),
+            "a tree move": traced(lambda: store.tree(Category).move(node.id, other.id)),
+        }
+
+
+if __name__ == "__main__":
+    for name, (files, crossings) in measure().items():
+        print(f"{name}: {files} files, {crossings} crossings")
