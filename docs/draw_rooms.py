@@ -12,13 +12,12 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "treadle"
 PICTURE = Path(__file__).parent / "images" / "rooms.svg"
-# A room imports from itself and from the rooms before it. Store.local() starts the private server, and
-# the command line the dashboard and the demonstration, so that these come before them.
+# A room imports from itself and from the rooms before it. Two import later ones, when they are called:
+# Store.local() starts the private server, and the command line starts the dashboard and the demonstration.
 ROOMS = [
     "errors", "model", "query", "plan", "graph", "engine", "patterns", "upkeep",
-    "server", "store", "advisor", "web", "demo", "cli",
+    "store", "server", "advisor", "cli", "web", "demo",
 ]  # fmt: skip
-MOVING = {"commands": "cli", "verbs": "cli"}
 # The package itself and the pytest plugin import from every room, and no room imports them.
 FACADE = ["treadle", "testing"]
 
@@ -44,8 +43,7 @@ def modules() -> dict[str, Path]:
 
 def room(module: str) -> str:
     """The room of one of Treadle's modules."""
-    name = module.split(".")[1] if "." in module else module
-    return MOVING.get(name, name)
+    return module.split(".")[1] if "." in module else module
 
 
 def imports() -> list[Import]:
@@ -81,11 +79,15 @@ def _imports(
             yield Import(module, node.module or "", alias.name, in_function)
 
 
-def edges() -> list[tuple[str, str]]:
-    """The rooms that import from other rooms, without the façade."""
+def edges() -> dict[tuple[str, str], bool]:
+    """The rooms that import from other rooms, without the façade; whether at the top of a file."""
     known = modules()
-    pairs = {(room(each.importer), room(each.imported)) for each in imports() if each.imported in known}
-    return sorted((one, other) for one, other in pairs if one != other and not {one, other} & set(FACADE))
+    drawn: dict[tuple[str, str], bool] = {}
+    for each in imports():
+        pair = room(each.importer), room(each.imported)
+        if each.imported in known and pair[0] != pair[1] and not {*pair} & {*FACADE}:
+            drawn[pair] = drawn.get(pair, False) or not each.in_function
+    return dict(sorted(drawn.items()))
 
 
 # -- the picture: rooms down the diagonal, and a dot where a row's room imports from a column's ------
@@ -96,12 +98,14 @@ STYLE = """
     .room { fill: #e3f0e6; stroke: #3f8f55 }
     .way { stroke: #98a2ac; fill: none }
     .dot, .tip { fill: #3d4650 }
+    .late { fill: #ffffff; stroke: #3d4650 }
     text { fill: #1c2228; font-weight: 600 }
     @media (prefers-color-scheme: dark) {
       .paper { fill: #15191d; stroke: #333b43 }
       .room { fill: #17341f; stroke: #55a86c }
       .way { stroke: #66707b }
       .dot, .tip { fill: #c3ccd4 }
+      .late { fill: #15191d; stroke: #c3ccd4 }
       text { fill: #e8ecf0 }
     }
 """
@@ -130,16 +134,16 @@ def picture() -> str:
     ]
     for each in rooms:
         lines += _ways(each, box, drawn)
-    for importer, imported in drawn:
+    for (importer, imported), at_top in drawn.items():
         x, y = box[imported][0] + WIDTH / 2, box[importer][1] + HEIGHT / 2
-        lines.append(f'  <circle class="dot" cx="{x:g}" cy="{y:g}" r="4"/>')
+        lines.append(f'  <circle class="{"dot" if at_top else "late"}" cx="{x:g}" cy="{y:g}" r="4"/>')
     for each, (x, y) in box.items():
         lines.append(f'  <rect class="room" x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>')
         lines.append(f'  <text x="{x + WIDTH / 2:g}" y="{y + 18}" text-anchor="middle">{each}</text>')
     return "\n".join([*lines, "</svg>", ""])
 
 
-def _ways(each: str, box: dict[str, tuple[int, int]], drawn: list[tuple[str, str]]) -> list[str]:
+def _ways(each: str, box: dict[str, tuple[int, int]], drawn: dict[tuple[str, str], bool]) -> list[str]:
     """The line along a room's row to what it imports, and along its column to what imports it."""
     x, y = box[each][0] + WIDTH / 2, box[each][1] + HEIGHT / 2
     across = [box[other][0] + WIDTH / 2 for one, other in drawn if one == each]
@@ -148,9 +152,11 @@ def _ways(each: str, box: dict[str, tuple[int, int]], drawn: list[tuple[str, str
     if across:
         lines.append(f'  <path class="way" d="M{min(across):g} {y:g} H{max(*across, x):g}"/>')
     if down:
-        lines.append(f'  <path class="way" d="M{x:g} {min(*down, y):g} V{max(down):g}"/>')
-        tip = box[each][1] + HEIGHT
-        lines.append(f'  <polygon class="tip" points="{x:g},{tip} {x - 4:g},{tip + 7} {x + 4:g},{tip + 7}"/>')
+        lines.append(f'  <path class="way" d="M{x:g} {min(*down, y):g} V{max(*down, y):g}"/>')
+    for side in sorted({1 if end > y else -1 for end in down}):
+        tip = y + side * HEIGHT / 2
+        base = tip + side * 7
+        lines.append(f'  <polygon class="tip" points="{x:g},{tip:g} {x - 4:g},{base:g} {x + 4:g},{base:g}"/>')
     return lines
 
 

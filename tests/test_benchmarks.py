@@ -63,6 +63,7 @@ def test_goals_are_said_to_be_met_or_missed(run: Any, tmp_path: Path) -> None:
     assert {"one", "work", "by hand", "Treadle <fast>", "goal ≤ 1.10", "1.05 ms (1.05×)"} <= texts
 
 
+@pytest.mark.heavy
 def test_a_group_that_fails_is_named_and_loses_no_other(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     groups = [
         Group("one", "work", broken),
@@ -76,6 +77,7 @@ def test_a_group_that_fails_is_named_and_loses_no_other(run: Any, capsys: pytest
     assert "no luck" in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_running_a_family_again_keeps_the_others(run: Any, tmp_path: Path) -> None:
     groups = [Group("one", "work", first, rounds=3), Group("two", "work", first, rounds=3)]
     run(groups)

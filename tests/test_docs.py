@@ -162,6 +162,7 @@ class Typist:
             self.beside = None
 
 
+@pytest.mark.heavy
 @pytest.mark.server
 def test_the_tutorial_works_as_it_is_typed(tmp_path):
     typist = Typist(tmp_path)

@@ -71,6 +71,8 @@ def test_a_report_that_could_not_be_written_is_refused_before_anything_starts(
 PATTERNS = ("Extended Reference", "Computed", "Subset", "Outlier", "Bucket", "Approximation")
 
 
+@pytest.mark.heavy
+@pytest.mark.server
 def test_demo_shows_what_it_claims_and_leaves_only_its_report(tmp_path: Path) -> None:
     """One run in a narrow terminal without colours: its words, its data, its report, and its end."""
     folder, report = tmp_path / "temporary", tmp_path / "report.html"
@@ -122,6 +124,8 @@ def test_demo_shows_what_it_claims_and_leaves_only_its_report(tmp_path: Path) ->
     assert [] == list(folder.iterdir())
 
 
+@pytest.mark.heavy
+@pytest.mark.server
 def test_demo_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
     process = start("demo", "--html", str(tmp_path / "report.html"), TMPDIR=str(tmp_path))
     assert process.stdout is not None

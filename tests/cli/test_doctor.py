@@ -183,6 +183,7 @@ def test_a_server_that_goes_away_meanwhile_is_no_connection() -> None:
 # -- from outside ---------------------------------------------------------------
 
 
+@pytest.mark.server
 def test_doctor_without_a_uri_looks_at_a_private_server_and_says_so() -> None:
     code, output, errors = run("doctor", "--json")
     assert 0 == code, errors

@@ -7,6 +7,7 @@ import math
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from pydantic import BaseModel
@@ -282,5 +283,6 @@ class ComputedMachine(Machine):
         self.replace_kept(Sale, which, rating=rating, shop_id=shop)
 
 
+@pytest.mark.heavy
 def test_computed_values_equal_a_recomputation(run, database):
     play(ComputedMachine, run, database, examples=6)

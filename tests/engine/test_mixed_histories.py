@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from pydantic import BaseModel
@@ -219,5 +220,6 @@ class TogetherMachine(Machine):
         self.replace_kept(Purchase, which, person_id=other)
 
 
+@pytest.mark.heavy
 def test_all_three_patterns_together(run, database):
     play(TogetherMachine, run, database, examples=6)

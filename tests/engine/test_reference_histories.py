@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from pydantic import BaseModel, ConfigDict, Field
@@ -346,5 +347,6 @@ class ReferenceMachine(Machine):
         self.store.delete(Order, id)
 
 
+@pytest.mark.heavy
 def test_references_follow_their_sources(run, database):
     play(ReferenceMachine, run, database, examples=6)

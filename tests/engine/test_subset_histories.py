@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from pydantic import BaseModel
@@ -157,5 +158,6 @@ class SubsetMachine(Machine):
         self.store.delete_many(Comment, {"post_id": post, "likes": {"$gte": 1}})
 
 
+@pytest.mark.heavy
 def test_subsets_are_the_first_ones(run, database):
     play(SubsetMachine, run, database, examples=8)

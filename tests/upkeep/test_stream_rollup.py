@@ -142,6 +142,7 @@ def _write(database: Any, chance: random.Random) -> None:
         database["per_product"].delete_many({})
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("former_states", [True, False], ids=["pre-images", "ledger"])
 def test_rollups_follow_writers_that_do_not_use_treadle(run, database, former_states):
     """Windows in UTC and over a change of the clock, an id as the key, a rollup of a rollup."""

@@ -159,6 +159,7 @@ def test_a_version_that_leads_in_between_leaves_no_gap(run, database):
 FAILING = ["update", "findAndModify", "commitTransaction", "aggregate", "getMore", "find"]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("command", FAILING)
 def test_an_error_in_the_middle_loses_no_event(database, client, server, command):
     """What was read when it failed is read again; `run_until_idle` does not take it for done."""
@@ -182,6 +183,7 @@ def test_an_error_in_the_middle_loses_no_event(database, client, server, command
         assert [] == store.verify()
 
 
+@pytest.mark.heavy
 def test_a_worker_that_fails_while_it_takes_the_lead_tries_again(database, client, server):
     """Half a beginning is none: neither without a position, nor without knowing what to watch."""
     app = "failing-lead"

@@ -77,6 +77,7 @@ class Counting(RuleBasedStateMachine):
         assert [] == self.store.verify()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("field", ["memory", "durable"])
 def test_a_counter_behaves_like_an_integer(run, database, field):
     store = run.store([Score])

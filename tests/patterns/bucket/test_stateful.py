@@ -272,6 +272,7 @@ class Machine:
             )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", list(LAYOUTS))
 def test_a_bucketed_model_is_as_good_as_a_list(name, run):
     @settings(max_examples=settings.default.max_examples // 5)

@@ -100,6 +100,7 @@ class Members(RuleBasedStateMachine):
         assert [] == wrong(self.database, self.model, self.key)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_an_array_behaves_like_a_list(run, database, model):
     store = run.store([model])

@@ -161,6 +161,7 @@ def families(draw: Any) -> tuple[list[type[Document]], list[Document], int]:
     return models, documents, draw(st.integers(1, version))
 
 
+@pytest.mark.heavy
 @settings(max_examples=40)
 @given(made=families())
 def test_whatever_is_written_validates_and_reads_back_equal(made, database):

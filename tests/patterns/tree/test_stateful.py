@@ -283,6 +283,7 @@ class TreeMachine(RuleBasedStateMachine):
         ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("model", ALL, ids=lambda model: model.__name__)
 def test_any_history_leaves_the_tree_of_the_oracle(model, run, database):
     store = run.store([model])
