@@ -103,7 +103,7 @@ class ChunkedWork(Work[int]):
 class Busy(DataError):
     """Something larger must end first; outside of transactions the write protocol sees to that."""
 
-    def __init__(self, message: str, code: str, rule: Rule) -> None:
+    def __init__(self, message: str, *, code: str, rule: Rule) -> None:
         super().__init__(message, code=code)
         self.rule = rule
 

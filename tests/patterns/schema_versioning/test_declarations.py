@@ -43,7 +43,7 @@ def test_migrations_that_cannot_work_are_refused():
     assert "version-invalid" == code(no_version)
 
 
-@pytest.mark.parametrize("keyword", [{"version": 2}, {"discriminator": "kind"}], ids=str)
+@pytest.mark.parametrize("keyword", [{"version": 1}, {"discriminator": "kind"}], ids=str)
 def test_the_groups_of_a_rollup_have_no_versions_or_kinds(keyword):
     with pytest.raises(DeclarationError, match="rollup= and"):
 

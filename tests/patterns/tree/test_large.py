@@ -140,7 +140,7 @@ def test_nobody_takes_the_old_path_while_descendants_still_have_it(database, mod
         store.insert(stranger, session=session)
     assert "tree-busy" == caught.value.code
     if not root:
-        with pytest.raises(DataError, match="under way"), store.transaction() as session:
+        with pytest.raises(DataError, match="in progress"), store.transaction() as session:
             store.delete(model, ids["old"], session=session)
     # Outside of a transaction a write ends the move first: whoever began it may be dead.
     store.insert(stranger)
@@ -494,7 +494,7 @@ def test_kill_9_at_any_point_and_recovery_ends_it(server, model, scenario, tried
             fresh.recover()
             assert [] == fresh.verify(), skip
             assert outline(fresh, kind_of) in (before, after), skip
-            assert None is fresh.runner.run(state.owed_by(fresh.tree_of(graph.entry(kind_of))))
+            assert None is fresh.runner.run(state.owed_by(tree_of(fresh.graph.entry(kind_of))))
         tried(len(points))
         client.drop_database(name)
 

@@ -36,8 +36,8 @@ class TreeBusy(Busy):
         super().__init__(
             f"a large move in the tree of {tree.entry.model.__name__} is in progress and this write would "
             "cross it; try again in a moment",
-            "tree-busy",
-            tree.rules[0],
+            code="tree-busy",
+            rule=tree.rules[0],
         )
 
 
