@@ -279,3 +279,19 @@ def test_a_lost_reply_or_request_leaves_nothing_wrong(
             assert soon(store), f"the next write was kept waiting; {fault} at {skip}"
             standing.database["treadle.intents"].delete_many({})
     tried(len(points))
+
+
+# -- a replica set of one ----------------------------------------------------------------------------
+
+
+def test_what_a_standalone_server_left_is_finished_on_the_replica_set_that_it_became(database):
+    """The intent of a write that was killed before its maintenance."""
+    standing = Shop(database)
+    standing.reset()
+    key = database["reviews"].insert_one({"product_id": 1, "rating": 5, "text": "left"}).inserted_id
+    intent = {"collection": "reviews", "keys": [key], "feeds": {}, "cards": [], "owner": "gone:1:1"}
+    database["treadle.intents"].insert_one({"_id": {"kind": "write", "n": 1}, **intent})
+    assert [] != shop.wrong(shop.stored(database))
+    Store(database, MODELS).recover()
+    assert [] == shop.wrong(shop.stored(database))
+    assert [] == standing.intents()

@@ -19,6 +19,7 @@ from pymongo.errors import PyMongoError
 
 from treadle.engine.commit import commit_on
 from treadle.engine.groups import require_indexes
+from treadle.engine.standalone import ByIntents
 from treadle.engine.transaction import ByTransaction
 from treadle.engine.work import Busy, ChunkedWork, Failed, Work, Writer
 from treadle.errors import UsageError
@@ -136,7 +137,10 @@ class WriteProtocol:
             yield from self.abandon()
             for rule in self.graph.rules:
                 done += yield from rule.recover(self.graph, server, writer.owner, self._is_dead)
-            return done + (yield from commit_on(self.graph, server).recover(writer))
+            # By intents on a replica set too, which may have been a standalone server before.
+            for commit in (ByTransaction(self.graph, server), ByIntents(self.graph, server)):
+                done += yield from commit.recover(writer)
+            return done
         except BaseException:
             self.unfinished = True
             raise

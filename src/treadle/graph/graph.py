@@ -207,7 +207,7 @@ class Graph:
         """The server's capabilities, if every declaration can be kept with them."""
         for rule in self.rules:
             if rule.needs_transactions:
-                what = f"{rule.place.label} ({rule.pattern})"
+                what = f"{rule.place.label}: {rule.pattern}"
                 server.require_transactions(what, code="transactions-needed", error=DeclarationError)
         return server
 
