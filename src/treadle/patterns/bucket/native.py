@@ -234,7 +234,7 @@ class NativeLayout(Layout[D]):
             for raw in raws:
                 if isinstance(when := raw[names[0]], dt.datetime):
                     raw[names[0]] = EPOCH + (when - NAIVE_EPOCH)
-        adapters = [None, *(adapter_of(each.shape) for each in chosen)]
+        adapters = [None, *(adapter_of(self.entry.codec, each.shape) for each in chosen)]
         if not any(adapters) and len(names) > 1:
             try:
                 return list(map(itemgetter(*names), raws))
