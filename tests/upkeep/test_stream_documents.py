@@ -16,7 +16,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo.errors import PyMongoError
 
 from tests.upkeep.marketplace import MEGABYTE, MODELS, settled, totals, wait_for, working
-from treadle import Count, Document, Store
+from treadle import Count, Document, Formula, Store
 from treadle.plan import Read
 
 # -- large documents ---------------------------------------------------------------------------------
@@ -108,6 +108,31 @@ def test_a_target_that_the_validator_refuses_is_set_aside(market, database):
     assert [6, 5, 8] == totals(database, keys)
     assert 1 <= worker.totals["set_aside"]
     assert {keys[1]} == {each.document_id for each in store.verify()}
+
+
+class Item(Document, collection="items"):
+    id: int
+    price: Any = 1
+    sold: Annotated[int, Count("Purchase", by="item_id", maintain="stream")] = 0
+    half: Annotated[float | None, Formula({"$divide": ["$price", 2]})] = None
+
+
+class Purchase(Document, collection="purchases"):
+    item_id: int
+
+
+def test_a_target_on_which_a_formula_fails_is_set_aside(run, database):
+    """The server says so of the update, by a code that many errors share."""
+    store = run.store([Item, Purchase])
+    store.setup()
+    store.insert_many([Item(id=1), Item(id=2)])
+    settled(store)
+    database["items"].update_one({"_id": 1}, {"$set": {"price": "free"}})
+    database["purchases"].insert_many([{"item_id": 1}, {"item_id": 2}])
+    worker = store.worker()
+    worker.run_until_idle()
+    assert [0, 1] == [each["sold"] for each in database["items"].find(sort=[("_id", 1)])]
+    assert 1 <= worker.totals["set_aside"]
 
 
 def test_a_copy_that_the_validator_refuses_does_not_stop_the_others(market, database):

@@ -17,6 +17,16 @@ from pymongo.database import Database
 from pymongo.errors import ConnectionFailure, NotPrimaryError, OperationFailure, PyMongoError
 from pymongo.read_preferences import ReadPreference
 
+from treadle.plan.server_errors import (
+    AUTHENTICATION_FAILED,
+    COMMAND_NOT_SUPPORTED_ON_VIEW,
+    DROPPED,
+    INTERRUPTED,
+    OUT_OF_MEMORY,
+    OUT_OF_TIME,
+    UNAUTHORIZED,
+)
+
 R = TypeVar("R")
 
 COMMENT = "treadle scan"
@@ -28,26 +38,19 @@ _CODEC = CodecOptions[dict[str, Any]](
     unicode_decode_error_handler="replace",
 )
 
-# Codes of the server's errors, and what they mean for a scan.
-_REASONS = {
-    13: "no rights",
-    8000: "no rights",
-    18: "no rights",
-    26: "it was dropped meanwhile",
-    50: "it took too long",
-    262: "it took too long",
-    146: "it needs more memory than the server grants",
-    292: "it needs more memory than the server grants",
-    16945: "it needs more memory than the server grants",
-    166: "the server does not answer that for a view",
-    175: "it was dropped meanwhile",
-    224: "it was dropped meanwhile",
-    11601: "it was interrupted",
-}
 NO_RIGHTS = "no rights"
 TOO_LONG = "it took too long"
 TOO_LARGE = "it needs more memory than the server grants"
 TOO_MUCH = "it is more than this process may hold"
+# What the server's errors mean for a scan.
+_REASONS = {
+    **dict.fromkeys(UNAUTHORIZED | {AUTHENTICATION_FAILED}, NO_RIGHTS),
+    **dict.fromkeys(OUT_OF_TIME, TOO_LONG),
+    **dict.fromkeys(OUT_OF_MEMORY, TOO_LARGE),
+    **dict.fromkeys(DROPPED, "it was dropped meanwhile"),
+    COMMAND_NOT_SUPPORTED_ON_VIEW: "the server does not answer that for a view",
+    INTERRUPTED: "it was interrupted",
+}
 
 
 class Refused(Exception):
@@ -141,7 +144,7 @@ class Reader:
             with self._listed({}) as cursor:
                 return list(cursor)
         except OperationFailure as error:
-            if error.code not in (13, 8000):
+            if error.code not in UNAUTHORIZED:
                 raise Refused(reason_of(error)) from None
         except (ConnectionFailure, NotPrimaryError) as error:
             raise Lost(type(error).__name__) from None

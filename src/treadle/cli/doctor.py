@@ -49,10 +49,6 @@ DATABASE_DEFAULT = "test"
 # Only read, never created.
 COLLECTION_READ = "treadle.doctor"
 
-# Codes of the server's errors.
-UNAUTHORIZED = (13, 8000)  # The second is Atlas's.
-NOT_A_REPLICA_SET = (20, 263, 40573, 51300)
-
 NEEDS_REPLICA_SET = (
     "needs a replica set; start mongod with --replSet and run rs.initiate() in mongosh, "
     "a single member will do"
@@ -203,6 +199,8 @@ def describe_server(client: Client, clock: Callable[[], float]) -> Server:
     """The server as it describes itself; its version is empty when only users may know it."""
     from pymongo.errors import OperationFailure
 
+    from treadle.plan.server_errors import UNAUTHORIZED
+
     hello = client.admin.command("hello")
     database = client.get_default_database(DATABASE_DEFAULT).name
     try:
@@ -246,6 +244,8 @@ def _run(name: str, check: Callable[[Server], Answer], server: Server) -> Answer
         PyMongoError,
         ServerSelectionTimeoutError,
     )
+
+    from treadle.plan.server_errors import NOT_A_REPLICA_SET, UNAUTHORIZED
 
     try:
         with pymongo.timeout(CHECK_SECONDS_MAX):

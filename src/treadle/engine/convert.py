@@ -21,15 +21,15 @@ from treadle.graph.pattern import Entry
 from treadle.graph.versions import Lineage, Way, failed
 from treadle.graph.watched import copied
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, to_bson
-from treadle.model.storable import ENCODING_ERRORS, translate
+from treadle.model.storable import ENCODING_ERRORS, not_storable
 from treadle.plan import Plan, Raw, aggregate, bulk_write, by_id, find_one, transact
+from treadle.plan.server_errors import OBJECT_TOO_LARGE, codes_of, message_of
 
 # Documents go to the server inside a command, which may hold 16 MB.
 LITERAL_BYTES_MAX = 6 * 1024 * 1024
 LITERAL_DOCUMENTS_MAX = 500
 # An update holds what it compares and what it sets.
 COMPARED_BYTES_MAX = 12 * 1024 * 1024
-TOO_LARGE = 10334
 NAMES_MAX = 10_000
 
 
@@ -125,7 +125,7 @@ def encodable(raw: Any, model: type) -> Raw:
         try:
             bson.encode(raw, codec_options=CODEC_OPTIONS)
         except ENCODING_ERRORS as error:
-            raise translate(error, model.__name__, [raw]) from error
+            raise not_storable(error, model.__name__, [raw]) from error
     found: Raw = raw
     return found
 
@@ -168,8 +168,7 @@ def _evaluate(
             middle = len(raws) // 2
             first = yield from _evaluate(collection, raws[:middle], pipeline, lineage, version)
             return [*first, *(yield from _evaluate(collection, raws[middle:], pipeline, lineage, version))]
-        reason = str((error.details or {}).get("errmsg", error))[:300]
-        return [failed(lineage.model, raws[0].get("_id"), version, reason)]
+        return [failed(lineage.model, raws[0].get("_id"), version, message_of(error)[:300])]
     found: list[Raw | DataError] = list(rows)
     if len(found) != len(raws):
         return [failed(lineage.model, raw.get("_id"), version, "the pipeline dropped it") for raw in raws]
@@ -232,7 +231,7 @@ def guarded_write(converted: Converted, *, compare: bool = True) -> UpdateOne | 
 
 def stops_others(error: Exception) -> bool:
     """Whether a write failed because of one of its documents, which must be stored by itself."""
-    return isinstance(error, ENCODING_ERRORS) or getattr(error, "code", None) == TOO_LARGE
+    return isinstance(error, ENCODING_ERRORS) or OBJECT_TOO_LARGE in codes_of(error)
 
 
 def store_alone(entry: Entry[Any], converted: Converted, end: int | None = None) -> Plan[int]:

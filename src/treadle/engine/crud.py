@@ -14,7 +14,7 @@ from treadle.engine import lazy
 from treadle.errors import DataError, UsageError
 from treadle.graph.pattern import Entry
 from treadle.model.document import Document
-from treadle.model.storable import check_batch, check_depth, too_deep, translate
+from treadle.model.storable import check_batch, check_depth, too_deep
 from treadle.plan import (
     Call,
     Plan,
@@ -29,6 +29,7 @@ from treadle.plan import (
     replace_one,
     update_many,
 )
+from treadle.plan.server_errors import translate
 from treadle.query.safety import Sort, clean_filter, clean_update, sort_keys
 
 D = TypeVar("D", bound=Document)

@@ -19,6 +19,7 @@ from treadle.model.codec import Codec, StoredField, codec_of, omitted_when_none
 from treadle.model.indexed import Indexed
 from treadle.model.json_schema import stored_types
 from treadle.plan import Plan, Raw, aggregate, database_command
+from treadle.plan.server_errors import DUPLICATE_KEY, message_of
 from treadle.query.paths import models_of
 
 DUPLICATES_SHOWN_MAX = 5
@@ -82,11 +83,11 @@ def set_up_indexes(
                 {"createIndexes": entry.collection, "indexes": [to_bson(dict(document), [])]}
             )
         except OperationFailure as error:
-            if error.code == 11000:
+            if error.code == DUPLICATE_KEY:
                 raise (yield from _duplicates(entry, document, error)) from None
             raise DataError(
                 f"the index {document['name']!r} on {entry.collection} could not be made: "
-                f"{(error.details or {}).get('errmsg', error)}",
+                f"{message_of(error)}",
                 code="index-refused",
             ) from error
 

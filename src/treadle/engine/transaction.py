@@ -26,7 +26,7 @@ from treadle.engine.work import Commit, Work, Writer, as_they_are_now
 from treadle.graph.change import Change
 from treadle.graph.pattern import REVISION, Entry
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, transact, update_many
-from treadle.plan.server_errors import is_about_one_document, is_poison
+from treadle.plan.server_errors import is_about_one_document, is_poison, is_transient
 from treadle.query.keys import freeze
 
 R = TypeVar("R")
@@ -99,7 +99,7 @@ class ByTransaction(Commit):
             return (yield from transact(attempt))
         except (OperationFailure, BSONError, Contended) as error:
             if isinstance(error, OperationFailure) and (
-                error.has_error_label("TransientTransactionError") or not is_about_one_document(error)
+                is_transient(error) or not is_about_one_document(error)
             ):
                 raise
             if len(keys) == 1:

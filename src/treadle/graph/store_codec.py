@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from treadle.errors import DataError, UsageError
 from treadle.graph.versions import Lineage
 from treadle.model.codec import Codec, codec_of
+from treadle.query.paths import value_at
 
 M = TypeVar("M", bound=BaseModel)
 Load = Callable[[dict[str, Any]], Any]
@@ -138,8 +139,6 @@ class StoreCodec(Codec[M]):
         return [self._lower(lineage, raw) for raw in raws]
 
     def _lower(self, lineage: Lineage, raw: dict[str, Any]) -> dict[str, Any]:
-        from treadle.query.paths import value_at
-
         kept = [(path, value_at(raw, path.split("."))) for path in self.kept]
         lowered = lineage.lower(raw)
         for path, value in kept:

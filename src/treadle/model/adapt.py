@@ -15,21 +15,18 @@ import ipaddress
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from bson import ObjectId
 from bson.decimal128 import Decimal128
 from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
 
-import treadle.model.codec as codecs
 from treadle.errors import DeclarationError
 from treadle.model.bson_types import RESERVED, UTC, from_bson, key_to_bson, to_bson
 from treadle.model.keywords import stamped_names
 from treadle.model.shape import Shape
-
-if TYPE_CHECKING:
-    from treadle.model.codec import Codec
+from treadle.model.stored import Codec
 
 Adapt = Callable[[Any], Any]
 
@@ -67,7 +64,7 @@ def compile_adapt(codec: Codec[Any]) -> Callable[[Any], Any] | None:
         own = [name for name in stamped_names(codec.model) if name not in codec.by_stored]
         lines += [f"    r.pop({name!r}, None)" for name in (RESERVED, *own)]
     for number, field in enumerate(codec.fields):
-        converter = _adapt_converter(field.shape)
+        converter = adapter_of(codec, field.shape)
         keys = _accepts(codec.model, field.name, field.info)
         if converter is not None:
             names[f"c{number}"] = converter
@@ -81,7 +78,7 @@ def compile_adapt(codec: Codec[Any]) -> Callable[[Any], Any] | None:
     for number, (_, key) in enumerate(renamed):
         lines.append(f"    if t{number} is not missing: r[{key!r}] = t{number}")
     if codec.model.__pydantic_root_model__:
-        return _adapt_converter(codec.fields[0].shape)
+        return adapter_of(codec, codec.fields[0].shape)
     if extra == "allow":
         # Undeclared fields may hold anything, Decimal128 included.
         names["from_bson"] = from_bson
@@ -94,37 +91,32 @@ def compile_adapt(codec: Codec[Any]) -> Callable[[Any], Any] | None:
     return adapt
 
 
-def adapter_of(shape: Shape) -> Adapt | None:
-    """What makes a stored value of this shape ready for Python; None where it is so already."""
-    return _adapt_converter(shape)
-
-
-def _adapt_converter(shape: Shape) -> Adapt | None:
-    """What to do to a stored value of this shape; None where nothing is."""
+def adapter_of(codec: Codec[Any], shape: Shape) -> Adapt | None:
+    """What makes a stored value of this shape ready for Pydantic; None where it is so already."""
     if shape.kind == "scalar":
         return _SCALAR_ADAPTERS.get(shape.python)
     if shape.kind == "enum":
         return _enum_adapter(shape.python)
     if shape.kind == "model":
-        nested = codecs.codec_of(shape.python)
+        nested = codec.codec_of(shape.python)
         if not nested.ready:
             return lambda value: value if nested._adapt is None else nested._adapt(value)
         return nested._adapt
     if shape.kind == "map":
-        return _map_adapter(shape)
+        return _map_adapter(codec, shape)
     if shape.kind == "literal":
         members = [member for member in get_args(shape.python) if isinstance(member, enum.Enum)]
         return _member_adapter(members) if members else None
     if shape.kind == "union":
-        return _union_adapter(shape)
+        return _union_adapter(codec, shape)
     if shape.items:
-        return _array_adapter(shape)
+        return _array_adapter(codec, shape)
     return from_bson
 
 
-def _map_adapter(shape: Shape) -> Adapt | None:
+def _map_adapter(codec: Codec[Any], shape: Shape) -> Adapt | None:
     of_key = _key_adapter(shape.items[0])
-    inner = _adapt_converter(shape.items[1])
+    inner = adapter_of(codec, shape.items[1])
     if inner is None and of_key is None:
         return None
     key_of = of_key or _same
@@ -161,9 +153,9 @@ def _attempt(parse: Callable[[Any], Any]) -> Adapt:
     return adapt
 
 
-def _union_adapter(shape: Shape) -> Adapt:
+def _union_adapter(codec: Codec[Any], shape: Shape) -> Adapt:
     """Adapt a stored model as the member that it is, where that can be told."""
-    models = [codecs.codec_of(item.python) for item in shape.items if item.kind == "model"]
+    models = [codec.codec_of(item.python) for item in shape.items if item.kind == "model"]
 
     def adapt(value: Any) -> Any:
         if type(value) is dict and models:
@@ -186,12 +178,12 @@ def _tags_fit(codec: Codec[Any], value: dict[str, Any]) -> bool:
     return True
 
 
-def _array_adapter(shape: Shape) -> Adapt | None:
+def _array_adapter(codec: Codec[Any], shape: Shape) -> Adapt | None:
     make = _CONTAINERS[shape.kind]
     if shape.items and shape.items[0].kind not in ("scalar", "enum", "literal") and shape.kind != "tuple":
         # What is not hashable yet becomes a member only once Pydantic has made a model of it.
         make = list
-    inners = [_adapt_converter(item) for item in shape.items]
+    inners = [adapter_of(codec, item) for item in shape.items]
     if not any(inners):
         return None if make is list else lambda value: make(value) if type(value) is list else value
     if len(inners) == 1 and (shape.kind != "tuple" or shape.python is Ellipsis):

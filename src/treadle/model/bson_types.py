@@ -24,7 +24,7 @@ from bson import ObjectId
 from bson.binary import UuidRepresentation
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.decimal128 import Decimal128
-from pydantic import BaseModel, GetCoreSchemaHandler, SecretBytes, SecretStr, TypeAdapter
+from pydantic import GetCoreSchemaHandler, SecretBytes, SecretStr, TypeAdapter
 from pydantic.networks import AnyUrl
 from pydantic_core import MultiHostUrl, Url, core_schema
 
@@ -158,12 +158,6 @@ def _secret_to_bson(value: Any, altered: list[Any]) -> Any:
     )
 
 
-def _model_to_bson(value: BaseModel, altered: list[Any]) -> Any:
-    from treadle.model.codec import codec_of
-
-    return codec_of(type(value)).dump(value, altered)
-
-
 Converter = Callable[[Any, list[Any]], Any]
 
 # What to_bson does with a value, by its exact type; types that are not here
@@ -188,7 +182,6 @@ _CONVERTERS: dict[type, Converter] = {
     AnyUrl: lambda value, altered: str(value),
     Url: lambda value, altered: str(value),
     MultiHostUrl: lambda value, altered: str(value),
-    BaseModel: _model_to_bson,
     LazyObjectId: lambda value, altered: made(value),
     SecretStr: _secret_to_bson,
     SecretBytes: _secret_to_bson,
@@ -196,6 +189,11 @@ _CONVERTERS: dict[type, Converter] = {
 _AS_IT_IS: frozenset[type] = frozenset(
     {str, int, float, bool, bytes, type(None), ObjectId, uuid.UUID, Decimal128}
 )
+
+
+def convert_by(kind: type, converter: Converter) -> None:
+    """Let `to_bson` convert values of a type in this way."""
+    _CONVERTERS[kind] = converter
 
 
 def to_bson(value: Any, altered: list[Any]) -> Any:

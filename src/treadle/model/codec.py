@@ -11,95 +11,23 @@ model holds is stored. A serializer that is not for JSON only is heeded.
 
 from __future__ import annotations
 
-import datetime as dt
-import decimal
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import AliasChoices, BaseModel, TypeAdapter, ValidationError
+from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
 
-from treadle.errors import DataError, DeclarationError, UsageError
+from treadle.errors import DeclarationError
 from treadle.model.adapt import compile_adapt
-from treadle.model.bson_types import (
-    RESERVED,
-    UTC,
-    date_to_bson,
-    decimal_to_bson,
-    key_to_bson,
-    set_to_bson,
-    to_bson,
-)
-from treadle.model.indexed import Indexed
-from treadle.model.keywords import stamps_of
-from treadle.model.lazy_id import LazyObjectId, made
-from treadle.model.shape import Shape, field_shape
+from treadle.model.bson_types import RESERVED, convert_by
+from treadle.model.dump import compile_dump
+from treadle.model.dump import omitted_when_none as omitted_when_none
+from treadle.model.shape import field_shape
+from treadle.model.stored import Codec as Codec
+from treadle.model.stored import StoredField as StoredField
 
 M = TypeVar("M", bound=BaseModel)
-Dump = Callable[[Any, list[Any]], Any]
-
-PATHS_SHOWN_MAX = 5
-
-
-@dataclass(frozen=True, slots=True)
-class StoredField:
-    """One field: its Python name, its stored name, its shape."""
-
-    name: str
-    stored: str
-    shape: Shape
-    info: FieldInfo
-
-
-class Codec(Generic[M]):
-    """How one model is written to and read from BSON documents."""
-
-    # What confines the model within its collection, and the fields that only Treadle writes;
-    # both belong to the codec that a Store makes for a model with kinds or versions.
-    scope: Mapping[str, Any] = MappingProxyType({})
-    owned: frozenset[str] = frozenset()
-
-    def __init__(self, model: type[M]) -> None:
-        self.model = model
-        self.fields: tuple[StoredField, ...] = ()
-        self.by_name: dict[str, StoredField] = {}
-        self.by_stored: dict[str, StoredField] = {}
-        self.bounded_depth = True
-        self.ready = False
-        self._dump: Dump = _not_compiled
-        self._adapt: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-        self._validate: Callable[[Any], M] = model.__pydantic_validator__.validate_python
-
-    def dump(self, value: Any, altered: list[Any]) -> dict[str, Any]:
-        """The document to store; notes in `altered` what it had to change."""
-        return self.dump_all([value], altered)[0]
-
-    def dump_all(self, values: Iterable[Any], altered: list[Any]) -> list[dict[str, Any]]:
-        """The documents to store; one tight loop, because bulk inserts live by it."""
-        dump = self._dump
-        try:
-            return [dump(value, altered) for value in values]
-        except (KeyError, AttributeError, TypeError) as error:
-            raise UsageError(
-                f"this {self.model.__name__} holds something that its declaration does not allow "
-                f"({type(error).__name__}: {error}); build it through its constructor",
-                code="model-inconsistent",
-            ) from error
-
-    def load(self, raw: dict[str, Any]) -> M:
-        """The validated model of a stored document; takes the document over."""
-        if self._adapt is not None:
-            raw = self._adapt(raw)
-        try:
-            return self._validate(raw)
-        except ValidationError as error:
-            # Not chained: Pydantic repeats the values that it refuses.
-            raise _invalid(self.model, raw, error) from None
-
 
 _COMPILING = threading.RLock()
 _CODECS: weakref.WeakKeyDictionary[type[BaseModel], Codec[Any]] = weakref.WeakKeyDictionary()
@@ -119,7 +47,7 @@ def codec_of(model: type[M]) -> Codec[M]:
             complete = getattr(model, "__treadle_complete__", None)
             if complete is not None:
                 complete()
-            codec = Codec(model)
+            codec = Codec(model, codec_of)
             _CODECS[model] = codec
             try:
                 _compile(codec)
@@ -141,10 +69,6 @@ def stored_name(name: str, info: FieldInfo) -> str:
     return name
 
 
-def _not_compiled(value: Any, altered: list[Any]) -> Any:
-    raise AssertionError("the codec is not compiled yet")
-
-
 def _compile(codec: Codec[Any]) -> None:
     model = codec.model
     # The id of a document is `_id`, whatever an alias generator makes of it.
@@ -162,12 +86,7 @@ def _compile(codec: Codec[Any]) -> None:
     codec.by_name = {field.name: field for field in fields}
     codec.by_stored = {field.stored: field for field in fields}
     _refuse_clashes(codec)
-    decorators = model.__pydantic_decorators__
-    if decorators.model_serializers:
-        codec._dump = _whole_model_serializer(model)
-        codec.bounded_depth = False
-    else:
-        codec._dump = _compile_dump(codec, _serialized_fields(decorators.field_serializers.values()))
+    codec._dump = compile_dump(codec)
     codec._adapt = compile_adapt(codec)
     codec.ready = True
 
@@ -196,210 +115,4 @@ def _refuse_clashes(codec: Codec[Any]) -> None:
         seen[field.stored] = field.name
 
 
-def _serialized_fields(decorators: Iterable[Any]) -> set[str]:
-    names: set[str] = set()
-    for decorator in decorators:
-        if decorator.info.when_used not in ("json", "json-unless-none"):
-            names.update(decorator.info.fields)
-    return names
-
-
-def _whole_model_serializer(model: type[BaseModel]) -> Dump:
-    serializer = model.__pydantic_serializer__
-
-    stamps = stamps_of(model)
-
-    def dump(value: Any, altered: list[Any]) -> Any:
-        shown = to_bson(serializer.to_python(value, by_alias=True), altered)
-        return {**shown, **stamps} if stamps else shown
-
-    return dump
-
-
-def _compile_dump(codec: Codec[Any], custom: set[str]) -> Dump:
-    """Generate one dict display that reads the fields out of `__dict__`."""
-    names: dict[str, Any] = {"to_bson": to_bson, "utc": UTC, "date_to_bson": date_to_bson}
-    names |= {"lazy": LazyObjectId, "made": made}
-    parts = []
-    prelude: list[str] = []
-    stamps = stamps_of(codec.model)
-    for number, field in enumerate(codec.fields):
-        value = f"d[{field.name!r}]"
-        if field.stored in stamps:
-            # The kind or the version; a model may show it, but not choose it.
-            names[f"s{number}"] = stamps[field.stored]
-            expression = f"(s{number} if {value} == s{number} else (altered.append({value}), s{number})[1])"
-        elif field.name in custom:
-            names[f"c{number}"] = _custom_dump(codec.model, field.name)
-            codec.bounded_depth = False
-            expression = f"c{number}(m, altered)"
-        elif field.info.default_factory is LazyObjectId:
-            expression = f"(v if type(v := {value}) is not lazy else made(v))"
-        elif field.shape.kind == "scalar" and field.shape.python is dt.datetime:
-            kept = "v.tzinfo is utc and not v.microsecond % 1000"
-            expression = f"(v if (v := {value}) is None or {kept} else date_to_bson(v, altered))"
-        else:
-            converter = _dump_converter(codec, field.shape)
-            nested = codec_of(field.shape.python) if field.shape.kind == "model" else None
-            if converter is None:
-                expression = value
-            elif nested is not None and nested.ready:
-                # The ordinary case without a call more than needed: an instance of just that model.
-                names |= {f"c{number}": converter, f"n{number}": nested._dump, f"k{number}": nested.model}
-                held = f"v{number}"
-                prelude.append(f"    {held} = {value}")
-                exact = f"(n{number} if {held}.__class__ is k{number} else c{number})({held}, altered)"
-                expression = f"(None if {held} is None else {exact})" if field.shape.optional else exact
-            else:
-                names[f"c{number}"] = converter
-                guard = f"None if (v := {value}) is None else " if field.shape.optional else ""
-                argument = "v" if field.shape.optional else value
-                expression = f"({guard}c{number}({argument}, altered))"
-        parts.append(f"{field.stored!r}: {expression}")
-    undeclared = {name: value for name, value in stamps.items() if name not in codec.by_stored}
-    parts[1:1] = [f"{name!r}: {value!r}" for name, value in undeclared.items()]
-    body = "{" + ", ".join(parts) + "}"
-    lines = ["def dump(m, altered):", "    d = m.__dict__", *prelude, f"    r = {body}"]
-    if codec.model.model_config.get("extra") == "allow":
-        codec.bounded_depth = False
-        lines += ["    e = m.__pydantic_extra__", "    if e: r.update(to_bson(e, altered))"]
-        lines += [f"    r.pop({RESERVED!r}, None)"]
-        lines += [f"    r[{name!r}] = {value!r}" for name, value in undeclared.items()]
-    if codec.model.__pydantic_root_model__:
-        lines.append("    r = r['root']")
-    for field in codec.fields:
-        if omitted_when_none(field):
-            lines.append(f"    if r[{field.stored!r}] is None: del r[{field.stored!r}]")
-    lines.append("    return r")
-    exec("\n".join(lines), names)
-    compiled: Dump = names["dump"]
-    return compiled
-
-
-def omitted_when_none(field: StoredField) -> bool:
-    """Whether None is stored as absence: under a unique index nulls would collide."""
-    return (
-        field.shape.optional
-        and field.info.default is None
-        and any(isinstance(mark, Indexed) and mark.unique for mark in field.shape.metadata)
-    )
-
-
-def _custom_dump(model: type[BaseModel], name: str) -> Dump:
-    serializer = model.__pydantic_serializer__
-
-    def dump(value: Any, altered: list[Any]) -> Any:
-        shown = serializer.to_python(value, include={name}, by_alias=False)
-        # A field that is excluded from JSON answers is stored all the same, as it is.
-        return to_bson(shown[name] if name in shown else value.__dict__[name], altered)
-
-    return dump
-
-
-def _adapter_dump(shape: Shape) -> Dump:
-    """What Pydantic makes of a value whose type only Pydantic knows."""
-    annotation: Any = Annotated[shape.python, *shape.metadata] if shape.metadata else shape.python
-    adapter: TypeAdapter[Any] = TypeAdapter(annotation)
-    return lambda value, altered: to_bson(adapter.dump_python(value), altered)
-
-
-def _model_class(shape: Shape) -> type[BaseModel]:
-    model: type[BaseModel] = shape.python
-    return model
-
-
-def _dump_converter(codec: Codec[Any], shape: Shape) -> Dump | None:
-    """What turns a value of this shape into BSON; None where it is BSON already."""
-    if shape.kind == "scalar":
-        return _scalar_dump(shape.python)
-    if shape.kind == "model":
-        return _nested_dump(codec, _model_class(shape))
-    if shape.kind in ("list", "deque") or (shape.kind == "tuple" and shape.python is Ellipsis):
-        return _array_dump(codec, shape)
-    if shape.kind in ("set", "frozenset"):
-        inner = _item_dump(codec, shape.items[0])
-        return lambda value, altered: set_to_bson(value, lambda item: inner(item, altered))
-    if shape.kind == "tuple":
-        inners = [_item_dump(codec, item) for item in shape.items]
-        return lambda value, altered: [
-            inner(item, altered) for inner, item in zip(inners, value, strict=True)
-        ]
-    if shape.kind == "map":
-        inner = _item_dump(codec, shape.items[1])
-        return lambda value, altered: {key_to_bson(key): inner(item, altered) for key, item in value.items()}
-    if shape.kind == "literal":
-        return to_bson
-    if shape.kind == "custom":
-        codec.bounded_depth = False
-        return _adapter_dump(shape)
-    if shape.kind != "enum":
-        codec.bounded_depth = codec.bounded_depth and shape.kind == "union" and not _is_deep(codec, shape)
-    return to_bson
-
-
-def _is_deep(codec: Codec[Any], shape: Shape) -> bool:
-    for item in shape.items:
-        _dump_converter(codec, item)
-    return not codec.bounded_depth
-
-
-def _scalar_dump(python: type) -> Dump | None:
-    if python is decimal.Decimal:
-        return lambda value, altered: decimal_to_bson(value)
-    if python is dt.datetime:
-        return date_to_bson
-    # Subclasses of str and int may be assigned where the base is declared, and
-    # the driver encodes those as they are.
-    return to_bson if python in (dt.date, dt.time, dt.timedelta) or python.__module__ == "ipaddress" else None
-
-
-def _item_dump(codec: Codec[Any], shape: Shape) -> Dump:
-    converter = _dump_converter(codec, shape)
-    if converter is None:
-        return lambda value, altered: value
-    if shape.optional:
-        inner = converter
-        return lambda value, altered: None if value is None else inner(value, altered)
-    return converter
-
-
-def _array_dump(codec: Codec[Any], shape: Shape) -> Dump | None:
-    item = shape.items[0]
-    if _dump_converter(codec, item) is None:
-        return None if shape.kind == "list" and shape.python is list else lambda value, altered: list(value)
-    inner = _item_dump(codec, item)
-    return lambda value, altered: [inner(element, altered) for element in value]
-
-
-def _nested_dump(codec: Codec[Any], model: type[BaseModel]) -> Dump:
-    nested = codec_of(model)
-    if not nested.ready:
-        # A model that contains itself: its depth is the data's, not the declaration's.
-        codec.bounded_depth = False
-        return lambda value, altered: nested._dump(value, altered)  # noqa: PLW0108 (bound later)
-    codec.bounded_depth = codec.bounded_depth and nested.bounded_depth
-    inner = nested._dump
-
-    def dump(value: Any, altered: list[Any]) -> Any:
-        if value.__class__ is not model:
-            # Of a subclass only the declared part is stored, as Pydantic serializes it; say so.
-            altered.append(value)
-        return inner(value, altered)
-
-    return dump
-
-
-def _invalid(model: type[BaseModel], raw: Any, error: ValidationError) -> DataError:
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    shown = "; ".join(
-        f"{'.'.join(str(part) for part in problem['loc'])}: {problem['type']}"
-        for problem in problems[:PATHS_SHOWN_MAX]
-    )
-    if len(problems) > PATHS_SHOWN_MAX:
-        shown += f"; and {len(problems) - PATHS_SHOWN_MAX} more"
-    identity = raw.get("_id") if isinstance(raw, dict) else None
-    return DataError(
-        f"a stored document does not fit {model.__name__} (_id {identity!r}): {shown}; "
-        "mend the document, or widen the model",
-        code="document-invalid",
-    )
+convert_by(BaseModel, lambda value, altered: codec_of(type(value)).dump(value, altered))

@@ -12,9 +12,9 @@ from typing import Any
 
 import bson
 from bson.errors import InvalidDocument
-from pymongo.errors import BulkWriteError, DocumentTooLarge, OperationFailure, PyMongoError
+from pymongo.errors import DocumentTooLarge
 
-from treadle.errors import DataError, TreadleError, UsageError
+from treadle.errors import UsageError
 from treadle.model.bson_types import CODEC_OPTIONS
 
 DEPTH_MAX = 180  # the server's own limit for stored documents
@@ -25,30 +25,13 @@ SAMPLES_MAX = 64
 ENCODING_ERRORS = (InvalidDocument, OverflowError, UnicodeEncodeError, RecursionError, DocumentTooLarge)
 
 
-def translate(error: Exception, model: str, documents: Sequence[Mapping[str, Any]] = ()) -> Exception:
-    """The error to raise instead of the driver's; the driver's own where that is clear enough."""
-    if isinstance(error, TreadleError):
-        return error
-    if isinstance(error, ENCODING_ERRORS):
-        for document in documents:
-            found = _culprit(document, model)
-            if found is not None:
-                return found
-        return UsageError(f"this cannot be stored in {model}: {error}", code="value-not-storable")
-    # findAndModify reports it as a command's failure, the other writes as their own.
-    if isinstance(error, OperationFailure) and error.code == 121:
-        return refused_by_validator(error.details, model)
-    if isinstance(error, BulkWriteError):
-        first = ((error.details or {}).get("writeErrors") or [{}])[0]
-        if first.get("code") == 121:
-            return refused_by_validator(first, model)
-    if isinstance(error, PyMongoError) and getattr(error, "code", None) in (10334, 17419, 17420):
-        return UsageError(
-            f"the {model} would grow beyond the 16 MB that MongoDB stores in one document; "
-            "keep large or growing parts in documents of their own",
-            code="document-too-large",
-        )
-    return error
+def not_storable(error: Exception, model: str, documents: Sequence[Mapping[str, Any]] = ()) -> UsageError:
+    """Why the driver could not encode documents; the first that cannot be is named."""
+    for document in documents:
+        refusal = _culprit(document, model)
+        if refusal is not None:
+            return refusal
+    return UsageError(f"this cannot be stored in {model}: {error}", code="value-not-storable")
 
 
 def _culprit(document: Mapping[str, Any], model: str) -> UsageError | None:
@@ -137,40 +120,6 @@ def check_batch(documents: Sequence[Mapping[str, Any]], model: str) -> None:
             return
         for document in documents:
             if len(bson.encode(document, codec_options=CODEC_OPTIONS)) > SIZE_MAX_BYTES:
-                raise translate(DocumentTooLarge(""), model, [document])
+                raise not_storable(DocumentTooLarge(""), model, [document])
     except ENCODING_ERRORS as error:
-        raise translate(error, model, documents) from error
-
-
-def refused_by_validator(reply: Mapping[str, Any] | None, model: str) -> DataError:
-    """Which rule of the collection's validator refused the document."""
-    details = (reply or {}).get("errInfo", {}).get("details", {})
-    paths = sorted(_failed_paths(details, "")) if isinstance(details, dict) else []
-    named = f" ({', '.join(paths)})" if paths else ""
-    return DataError(
-        f"the validator of {model}'s collection refused the document{named}; "
-        "mend the value, or run setup() if the model has changed",
-        code="validator-refused",
-    )
-
-
-def _failed_paths(details: Any, path: str) -> set[str]:
-    found: set[str] = set()
-    if isinstance(details, list):
-        for item in details:
-            found |= _failed_paths(item, path)
-        return found
-    if not isinstance(details, dict):
-        return found
-    here = path
-    if isinstance(details.get("propertyName"), str):
-        here = _join(path, details["propertyName"])
-        found.add(here)
-    for missing in details.get("missingProperties", ()):
-        found.add(_join(path, f"{missing} is missing"))
-    for value in details.values():
-        if isinstance(value, (dict, list)):
-            found |= _failed_paths(value, here)
-    return {
-        each for each in found if not any(other != each and other.startswith(each + ".") for other in found)
-    }
+        raise not_storable(error, model, documents) from error

@@ -23,11 +23,12 @@ from uuid import UUID
 from bson import ObjectId
 from bson.decimal128 import Decimal128
 from pymongo import ReturnDocument
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure
 from pymongo.results import BulkWriteResult, DeleteResult, InsertManyResult, InsertOneResult, UpdateResult
 
 from treadle.errors import UsageError
 from treadle.model.bson_types import Filter, Raw, Update
+from treadle.plan.server_errors import exists_already, is_outcome_unknown, is_transient
 
 R = TypeVar("R")
 
@@ -136,13 +137,6 @@ def require_fresh(plan: Plan[Any]) -> None:
         )
 
 
-def must_propagate(error: PyMongoError) -> bool:
-    """Whether a transaction's caller has to see this very error to retry it."""
-    return error.has_error_label("TransientTransactionError") or error.has_error_label(
-        "UnknownTransactionCommitResult"
-    )
-
-
 def unwind(plan: Plan[Any], error: Exception) -> NoReturn:
     """Let a plan inside a transaction clean up after an error, then raise it.
 
@@ -155,7 +149,7 @@ def unwind(plan: Plan[Any], error: Exception) -> NoReturn:
     except StopIteration:
         pass
     except BaseException as answer:
-        if not (isinstance(error, PyMongoError) and must_propagate(error)):
+        if not (is_transient(error) or is_outcome_unknown(error)):
             raise
         if not isinstance(answer, Exception):
             raise
@@ -272,6 +266,17 @@ def bulk_write(collection: str, operations: Sequence[Any], *, ordered: bool = Tr
 def database_command(document: Mapping[str, Any], *, writes: bool = True, admin: bool = False) -> Plan[Raw]:
     result: Raw = yield DatabaseCommand(document, writes, admin)
     return result
+
+
+def create(name: str, **options: Any) -> Plan[bool]:
+    """Make a collection or a view; whether it was made, and not by another process meanwhile."""
+    try:
+        yield from database_command({"create": name, **options})
+    except OperationFailure as error:
+        if not exists_already(error):
+            raise
+        return False
+    return True
 
 
 def transact(make: Callable[[], Plan[R]]) -> Plan[R]:

@@ -14,6 +14,7 @@ import datetime as dt
 import re
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 Unit: TypeAlias = Literal["hour", "day", "week", "month"]
 
@@ -140,12 +141,8 @@ def is_timezone(name: Any) -> bool:
         return False
     if name in _UTC_NAMES or _OFFSET.match(name):
         return True
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
-
     try:
         ZoneInfo(name)
-    except ZoneInfoNotFoundError:
-        return False
-    except (ValueError, OSError):
+    except (ZoneInfoNotFoundError, ValueError, OSError):
         return False
     return True

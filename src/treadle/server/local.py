@@ -34,6 +34,7 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle.errors import UsageError
+from treadle.plan.server_errors import NOT_YET_INITIALIZED
 from treadle.server.failures import STATE, explanation, folder_error, sentence
 from treadle.server.lock import EXCLUSIVE, SHARED, FileLock, is_held
 
@@ -45,7 +46,6 @@ PORT_ATTEMPTS_MAX = 4
 JOIN_ATTEMPTS_MAX = 3
 REPORT_BYTES_MAX = 65_536
 REPLICA_SET = "treadle"
-NOT_YET_INITIALIZED = 94
 GUARD = Path(__file__).with_name("guard.py")
 
 # Small, since many private servers may run beside each other; `arguments` override them.

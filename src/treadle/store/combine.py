@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from treadle.engine.work import Work
+from treadle.plan.server_errors import surely_not_committed
 from treadle.store import shell
 
 # How long a leader waits for the others of the last group to come back.
@@ -89,7 +90,7 @@ class Combiner:
             except BaseException as error:
                 # One bad write must not fail its neighbours: each tries by itself,
                 # unless the group may have been committed after all.
-                again = shell.surely_not_committed(error)
+                again = surely_not_committed(error)
                 for each in others:
                     each.alone, each.error = again, None if again else shell.outcome_unknown(error)
                     each.woken.set()
@@ -209,7 +210,7 @@ class AsyncCombiner:
         except BaseException as error:
             # One bad write must not fail its neighbours: each tries by itself,
             # unless the group may have been committed after all.
-            alone = len(group) > 1 and shell.surely_not_committed(error)
+            alone = len(group) > 1 and surely_not_committed(error)
             for _, future in group:
                 if not future.done():
                     if alone:

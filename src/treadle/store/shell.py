@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from pymongo import ReadPreference
-from pymongo.errors import ConfigurationError, InvalidURI, OperationFailure, PyMongoError, WriteConcernError
+from pymongo.errors import ConfigurationError, InvalidURI, PyMongoError
 from pymongo.read_concern import ReadConcern
 from pymongo.uri_parser import parse_uri
 from pymongo.write_concern import WriteConcern
@@ -18,6 +18,7 @@ from treadle.errors import DataError, UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.kinds import root_of
 from treadle.model.document import Document
+from treadle.plan.server_errors import is_outcome_unknown, refuses_transactions
 from treadle.upkeep.schedule import jobs
 
 D = TypeVar("D", bound=Document)
@@ -101,7 +102,7 @@ def inside(session: Any) -> bool:
 
 def clear(error: PyMongoError) -> Exception:
     """A clearer error where a standalone server refuses transactions."""
-    if isinstance(error, OperationFailure) and error.code in (20, 263) and "replica set" in str(error):
+    if refuses_transactions(error):
         return UsageError(
             "this server is standalone and has no transactions; start it as a replica set "
             "(a single node will do), or use Store.local()",
@@ -112,17 +113,7 @@ def clear(error: PyMongoError) -> Exception:
 
 def may_commit_again(error: PyMongoError, attempt: int) -> bool:
     """Whether a commit's outcome is unknown, so that asking again is right."""
-    return attempt + 1 < COMMIT_ATTEMPTS_MAX and error.has_error_label("UnknownTransactionCommitResult")
-
-
-def surely_not_committed(error: BaseException) -> bool:
-    """Whether a failed transaction certainly left nothing behind, so that it may be run again."""
-    if not isinstance(error, Exception):
-        return False
-    # A write concern that was not met says nothing against the commit itself.
-    if isinstance(error, WriteConcernError):
-        return False
-    return not (isinstance(error, PyMongoError) and error.has_error_label("UnknownTransactionCommitResult"))
+    return attempt + 1 < COMMIT_ATTEMPTS_MAX and is_outcome_unknown(error)
 
 
 def outcome_unknown(error: BaseException) -> Exception:

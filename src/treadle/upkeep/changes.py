@@ -22,14 +22,14 @@ from treadle.graph.pattern import Entry
 from treadle.model.bson_types import RESERVED
 from treadle.plan import Plan, Raw, aggregate, database_command, delete_many, insert_one
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.server_errors import HISTORY_LOST, TOO_LARGE
 from treadle.query.keys import KEY, freeze
 from treadle.query.paths import filter_references, overlap, plain
 from treadle.upkeep.closed import Bounds, closed_match
-from treadle.upkeep.position import HISTORY_LOST, resume
+from treadle.upkeep.position import resume
 
 BEATS = "treadle.beats"
 PRE_IMAGES_SINCE = (6, 0)
-TOO_LARGE = frozenset({10334, 17419, 17420})
 # Beyond so many events it is quicker to compute everything anew.
 EVENTS_MAX = 300_000
 # The beat comes within milliseconds; where so many reads in a row bring nothing, something is wrong.

@@ -16,8 +16,6 @@ from treadle.plan import Plan, Raw, database_command, update_one
 
 NAME = "worker"
 COLLECTION = "treadle.streams"
-# The place is no longer in the server's history, or cannot be found there.
-HISTORY_LOST = frozenset({280, 286})
 
 
 def signature(rule: Rule) -> str:

@@ -32,7 +32,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, Raw, aggregate, count_documents, delete_many, find, find_one, update_one
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import is_about_one_document
+from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document
 from treadle.query.keys import APART_MAX, KEY, freeze
 from treadle.query.windows import Window
 from treadle.upkeep import merging
@@ -44,7 +44,6 @@ from treadle.upkeep.verify import examine
 
 LEASE_SECONDS = 15.0
 MEND_PAGE = 100
-DUPLICATE_KEY = 11000
 # Beyond so many changed windows (or groups, where there are no windows) everything is computed.
 DIRTY_MAX = 5_000
 EXAMINE_PAGE = 200

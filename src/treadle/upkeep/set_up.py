@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from pymongo import IndexModel
-from pymongo.errors import CollectionInvalid, OperationFailure
 
 from treadle.engine.indexes import (
     compare_indexes,
@@ -27,7 +26,7 @@ from treadle.engine.indexes import (
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.graph.reports import Action
-from treadle.plan import Plan, Raw, database_command
+from treadle.plan import Plan, Raw, create, database_command
 from treadle.plan.capabilities import read_capabilities
 from treadle.plan.dry_run import dry
 from treadle.upkeep import validation
@@ -95,14 +94,10 @@ def _set_up_collection(entry: Entry[Any], found: Raw | None, actions: list[Actio
     options: Raw = {"validator": validator, "validationLevel": level, "validationAction": action}
     if found is None:
         actions.append(Action("create collection", entry.collection))
-        try:
-            yield from database_command({"create": entry.collection, **(options if level != "off" else {})})
+        if (yield from create(entry.collection, **(options if level != "off" else {}))):
             return
-        except (CollectionInvalid, OperationFailure) as error:
-            if getattr(error, "code", None) not in (48, None):
-                raise
-            # Another process made it first; bring it to the same state.
-            found = {"options": {}}
+        # Another process made it first; bring it to the same state.
+        found = {"options": {}}
     current = found.get("options", {})
     now = {
         "validator": current.get("validator", {}),

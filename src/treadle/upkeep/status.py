@@ -18,6 +18,7 @@ from treadle.graph.pattern import Entry, Rule
 from treadle.graph.reports import Finding, Report
 from treadle.plan import Plan, Raw, bulk_write, database_command, find, find_one
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.server_errors import HISTORY_LOST
 from treadle.upkeep import position
 from treadle.upkeep.closed import COLLECTION as SCHEDULES
 from treadle.upkeep.events import BEATS, Watch
@@ -153,7 +154,7 @@ def pending(graph: Graph, name: str) -> Plan[Pending]:
         try:
             return (yield from _pending_from(graph, begin))
         except OperationFailure as error:
-            if error.code not in position.HISTORY_LOST:
+            if error.code not in HISTORY_LOST:
                 raise
     # Nobody can count any more what was missed; the worker will go over everything.
     return Pending(Lag((yield from _seconds_since(row.get("saved"))), 0))

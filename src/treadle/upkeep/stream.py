@@ -42,13 +42,13 @@ from treadle.plan import (
     wait,
 )
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import is_about_one_document
+from treadle.plan.server_errors import CHANGE_STREAM_FATAL, HISTORY_LOST, TOO_LARGE, is_about_one_document
 from treadle.query.keys import GroupKey, freeze
 from treadle.query.paths import outermost
 from treadle.upkeep import contributions
 from treadle.upkeep.apply import apply
 from treadle.upkeep.events import BEATS, PRE_IMAGES_SINCE, UPHEAVALS, Doubt, Watch
-from treadle.upkeep.position import COLLECTION, HISTORY_LOST, operation_time, resume, signature
+from treadle.upkeep.position import COLLECTION, operation_time, resume, signature
 from treadle.upkeep.rebuild import mend
 from treadle.upkeep.verify import examine
 
@@ -66,8 +66,6 @@ BACKOFF_SECONDS = 0.2
 BACKOFF_MAX_SECONDS = 15.0
 ATTEMPTS_MAX = 20
 RESYNC_PAGE = 200
-TOKEN_NOT_FOUND = 280
-TOO_LARGE = frozenset({10334, 17419, 17420})
 WITHOUT_DOCUMENTS = 2
 
 log = logging.getLogger("treadle")
@@ -444,11 +442,12 @@ class Follower:
     def _answer(self, error: OperationFailure) -> Plan[None]:
         """What to do when the stream itself fails."""
         self._cursor = None
-        if error.code == TOKEN_NOT_FOUND and self.position["token"] is not None and self.position["start"]:
+        token, start = self.position["token"], self.position["start"]
+        if error.code == CHANGE_STREAM_FATAL and token is not None and start:
             self._tell(
                 "restarts", "the stream's token is not found any more; it goes on by time", once="token"
             )
-            self.position = self._ahead = {"token": None, "start": self.position["start"]}
+            self.position = self._ahead = {"token": None, "start": start}
         elif error.code in HISTORY_LOST:
             self._tell(
                 "history_lost",

@@ -48,14 +48,22 @@ from treadle.plan import (
     update_one,
 )
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import POISON, is_about_one_document
+from treadle.plan.server_errors import (
+    BAD_VALUE,
+    POISON,
+    TYPE_MISMATCH,
+    codes_of,
+    is_about_one_document,
+    is_transient,
+    refusals,
+)
 from treadle.query.keys import freeze
 from treadle.query.paths import value_at
 
 LEDGER = "treadle.batches"
 MARKS = f"{RESERVED}.batches"
 # Nothing can be added to what the document holds: no number, or the sum would be too large.
-REFUSALS = frozenset({14, 2}) | POISON
+REFUSALS = POISON | {TYPE_MISMATCH, BAD_VALUE}
 INT_MAX = 2**63
 ATTEMPTS_MAX = 3
 
@@ -199,9 +207,8 @@ def culprits(rule: CounterFields, sums: Sums, error: BaseException) -> Plan[dict
         return {key: n for key, n in sums.items() if abs(n) >= INT_MAX}
     if not is_refusal(error):
         return {}
-    refusals = (getattr(error, "details", None) or {}).get("writeErrors", [])
     bad = yield from unfit(rule, sums)
-    named = {freeze(key) for each in refusals for key in _named(rule, each)}
+    named = {freeze(key) for each in refusals(error) for key in _named(rule, each)}
     bad.update({key: n for key, n in sums.items() if freeze(to_bson(key, [])) in named})
     return bad
 
@@ -212,11 +219,9 @@ def is_refusal(error: BaseException) -> bool:
         return True
     if not isinstance(error, OperationFailure) or isinstance(error, DuplicateKeyError):
         return False
-    if error.has_error_label("TransientTransactionError"):
+    if is_transient(error):
         return False
-    refusals = (error.details or {}).get("writeErrors", [])
-    codes = {error.code, *(each.get("code") for each in refusals)}
-    return bool(codes & REFUSALS) or is_about_one_document(error)
+    return bool(codes_of(error) & REFUSALS) or is_about_one_document(error)
 
 
 def _named(rule: CounterFields, refusal: Raw) -> list[Any]:

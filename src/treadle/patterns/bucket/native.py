@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any, Generic, NoReturn, TypeVar
 
-from pymongo.errors import CollectionInvalid, OperationFailure
+from pymongo.errors import OperationFailure
 
 from treadle.engine import crud
 from treadle.engine.indexes import compare_indexes, existing_indexes, set_up_indexes
@@ -26,7 +26,6 @@ from treadle.model.adapt import adapter_of
 from treadle.model.codec import StoredField
 from treadle.model.document import Document
 from treadle.model.indexed import Indexed
-from treadle.patterns.bucket.prepare import ALREADY_EXISTS
 from treadle.patterns.bucket.reading import NAIVE_EPOCH, Scan, bounds, field_summary, is_dateless
 from treadle.patterns.bucket.spec import EPOCH, as_tuple, moment
 from treadle.plan import (
@@ -35,6 +34,7 @@ from treadle.plan import (
     Read,
     aggregate,
     count_documents,
+    create,
     database_command,
     delete_many,
     find,
@@ -43,6 +43,13 @@ from treadle.plan import (
     update_many,
 )
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.server_errors import (
+    COMMAND_NOT_SUPPORTED_ON_VIEW,
+    ILLEGAL_OPERATION,
+    INVALID_OPTIONS,
+    OPERATION_NOT_SUPPORTED_IN_TRANSACTION,
+    codes_of,
+)
 from treadle.query.safety import Sort, clean, clean_filter, clean_update
 
 D = TypeVar("D", bound=Document)
@@ -50,8 +57,12 @@ D = TypeVar("D", bound=Document)
 PAGE = 100
 ADOPTED_PAGE = 1000
 PASSES_MAX = 1000
-# IllegalOperation, InvalidOptions, CommandNotSupportedOnView, OperationNotSupportedInTransaction.
-REFUSED = frozenset({20, 72, 166, 263})
+REFUSED = {
+    ILLEGAL_OPERATION,
+    INVALID_OPTIONS,
+    COMMAND_NOT_SUPPORTED_ON_VIEW,
+    OPERATION_NOT_SUPPORTED_IN_TRANSACTION,
+}
 
 
 class NativeReader(Generic[D]):
@@ -134,8 +145,7 @@ class NativeLayout(Layout[D]):
         )
 
     def _translated(self, error: OperationFailure, what: str) -> NoReturn:
-        codes = {error.code, *(each.get("code") for each in (error.details or {}).get("writeErrors", []))}
-        if codes & REFUSED:
+        if codes_of(error) & REFUSED:
             raise self._not_offered(what, "use bucket=, which offers all calls") from error
         raise error
 
@@ -235,7 +245,7 @@ class NativeLayout(Layout[D]):
             for raw in raws:
                 if isinstance(when := raw[names[0]], dt.datetime):
                     raw[names[0]] = EPOCH + (when - NAIVE_EPOCH)
-        adapters = [None, *(adapter_of(each.shape) for each in chosen)]
+        adapters = [None, *(adapter_of(self.entry.codec, each.shape) for each in chosen)]
         if not any(adapters) and len(names) > 1:
             try:
                 return list(map(itemgetter(*names), raws))
@@ -296,11 +306,7 @@ class NativeLayout(Layout[D]):
         found = existing.get(self.collection)
         if found is None:
             actions.append(Action("create collection", self.collection, "time series"))
-            try:
-                yield from database_command({"create": self.collection, "timeseries": options, **expiry})
-            except (CollectionInvalid, OperationFailure) as error:
-                if getattr(error, "code", None) not in (ALREADY_EXISTS, None):
-                    raise
+            yield from create(self.collection, timeseries=options, **expiry)
         else:
             yield from self._compare(found, options, expiry, actions)
         present = [] if found is None else (yield from existing_indexes(self.collection))

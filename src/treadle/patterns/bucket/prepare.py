@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pymongo import IndexModel
-from pymongo.errors import CollectionInvalid, OperationFailure
 
 from treadle.engine.indexes import compare_indexes, existing_indexes, require_collection, set_up_indexes
 from treadle.errors import DataError, DeclarationError
@@ -21,13 +20,12 @@ from treadle.graph.reports import Action
 from treadle.model.indexed import Indexed
 from treadle.model.json_schema import model_schema
 from treadle.patterns.bucket.spec import SEQUENCE, Spec, milliseconds
-from treadle.plan import Plan, Raw, database_command, find_one
+from treadle.plan import Plan, Raw, create, database_command, find_one
 
 if TYPE_CHECKING:
     from treadle.graph.pattern import Entry
 log = logging.getLogger("treadle")
 
-ALREADY_EXISTS = 48
 LEAF_PAGE = "128KB"
 INDEX_PAGE = "64KB"
 
@@ -162,15 +160,9 @@ def _collection(
         if spec.declared.compression is not None:
             storage = {"storageEngine": _engine(spec, LEAF_PAGE)}
         actions.append(Action("create collection", entry.collection, _detail(spec)))
-        try:
-            yield from database_command(
-                {"create": entry.collection, **(options if level != "off" else {}), **storage}
-            )
+        if (yield from create(entry.collection, **(options if level != "off" else {}), **storage)):
             return
-        except (CollectionInvalid, OperationFailure) as error:
-            if getattr(error, "code", None) not in (ALREADY_EXISTS, None):
-                raise
-            found = {"options": {}}
+        found = {"options": {}}
     current = found.get("options", {})
     now = {
         "validator": current.get("validator", {}),
@@ -294,13 +286,9 @@ def _view(
     found = existing.get(name)
     if found is None:
         actions.append(Action("create view", name))
-        try:
-            yield from database_command({"create": name, **wanted})
+        if (yield from create(name, **wanted)):
             return
-        except (CollectionInvalid, OperationFailure) as error:
-            if getattr(error, "code", None) not in (ALREADY_EXISTS, None):
-                raise
-            found = {"options": {}}
+        found = {"options": {}}
     if any(found["options"].get(key) != value for key, value in wanted.items()):
         actions.append(Action("change view", name))
         yield from database_command({"collMod": name, **wanted})

@@ -301,7 +301,7 @@ def tuples(
     buckets = yield from find(
         collection, condition, sort=[(spec.names.start, 1)], naive=naive, allow_disk_use=True
     )
-    adapters = [adapter_of(spec.codec.by_stored[name].shape) for name in names]
+    adapters = [adapter_of(spec.codec, spec.codec.by_stored[name].shape) for name in names]
     found: list[tuple[Any, ...]] = []
     for bucket in buckets:
         if naive:

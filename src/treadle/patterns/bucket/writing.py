@@ -29,6 +29,7 @@ from treadle.patterns.bucket.grouping import Batch, group, part_of, split_large
 from treadle.patterns.bucket.placing import Placer
 from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Spec, milliseconds, moment
 from treadle.plan import Plan, Raw, bulk_write, insert_many, transact, update_one, wait
+from treadle.plan.server_errors import BAD_VALUE, DUPLICATE_KEY, TOO_LARGE, is_increment_overflow, refusals
 
 ATTEMPTS_MAX = 500
 PAUSE_SECONDS = 0.001
@@ -42,9 +43,6 @@ TOGETHER_MAX = 1_000
 TOGETHER_BYTES_MAX = 8 * 1024 * 1024
 # After a transaction that was in vain, so many calls do without; each time twice as many.
 ALONE_MAX = 256
-DUPLICATE_KEY = 11000
-BAD_VALUE = 2
-TOO_LARGE = frozenset({10334, 17419, 17420})
 
 
 class Writer:
@@ -162,7 +160,7 @@ class Writer:
         except _InVain:
             pass
         except BulkWriteError as error:
-            refused = (error.details or {}).get("writeErrors", [])
+            refused = refusals(error)
             if not refused or not all(self.answerable(each["code"], each) for each in refused):
                 raise
         else:
@@ -182,7 +180,7 @@ class Writer:
                     self.collection, [self._bucket(batch) for batch in part], ordered=False
                 )
             except BulkWriteError as error:
-                refused = (error.details or {}).get("writeErrors", [])
+                refused = refusals(error)
                 if not refused or not all(self.answerable(each["code"], each) for each in refused):
                     raise
                 # Another process opened it; the ordinary append comes next.
@@ -228,7 +226,7 @@ class Writer:
             try:
                 yield from bulk_write(self.collection, operations, ordered=False)
             except BulkWriteError as error:
-                refused = (error.details or {}).get("writeErrors", [])
+                refused = refusals(error)
                 if not refused or not all(self.answerable(each["code"], each) for each in refused):
                     raise
                 for each in refused:
@@ -240,10 +238,10 @@ class Writer:
         """Whether an append only met a bucket without room, for its readings or for their sum."""
         if code in TOO_LARGE:
             return True
-        found = details or {}
-        if code == BAD_VALUE:
-            return "$inc" in found.get("errmsg", "")
-        return bool(code == DUPLICATE_KEY and SEQUENCE in (found.get("keyPattern") or {}))
+        refusal = details or {}
+        if code == DUPLICATE_KEY:
+            return SEQUENCE in (refusal.get("keyPattern") or {})
+        return is_increment_overflow(refusal)
 
     def _noted(self, batch: Batch, code: Any) -> None:
         """A bucket that would become too large is as good as full; a sum can become a float."""

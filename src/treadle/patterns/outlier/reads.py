@@ -18,6 +18,7 @@ from treadle.patterns.outlier.fields import OutlierFields
 from treadle.patterns.outlier.move import missing, owned
 from treadle.plan import Plan, Raw, aggregate, by_id, find, find_one, wait
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.server_errors import SNAPSHOT_TOO_OLD, SNAPSHOT_UNAVAILABLE
 
 R = TypeVar("R")
 
@@ -25,8 +26,6 @@ R = TypeVar("R")
 PAGES_AT_ONCE = 4
 DOCUMENTS_AT_ONCE = 1000
 SNAPSHOTS_SINCE = (5, 0)
-SNAPSHOT_UNAVAILABLE = 246
-SNAPSHOT_TOO_OLD = 239
 ATTEMPTS_MAX = 50
 PAUSE_SECONDS = 0.02
 SIZE_MAX = 100_000

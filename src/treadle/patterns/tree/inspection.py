@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import bson
-from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
+from pymongo.errors import BulkWriteError, OperationFailure
 
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import page
@@ -31,7 +31,7 @@ from treadle.patterns.tree.placing import rewrite
 from treadle.patterns.tree.segments import join, path_above, split
 from treadle.plan import Plan, Raw, count_documents, find, transact, update_many
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import is_about_one_document
+from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document
 from treadle.query.comparison import same
 from treadle.query.paths import value_at
 
@@ -309,7 +309,7 @@ def mend_tree(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any
     try:
         return (yield from _mend_between_moves(graph, server, tree, keys))
     except OperationFailure as error:
-        taken = isinstance(error, (DuplicateKeyError, BulkWriteError)) or error.code == 11000
+        taken = isinstance(error, BulkWriteError) or error.code == DUPLICATE_KEY
         if not (taken or is_about_one_document(error)):
             raise
         if len(keys) == 1:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
+from pymongo.errors import OperationFailure
 
 from treadle.engine.pipelines import BUMP, formula_stages
 from treadle.engine.react import update_each
@@ -26,6 +26,7 @@ from treadle.patterns.tree.fields import MOVING, Tree, not_rebuilt, parent_missi
 from treadle.patterns.tree.reads import lineage, outside_child
 from treadle.patterns.tree.segments import SEPARATOR, join, path_above, split
 from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_many
+from treadle.plan.server_errors import DUPLICATE_KEY, refusals
 from treadle.query.paths import overlap, put, value_at
 
 
@@ -459,11 +460,8 @@ def segment_errors(tree: Tree) -> Generator[None]:
 
 
 def _about_path(tree: Tree, error: OperationFailure) -> bool:
-    details = error.details or {}
-    refusals = details.get("writeErrors", []) if isinstance(error, BulkWriteError) else [details]
-    if not isinstance(error, (BulkWriteError, DuplicateKeyError)) and error.code != 11000:
-        return False
-    return any(tree.path in (each.get("keyPattern") or {}) for each in refusals if each.get("code") == 11000)
+    taken = [each for each in refusals(error) if each.get("code") == DUPLICATE_KEY]
+    return any(tree.path in (each.get("keyPattern") or {}) for each in taken)
 
 
 def too_many(entry: Entry[Any], most: int) -> UsageError:

@@ -19,13 +19,13 @@ from treadle.graph.gather import freeze
 from treadle.patterns.tree.fields import Tree, node_missing, not_rebuilt
 from treadle.patterns.tree.segments import at_most, below, prefixes, split
 from treadle.plan import Plan, Raw, Read, aggregate, by_id, count_documents, find, find_one
+from treadle.plan.server_errors import GRAPH_LOOKUP_TOO_LARGE
 from treadle.query.safety import Sort, sort_keys
 
 Stream: TypeAlias = "Read | Levels | list[Raw]"
 NODE = "__treadle_node"
 DEPTH = "__treadle_depth"
 # The server's error where $graphLookup would need more than its 100 MB.
-GRAPH_TOO_LARGE = 40099
 KEYS_BATCH = 1000
 # Parents whose children are asked for together, where $graphLookup would need too much memory.
 BATCH = 1000
@@ -104,7 +104,7 @@ def otherwise(
     tree: Tree, pending: Pending | None, error: OperationFailure
 ) -> tuple[Read, Callable[[list[Raw]], None] | None]:
     """What to ask instead where `$graphLookup` had not enough memory, and who is told the answer."""
-    if error.code != GRAPH_TOO_LARGE:
+    if error.code != GRAPH_LOOKUP_TOO_LARGE:
         raise error
     if pending is None:
         raise too_large(tree) from None
@@ -428,7 +428,7 @@ def count(tree: Tree, key: Any = None, max_depth: int | None = None) -> Plan[int
     try:
         rows = yield from aggregate(graph.collection, [*graph.arguments[0], {"$count": "n"}])
     except OperationFailure as error:
-        if error.code != GRAPH_TOO_LARGE:
+        if error.code != GRAPH_LOOKUP_TOO_LARGE:
             raise
         return len((yield from keys_below(tree, key, max_depth)))
     return int(rows[0]["n"]) if rows else 0

@@ -27,7 +27,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.graph.reports import Progress
 from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.model.storable import ENCODING_ERRORS, translate
+from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import (
     Plan,
     Raw,
@@ -41,6 +41,7 @@ from treadle.plan import (
     wait,
 )
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.server_errors import ILLEGAL_OPERATION, lies_in_a_document, message_of, translate
 from treadle.upkeep.migrations.ranges import migrate_range
 from treadle.upkeep.migrations.run import (
     FOLLOWED_BATCH,
@@ -56,18 +57,15 @@ from treadle.upkeep.migrations.run import (
     Run,
     Sample,
     SetAside,
-    about_a_document,
     beginning_after,
     forget_settled,
     put_aside,
-    reason_of,
     runs,
     set_aside,
 )
 
 # A result that is sent by itself, once a batch was refused.
 LARGE_BYTES = 4 * 1024 * 1024
-NO_TRANSACTIONS = 20
 ONLY_IN_A_TRANSACTION = (
     "it is too large to be compared with what was read, so that storing it takes a transaction, which a "
     "standalone server does not have"
@@ -295,13 +293,13 @@ def _alone(run: Run, outcome: Converted) -> Plan[None]:
     except DataError as error:
         yield from put_aside(run, identity, str(error))
     except (UsageError, OperationFailure, *ENCODING_ERRORS) as error:
-        if isinstance(error, OperationFailure) and error.code == NO_TRANSACTIONS:
+        if isinstance(error, OperationFailure) and error.code == ILLEGAL_OPERATION:
             told: Exception = UsageError(ONLY_IN_A_TRANSACTION, code="migration-failed")
-        elif isinstance(error, OperationFailure) and not about_a_document(error):
+        elif isinstance(error, OperationFailure) and not lies_in_a_document(error):
             raise
         else:
             told = translate(error, run.lineage.model.__name__, [outcome.after])
-        yield from put_aside(run, identity, reason_of(told))
+        yield from put_aside(run, identity, message_of(told))
 
 
 def _migrate_followed(run: Run, documents: Sequence[Raw], checked: bool = False) -> Plan[None]:
@@ -335,7 +333,7 @@ def _migrate_followed(run: Run, documents: Sequence[Raw], checked: bool = False)
     try:
         failures, changed = yield from follow.perform(run.graph, run.server, run.entry, attempt)
     except (OperationFailure, *ENCODING_ERRORS) as error:
-        if not about_a_document(error):
+        if not lies_in_a_document(error):
             raise
         if isinstance(error, BulkWriteError) and run.single:
             run.done += int(error.details.get("nMatched", 0))
@@ -343,7 +341,7 @@ def _migrate_followed(run: Run, documents: Sequence[Raw], checked: bool = False)
             yield from _migrate_followed(run, documents, checked=True)
         elif len(documents) == 1:
             told = translate(error, run.lineage.model.__name__)
-            yield from put_aside(run, documents[0]["_id"], reason_of(told))
+            yield from put_aside(run, documents[0]["_id"], message_of(told))
         else:
             middle = len(documents) // 2
             yield from _migrate_followed(run, documents[:middle], checked)

@@ -10,11 +10,11 @@ from pymongo.errors import BulkWriteError, OperationFailure
 from treadle.engine.set_aside import SET_ASIDE
 from treadle.graph.gather import freeze
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, update_many
+from treadle.plan.server_errors import lies_in_a_document
 from treadle.upkeep.migrations.run import (
     BATCH,
     RANGE,
     Run,
-    about_a_document,
     beginning_after,
     put_aside,
 )
@@ -90,7 +90,7 @@ def _apply(run: Run, within: Raw, origin: int, way: list[Raw], version: int) -> 
         run.done += result.modified_count if final else 0
         return
     except OperationFailure as error:
-        if not about_a_document(error):
+        if not lies_in_a_document(error):
             raise
     found = yield from find(run.entry.collection, condition, {"_id": 1}, sort=[("_id", 1)])
     keys = [each["_id"] for each in found]
@@ -107,7 +107,7 @@ def _apply_singly(
         result = yield from bulk_write(run.entry.collection, writes, ordered=False)
         run.done += result.modified_count if final else 0
     except BulkWriteError as error:
-        if not about_a_document(error):
+        if not lies_in_a_document(error):
             raise
         details = error.details or {}
         run.done += int(details.get("nModified", 0)) if final else 0

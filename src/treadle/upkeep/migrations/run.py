@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pymongo.errors import OperationFailure
-
 from treadle.engine.set_aside import SET_ASIDE
 from treadle.errors import UsageError
 from treadle.graph.gather import freeze
@@ -15,7 +13,6 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.graph.reports import Report
 from treadle.graph.versions import Lineage
-from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Plan, Raw, aggregate, delete_many, find, update_one
 from treadle.plan.capabilities import Capabilities
 
@@ -240,34 +237,6 @@ def beginning_after(last: list[Any] | None) -> Raw:
     The id stands in a list, because it may itself be null; None is the beginning.
     """
     return {} if last is None else {"min": {"_id": last[0]}, "hint": [("_id", 1)]}
-
-
-def about_a_document(error: Exception) -> bool:
-    """Whether a failure lies in a document: an expression that fails, a validator, a size, an index.
-
-    Not a connection, a right, a disk or a time limit, by which every document would fail.
-    """
-    if isinstance(error, ENCODING_ERRORS):
-        return True
-    if not isinstance(error, OperationFailure) or any(map(error.has_error_label, _PASSING)):
-        return False
-    written = (error.details or {}).get("writeErrors") or [{"code": error.code}]
-    return written[0].get("code") not in _SERVER_WIDE
-
-
-def reason_of(error: Exception) -> str:
-    """What the server, or the driver, says about a document that could not be written."""
-    details: Any = getattr(error, "details", None) or {}
-    written = details.get("writeErrors") or [details]
-    return str(written[0].get("errmsg", error))
-
-
-_PASSING = ("RetryableWriteError", "TransientTransactionError")
-# Unreachable, not allowed, interrupted, out of time, of memory or of disk, not primary, a write concern.
-_SERVER_WIDE = frozenset(
-    {6, 7, 13, 18, 24, 50, 64, 79, 89, 91, 100, 112, 133, 146, 189, 202, 244, 251, 262, 263, 290}
-    | {8000, 9001, 10107, 11600, 11601, 11602, 13388, 13435, 13436, 14031}
-)
 
 
 def forget_settled(run: Run) -> Plan[None]:

@@ -1,0 +1,97 @@
+"""How one model is stored: its fields, and what writes and reads its documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from treadle.errors import DataError, UsageError
+from treadle.model.shape import Shape
+
+M = TypeVar("M", bound=BaseModel)
+Dump = Callable[[Any, list[Any]], Any]
+
+PATHS_SHOWN_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StoredField:
+    """One field: its Python name, its stored name, its shape."""
+
+    name: str
+    stored: str
+    shape: Shape
+    info: FieldInfo
+
+
+class Codec(Generic[M]):
+    """How one model is written to and read from BSON documents."""
+
+    # What confines the model within its collection, and the fields that only Treadle writes;
+    # both belong to the codec that a Store makes for a model with kinds or versions.
+    scope: Mapping[str, Any] = MappingProxyType({})
+    owned: frozenset[str] = frozenset()
+
+    def __init__(self, model: type[M], codec_of: Callable[[type[BaseModel]], Codec[Any]]) -> None:
+        self.model = model
+        # The codecs of the models inside it.
+        self.codec_of = codec_of
+        self.fields: tuple[StoredField, ...] = ()
+        self.by_name: dict[str, StoredField] = {}
+        self.by_stored: dict[str, StoredField] = {}
+        self.bounded_depth = True
+        self.ready = False
+        self._dump: Dump = _not_compiled
+        self._adapt: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+        self._validate: Callable[[Any], M] = model.__pydantic_validator__.validate_python
+
+    def dump(self, value: Any, altered: list[Any]) -> dict[str, Any]:
+        """The document to store; notes in `altered` what it had to change."""
+        return self.dump_all([value], altered)[0]
+
+    def dump_all(self, values: Iterable[Any], altered: list[Any]) -> list[dict[str, Any]]:
+        """The documents to store; one tight loop, because bulk inserts live by it."""
+        dump = self._dump
+        try:
+            return [dump(value, altered) for value in values]
+        except (KeyError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"this {self.model.__name__} holds something that its declaration does not allow "
+                f"({type(error).__name__}: {error}); build it through its constructor",
+                code="model-inconsistent",
+            ) from error
+
+    def load(self, raw: dict[str, Any]) -> M:
+        """The validated model of a stored document; takes the document over."""
+        if self._adapt is not None:
+            raw = self._adapt(raw)
+        try:
+            return self._validate(raw)
+        except ValidationError as error:
+            # Not chained: Pydantic repeats the values that it refuses.
+            raise _invalid(self.model, raw, error) from None
+
+
+def _not_compiled(value: Any, altered: list[Any]) -> Any:
+    raise AssertionError("the codec is not compiled yet")
+
+
+def _invalid(model: type[BaseModel], raw: Any, error: ValidationError) -> DataError:
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    shown = "; ".join(
+        f"{'.'.join(str(part) for part in problem['loc'])}: {problem['type']}"
+        for problem in problems[:PATHS_SHOWN_MAX]
+    )
+    if len(problems) > PATHS_SHOWN_MAX:
+        shown += f"; and {len(problems) - PATHS_SHOWN_MAX} more"
+    identity = raw.get("_id") if isinstance(raw, dict) else None
+    return DataError(
+        f"a stored document does not fit {model.__name__} (_id {identity!r}): {shown}; "
+        "mend the document, or widen the model",
+        code="document-invalid",
+    )

@@ -1,0 +1,133 @@
+"""What the server's errors mean, asked of a real server wherever its words are what tells."""
+
+from __future__ import annotations
+
+import pytest
+from pymongo import InsertOne, UpdateOne
+from pymongo.errors import BulkWriteError, OperationFailure, PyMongoError, WriteConcernError
+
+from treadle.plan import create
+from treadle.plan.server_errors import (
+    DUPLICATE_KEY,
+    codes_of,
+    exists_already,
+    is_about_one_document,
+    is_increment_overflow,
+    is_outcome_unknown,
+    is_poison,
+    is_transient,
+    lies_in_a_document,
+    message_of,
+    refusals,
+    refuses_transactions,
+    surely_not_committed,
+    translate,
+)
+
+LARGEST = 2**63 - 1
+
+
+@pytest.fixture
+def numbers(database):
+    database["numbers"].insert_one({"_id": 1, "n": LARGEST, "text": "a"})
+    return database["numbers"]
+
+
+def refusal(act) -> PyMongoError:
+    with pytest.raises(PyMongoError) as caught:
+        act()
+    return caught.value
+
+
+def labelled(label: str) -> OperationFailure:
+    error = OperationFailure("x", 112)
+    error._add_error_label(label)
+    return error
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda numbers, pipeline: numbers.update_one({}, pipeline),
+        lambda numbers, pipeline: numbers.update_many({}, pipeline),
+        lambda numbers, pipeline: numbers.bulk_write([UpdateOne({}, pipeline)]),
+        lambda numbers, pipeline: numbers.find_one_and_update({}, pipeline),
+        lambda numbers, pipeline: numbers.aggregate(pipeline),
+        lambda numbers, pipeline: numbers.aggregate([*pipeline, {"$merge": "others"}]),
+        lambda numbers, pipeline: list(numbers.find({"$expr": pipeline[0]["$set"]["half"]})),
+    ],
+)
+def test_an_expression_that_fails_is_about_its_document(numbers, write):
+    """Each command says it in other words."""
+    error = refusal(lambda: write(numbers, [{"$set": {"half": {"$divide": ["$text", 2]}}}]))
+    assert is_about_one_document(error)
+    assert lies_in_a_document(error)
+    assert not is_poison(error)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_sum_that_does_not_fit_is_told_by_its_words(numbers, several):
+    add = {"$inc": {"n": 1}}
+    error = refusal(
+        lambda: numbers.bulk_write([UpdateOne({}, add)]) if several else numbers.update_one({}, add)
+    )
+    assert [True] == [is_increment_overflow(each) for each in refusals(error)]
+    other = refusal(lambda: numbers.update_one({}, {"$set": {"$x": 1}}))
+    assert [False] == [is_increment_overflow(each) for each in refusals(other)]
+
+
+def test_the_codes_of_a_bulk_are_those_of_its_writes(numbers):
+    bulk = refusal(lambda: numbers.bulk_write([InsertOne({"_id": 1})]))
+    alone = refusal(lambda: numbers.insert_one({"_id": 1}))
+    assert isinstance(bulk, BulkWriteError)
+    assert DUPLICATE_KEY in codes_of(bulk) & codes_of(alone)
+    assert "E11000" in message_of(bulk)
+    assert "E11000" in message_of(alone)
+    assert lies_in_a_document(bulk)
+    # Whoever made the other one may be waited for.
+    assert not is_about_one_document(bulk)
+    assert not is_about_one_document(alone)
+
+
+def test_a_collection_that_is_there_is_not_made_again(run, database):
+    assert run(create("numbers"))
+    error = refusal(lambda: database.command({"create": "numbers", "capped": True, "size": 4096}))
+    assert exists_already(error)
+    assert not run(create("numbers", capped=True, size=4096))
+    with pytest.raises(OperationFailure):
+        run(create("others", nonsense=1))
+
+
+def test_a_validator_that_refuses_is_poison_and_names_the_path(database):
+    database.create_collection("strict", validator={"$jsonSchema": {"required": ["name"]}})
+    error = refusal(lambda: database["strict"].insert_one({}))
+    assert is_poison(error)
+    assert "the validator of Thing's collection refused the document (name is missing)" in str(
+        translate(error, "Thing")
+    )
+    bulk = refusal(lambda: database["strict"].bulk_write([InsertOne({})]))
+    assert "name is missing" in str(translate(bulk, "Thing"))
+
+
+def test_a_right_that_is_missing_lies_in_no_document():
+    assert not lies_in_a_document(OperationFailure("not authorized", 13))
+    assert not lies_in_a_document(labelled("TransientTransactionError"))
+    assert not lies_in_a_document(labelled("RetryableWriteError"))
+    assert not lies_in_a_document(ValueError())
+
+
+def test_labels_say_what_may_be_tried_again():
+    assert is_transient(labelled("TransientTransactionError"))
+    unknown = labelled("UnknownTransactionCommitResult")
+    assert is_outcome_unknown(unknown)
+    assert not surely_not_committed(unknown)
+    assert not surely_not_committed(WriteConcernError("x"))
+    assert not surely_not_committed(KeyboardInterrupt())
+    assert surely_not_committed(OperationFailure("x", 112))
+
+
+def test_a_standalone_server_is_told_from_other_illegal_operations():
+    words = "Transaction numbers are only allowed on a replica set member or mongos"
+    assert refuses_transactions(OperationFailure(words, 20))
+    assert not refuses_transactions(OperationFailure("another reason", 20))
+    assert not refuses_transactions(OperationFailure(words, 2))
