@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel
 
-from treadle.advisor.facts import NUMBERS, CollectionFacts, FieldFacts, Relation, Scan
+from treadle.advisor.facts import NUMBERS, CollectionFacts, FieldFacts, IndexFacts, Relation, Scan
 from treadle.advisor.relations import singular, subject, words
 from treadle.advisor.structure import Steps, is_plain_name
 from treadle.advisor.wording import cut
@@ -23,6 +23,7 @@ from treadle.advisor.wording import cut
 FIELDS_SHOWN_MAX = 30
 NESTED_DEPTH_MAX = 3
 COMMENT_LENGTH_MAX = 60
+INDEXES_SHOWN_MAX = 64
 LINE_LENGTH = 100
 
 _TYPES = {
@@ -111,31 +112,6 @@ def python_name(stored: str, taken: set[str]) -> str:
     return name
 
 
-def attribute_names(facts: CollectionFacts) -> dict[str, str]:
-    """Stored top-level name -> attribute name, for the fields that can be declared."""
-    taken: set[str] = set()
-    return {each.name: python_name(each.name, taken) for each in facts.top() if _is_declarable(each)}
-
-
-def new_name(facts: CollectionFacts, preferred: str) -> str:
-    """An attribute name that a collection's model does not use yet."""
-    return python_name(preferred, set(attribute_names(facts).values()))
-
-
-def scalar_type(kind: str) -> str:
-    return _TYPES.get(kind, "Any")
-
-
-def identity_type(facts: CollectionFacts) -> str:
-    """The type of a collection's `_id`, and so of whatever refers to it."""
-    identity = facts.fields.get("_id")
-    if identity is None:
-        return "Id"
-    if not has_one_identity(facts):
-        return "Any"
-    return _number_type(identity) or scalar_type(identity.kind)
-
-
 def _number_type(each: FieldFacts) -> str | None:
     """One type for numbers of several types; None for other fields."""
     types = set(each.value_types)
@@ -172,6 +148,31 @@ class Source:
             lines += [*imports, ""] if imports else []
         return "\n".join([*lines, "", code, ""])
 
+    @staticmethod
+    def names(facts: CollectionFacts) -> dict[str, str]:
+        """Stored top-level name -> attribute name, for the fields that can be declared."""
+        taken: set[str] = set()
+        return {each.name: python_name(each.name, taken) for each in facts.top() if _is_declarable(each)}
+
+    @staticmethod
+    def new_name(facts: CollectionFacts, preferred: str) -> str:
+        """An attribute name that a collection's model does not use yet."""
+        return python_name(preferred, set(Source.names(facts).values()))
+
+    @staticmethod
+    def scalar(kind: str) -> str:
+        return _TYPES.get(kind, "Any")
+
+    @staticmethod
+    def identity(facts: CollectionFacts) -> str:
+        """The type of a collection's `_id`, and so of whatever refers to it."""
+        identity = facts.fields.get("_id")
+        if identity is None:
+            return "Id"
+        if not has_one_identity(facts):
+            return "Any"
+        return _number_type(identity) or Source.scalar(identity.kind)
+
     def document(
         self,
         facts: CollectionFacts,
@@ -186,7 +187,7 @@ class Source:
     ) -> str:
         """Declare a collection's model; gives the name of its class."""
         name = self.name(name or class_name(facts.name))
-        names = attribute_names(facts)
+        names = self.names(facts)
         lines: list[str] = []
         comments: list[str] = []
         fields = [each for each in facts.top() if each.name not in without]
@@ -205,7 +206,7 @@ class Source:
             head.insert(1, f"collection={quote(collection or facts.name)}")
             identity = facts.fields.get("_id")
             if identity is not None and set(identity.value_types) != {"objectId"}:
-                lines.insert(0, f"    id: {identity_type(facts)}")
+                lines.insert(0, f"    id: {self.identity(facts)}")
         lines += [f"    {line}" for line in added]
         self._class(_head(name, head), [*(lines or ["    pass"]), *dict.fromkeys(comments)])
         return name
@@ -213,7 +214,7 @@ class Source:
     def card(self, name: str, facts: CollectionFacts, fields: list[FieldFacts]) -> str:
         """A plain model of some of a collection's fields."""
         name = self.name(name)
-        names = attribute_names(facts)
+        names = self.names(facts)
         lines = [self._field(facts, each, names[each.name], name) for each in fields]
         self._class(f"class {name}(BaseModel):", lines or ["    pass"])
         return name
@@ -231,8 +232,8 @@ class Source:
                 return "list[Any]"
             if inside.type == "object":
                 return f"list[{self._object(facts, inside, owner)}]"
-            return f"list[{scalar_type(inside.kind)}]"
-        return scalar_type(each.kind)
+            return f"list[{self.scalar(inside.kind)}]"
+        return self.scalar(each.kind)
 
     def _object(self, facts: CollectionFacts, each: FieldFacts, owner: str) -> str:
         inside = _inside(facts, each.steps)
@@ -348,3 +349,39 @@ def with_reference_type(child: CollectionFacts, path: str, parent: CollectionFac
     types = {**dict.fromkeys(identity.value_types, 0), identity.type: number, **absent}
     known = replace(reference, types=types, is_uuid=identity.is_uuid)
     return replace(child, fields={**child.fields, path: known})
+
+
+def declare_without(facts: CollectionFacts, dropped: Iterable[str]) -> str:
+    """The model with the indexes that stay, declared as they are.
+
+    An index that the facts do not describe in full is left to the database.
+    """
+    names = {"_id_", *dropped}
+    kept = [index for index in facts.indexes if index.name not in names and _is_plain_index(index)]
+    models = [index_model(index.keys, index.name, ", unique=True" if index.unique else "") for index in kept]
+    return declare_indexes(facts, models)
+
+
+def declare_indexes(facts: CollectionFacts, models: Sequence[str]) -> str:
+    lines = "".join(f"    {line},\n" for line in models[:INDEXES_SHOWN_MAX])
+    return declaration(facts, [f"indexes=[\n{lines}]"] if lines else [])
+
+
+def _is_plain_index(index: IndexFacts) -> bool:
+    return not (index.special or index.partial or index.expires or index.collation_strength)
+
+
+def free_name(facts: CollectionFacts, keys: Sequence[tuple[str, int]]) -> str | None:
+    """A name for a new index; None where the default one is free."""
+    default = name = "_".join(f"{path}_{way}" for path, way in keys)
+    taken = {index.name for index in facts.indexes}
+    number = 2
+    while name in taken:
+        name, number = f"{default}_{number}", number + 1
+    return None if name == default else name
+
+
+def index_model(keys: Iterable[tuple[str, int]], name: str | None = None, options: str = "") -> str:
+    """The source of an `IndexModel`."""
+    pairs = ", ".join(f"({quote(path)}, {way})" for path, way in keys)
+    return f"IndexModel([{pairs}]{'' if name is None else f', name={quote(name)}'}{options})"

@@ -171,8 +171,10 @@ class Measurer:
         share = 1.0 if whole else structure.share_of(facts, self.limits.sample_documents)
         keys = [] if whole else self._likely_keys(facts)
         for part in (share, share * 0.1, share * 0.01):
+            sample = structure.sample_stages(facts, part)
+            pipeline = structure.shapes_pipeline(sample, self.limits.shapes, keys)
             try:
-                rows = self._read_shapes(facts, part, keys)
+                rows = self.reader.aggregate(facts.name, pipeline, _entries, SHAPE_ENTRIES_MAX)
             except Refused as refused:
                 if refused.reason == TOO_LONG and not facts.slow:
                     return self._add_fields(replace(facts, slow=True))
@@ -187,12 +189,6 @@ class Measurer:
                 self.samples[facts.name] = structure.read_values(rows, keys)
             return self._with_shapes(facts, structure.read_shapes(rows), part)
         return self._with_paths_only(facts)
-
-    def _read_shapes(self, facts: CollectionFacts, share: float, keys: list[str]) -> list[dict[str, Any]]:
-        pipeline = structure.shapes_pipeline(structure.sample_stages(facts, share), self.limits.shapes, keys)
-        return self.reader.aggregate(
-            facts.name, pipeline, cost=lambda row: len(row["_id"]), cost_max=SHAPE_ENTRIES_MAX
-        )
 
     def _likely_keys(self, facts: CollectionFacts) -> list[str]:
         """Fields whose values are worth collecting; a guess, for which a few documents are enough."""
@@ -331,7 +327,9 @@ class Measurer:
         if identity is None or set(identity.types) != {"objectId"}:
             return facts
         rows = [
-            row for way in (1, -1) for row in self.reader.find(facts.name, {}, {"_id": 1}, [("_id", way)], 1)
+            row
+            for way in (1, -1)
+            for row in self.reader.find(facts.name, {}, {"_id": 1}, sort=[("_id", way)], limit=1)
         ]
         # The fields of a sample may miss the one id that is no ObjectId.
         if len(rows) != 2 or not all(isinstance(row["_id"], ObjectId) for row in rows):
@@ -372,6 +370,11 @@ class Measurer:
         sample = structure.uniform_sample(self._pass_share(facts))
         rows = self.reader.aggregate(facts.name, inner.versions_pipeline(name, sample))
         return replace(facts, versions=inner.read_versions(name, rows, self.values_shown))
+
+
+def _entries(row: Mapping[str, Any]) -> int:
+    """How many names and types a shape holds."""
+    return len(row["_id"])
 
 
 def _note_sample(facts: CollectionFacts, what: str, looked_at: int) -> CollectionFacts:

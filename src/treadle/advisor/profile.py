@@ -1,4 +1,4 @@
-"""Measures a database. Only this module and its two parts, `measure.py` and `prove.py`, read data.
+"""A scan: measures a database and reports on it. Only this module, `measure.py` and `prove.py` read data.
 
 In this order: which collections there are; each by itself (`measure.py`); the
 workload; then the relations between collections (`prove.py`). Results are kept
@@ -14,11 +14,14 @@ from typing import Any
 
 from pymongo.database import Database
 
-from treadle.advisor import statistics, workload
+from treadle.advisor import statistics
 from treadle.advisor.facts import CollectionFacts, Limits, Relation, Scan, Workload
 from treadle.advisor.measure import Measurer
 from treadle.advisor.prove import Prover
 from treadle.advisor.reading import Lost, Reader, Refused
+from treadle.advisor.report import Report
+from treadle.advisor.workload import read as parse_workload
+from treadle.errors import UsageError
 
 # How many collections one operation counts, where there are very many.
 COUNT_BATCH = 100
@@ -47,8 +50,8 @@ class Profiler:
 
     reader: Reader
     limits: Limits
-    values_shown: bool = False
-    report: Reporter = lambda step: None
+    values_shown: bool
+    report: Reporter
     collections: dict[str, CollectionFacts] = field(default_factory=dict)
     relations: list[Relation] = field(default_factory=list)
     workload: Workload | None = None
@@ -82,8 +85,8 @@ class Profiler:
         self.report(Step("done", total, total))
         self.complete = True
 
-    def scan(self) -> Scan:
-        """The results so far, as facts."""
+    def facts(self) -> Scan:
+        """The results so far."""
         return Scan(
             self.reader.database.name,
             self.version,
@@ -140,28 +143,42 @@ class Profiler:
 
     def _read_workload(self) -> Workload | None:
         """What `system.profile` holds, newest first, if profiling is or was on."""
-        rows = self.reader.stream("system.profile", dict.fromkeys(PROFILE_FIELDS, 1), [("$natural", -1)])
+        projection = dict.fromkeys(PROFILE_FIELDS, 1)
+        rows = self.reader.stream("system.profile", projection, sort=[("$natural", -1)])
         name = self.reader.database.name
         try:
-            recorded = workload.read(rows, name, "system.profile", self.limits.workload_operations)
+            workload = parse_workload(rows, name, "system.profile", self.limits.workload_operations)
         except Refused:
             return None
-        return recorded if recorded.queries else None
+        return workload if workload.queries else None
 
 
-def profile(
-    database: Database[dict[str, Any]],
-    limits: Limits,
-    recorded: Iterable[Mapping[str, Any]] | None = None,
+def scan(
+    database: Database[Any],
+    *,
+    limits: Limits | None = None,
+    workload: Iterable[Mapping[str, Any]] | None = None,
     secondary: bool = False,
-    values_shown: bool = False,
-    report: Reporter | None = None,
-) -> Scan:
-    """Measure a database. Ctrl-C and a lost connection give the results so far, marked incomplete."""
+    show_values: bool = False,
+    progress: Reporter | None = None,
+) -> Report:
+    """Look at a database and say what to change. Reads only, one operation at a time.
+
+    `workload` takes profiler documents; without it `system.profile` is read
+    where there is one. `secondary` prefers a secondary member. No value of a
+    document is kept unless `show_values` is set. Ctrl-C and a lost connection
+    give a report of the results so far, with `scan.complete` false.
+    """
+    if not isinstance(database, Database):
+        raise UsageError(
+            f"scan takes a PyMongo database, not a {type(database).__name__}; give it MongoClient()['shop']",
+            code="database-invalid",
+        )
+    limits = limits or Limits()
     reader = Reader.on(database, limits.operation_seconds, secondary)
-    profiler = Profiler(reader, limits, values_shown, report or (lambda step: None))
-    if recorded is not None:
-        profiler.workload = workload.read(recorded, database.name, "file", limits.workload_operations)
+    profiler = Profiler(reader, limits, show_values, progress or (lambda step: None))
+    if workload is not None:
+        profiler.workload = parse_workload(workload, database.name, "file", limits.workload_operations)
         if not profiler.workload.queries:
             profiler.notes.append("The workload file holds no operation on this database.")
     try:
@@ -173,4 +190,4 @@ def profile(
             raise
         profiler.lost = True
         profiler.notes.append(f"The connection was lost ({lost}); this is what was known by then.")
-    return profiler.scan()
+    return Report.of(profiler.facts())

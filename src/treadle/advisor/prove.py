@@ -13,15 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from treadle.advisor import inner, relations, structure, workload
-from treadle.advisor.facts import (
-    NUMBERS,
-    CollectionFacts,
-    Distribution,
-    Limits,
-    Relation,
-    TreeFacts,
-    Workload,
-)
+from treadle.advisor.facts import CollectionFacts, Distribution, Limits, Relation, TreeFacts, Workload
 from treadle.advisor.measure import with_note
 from treadle.advisor.reading import Lost, Reader, Refused
 from treadle.advisor.relations import Candidate
@@ -197,7 +189,7 @@ class Prover:
         parents = list(dict.fromkeys([*drawn, *relations.heaviest(values)]))
         rows = self.reader.aggregate(candidate.child, relations.count_pipeline(candidate, parents))
         numbers = {row["_id"]: int(row["n"]) for row in rows}
-        references = self._references(candidate, child)
+        references = relations.count_references(candidate, child)
         children = relations.children_per_parent(
             [numbers[value] for value in drawn if value in numbers] or [1],
             max(numbers.values(), default=1),
@@ -205,19 +197,6 @@ class Prover:
         )
         orphans = sum(relations.comparable(value) not in existing for value in values)
         return Proof(children, references, len(values), orphans, contained)
-
-    def _references(self, candidate: Candidate, child: CollectionFacts) -> int:
-        """About how many references a large collection holds."""
-        field = candidate.field
-        if not field.in_array:
-            alike = NUMBERS if field.type in NUMBERS else {field.type}
-            number = sum(count for kind, count in field.value_types.items() if kind in alike)
-            return round(child.count * number / max(1, field.looked_at))
-        array = child.fields.get(structure.label(field.steps[: field.steps.index("[]")]))
-        if array is None:
-            return child.count
-        # Lengths are of the documents that have the array.
-        return round(child.count * array.share * (array.lengths.mean if array.lengths else 1.0))
 
     def _is_unique(self, parent: CollectionFacts, key: str) -> bool:
         if any(index.unique and index.fields == (key,) for index in parent.indexes):

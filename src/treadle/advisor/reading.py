@@ -97,33 +97,20 @@ class Reader:
         return _rows(lambda: self.database[collection].aggregate(list(pipeline), **options), cost, cost_max)
 
     def find(
-        self,
-        collection: str,
-        condition: Mapping[str, Any],
-        projection: Mapping[str, Any],
-        sort: Sequence[tuple[str, int]] | None = None,
-        limit: int = 0,
+        self, collection: str, condition: Mapping[str, Any], projection: Mapping[str, Any], **options: Any
     ) -> list[Row]:
-        return _rows(lambda: self._cursor(collection, condition, projection, sort, limit))
+        """All documents that match; `options` are those of PyMongo's find."""
+        return _rows(lambda: self._cursor(collection, condition, projection, **options))
 
-    def stream(
-        self, collection: str, projection: Mapping[str, Any], sort: Sequence[tuple[str, int]]
-    ) -> Iterator[Row]:
+    def stream(self, collection: str, projection: Mapping[str, Any], **options: Any) -> Iterator[Row]:
         """One document after another, where all at once would be too many."""
-        with _translate_errors(lambda: self._cursor(collection, {}, projection, sort)) as cursor:
+        with _translate_errors(lambda: self._cursor(collection, {}, projection, **options)) as cursor:
             while (row := _translate_errors(lambda: next(cursor, None))) is not None:
                 yield row
 
-    def _cursor(
-        self,
-        collection: str,
-        condition: Mapping[str, Any],
-        projection: Mapping[str, Any],
-        sort: Sequence[tuple[str, int]] | None,
-        limit: int = 0,
-    ) -> Cursor[Row]:
+    def _cursor(self, collection: str, *arguments: Any, **options: Any) -> Cursor[Row]:
         return self.database[collection].find(
-            condition, projection, sort=sort, limit=limit, max_time_ms=self._milliseconds, comment=COMMENT
+            *arguments, max_time_ms=self._milliseconds, comment=COMMENT, **options
         )
 
     def collections(self) -> list[Row]:

@@ -17,7 +17,7 @@ from typing import Any
 from bson import ObjectId
 
 from treadle.advisor.facts import NUMBERS, CollectionFacts, Distribution, FieldFacts
-from treadle.advisor.structure import Stage, has_plain_path, query_path
+from treadle.advisor.structure import Stage, has_plain_path, label, query_path
 
 KEY_TYPES = frozenset({"objectId", "string", "int", "long", "double", "binData"})
 KEY_CLASSES = (ObjectId, str, int, float, bytes)
@@ -268,6 +268,20 @@ def thin(values: list[Any], number: int) -> list[Any]:
 def heaviest(values: list[Any]) -> list[Any]:
     """The values that occur most often in a sample; the parent with the most children is among them."""
     return [value for value, _ in Counter(values).most_common(HEAVY_VALUES)]
+
+
+def count_references(candidate: Candidate, child: CollectionFacts) -> int:
+    """About how many references a large collection holds."""
+    field = candidate.field
+    if not field.in_array:
+        alike = NUMBERS if field.type in NUMBERS else {field.type}
+        number = sum(count for kind, count in field.value_types.items() if kind in alike)
+        return round(child.count * number / max(1, field.looked_at))
+    array = child.fields.get(label(field.steps[: field.steps.index("[]")]))
+    if array is None:
+        return child.count
+    # Lengths are of the documents that have the array.
+    return round(child.count * array.share * (array.lengths.mean if array.lengths else 1.0))
 
 
 def children_per_parent(drawn: list[int], heaviest: int, references: int) -> Distribution:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-NICE = (1, 2, 5)
+import itertools
 
 
 def size(number: float) -> str:
@@ -37,12 +37,8 @@ def number(value: float) -> str:
 
 def nice(value: float) -> int:
     """The next round number that is not smaller: 50, 100, 200, 500 …"""
-    bound = 1
-    while True:
-        for step in NICE:
-            if bound * step >= value:
-                return bound * step
-        bound *= 10
+    rounds = (step * 10**power for power in itertools.count() for step in (1, 2, 5))
+    return int(next(number for number in rounds if number >= value))
 
 
 def plural(count: int, word: str, several: str | None = None) -> str:

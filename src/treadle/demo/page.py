@@ -1,17 +1,17 @@
-"""The demo's part of the HTML report: before and after, and what was broken and mended."""
+"""The demo's part of the HTML report: before and after, and what was broken and repaired."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from treadle.advisor.pictures import text
-from treadle.advisor.wording import size
+from treadle.advisor.wording import cut, size
 from treadle.demo.story import Compared, Mended
 from treadle.demo.words import faster, milliseconds
 
 BAR_PIXELS = 220
 BAR_PIXELS_MIN = 2
-# Figures stay in one piece; what does not fit a narrow screen is scrolled to.
+# Figures are not wrapped; a narrow screen scrolls.
 FIGURE = "<td style='white-space:nowrap'>"
 
 
@@ -66,7 +66,7 @@ def _mended(mended: Mended) -> str:
     written = "".join(f"<li>{text(each)}</li>" for each in mended.written)
     rows = "".join(
         f"<tr><td>{text(each.pattern)}</td><td class='path'>{text(each.model)}.{text(each.path)}</td>"
-        f"<td>{text(_short(each.stored))}</td><td>{text(_short(each.expected))}</td></tr>"
+        f"<td>{text(cut(str(each.stored), 60))}</td><td>{text(cut(str(each.expected), 60))}</td></tr>"
         for each in mended.shown
     )
     more = len(mended.found) - len(mended.shown)
@@ -78,8 +78,3 @@ def _mended(mended: Mended) -> str:
         f"{rows}</table>{rest}<p class='well'><code>store.repair()</code> mended "
         f"{mended.documents:,} documents; <code>store.verify()</code> then named {mended.left:,}.</p>"
     )
-
-
-def _short(value: object) -> str:
-    shown = str(value)
-    return shown if len(shown) <= 60 else shown[:59] + "…"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from treadle.advisor.declare import Source, attribute_names, has_one_identity, quote
-from treadle.advisor.facts import NUMBERS, READS, WRITES, CollectionFacts, FieldFacts, Scan, Workload
+from treadle.advisor.declare import Source, has_one_identity, quote
+from treadle.advisor.facts import NUMBERS, READS, WRITES, CollectionFacts, FieldFacts, Scan
 from treadle.advisor.rule import Finding, Rule
-from treadle.advisor.structure import is_plain_name
 from treadle.advisor.wording import duration, share
 
 RULE = Rule(
@@ -34,44 +33,36 @@ def find(scan: Scan) -> Iterator[Finding]:
         if len(query.increments) == 1:
             increments[query.collection, query.increments[0]] += query.count
     for (collection, path), updates in sorted(increments.items()):
+        per_minute = updates / max(workload.seconds, 1.0) * 60
         facts = scan.collections.get(collection)
-        if facts is None or not facts.plain or updates < OPERATIONS_MIN or not has_one_identity(facts):
+        if updates < OPERATIONS_MIN or per_minute < PER_MINUTE_MIN or facts is None or not facts.plain:
             continue
         field = facts.fields.get(path)
-        if field is None or len(field.steps) > 1 or not is_plain_name(path):
+        if field is None or path not in Source.names(facts) or not has_one_identity(facts):
             continue
-        is_number = field.value_types and set(field.value_types) <= NUMBERS
-        if is_number and _per_minute(workload, updates) >= PER_MINUTE_MIN:
-            yield _finding(workload, facts, field, updates)
-
-
-def _per_minute(workload: Workload, updates: int) -> float:
-    return updates / max(workload.seconds, 1.0) * 60
-
-
-def _finding(workload: Workload, facts: CollectionFacts, field: FieldFacts, updates: int) -> Finding:
-    per_minute = _per_minute(workload, updates)
-    return Finding(
-        RULE,
-        facts.name,
-        field.path,
-        f"{field.path} was incremented {per_minute:,.0f} times a minute.",
-        {
-            "increments": updates,
-            "seen over": duration(workload.seconds),
-            "per minute": round(per_minute),
-            "share of the collection's writes": share(updates, workload.count(facts.name, WRITES)),
-            "reads of the collection": workload.count(facts.name, READS),
-        },
-        _declaration(facts, field),
-        ("Count with store.counter(…).add(id) instead of an update each.",),
-        confidence="medium" if workload.seconds < 10 else "high",
-    )
+        if not field.value_types or not set(field.value_types) <= NUMBERS:
+            continue
+        yield Finding(
+            RULE,
+            facts.name,
+            path,
+            f"{path} was incremented {per_minute:,.0f} times a minute.",
+            {
+                "increments": updates,
+                "seen over": duration(workload.seconds),
+                "per minute": round(per_minute),
+                "share of the collection's writes": share(updates, workload.count(facts.name, WRITES)),
+                "reads of the collection": workload.count(facts.name, READS),
+            },
+            _declaration(facts, field),
+            ("Count with store.counter(…).add(id) instead of an update each.",),
+            confidence="medium" if workload.seconds < 10 else "high",
+        )
 
 
 def _declaration(facts: CollectionFacts, field: FieldFacts) -> str:
     source = Source()
-    name = attribute_names(facts)[field.name]
+    name = Source.names(facts)[field.name]
     kind = source.annotation(facts, field, "")
     default = "Decimal(0)" if kind == "Decimal" else "0"
     if name != field.name:

@@ -30,27 +30,24 @@ def find(scan: Scan) -> Iterator[Finding]:
     for facts in scan.plain():
         for each in facts.fields.values():
             mean, most = each.bytes_mean or 0, each.bytes_max or 0
-            if not each.in_array and (mean >= MEAN_BYTES_MIN or most >= MAXIMUM_BYTES_MIN):
-                yield _finding(facts, each, mean, most)
-
-
-def _finding(facts: CollectionFacts, each: FieldFacts, mean: float, most: int) -> Finding:
-    return Finding(
-        RULE,
-        facts.name,
-        each.path,
-        f"{each.path} holds {size(mean)} on average, up to {size(most)}.",
-        {
-            "documents with it": each.present,
-            "type": each.type,
-            "size, mean": size(mean),
-            "size, max": size(most),
-            "share of the document": share(min(mean, facts.mean_bytes), facts.mean_bytes),
-        },
-        _declaration(facts, each),
-        ("Copy the field into the new collection under the same _id, then remove it.",),
-        confidence="high" if "binData" in each.types else "medium",
-    )
+            if each.in_array or (mean < MEAN_BYTES_MIN and most < MAXIMUM_BYTES_MIN):
+                continue
+            yield Finding(
+                RULE,
+                facts.name,
+                each.path,
+                f"{each.path} holds {size(mean)} on average, up to {size(most)}.",
+                {
+                    "documents with it": each.present,
+                    "type": each.type,
+                    "size, mean": size(mean),
+                    "size, max": size(most),
+                    "share of the document": share(min(mean, facts.mean_bytes), facts.mean_bytes),
+                },
+                _declaration(facts, each),
+                ("Copy the field into the new collection under the same _id, then remove it.",),
+                confidence="high" if "binData" in each.types else "medium",
+            )
 
 
 def _declaration(facts: CollectionFacts, each: FieldFacts) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from treadle.advisor.decide import has_own_key
-from treadle.advisor.declare import Source, attribute_names, class_name, quote
+from treadle.advisor.declare import Source, class_name, quote
 from treadle.advisor.facts import CollectionFacts, Scan, Series
 from treadle.advisor.rule import Finding, Rule
 from treadle.advisor.wording import duration, nice, share, size
@@ -82,7 +82,7 @@ def _finding(facts: CollectionFacts, series: Series) -> Finding:
 
 def _declaration(facts: CollectionFacts, series: Series, span: int, per_bucket: int) -> str:
     source = Source()
-    names = attribute_names(facts)
+    names = Source.names(facts)
 
     def tuple_of(fields: Iterable[str]) -> str:
         return f"({', '.join(quote(names[name]) for name in fields)},)"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor.facts import CollectionFacts, Query, Scan
-from treadle.advisor.index_models import declare_indexes, model
+from treadle.advisor.declare import declare_indexes, index_model
+from treadle.advisor.facts import Query, Scan
 from treadle.advisor.rule import Finding, Rule, query_evidence
 from treadle.advisor.structure import is_known
 
@@ -29,24 +29,21 @@ def find(scan: Scan) -> Iterator[Finding]:
         for path in query.case_insensitive:
             searches.setdefault((query.collection, path), []).append(query)
     for (collection, path), queries in sorted(searches.items()):
+        count = sum(query.count for query in queries)
         facts = scan.collections.get(collection)
-        if facts is None or not facts.plain or not is_known(facts, path):
+        if count < QUERIES_MIN or facts is None or not facts.plain or not is_known(facts, path):
             continue
-        if sum(query.count for query in queries) >= QUERIES_MIN:
-            yield _finding(facts, path, queries)
-
-
-def _finding(facts: CollectionFacts, path: str, queries: list[Query]) -> Finding:
-    evidence = query_evidence(queries)
-    has_index = any(
-        index.fields[:1] == (path,) and index.collation_strength in (1, 2) for index in facts.indexes
-    )
-    return Finding(
-        RULE,
-        facts.name,
-        path,
-        f"{path} was searched {evidence['queries']:,} times by a regular expression without case.",
-        {**evidence, "an index without case": "there is one" if has_index else "there is none"},
-        declare_indexes(facts, [model([(path, 1)], f"{path}_any_case", f", {COLLATION}")]),
-        (f"Query with {COLLATION} and the plain value.",),
-    )
+        indexes = [each for each in facts.indexes if each.fields[:1] == (path,)]
+        has_index = any(index.collation_strength in (1, 2) for index in indexes)
+        yield Finding(
+            RULE,
+            facts.name,
+            path,
+            f"{path} was searched {count:,} times by a regular expression without case.",
+            {
+                **query_evidence(queries),
+                "an index without case": "there is one" if has_index else "there is none",
+            },
+            declare_indexes(facts, [index_model([(path, 1)], f"{path}_any_case", f", {COLLATION}")]),
+            (f"Query with {COLLATION} and the plain value.",),
+        )

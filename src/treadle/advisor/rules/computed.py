@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor.declare import (
-    Source,
-    attribute_names,
-    can_declare,
-    python_name,
-    quote,
-    snake_case,
-    with_reference_type,
-)
+from treadle.advisor.declare import Source, can_declare, python_name, quote, snake_case, with_reference_type
 from treadle.advisor.facts import NUMBERS, WRITES, CollectionFacts, Query, Relation, Scan
 from treadle.advisor.rule import Finding, Rule, children_evidence
 from treadle.advisor.wording import number
@@ -81,9 +73,9 @@ def _declaration(
     source = Source()
     child = with_reference_type(child, relation.path, parent)
     child_class = source.document(child)
-    names = attribute_names(child)
+    names = Source.names(child)
     by = f"by={quote(names[relation.path])}"
-    taken = set(attribute_names(parent).values())
+    taken = set(Source.names(parent).values())
     lines = []
     for operator, path in sorted(
         {_operation(child, text) for query in queries for text in query.sums or [""]}
@@ -110,7 +102,7 @@ def _operation(child: CollectionFacts, text: str) -> tuple[str, str]:
     """The operator and the field; a plain count where the field is none that a pattern can compute from."""
     operator, _, path = text.partition(":")
     field = child.fields.get(path)
-    if field is None or operator not in _PATTERNS or path not in attribute_names(child):
+    if field is None or operator not in _PATTERNS or path not in Source.names(child):
         return "$sum", ""
     is_number = set(field.value_types) <= NUMBERS
     is_scalar = not {"array", "object"} & set(field.types)

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from treadle.advisor.decide import READ_TOGETHER_SHARE_MIN, READS_MIN, could_embed
 from treadle.advisor.declare import (
     Source,
-    attribute_names,
     can_declare,
     class_name,
     has_one_identity,
-    new_name,
     quote,
     with_reference_type,
 )
@@ -146,7 +144,7 @@ def _declaration(
     parent_class = source.document(parent)
     card = source.card(f"{class_name(parent.name)}Card", parent, fields)
     child = with_reference_type(child, relation.path, parent)
-    place = new_name(child, "_".join(stem(relation.path)) or "card")
-    pattern = f"ExtendedReference({parent_class}, by={quote(attribute_names(child)[relation.path])})"
+    place = Source.new_name(child, "_".join(stem(relation.path)) or "card")
+    pattern = f"ExtendedReference({parent_class}, by={quote(Source.names(child)[relation.path])})"
     source.document(child, added=[f"{place}: Annotated[{card} | None, {pattern}] = None"])
     return source.text()

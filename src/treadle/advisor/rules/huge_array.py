@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from treadle.advisor.arrays import arrays, verdict
-from treadle.advisor.declare import (
-    Source,
-    camel_case,
-    can_wrap,
-    identity_type,
-    python_name,
-    quote,
-    scalar_type,
-    snake_case,
-)
+from treadle.advisor.declare import Source, camel_case, can_wrap, python_name, quote, snake_case
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
 from treadle.advisor.relations import subject
 from treadle.advisor.rule import Evidence, Finding, Rule, length_evidence
@@ -71,14 +62,14 @@ def _declaration(facts: CollectionFacts, array: FieldFacts) -> str:
     inside = facts.fields.get(array.path + "[]")
     item = "Any"
     if inside is not None and len(inside.value_types) == 1:
-        item = scalar_type(inside.kind)
+        item = Source.scalar(inside.kind)
     owner = snake_case(facts.name, "parent")
     by = python_name(f"{owner}_id", set())
     place = python_name(snake_case(array.name, "item"), {by})
     name = source.name(f"{parent}{camel_case(subject(array.name)) or 'Item'}")
     source.blocks.append(
         f"class {name}(Document, collection={quote(f'{owner}_{array.name}')}):\n"
-        f"    {by}: Annotated[{identity_type(facts)}, Indexed()]\n"
+        f"    {by}: Annotated[{Source.identity(facts)}, Indexed()]\n"
         f"    {place}: {item}"
     )
     return source.text()

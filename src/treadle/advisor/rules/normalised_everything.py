@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from treadle.advisor.decide import could_embed
-from treadle.advisor.declare import Source, attribute_names, class_name, new_name
+from treadle.advisor.declare import Source, class_name
 from treadle.advisor.facts import CollectionFacts, Relation, Scan
 from treadle.advisor.rule import Finding, Rule
 from treadle.advisor.wording import names, share
@@ -70,9 +70,9 @@ def _finding(scan: Scan, large: int, flat: int, small: list[Relation]) -> Findin
 def _declaration(scan: Scan, relation: Relation) -> str:
     source = Source()
     child, parent = scan.ends(relation)
-    declarable = attribute_names(child)
+    declarable = Source.names(child)
     fields = [each for each in child.top() if each.path != relation.path and each.name in declarable]
     item = source.card(class_name(child.name), child, fields)
-    place = new_name(parent, child.name.rpartition(".")[2] or child.name)
+    place = Source.new_name(parent, child.name.rpartition(".")[2] or child.name)
     source.document(parent, added=[f"{place}: list[{item}] = []"])
     return source.text()

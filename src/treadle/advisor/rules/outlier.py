@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from treadle.advisor.arrays import arrays, common_maximum, verdict
-from treadle.advisor.declare import Source, attribute_names, can_wrap, quote, snake_case
+from treadle.advisor.declare import Source, can_wrap, quote, snake_case
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
 from treadle.advisor.rule import Finding, Rule, length_evidence
 from treadle.advisor.wording import nice, share, size
@@ -53,7 +53,7 @@ def _declaration(facts: CollectionFacts, array: FieldFacts, limit: int) -> str:
     item = snake_case(array.name, "item")
     pattern = f"Outlier(limit={limit}, overflow={quote(f'{item}_overflow')}, page_size={max(1_000, limit)})"
     source = Source({array.path: lambda annotation: f"Annotated[\n        {annotation}, {pattern}\n    ]"})
-    taken = set(attribute_names(facts).values())
+    taken = set(Source.names(facts).values())
     # The count and the flag stand beside the array; in a nested model Treadle keeps them itself.
     added = [
         f"{field}: {kind}"

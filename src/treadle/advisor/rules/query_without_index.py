@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from treadle.advisor.declare import declare_indexes, free_name, index_model
 from treadle.advisor.facts import CollectionFacts, Query, Scan
-from treadle.advisor.index_models import declare_indexes, free_name, model
 from treadle.advisor.rule import Finding, Rule, query_evidence
 from treadle.advisor.structure import is_known, query_path
 
@@ -81,6 +81,6 @@ def _finding(facts: CollectionFacts, paths: tuple[str, ...], sort: Keys, queries
         f"{evidence['documents examined per query']} documents each and returned "
         f"{evidence['documents returned per query']}.",
         {**evidence, "documents in the collection": facts.count},
-        declare_indexes(facts, [model(keys, free_name(facts, keys))]),
+        declare_indexes(facts, [index_model(keys, free_name(facts, keys))]),
         ("setup() makes the index.",),
     )

@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from treadle.advisor.arrays import arrays, verdict
-from treadle.advisor.declare import (
-    Source,
-    attribute_names,
-    can_declare,
-    class_name,
-    identity_type,
-    new_name,
-    quote,
-    snake_case,
-    with_reference_type,
-)
+from treadle.advisor.declare import Source, can_declare, class_name, quote, snake_case, with_reference_type
 from treadle.advisor.facts import CollectionFacts, Distribution, FieldFacts, Query, Relation, Scan
 from treadle.advisor.relations import subject
 from treadle.advisor.rule import Evidence, Finding, Rule, children_evidence, length_evidence
@@ -86,9 +76,9 @@ def _long_array_declaration(facts: CollectionFacts, array: FieldFacts) -> str:
         if each.steps[:-1] == (*array.steps, "[]") and each.name not in ("_id", "[]")
     ]
     child = CollectionFacts(f"{owner}_{array.name}", fields={each.name: each for each in items})
-    by = new_name(child, f"{owner}_id")
-    names = attribute_names(child)
-    child_class = source.document(child, added=[f"{by}: {identity_type(facts)}"])
+    by = Source.new_name(child, f"{owner}_id")
+    names = Source.names(child)
+    child_class = source.document(child, added=[f"{by}: {Source.identity(facts)}"])
     dates = [names[each.name] for each in items if each.type == "date" and each.name in names]
     sort = quote(f"-{dates[0]}" if dates else "-id")
     card = source.card(f"{child_class}Card", child, _scalars(child)[:CARD_FIELDS_MAX])
@@ -103,13 +93,17 @@ def _long_array_declaration(facts: CollectionFacts, array: FieldFacts) -> str:
 
 
 def _scalars(facts: CollectionFacts) -> list[FieldFacts]:
-    names = attribute_names(facts)
+    names = Source.names(facts)
     return [each for each in facts.top() if each.name in names and each.type not in ("array", "object")]
 
 
 def _subset_field(parent: CollectionFacts, item: str, card: str, pattern: str) -> list[str]:
     """The field of the parent that holds the first few items."""
-    return [f"{new_name(parent, f'recent_{item}s')}: Annotated[", f"    list[{card}], {pattern}", "] = []"]
+    return [
+        f"{Source.new_name(parent, f'recent_{item}s')}: Annotated[",
+        f"    list[{card}], {pattern}",
+        "] = []",
+    ]
 
 
 # -- children of which each page shows the first few --------------------------------------
@@ -162,7 +156,7 @@ def _page_reads_declaration(
     source = Source()
     child = with_reference_type(child, relation.path, parent)
     child_class = source.document(child)
-    names = {**attribute_names(child), "_id": "id"}
+    names = {**Source.names(child), "_id": "id"}
     sort = [
         quote(("-" if way < 0 else "") + names[path])
         for path, way in query.sort

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from treadle.advisor.declare import Source, attribute_names, class_name
+from treadle.advisor.declare import Source, class_name
 from treadle.advisor.facts import CollectionFacts, Scan
 from treadle.advisor.rule import Finding, Rule
 from treadle.advisor.wording import names
@@ -70,7 +70,7 @@ def _declaration(pattern: str, known: list[CollectionFacts]) -> str:
     source = Source()
     name = re.sub(r"[\W_#]+$", "", pattern.replace("#", "")) or "together"
     facts = max(known, key=lambda each: each.count, default=CollectionFacts(name))
-    place = "part" if "part" not in attribute_names(facts).values() else "part_of_name"
+    place = "part" if "part" not in Source.names(facts).values() else "part_of_name"
     added = [f"{place}: Annotated[str, Indexed()]"]
     source.document(facts, collection=name, name=class_name(name), added=added)
     return source.text()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from treadle.advisor.declare import declare_without
 from treadle.advisor.facts import Scan
-from treadle.advisor.index_models import declare_without
 from treadle.advisor.rule import Finding, Rule
 from treadle.advisor.wording import share, size
 

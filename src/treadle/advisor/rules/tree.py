@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from treadle.advisor.declare import (
-    Source,
-    attribute_names,
-    can_declare,
-    identity_type,
-    new_name,
-    quote,
-    with_reference_type,
-)
+from treadle.advisor.declare import Source, can_declare, quote, with_reference_type
 from treadle.advisor.facts import CollectionFacts, Relation, Scan, TreeFacts
 from treadle.advisor.relations import words
 from treadle.advisor.rule import Evidence, Finding, Rule, children_evidence
@@ -92,8 +84,8 @@ def _finding(scan: Scan, facts: CollectionFacts, tree: TreeFacts, relation: Rela
 
 def _declaration(facts: CollectionFacts, relation: Relation) -> str:
     source = Source()
-    place = new_name(facts, "ancestors")
-    parent = quote(attribute_names(facts)[relation.path])
+    place = Source.new_name(facts, "ancestors")
+    parent = quote(Source.names(facts)[relation.path])
     typed = with_reference_type(facts, relation.path, facts)
     # A root has no parent, even if no root was among the documents looked at.
     field = typed.fields[relation.path]
@@ -101,6 +93,6 @@ def _declaration(facts: CollectionFacts, relation: Relation) -> str:
     source.document(
         replace(typed, fields={**typed.fields, relation.path: optional}),
         keywords=[f"tree=AncestorArray(parent={parent}, ancestors={quote(place)})"],
-        added=[f"{place}: list[{identity_type(facts)}] = []"],
+        added=[f"{place}: list[{Source.identity(facts)}] = []"],
     )
     return source.text()
