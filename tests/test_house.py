@@ -202,9 +202,6 @@ STILL: dict[str, set[object]] = {
         "upkeep.verify",
     },
     "in a function": {
-        ("advisor.report", "rich.syntax"),
-        ("advisor.report", "rich.table"),
-        ("advisor.report", "rich.text"),
         ("graph.store_codec", "query.paths"),
         ("model.bson_types", "model.codec"),
         ("patterns.approximation.inspection", "engine.react"),
