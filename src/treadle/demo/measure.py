@@ -26,6 +26,16 @@ class Cost:
     bytes_answered: int
 
 
+def milliseconds(seconds: float) -> str:
+    """A time with about three digits."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    value = seconds * 1000
+    if value >= 100:
+        return f"{value:.0f} ms"
+    return f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
+
+
 def prepare_profiler(database: Database[Any]) -> None:
     """Make the profiler's collection large enough for all records; the default one drops the first."""
     database.create_collection(PROFILER, capped=True, size=PROFILE_BYTES)
