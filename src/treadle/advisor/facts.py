@@ -276,7 +276,6 @@ class CollectionFacts:
     nested_looked_at: int = 0
     shapes: tuple[Shape, ...] = ()
     shapes_complete: bool = True
-    depth: int = 0
     indexes: tuple[IndexFacts, ...] = ()
     growth: Growth | None = None
     kinds: Kinds | None = None
@@ -290,6 +289,11 @@ class CollectionFacts:
     def plain(self) -> bool:
         """Whether it is an ordinary collection that was read, no view and no time series."""
         return self.kind == "collection" and self.skipped is None
+
+    @property
+    def depth(self) -> int:
+        """How many levels deep its fields nest."""
+        return max((each.depth for each in self.fields.values()), default=0)
 
     @property
     def mean_bytes(self) -> float:

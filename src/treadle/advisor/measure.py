@@ -174,7 +174,9 @@ class Measurer:
             sample = structure.sample_stages(facts, part)
             pipeline = structure.shapes_pipeline(sample, self.limits.shapes, keys)
             try:
-                rows = self.reader.aggregate(facts.name, pipeline, _entries, SHAPE_ENTRIES_MAX)
+                rows = self.reader.aggregate(
+                    facts.name, pipeline, lambda row: len(row["_id"]), SHAPE_ENTRIES_MAX
+                )
             except Refused as refused:
                 if refused.reason == TOO_LONG and not facts.slow:
                     return self._add_fields(replace(facts, slow=True))
@@ -211,7 +213,6 @@ class Measurer:
             looked_at=facts.count if share >= 1 and not facts.slow else looked_at,
             fields=structure.fields_of_shapes(shapes),
             shapes=tuple(shapes),
-            depth=1,
         )
 
     def _read_paths(self, facts: CollectionFacts, nested_only: bool) -> tuple[list[dict[str, Any]], float]:
@@ -231,12 +232,7 @@ class Measurer:
         facts = with_note(facts, f"it has too many different shapes to list{more}")
         fields = structure.fields_of_paths(rows, looked_at)
         return replace(
-            facts,
-            looked_at=looked_at,
-            fields=fields,
-            shapes_complete=False,
-            nested_looked_at=looked_at,
-            depth=max((each.depth for each in fields.values()), default=0),
+            facts, looked_at=looked_at, fields=fields, shapes_complete=False, nested_looked_at=looked_at
         )
 
     def _add_nested_fields(self, facts: CollectionFacts) -> CollectionFacts:
@@ -254,8 +250,7 @@ class Measurer:
                 fields[path] = each
             elif each.is_map and path in fields:
                 fields[path] = replace(fields[path], is_map=True)
-        depth = max(each.depth for each in fields.values())
-        return replace(facts, fields=fields, nested_looked_at=looked_at, depth=depth)
+        return replace(facts, fields=fields, nested_looked_at=looked_at)
 
     # -- arrays and large values --------------------------------------------------------------
 
@@ -370,11 +365,6 @@ class Measurer:
         sample = structure.uniform_sample(self._pass_share(facts))
         rows = self.reader.aggregate(facts.name, inner.versions_pipeline(name, sample))
         return replace(facts, versions=inner.read_versions(name, rows, self.values_shown))
-
-
-def _entries(row: Mapping[str, Any]) -> int:
-    """How many names and types a shape holds."""
-    return len(row["_id"])
 
 
 def _note_sample(facts: CollectionFacts, what: str, looked_at: int) -> CollectionFacts:

@@ -58,10 +58,6 @@ class Lost(Exception):
     """The connection to the server was lost."""
 
 
-def _one(row: Row) -> int:
-    return 1
-
-
 @dataclass(slots=True)
 class Reader:
     """Reads from one database, one operation at a time."""
@@ -89,7 +85,7 @@ class Reader:
         self,
         collection: str,
         pipeline: Sequence[Mapping[str, Any]],
-        cost: Callable[[Row], int] = _one,
+        cost: Callable[[Row], int] | None = None,
         cost_max: int = ROWS_MAX,
     ) -> list[Row]:
         """All rows of a pipeline; refused where they cost more memory than allowed."""
@@ -130,16 +126,14 @@ class Reader:
 
 
 def _rows(
-    open_cursor: Callable[[], Any],
-    cost: Callable[[Row], int] = _one,
-    cost_max: int = ROWS_MAX,
+    open_cursor: Callable[[], Any], cost: Callable[[Row], int] | None = None, cost_max: int = ROWS_MAX
 ) -> list[Row]:
     def read() -> list[Row]:
         rows: list[Row] = []
         spent = 0
         with open_cursor() as cursor:
             for row in cursor:
-                spent += cost(row)
+                spent += 1 if cost is None else cost(row)
                 if spent > cost_max:
                     raise Refused(TOO_MUCH)
                 rows.append(row)
