@@ -119,9 +119,6 @@ STILL: dict[str, set[object]] = {
         "query.safety",
     },
     "in a function": {
-        ("advisor.report", "rich.syntax"),
-        ("advisor.report", "rich.table"),
-        ("advisor.report", "rich.text"),
         ("graph.store_codec", "query.paths"),
         ("model.bson_types", "model.codec"),
         ("patterns.tree.moves", "patterns.tree.lifts"),

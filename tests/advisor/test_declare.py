@@ -16,7 +16,8 @@ from bson.decimal128 import Decimal128
 from tests.advisor.test_rules import compiled
 from treadle import Store
 from treadle.advisor import Limits, scan
-from treadle.advisor.declare import Source, class_name, commented, python_name, quoted
+from treadle.advisor.declare import class_name, declaration, python_name, quote
+from treadle.advisor.wording import cut
 
 AT = dt.datetime(2025, 1, 1)
 ODD: dict[str, list[dict[str, Any]]] = {
@@ -87,11 +88,9 @@ def test_any_collection_can_be_declared(limits: Limits, database: Any) -> None:
     assert set(ODD) == set(report.scan.collections)
     for facts in report.scan.collections.values():
         assert facts.skipped is None
-        source = Source()
-        source.document(facts)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            Store(database, models=compiled(source.text())).setup(dry_run=True)
+            Store(database, models=compiled(declaration(facts))).setup(dry_run=True)
 
 
 IDENTITIES: dict[str, Callable[[int], Any]] = {
@@ -187,7 +186,7 @@ def test_names() -> None:
 
 def test_no_name_breaks_out_of_its_string() -> None:
     for name in ('"', "'", "\n", "\\", "\u202e", "\"'", "é"):
-        made = quoted(name)
-        assert made.isascii()
-        assert name == eval(made)
-    assert "\n" not in commented("a\nimport os")
+        literal = quote(name)
+        assert literal.isascii()
+        assert name == eval(literal)
+    assert "\n" not in cut("a\nimport os", 60)

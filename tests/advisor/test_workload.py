@@ -38,8 +38,8 @@ def test_a_find_keeps_names_and_no_values() -> None:
     assert ("orders", "find", ("a", "b.c", "status"), (("at", -1),), 5) == (
         query.collection,
         query.kind,
-        query.filtered,
-        query.sorted_by,
+        query.filter_paths,
+        query.sort,
         query.limit,
     )
     assert (10, 5) == (query.examined, query.returned)
@@ -57,11 +57,11 @@ def test_regular_expressions_without_case_are_noted_in_all_forms() -> None:
     ):
         query = parse(profile("query", {"find": "orders", "filter": {"name": value}}), "shop")
         assert query is not None
-        assert ("name",) == query.insensitive, value
+        assert ("name",) == query.case_insensitive, value
     for value in ({"$regex": "a"}, Regex("a", "m"), "i", {"$eq": "i"}):
         query = parse(profile("query", {"find": "orders", "filter": {"name": value}}), "shop")
         assert query is not None
-        assert () == query.insensitive, value
+        assert () == query.case_insensitive, value
 
 
 def test_only_updates_that_just_count_are_increments() -> None:

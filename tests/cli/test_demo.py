@@ -14,16 +14,14 @@ from pymongo import MongoClient
 from tests.cli.invoke import RUN_SECONDS_MAX, assert_one_sentence, run, start
 from treadle.cli.demo import demo
 from treadle.demo.data import Maker, Sizes
-from treadle.demo.measure import Cost
+from treadle.demo.measure import Cost, milliseconds
 from treadle.demo.requests import REQUESTS
-from treadle.demo.story import Compared
-from treadle.demo.words import faster, milliseconds
+from treadle.demo.story import Comparison
 from treadle.errors import UsageError
 
 
-def compared(before: float, after: float) -> Compared:
-    advice: Any = None
-    return Compared(REQUESTS[0], "", advice, Cost(before, 1, 1, 1), Cost(after, 1, 1, 1))
+def comparison(before: float, after: float) -> Comparison:
+    return Comparison(REQUESTS[0], "", Cost(before, 1, 1, 1), Cost(after, 1, 1, 1))
 
 
 def test_the_shop_is_the_same_in_every_run_and_has_tens_of_thousands_of_documents() -> None:
@@ -49,7 +47,7 @@ def test_the_shop_is_the_same_in_every_run_and_has_tens_of_thousands_of_document
     ],
 )
 def test_nothing_is_called_faster_that_is_not(before: float, after: float, said: str) -> None:
-    assert said == faster(compared(before, after))
+    assert said == comparison(before, after).speed
 
 
 @pytest.mark.parametrize(
@@ -111,14 +109,14 @@ def test_demo_shows_what_it_claims_and_leaves_only_its_report(tmp_path: Path) ->
     assert re.search(r"store.get\(Product, id\) [\d.]+ ms, 1 document read", told)
     assert "5,760 documents of readings became 96" in told
     assert re.search(r"Order.customer \(extended-reference\) \{[^}]*\}, expected \{'name': 'Nobody'", told)
-    assert "documents mended; verify() now names 0 " in told
+    assert "documents repaired; verify() now finds 0 " in told
     copied = [line for line in seen.splitlines() if str(tmp_path) in line or "mongosh" in line]
     assert all(len(line) <= 48 for line in seen.splitlines() if line not in copied)
     assert "Stop the server" in rest
     page = report.read_text()
     assert page.startswith("<!doctype html>")
     assert all(f"<h3>{pattern}</h3>" in page for pattern in PATTERNS)
-    assert "Broken on purpose, found and mended" in page
+    assert "Broken on purpose, found and repaired" in page
     assert "What to change" in page
     assert {report, folder} == set(tmp_path.iterdir())
     assert [] == list(folder.iterdir())

@@ -17,7 +17,8 @@ from rich.console import Console
 from tests.advisor.symptoms import CASES
 from tests.cli.invoke import RUN_SECONDS_MAX, assert_one_sentence, run_verb, start
 from treadle.advisor import scan as scan_database
-from treadle.advisor.report import SCHEMA, show
+from treadle.advisor.report import SCHEMA
+from treadle.advisor.text import show
 from treadle.cli import main
 
 DOCUMENTED = Path(__file__).parent.parent.parent / "docs" / "advisor.md"

@@ -1,9 +1,9 @@
-"""Embed or reference? The decision as a function, with the way that led to it.
+"""Embed or reference? The decision as a function, with the questions that led to it.
 
 Few children are embedded. Many are embedded where they are always read with
-the parent or must change together with it, as long as they fit; else they are
-referenced. Millions are referenced from the child. Many-to-many is arrays of
-ids. What does not decide but matters is listed as factors.
+the parent or must change together with it, as long as they fit; otherwise
+they are referenced. Millions are referenced from the child. Many-to-many
+becomes arrays of ids. Factors are what matters beyond the decision.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ADVICE: dict[Choice, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Relationship:
-    """What is known about parents and their children; None is not known."""
+    """What is known about parents and their children; None is unknown."""
 
     children_max: int
     children_typical: int | None = None
@@ -59,8 +59,8 @@ class Relationship:
             )
 
     @classmethod
-    def measured(cls, relation: Relation, child: CollectionFacts, others: bool | None = None) -> Relationship:
-        """What a scan found out about a relation."""
+    def of(cls, relation: Relation, child: CollectionFacts, others: bool | None = None) -> Relationship:
+        """What a scan measured of a relation; `others` is whether others refer to the children."""
         together = None
         if relation.child_reads:
             together = relation.read_together >= ALWAYS_TOGETHER_SHARE * relation.child_reads
@@ -76,7 +76,7 @@ class Relationship:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One question on the way, and what its answer led to."""
+    """One question on the way to a decision, and its answer."""
 
     question: str
     answer: str
@@ -84,7 +84,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The choice, the way to it, and what else to weigh."""
+    """The choice, the questions that led to it, and what else to weigh."""
 
     choice: Choice
     path: tuple[Answer, ...]
@@ -102,91 +102,80 @@ def decide(relationship: Relationship) -> Decision:
     return Decision(choice, tuple(path), tuple(_factors(relationship, choice)))
 
 
-def _choose(given: Relationship, path: list[Answer]) -> Choice:
-    def asked(question: str, yes: bool, answer: str | None = None) -> bool:
+def _choose(about: Relationship, path: list[Answer]) -> Choice:
+    def ask(question: str, yes: bool, answer: str | None = None) -> bool:
         path.append(Answer(question, answer or ("yes" if yes else "no")))
         return yes
 
-    if asked("Does a child belong to several parents?", given.many_to_many):
+    most, total = f"at most {about.children_max:,}", _bytes(about)
+    if ask("Does a child belong to several parents?", about.many_to_many):
         return "arrays-of-ids"
-    most = f"at most {given.children_max:,}"
-    if asked("Are there millions of children to a parent?", given.children_max >= MILLIONS, most):
+    if ask("Are there millions of children to a parent?", about.children_max >= MILLIONS, most):
         return "reference-from-child"
-    if not asked(
-        "Do the children fit into one document?",
-        _bytes(given) <= EMBEDDED_BYTES_MAX,
-        f"{size(_bytes(given))} at most",
-    ):
+    fits = total <= EMBEDDED_BYTES_MAX
+    if not ask("Do the children fit into one document?", fits, f"{size(total)} at most"):
         return "reference-from-child"
-    if asked(
-        f"Are there fewer than {FEW_CHILDREN} children to a parent?", given.children_max < FEW_CHILDREN, most
-    ):
+    few = about.children_max < FEW_CHILDREN
+    if ask(f"Are there fewer than {FEW_CHILDREN} children to a parent?", few, most):
         return "embed"
-    if asked("Must children change together with their parent, in one write?", given.atomic):
+    if ask("Must children change together with their parent, in one write?", about.atomic):
         return "embed"
-    known = "not known" if given.read_together is None else None
-    if asked("Are children always read together with their parent?", bool(given.read_together), known):
+    unknown = "not known" if about.read_together is None else None
+    if ask("Are children always read together with their parent?", bool(about.read_together), unknown):
         return "embed"
-    return "reference-from-child" if given.children_max >= 1_000 else "reference"
+    return "reference-from-child" if about.children_max >= 1_000 else "reference"
 
 
-def _bytes(given: Relationship) -> int:
-    return given.children_max * (CHILD_BYTES_DEFAULT if given.child_bytes is None else given.child_bytes)
+def _bytes(about: Relationship) -> int:
+    return about.children_max * (CHILD_BYTES_DEFAULT if about.child_bytes is None else about.child_bytes)
 
 
-def _factors(given: Relationship, choice: Choice) -> Iterator[str]:
+def _factors(about: Relationship, choice: Choice) -> Iterator[str]:
     embedded = choice == "embed"
-    if given.children_change_often and embedded:
+    if about.children_change_often and embedded:
         yield "Children change often: each change rewrites the parent."
-    if given.children_change_often is False and not embedded:
+    if about.children_change_often is False and not embedded:
         yield "Children hardly change: an Extended Reference can copy what readers want."
-    if given.grows:
-        yield (
-            "Children keep coming: bound the array (Outlier), or embed only the newest (Subset)."
-            if embedded
-            else "Children keep coming: a Subset keeps the newest few in the parent."
-        )
-    if given.referred_to_by_others and embedded:
+    if about.grows and embedded:
+        yield "Children keep coming: bound the array (Outlier), or embed only the newest (Subset)."
+    if about.grows and not embedded:
+        yield "Children keep coming: a Subset keeps the newest few in the parent."
+    if about.referred_to_by_others and embedded:
         yield "Others refer to the children: keep them apart and copy the hot fields (Extended Reference)."
-    if embedded and given.children_max >= FEW_CHILDREN:
-        yield f"Watch the limit of 16 MB: at most {size(_bytes(given))} by these numbers."
-    typical = given.children_typical
-    if typical is not None and given.children_max >= 100 * max(typical, 1):
+    if embedded and about.children_max >= FEW_CHILDREN:
+        yield f"Watch the limit of 16 MB: at most {size(_bytes(about))} by these numbers."
+    typical = about.children_typical
+    if typical is not None and about.children_max >= 100 * max(typical, 1):
         yield "A few parents have a hundred times more than the rest: see Outlier."
-    if given.atomic and not embedded:
+    if about.atomic and not embedded:
         yield "One write for both needs a transaction when they are apart."
-    if given.read_together and not embedded:
+    if about.read_together and not embedded:
         yield "Read together: copy the fields that readers want (Extended Reference), or use $lookup."
     if not embedded and choice != "arrays-of-ids":
         yield "Counts and sums over the children can be kept in the parent (Computed)."
 
 
 def could_embed(scan: Scan, relation: Relation) -> bool:
-    """Few children per parent, which nobody else refers to."""
+    """Whether parents have few children, to which nobody else refers."""
+    child = scan.collections[relation.child]
     if relation.many or relation.child == relation.parent or relation.key != "_id":
         return False
     if any(each.parent == relation.child for each in scan.relations):
         return False
     # A join table's rows have several parents; they belong to the one with the fewest children.
-    others = [each for each in scan.relations if each.child == relation.child and not each.many]
-    smallest = min(others, key=lambda each: (each.children.maximum, each.path))
-    if smallest != relation:
+    siblings = [each for each in scan.relations if each.child == relation.child and not each.many]
+    if relation != min(siblings, key=lambda each: (each.children.maximum, each.path)):
         return False
-    child = scan.collections[relation.child]
     # What expires by itself cannot do so inside another document.
     expires = any(index.expires for index in child.indexes)
-    if expires or has_own_key(child) or _is_read_alone(relation):
+    # The workload may show that children are mostly read without their parent.
+    reads = relation.child_reads
+    read_alone = reads >= READS_MIN and relation.read_together < READ_TOGETHER_SHARE_MIN * reads
+    if expires or has_own_key(child) or read_alone:
         return False
-    found = decide(Relationship.measured(relation, child))
-    return found.choice == "embed"
+    return decide(Relationship.of(relation, child)).choice == "embed"
 
 
 def has_own_key(facts: CollectionFacts) -> bool:
-    """Whether its documents are found by a key of their own, beside their id."""
+    """Whether its documents are looked up by a unique key beside their id."""
     return any(index.unique and index.fields != ("_id",) and len(index.keys) == 1 for index in facts.indexes)
-
-
-def _is_read_alone(relation: Relation) -> bool:
-    """Whether the workload shows that children are read without their parent as a rule."""
-    reads = relation.child_reads
-    return reads >= READS_MIN and relation.read_together < READ_TOGETHER_SHARE_MIN * reads

@@ -2,7 +2,7 @@
 
 What a scan saw becomes a model: names, types, what may be absent. Names that
 Python or Pydantic cannot have get an alias; names that no path can reach are
-left out with a comment. Every name from the database goes through `quoted`,
+left out with a comment. Every name from the database goes through `quote`,
 so that none can break out of its string.
 """
 
@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel
 
-from treadle.advisor.facts import NUMBERS, CollectionFacts, FieldFacts
-from treadle.advisor.relations import singular as singular_of
-from treadle.advisor.relations import words
-from treadle.advisor.structure import is_plain_name
+from treadle.advisor.facts import NUMBERS, CollectionFacts, FieldFacts, IndexFacts, Relation, Scan
+from treadle.advisor.relations import singular, subject, words
+from treadle.advisor.structure import Steps, is_plain_name
+from treadle.advisor.wording import cut
 
 FIELDS_SHOWN_MAX = 30
 NESTED_DEPTH_MAX = 3
 COMMENT_LENGTH_MAX = 60
+INDEXES_SHOWN_MAX = 64
 LINE_LENGTH = 100
 
 _TYPES = {
@@ -32,98 +33,68 @@ _TYPES = {
     "double": "float",
     "bool": "bool",
     "binData": "bytes",
+    "date": "datetime",
+    "decimal": "Decimal",
+    "objectId": "Id",
+    "uuid": "UUID",
 }
-_IMPORTED = {
-    "date": ("datetime", "datetime"),
-    "decimal": ("decimal", "Decimal"),
-    "objectId": ("treadle", "Id"),
-    "uuid": ("uuid", "UUID"),
+_STANDARD_NAMES = {
+    "datetime": ("datetime", "timedelta"),
+    "decimal": ("Decimal",),
+    "typing": ("Annotated", "Any"),
+    "uuid": ("UUID",),
 }
-_RESERVED = frozenset({name for name in dir(BaseModel) if not name.startswith("_")} | {"id"})
-# A field of such a name would hide the type from the fields below it.
-_HIDING = frozenset(
-    {"str", "int", "float", "bool", "bytes", "list", "dict", "datetime", "timedelta", "migration"}
+_OTHER_NAMES = {
+    "pydantic": ("BaseModel", "Field"),
+    "pymongo": ("IndexModel",),
+    "treadle": (
+        *("Document", "Id", "Indexed", "migration", "ExtendedReference", "Subset", "Outlier", "Approximate"),
+        *("Count", "Sum", "Average", "Min", "Max", "Formula", "Rollup", "Hour", "Day", "Week", "Month"),
+        *("Bucket", "TimeSeries", "AncestorArray", "ChildReferences", "MaterializedPath", "ParentReference"),
+        *("Store", "AsyncStore", "Action", "Finding", "Progress"),
+        *("TreadleError", "DataError", "DeclarationError", "UsageError"),
+    ),
+}
+# Names that the generated source imports, or that its reader will.
+_USED_NAMES = frozenset(
+    name for group in (_STANDARD_NAMES, _OTHER_NAMES) for names in group.values() for name in names
 )
-_ORDER = ("datetime", "decimal", "typing", "uuid", "pydantic", "pymongo", "treadle")
-_STANDARD = {"datetime", "decimal", "typing", "uuid"}
+_RESERVED = frozenset(
+    {
+        *(name for name in dir(BaseModel) if not name.startswith("_")),
+        "id",
+        # A field of such a name would hide the type from the fields below it.
+        *("str", "int", "float", "bool", "bytes", "list", "dict"),
+        *_USED_NAMES,
+    }
+)
+_LITERALS_AND_COMMENTS = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|#.*')
+
+Wrap = Callable[[str], str]
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     """A name as a Python literal in ASCII, with double quotes where that reads better."""
     text = ascii(name)
     return f'"{text[1:-1]}"' if text[0] == "'" and '"' not in text else text
 
 
-def commented(text: str) -> str:
-    """A name in a comment: on one line, without surprises, not too long."""
-    shown = text.encode("unicode_escape").decode() if not text.isprintable() else text
-    return shown if len(shown) <= COMMENT_LENGTH_MAX else shown[: COMMENT_LENGTH_MAX - 1] + "…"
+def snake_case(name: str, default: str) -> str:
+    """What a collection or an array holds, as part of a field's name: `orderItems` -> order_item."""
+    return "_".join(subject(name)) or default
+
+
+def camel_case(parts: Sequence[str]) -> str:
+    return re.sub(r"\W", "", "".join(part.capitalize() for part in parts), flags=re.ASCII)
 
 
 def class_name(collection: str) -> str:
     """`shop.order_items` -> OrderItem."""
-    parts = [
-        part
-        for part in words(collection.rpartition(".")[2] or collection)
-        if part.isidentifier() or part.isalnum()
-    ]
-    if parts:
-        parts[-1] = singular_of(parts[-1])
-    made = "".join(part.capitalize() for part in parts)
-    made = re.sub(r"\W", "", made, flags=re.ASCII)
-    if not made or made[0].isdigit():
-        made = f"Collection{made}"
-    return f"{made}_" if keyword.iskeyword(made) or made in _USED_NAMES else made
-
-
-# Names that the generated source imports or builds on.
-_USED_NAMES = frozenset(
-    [
-        "Action",
-        "AncestorArray",
-        "Annotated",
-        "Any",
-        "Approximate",
-        "AsyncStore",
-        "Average",
-        "BaseModel",
-        "Bucket",
-        "ChildReferences",
-        "Count",
-        "DataError",
-        "Day",
-        "Decimal",
-        "DeclarationError",
-        "Document",
-        "ExtendedReference",
-        "Field",
-        "Finding",
-        "Formula",
-        "Hour",
-        "Id",
-        "IndexModel",
-        "Indexed",
-        "MaterializedPath",
-        "Max",
-        "Min",
-        "Month",
-        "None",
-        "Outlier",
-        "ParentReference",
-        "Progress",
-        "Rollup",
-        "Store",
-        "Subset",
-        "Sum",
-        "TimeSeries",
-        "TreadleError",
-        "True",
-        "False",
-        "UUID",
-        "UsageError",
-        "Week",
-    ]
-)
+    parts = words(collection.rpartition(".")[2] or collection)
+    name = camel_case(singular([part for part in parts if part.isidentifier() or part.isalnum()]))
+    if not name or name[0].isdigit():
+        name = f"Collection{name}"
+    return f"{name}_" if keyword.iskeyword(name) or name in _USED_NAMES else name
 
 
 def python_name(stored: str, taken: set[str]) -> str:
@@ -132,7 +103,7 @@ def python_name(stored: str, taken: set[str]) -> str:
     # Pydantic keeps names that begin with model_ for itself.
     if not name or name[0].isdigit() or name.startswith("model_"):
         name = f"field_{name}".rstrip("_")
-    if keyword.iskeyword(name) or name in _RESERVED or name in _HIDING or name in _USED_NAMES:
+    if keyword.iskeyword(name) or name in _RESERVED:
         name = f"{name}_"
     base, number = name, 2
     while name in taken:
@@ -141,47 +112,66 @@ def python_name(stored: str, taken: set[str]) -> str:
     return name
 
 
-Wrap = Callable[[str], str]
+def _number_type(each: FieldFacts) -> str | None:
+    """One type for numbers of several types; None for other fields."""
+    types = set(each.value_types)
+    if len(types) < 2 or not types <= NUMBERS:
+        return None
+    return "Decimal" if "decimal" in types else "float" if "double" in types else "int"
 
 
 @dataclass(slots=True)
 class Source:
-    """A piece of Python in the making: imports, then classes."""
+    """A piece of Python in the making: classes, from which the imports follow."""
 
-    imports: dict[str, set[str]] = field(default_factory=dict)
-    blocks: list[str] = field(default_factory=list)
-    classes: set[str] = field(default_factory=set)
     # What is put around the annotation of a field, by its path.
     wraps: dict[str, Wrap] = field(default_factory=dict)
+    blocks: list[str] = field(default_factory=list)
+    classes: set[str] = field(default_factory=set)
 
-    def use(self, module: str, *names: str) -> None:
-        self.imports.setdefault(module, set()).update(names)
-
-    def name(self, wanted: str) -> str:
+    def name(self, preferred: str) -> str:
         """A class name that is still free."""
-        made, number = wanted, 2
-        while made in self.classes or made in _USED_NAMES:
-            made, number = f"{wanted}{number}", number + 1
-        self.classes.add(made)
-        return made
+        name, number = preferred, 2
+        while name in self.classes or name in _USED_NAMES or keyword.iskeyword(name):
+            name, number = f"{preferred}{number}", number + 1
+        self.classes.add(name)
+        return name
 
     def text(self) -> str:
+        """The source with its imports: no other identifier is spelt like a name that can be imported."""
+        code = "\n\n\n".join(self.blocks)
+        identifiers = set(re.findall(r"\w+", _LITERALS_AND_COMMENTS.sub("", code)))
         lines: list[str] = []
-        for standard in (True, False):
-            group = [
-                module for module in _ORDER if module in self.imports and (module in _STANDARD) is standard
-            ]
-            lines += [_import(module, sorted(self.imports[module])) for module in group]
-            if group:
-                lines.append("")
-        return "\n".join([*lines, ""]) + "\n" + "\n\n\n".join(self.blocks) + "\n"
+        for group in (_STANDARD_NAMES, _OTHER_NAMES):
+            used = {module: sorted(identifiers & set(names)) for module, names in group.items()}
+            imports = [_import(module, names) for module, names in used.items() if names]
+            lines += [*imports, ""] if imports else []
+        return "\n".join([*lines, "", code, ""])
 
-    # -- models ---------------------------------------------------------------------
-
-    def names(self, facts: CollectionFacts) -> dict[str, str]:
+    @staticmethod
+    def names(facts: CollectionFacts) -> dict[str, str]:
         """Stored top-level name -> attribute name, for the fields that can be declared."""
         taken: set[str] = set()
-        return {each.name: python_name(each.name, taken) for each in facts.top() if _declarable(each)}
+        return {each.name: python_name(each.name, taken) for each in facts.top() if _is_declarable(each)}
+
+    @staticmethod
+    def new_name(facts: CollectionFacts, preferred: str) -> str:
+        """An attribute name that a collection's model does not use yet."""
+        return python_name(preferred, set(Source.names(facts).values()))
+
+    @staticmethod
+    def scalar(kind: str) -> str:
+        return _TYPES.get(kind, "Any")
+
+    @staticmethod
+    def identity(facts: CollectionFacts) -> str:
+        """The type of a collection's `_id`, and so of whatever refers to it."""
+        identity = facts.fields.get("_id")
+        if identity is None:
+            return "Id"
+        if not has_one_identity(facts):
+            return "Any"
+        return _number_type(identity) or Source.scalar(identity.kind)
 
     def document(
         self,
@@ -189,115 +179,73 @@ class Source:
         *,
         keywords: Sequence[str] = (),
         collection: str | None = None,
-        wrapped: Mapping[str, Wrap] | None = None,
         without: frozenset[str] = frozenset(),
         only: frozenset[str] | None = None,
-        added: tuple[str, ...] = (),
+        added: Sequence[str] = (),
         name: str | None = None,
         base: str = "Document",
     ) -> str:
-        """Declare a collection's model; the name of its class."""
-        self.use("treadle", "Document")
-        made = self.name(name or class_name(facts.name))
+        """Declare a collection's model; gives the name of its class."""
+        name = self.name(name or class_name(facts.name))
         names = self.names(facts)
         lines: list[str] = []
         comments: list[str] = []
-        identity = facts.fields.get("_id")
-        if base == "Document" and identity is not None and set(identity.filled) != {"objectId"}:
-            lines.append(f"    id: {self.identity(facts)}")
-        shown = 0
-        for each in facts.top():
-            if each.name in without or (only is not None and each.name not in only):
-                continue
+        fields = [each for each in facts.top() if each.name not in without]
+        for each in fields if only is None else [each for each in fields if each.name in only]:
             if each.name not in names:
-                comments.append(f"    # {commented(each.path)} is left out: no path can name it.")
+                comments.append(
+                    f"    # {cut(each.path, COMMENT_LENGTH_MAX)} is left out: no path can name it."
+                )
                 continue
-            if shown == FIELDS_SHOWN_MAX and not (wrapped and each.name in wrapped):
+            if len(lines) == FIELDS_SHOWN_MAX:
                 comments.append("    # … and further fields, which are kept as they are when left out.")
                 break
-            shown += 1
-            lines.append(self._field(facts, each, names[each.name], made, (wrapped or {}).get(each.name)))
+            lines.append(self._field(facts, each, names[each.name], name))
+        head = [base, *keywords]
+        if base == "Document":
+            head.insert(1, f"collection={quote(collection or facts.name)}")
+            identity = facts.fields.get("_id")
+            if identity is not None and set(identity.value_types) != {"objectId"}:
+                lines.insert(0, f"    id: {self.identity(facts)}")
         lines += [f"    {line}" for line in added]
-        parts = [
-            base,
-            *([f"collection={quoted(collection or facts.name)}"] if base == "Document" else []),
-            *keywords,
-        ]
-        head = _head(made, parts)
-        self.blocks.append("\n".join([head, *(lines or ["    pass"]), *dict.fromkeys(comments)]))
-        return made
+        self._class(_head(name, head), [*(lines or ["    pass"]), *dict.fromkeys(comments)])
+        return name
 
     def card(self, name: str, facts: CollectionFacts, fields: list[FieldFacts]) -> str:
         """A plain model of some of a collection's fields."""
-        self.use("pydantic", "BaseModel")
-        made = self.name(name)
+        name = self.name(name)
         names = self.names(facts)
-        lines = [self._field(facts, each, names[each.name], made, None) for each in fields]
-        self.blocks.append("\n".join([f"class {made}(BaseModel):", *(lines or ["    pass"])]))
-        return made
-
-    def identity(self, facts: CollectionFacts) -> str:
-        """The type of a collection's `_id`, and so of whatever refers to it."""
-        identity = facts.fields.get("_id")
-        if identity is None:
-            return self.scalar("objectId")
-        if not has_one_identity(facts):
-            return self._any()
-        return self._number(identity) or self.scalar(identity.kind)
-
-    def _number(self, each: FieldFacts) -> str | None:
-        """One type for numbers of several, or None where these are no such numbers."""
-        filled = set(each.filled)
-        if len(filled) < 2 or not filled <= NUMBERS:
-            return None
-        kind = "decimal" if "decimal" in filled else "double" if "double" in filled else "long"
-        return self.scalar(kind)
-
-    def scalar(self, kind: str) -> str:
-        if kind in _IMPORTED:
-            module, name = _IMPORTED[kind]
-            self.use(module, name)
-            return name
-        if kind in _TYPES:
-            return _TYPES[kind]
-        self.use("typing", "Any")
-        return "Any"
+        lines = [self._field(facts, each, names[each.name], name) for each in fields]
+        self._class(f"class {name}(BaseModel):", lines or ["    pass"])
+        return name
 
     def annotation(self, facts: CollectionFacts, each: FieldFacts, owner: str) -> str:
         """The type of a field, without whether it may be absent."""
-        number = self._number(each)
+        number = _number_type(each)
         if number is not None:
             return number
         if each.type == "object":
-            return self._object(facts, each.steps, each.is_map, owner)
+            return self._object(facts, each, owner)
         if each.type == "array":
             inside = facts.fields.get(each.path + "[]")
-            if inside is None or len(inside.filled) != 1 or inside.type == "array":
-                return f"list[{self._any()}]"
+            if inside is None or len(inside.value_types) != 1 or inside.type == "array":
+                return "list[Any]"
             if inside.type == "object":
-                return f"list[{self._object(facts, inside.steps, inside.is_map, owner)}]"
+                return f"list[{self._object(facts, inside, owner)}]"
             return f"list[{self.scalar(inside.kind)}]"
         return self.scalar(each.kind)
 
-    def _any(self) -> str:
-        self.use("typing", "Any")
-        return "Any"
-
-    def _object(self, facts: CollectionFacts, steps: tuple[str, ...], is_map: bool, owner: str) -> str:
-        inside = _inside(facts, steps)
-        if is_map or not inside:
-            return f"dict[str, {self._any()}]"
-        self.use("pydantic", "BaseModel")
-        last = [step for step in steps if step != "[]"][-1]
-        made = self.name(_nested_name(owner, last, "[]" in steps[-1:]))
+    def _object(self, facts: CollectionFacts, each: FieldFacts, owner: str) -> str:
+        inside = _inside(facts, each.steps)
+        if each.is_map or not inside:
+            return "dict[str, Any]"
+        parts = words(each.own_name)
+        name = self.name(owner + (camel_case(singular(parts) if each.name == "[]" else parts) or "Part"))
         taken: set[str] = set()
-        whole = facts.fields.get("".join(_joined(steps)))
-        known = whole.filled.get("object", 0) if whole is not None else 0
-        lines = [
-            self._field(facts, field, python_name(field.name, taken), made, None, known) for field in inside
-        ]
-        self.blocks.append("\n".join([f"class {made}(BaseModel):", *lines]))
-        return made
+        objects = each.value_types.get("object", 0)
+        lines = [self._field(facts, part, python_name(part.name, taken), name, objects) for part in inside]
+        self._class(f"class {name}(BaseModel):", lines)
+        return name
 
     def _field(
         self,
@@ -305,28 +253,37 @@ class Source:
         each: FieldFacts,
         name: str,
         owner: str,
-        wrap: Wrap | None,
-        whole: int | None = None,
+        looked_at: int | None = None,
     ) -> str:
         annotation = self.annotation(facts, each, owner)
-        wrap = wrap or self.wraps.get(each.path)
-        looked_at = each.looked_at if whole is None else whole
-        absent = each.present < looked_at or len(each.filled) < len(each.types) or not each.filled
+        wrap = self.wraps.get(each.path)
+        looked_at = each.looked_at if looked_at is None else looked_at
+        has_null = len(each.value_types) < len(each.types)
+        absent = each.present < looked_at or has_null or not each.value_types
         default = None
         if annotation.startswith("list["):
             default = "[]" if absent or wrap is not None else None
-            # A list that is null in some documents is no list to be maintained.
-            if len(each.filled) < len(each.types) and wrap is None:
+            # A list that is null in some documents cannot be maintained.
+            if has_null and wrap is None:
                 annotation, default = f"{annotation} | None", "None"
         elif absent:
             annotation, default = f"{annotation} | None" if annotation != "Any" else "Any", "None"
         if wrap is not None:
             annotation = wrap(annotation)
         if name != each.name:
-            self.use("pydantic", "Field")
-            alias = f"alias={quoted(each.name)}"
-            return f"    {name}: {annotation} = Field({alias if default is None else f'{default}, {alias}'})"
+            alias = f"alias={quote(each.name)}"
+            default = f"Field({alias if default is None else f'{default}, {alias}'})"
         return f"    {name}: {annotation}" + ("" if default is None else f" = {default}")
+
+    def _class(self, head: str, lines: Sequence[str]) -> None:
+        self.blocks.append("\n".join([head, *lines]))
+
+
+def declaration(facts: CollectionFacts, keywords: Sequence[str] = ()) -> str:
+    """The source of a collection's model alone."""
+    source = Source()
+    source.document(facts, keywords=keywords)
+    return source.text()
 
 
 def _head(name: str, parts: Sequence[str]) -> str:
@@ -339,32 +296,28 @@ def _head(name: str, parts: Sequence[str]) -> str:
     return "\n".join([f"class {name}(", *indented, "):"])
 
 
-def _joined(steps: tuple[str, ...]) -> list[str]:
-    made: list[str] = []
-    for step in steps:
-        made.append(step if step == "[]" or not made else f".{step}")
-    return made
+def _import(module: str, names: list[str]) -> str:
+    line = f"from {module} import {', '.join(names)}"
+    if len(line) <= LINE_LENGTH:
+        return line
+    return f"from {module} import (\n" + "".join(f"    {name},\n" for name in names) + ")"
 
 
-def _declarable(each: FieldFacts) -> bool:
+def _is_declarable(each: FieldFacts) -> bool:
     return is_plain_name(each.name) and each.name not in ("_treadle", "*")
 
 
-def _inside(facts: CollectionFacts, steps: tuple[str, ...]) -> list[FieldFacts]:
+def _inside(facts: CollectionFacts, steps: Steps) -> list[FieldFacts]:
     """The fields of an object that can be a model of its own; none where it cannot."""
-    inside = [
-        field
-        for field in facts.fields.values()
-        if len(field.steps) == len(steps) + 1 and field.steps[: len(steps)] == steps and field.name != "[]"
-    ]
+    inside = [each for each in facts.fields.values() if each.steps[:-1] == steps and each.name != "[]"]
     depth = sum(step != "[]" for step in steps)
     fits = depth <= NESTED_DEPTH_MAX and len(inside) <= FIELDS_SHOWN_MAX
-    return inside if fits and all(_declarable(field) for field in inside) else []
+    return inside if fits and all(map(_is_declarable, inside)) else []
 
 
 def can_wrap(facts: CollectionFacts, each: FieldFacts) -> bool:
     """Whether a field of the document or of nested models can carry a pattern."""
-    if each.in_array or not all(map(is_plain_name, each.steps)) or len(each.filled) != 1:
+    if each.in_array or not all(map(is_plain_name, each.steps)) or len(each.value_types) != 1:
         return False
     for depth in range(1, len(each.steps)):
         above = next((field for field in facts.fields.values() if field.steps == each.steps[:depth]), None)
@@ -374,34 +327,61 @@ def can_wrap(facts: CollectionFacts, each: FieldFacts) -> bool:
 
 
 def has_one_identity(facts: CollectionFacts) -> bool:
-    """Whether all ids are of one type that can be declared; else they are to be mended first."""
+    """Whether all ids are of one type that can be declared; `mixed-types` advises on the others."""
     identity = facts.fields.get("_id")
     if identity is None:
         return True
-    kinds = set(identity.filled)
-    return kinds <= NUMBERS or (len(kinds) == 1 and (identity.type in _TYPES or identity.type in _IMPORTED))
+    kinds = set(identity.value_types)
+    return kinds <= NUMBERS or (len(kinds) == 1 and identity.type in _TYPES)
 
 
-def referring(child: CollectionFacts, path: str, parent: CollectionFacts) -> CollectionFacts:
-    """The child with its reference of the same type as what it refers to."""
+def can_declare(scan: Scan, relation: Relation) -> bool:
+    """Whether a pattern can be declared on a relation: one reference per document, to an id of one type."""
+    is_single = not relation.many and relation.key == "_id" and is_plain_name(relation.path)
+    return is_single and has_one_identity(scan.collections[relation.parent])
+
+
+def with_reference_type(child: CollectionFacts, path: str, parent: CollectionFacts) -> CollectionFacts:
+    """The child with its reference of the same type as the ids it refers to."""
     reference, identity = child.fields[path], parent.fields["_id"]
-    absent = {"null": 1} if len(reference.filled) < len(reference.types) else {}
-    # As often as before: only the type is another.
-    types = {**dict.fromkeys(identity.filled, 0), identity.type: sum(reference.filled.values()), **absent}
+    absent = {"null": 1} if len(reference.value_types) < len(reference.types) else {}
+    number = sum(reference.value_types.values())
+    types = {**dict.fromkeys(identity.value_types, 0), identity.type: number, **absent}
     known = replace(reference, types=types, is_uuid=identity.is_uuid)
     return replace(child, fields={**child.fields, path: known})
 
 
-def _nested_name(owner: str, last: str, in_list: bool) -> str:
-    parts = list(words(last))
-    if in_list and parts:
-        parts[-1] = singular_of(parts[-1])
-    made = re.sub(r"\W", "", "".join(part.capitalize() for part in parts), flags=re.ASCII)
-    return f"{owner}{made or 'Part'}"
+def declare_without(facts: CollectionFacts, dropped: Iterable[str]) -> str:
+    """The model with the indexes that stay, declared as they are.
+
+    An index that the facts do not describe in full is left to the database.
+    """
+    names = {"_id_", *dropped}
+    kept = [index for index in facts.indexes if index.name not in names and _is_plain_index(index)]
+    models = [index_model(index.keys, index.name, ", unique=True" if index.unique else "") for index in kept]
+    return declare_indexes(facts, models)
 
 
-def _import(module: str, names: list[str]) -> str:
-    line = f"from {module} import {', '.join(names)}"
-    if len(line) <= LINE_LENGTH:
-        return line
-    return f"from {module} import (\n" + "".join(f"    {name},\n" for name in names) + ")"
+def declare_indexes(facts: CollectionFacts, models: Sequence[str]) -> str:
+    lines = "".join(f"    {line},\n" for line in models[:INDEXES_SHOWN_MAX])
+    return declaration(facts, [f"indexes=[\n{lines}]"] if lines else [])
+
+
+def _is_plain_index(index: IndexFacts) -> bool:
+    return not (index.special or index.partial or index.expires or index.collation_strength)
+
+
+def free_name(facts: CollectionFacts, keys: Sequence[tuple[str, int]]) -> str | None:
+    """A name for a new index; None where the default one is free."""
+    default = name = "_".join(f"{path}_{way}" for path, way in keys)
+    taken = {index.name for index in facts.indexes}
+    number = 2
+    while name in taken:
+        name, number = f"{default}_{number}", number + 1
+    return None if name == default else name
+
+
+def index_model(keys: Iterable[tuple[str, int]], name: str | None = None, options: str = "") -> str:
+    """The source of an `IndexModel`."""
+    pairs = ", ".join(f"({quote(path)}, {way})" for path, way in keys)
+    return f"IndexModel([{pairs}]{'' if name is None else f', name={quote(name)}'}{options})"

@@ -1,7 +1,7 @@
 """What a scan measured: plain values, without any document's content.
 
-`profile.py` makes them, the rules read them. Names of collections, fields and
-indexes are here, and numbers; values of documents are not, unless the caller
+`profile.py` makes them, the rules read them. They hold numbers, and the names
+of collections, fields and indexes; values of documents only where the caller
 asked for them (`Scan.values_shown`).
 """
 
@@ -43,7 +43,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Counts by size, in rising order; `sampled_of` is the whole when only a part was looked at."""
+    """Counts by size, in ascending order; of a sample, `sampled_of` is the size of the population."""
 
     bins: tuple[Bin, ...]
     mean: float
@@ -54,10 +54,15 @@ class Distribution:
         cls, rows: Iterable[tuple[float, float, int, float]], sampled_of: int | None = None
     ) -> Distribution:
         """From (low, high, count, total) rows in any order."""
-        ordered = sorted(rows)
-        count = sum(row[2] for row in ordered)
-        mean = sum(row[3] for row in ordered) / count if count else 0.0
-        return cls(tuple(Bin(low, high, number) for low, high, number, _ in ordered), mean, sampled_of)
+        rows = sorted(rows)
+        count = sum(row[2] for row in rows)
+        mean = sum(row[3] for row in rows) / count if count else 0.0
+        return cls(tuple(Bin(low, high, number) for low, high, number, _ in rows), mean, sampled_of)
+
+    @classmethod
+    def of_counts(cls, counts: Iterable[tuple[float, int]], sampled_of: int | None = None) -> Distribution:
+        """From pairs of a value and how often it occurs."""
+        return cls.of(((value, value, n, value * n) for value, n in counts), sampled_of)
 
     @property
     def count(self) -> int:
@@ -81,10 +86,10 @@ class Distribution:
 
     def quantile(self, share: float) -> float:
         """The value that at least this share does not exceed."""
-        wanted, seen = share * self.count, 0
+        rank, passed = share * self.count, 0
         for each in self.bins:
-            seen += each.count
-            if seen >= wanted:
+            passed += each.count
+            if passed >= rank:
                 return each.high
         return self.maximum
 
@@ -119,15 +124,15 @@ class FieldFacts:
         return self.present / self.looked_at if self.looked_at else 0.0
 
     @property
-    def filled(self) -> dict[str, int]:
+    def value_types(self) -> dict[str, int]:
         """The types without null."""
         return {name: n for name, n in self.types.items() if name not in ("null", "undefined")}
 
     @property
     def type(self) -> str:
         """The most frequent type other than null."""
-        filled = self.filled
-        return max(filled, key=lambda name: (filled[name], name)) if filled else "null"
+        types = self.value_types
+        return max(types, key=lambda name: (types[name], name)) if types else "null"
 
     @property
     def kind(self) -> str:
@@ -139,8 +144,8 @@ class FieldFacts:
         return self.steps[-1] if self.steps else self.path
 
     @property
-    def called(self) -> str:
-        """The name that a reader sees: that of the array for its elements."""
+    def own_name(self) -> str:
+        """The name of the field; for the elements of an array, that of the array."""
         return next((step for step in reversed(self.steps) if step != "[]"), self.path)
 
     @property
@@ -188,7 +193,7 @@ class IndexFacts:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What the creation times in ObjectIds tell."""
+    """How fast a collection grows, by the creation times in its ObjectIds."""
 
     first: datetime
     last: datetime
@@ -224,8 +229,7 @@ class Series:
     metadata: tuple[str, ...]
     varying: tuple[str, ...]
     lengths: Distribution
-    seconds: float
-    # The middle one among the series' mean distances between two readings.
+    # The median over all series of the mean time between two readings.
     gap_seconds: float
 
 
@@ -243,7 +247,7 @@ class TreeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The field that numbers versions, and how many documents have which."""
+    """The field that numbers versions, and the documents per version, oldest first."""
 
     field: str
     counts: tuple[int, ...]
@@ -265,14 +269,13 @@ class CollectionFacts:
     sharded: bool = False
     # None where the login may not see it.
     validated: bool | None = False
-    # A pass over all of it took too long.
+    # A full pass took too long.
     slow: bool = False
     sizes: Distribution | None = None
     fields: Mapping[str, FieldFacts] = field(default_factory=dict)
     nested_looked_at: int = 0
     shapes: tuple[Shape, ...] = ()
     shapes_complete: bool = True
-    depth: int = 0
     indexes: tuple[IndexFacts, ...] = ()
     growth: Growth | None = None
     kinds: Kinds | None = None
@@ -283,20 +286,21 @@ class CollectionFacts:
     skipped: str | None = None
 
     @property
-    def sampled(self) -> bool:
-        return self.looked_at < self.count
+    def plain(self) -> bool:
+        """Whether it is an ordinary collection that was read, no view and no time series."""
+        return self.kind == "collection" and self.skipped is None
 
     @property
-    def plain(self) -> bool:
-        """Whether it was looked into and is no view or time series."""
-        return self.kind == "collection" and self.skipped is None
+    def depth(self) -> int:
+        """How many levels deep its fields nest."""
+        return max((each.depth for each in self.fields.values()), default=0)
 
     @property
     def mean_bytes(self) -> float:
         return self.data_bytes / self.count if self.count else 0.0
 
     def top(self) -> list[FieldFacts]:
-        """The top-level fields, `_id` left out."""
+        """The top-level fields without `_id`."""
         return [each for each in self.fields.values() if len(each.steps) == 1 and each.path != "_id"]
 
 
@@ -325,11 +329,6 @@ class Relation:
     def orphan_share(self) -> float:
         return self.orphans / self.checked if self.checked else 0.0
 
-    @property
-    def complete(self) -> bool:
-        """Whether every reference was checked."""
-        return self.checked >= self.references
-
 
 @dataclass(frozen=True, slots=True)
 class Query:
@@ -337,15 +336,16 @@ class Query:
 
     collection: str
     kind: str
-    filtered: tuple[str, ...] = ()
-    sorted_by: tuple[tuple[str, int], ...] = ()
+    filter_paths: tuple[str, ...] = ()
+    sort: tuple[tuple[str, int], ...] = ()
     limit: int = 0
     lookups: tuple[tuple[str, str, str], ...] = ()
     grouped: bool = False
     sums: tuple[str, ...] = ()
     increments: tuple[str, ...] = ()
     pushes: tuple[str, ...] = ()
-    insensitive: tuple[str, ...] = ()
+    # Searched by a regular expression that ignores case.
+    case_insensitive: tuple[str, ...] = ()
     collection_scan: bool = False
     count: int = 0
     milliseconds: float = 0.0
@@ -366,16 +366,17 @@ class Workload:
     seconds: float
     complete: bool = True
     # (child, parent, key) -> how often the parent was read by that key right after the child.
-    followed: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    follow_ups: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
 
     @property
     def operations(self) -> int:
         return sum(each.count for each in self.queries)
 
-    def of(self, collection: str, kinds: Iterable[str]) -> int:
-        wanted = set(kinds)
+    def count(self, collection: str, kinds: Iterable[str]) -> int:
+        """How many operations of these kinds there were on a collection."""
+        kinds = set(kinds)
         return sum(
-            each.count for each in self.queries if each.collection == collection and each.kind in wanted
+            each.count for each in self.queries if each.collection == collection and each.kind in kinds
         )
 
 
@@ -391,11 +392,27 @@ class Scan:
     limits: Limits = Limits()
     notes: tuple[str, ...] = ()
     complete: bool = True
-    # The server went away, which is why it is not complete.
+    # It is incomplete because the connection was lost.
     lost: bool = False
     values_shown: bool = False
-    # All names, also those that were not looked into.
+    # All collections, including those that were not read.
     names: tuple[str, ...] = ()
 
     def plain(self) -> list[CollectionFacts]:
+        """The ordinary collections that hold documents."""
         return [each for each in self.collections.values() if each.plain and each.count]
+
+    @property
+    def queries(self) -> tuple[Query, ...]:
+        """The operations of the workload; none where there is none."""
+        return () if self.workload is None else self.workload.queries
+
+    def ends(self, relation: Relation) -> tuple[CollectionFacts, CollectionFacts]:
+        """The child and the parent of a relation."""
+        return self.collections[relation.child], self.collections[relation.parent]
+
+    def pushes(self, collection: str, path: str) -> int:
+        """How often the workload pushes to an array without a bound."""
+        return sum(
+            each.count for each in self.queries if each.collection == collection and path in each.pushes
+        )

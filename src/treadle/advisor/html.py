@@ -1,13 +1,14 @@
 """A report as one self-contained HTML file: no network, printable, light and dark.
 
-Everything that comes from the database is escaped, and a content security
-policy allows no script but the one below, by its hash, and no request at all.
+Everything that comes from the database is escaped. A content security policy
+allows one script, the one below, by its hash, and no request at all.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 from collections.abc import Iterator
 
 from treadle.advisor.facts import CollectionFacts, FieldFacts
@@ -106,11 +107,11 @@ addEventListener("beforeprint", () => { for (const each of document.querySelecto
   each.open = true; });
 """
 
-_EXPLAINED = {"problem": "should be mended soon", "warning": "is worth changing", "info": "is worth knowing"}
+_SEVERITIES = {"problem": "should be mended soon", "warning": "is worth changing", "info": "is worth knowing"}
 
 
 def html(report: Report, before: str = "") -> str:
-    """The whole file; `before` is HTML, escaped already, that goes above the findings."""
+    """The whole file; `before` is escaped HTML that goes above the findings."""
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
     return (
@@ -150,14 +151,12 @@ def _parts(report: Report, before: str) -> Iterator[str]:
         )
         yield " – looked into, and no rule had anything to say.</p>"
     yield "<h2>What was measured</h2>"
-    charts = 0
-    shown = list(scan.collections.values())
-    for facts in shown[:COLLECTIONS_SHOWN_MAX]:
-        made, charts = _collection(facts, charts)
-        yield made
-    if len(scan.names) > min(len(shown), COLLECTIONS_SHOWN_MAX):
-        more = len(scan.names) - min(len(shown), COLLECTIONS_SHOWN_MAX)
-        yield f"<p class='quiet'>{more:,} more collections are not shown.</p>"
+    first = list(scan.collections.values())[:COLLECTIONS_SHOWN_MAX]
+    numbers = itertools.count(1)
+    for facts in first:
+        yield from _collection(facts, numbers)
+    if len(scan.names) > len(first):
+        yield f"<p class='quiet'>{len(scan.names) - len(first):,} more collections are not shown.</p>"
 
 
 def _numbers(report: Report) -> str:
@@ -183,10 +182,10 @@ def _finding(each: Finding) -> str:
         for name, value in each.evidence.items()
     )
     steps = "".join(f"<li>{text(step)}</li>" for step in each.steps)
-    named = "" if each.rule.pattern == "anti-pattern" else f" · {text(each.rule.pattern)}"
+    pattern = "" if each.rule.pattern == "anti-pattern" else f" · {text(each.rule.pattern)}"
     return (
         f"<article><header><span class='badge {each.severity}' "
-        f"title='{_EXPLAINED[each.severity]}'>{each.severity}</span>"
+        f"title='{_SEVERITIES[each.severity]}'>{each.severity}</span>"
         f"<h3>{text(each.rule.title)}</h3><span class='path'>{text(each.where)}</span></header>"
         f"<p>{text(each.summary)}</p><dl>{evidence}</dl>"
         f"<div class='advice'><p><b>Do</b> {text(each.rule.remedy)}</p><p><b>Costs</b> "
@@ -195,7 +194,7 @@ def _finding(each: Finding) -> str:
         f"<h4>Declaration</h4><div class='code'><button hidden type='button'>Copy</button>"
         f"<pre><code>{_code(each.declaration)}</code></pre></div>"
         + (f"<ol class='advice'>{steps}</ol>" if steps else "")
-        + f"<p class='quiet advice'>{text(each.code)}{named} · confidence {each.confidence}</p></article>"
+        + f"<p class='quiet advice'>{text(each.code)}{pattern} · confidence {each.confidence}</p></article>"
     )
 
 
@@ -203,29 +202,27 @@ def _code(source: str) -> str:
     return "\n".join(text(line) for line in source.rstrip("\n").split("\n"))
 
 
-def _collection(facts: CollectionFacts, charts: int) -> tuple[str, int]:
-    parts = [f"<section class='collection'><h3 class='path'>{text(facts.name)}</h3>"]
+def _collection(facts: CollectionFacts, numbers: Iterator[int]) -> Iterator[str]:
+    """One section; each chart takes the next of the numbers."""
+    yield f"<section class='collection'><h3 class='path'>{text(facts.name)}</h3>"
     if facts.skipped:
-        parts.append(f"<p class='quiet'>Not looked into: {text(facts.skipped)}.</p></section>")
-        return "".join(parts), charts
-    parts.append(f"<p class='quiet'>{text(_about(facts))}</p>")
+        yield f"<p class='quiet'>Not looked into: {text(facts.skipped)}.</p></section>"
+        return
+    yield f"<p class='quiet'>{text(_about(facts))}</p>"
     for note in facts.notes:
-        parts.append(f"<p class='quiet'>{text(note)}.</p>")
-    pictures = []
+        yield f"<p class='quiet'>{text(note)}.</p>"
+    yield "<div class='charts'>"
     if facts.sizes is not None and facts.sizes.count:
-        charts += 1
-        chart = histogram(charts, f"Document sizes of {facts.name}", facts.sizes, size, "documents")
-        pictures.append(f"<figure><figcaption>Document sizes</figcaption>{chart}</figure>")
+        chart = histogram(next(numbers), f"Document sizes of {facts.name}", facts.sizes, size)
+        yield f"<figure><figcaption>Document sizes</figcaption>{chart}</figure>"
     for each in facts.fields.values():
         if each.lengths is not None and each.lengths.count:
-            charts += 1
-            chart = histogram(
-                charts, f"Lengths of {each.path} in {facts.name}", each.lengths, number, "documents"
-            )
-            pictures.append(f"<figure><figcaption>Items in {text(each.path)}</figcaption>{chart}</figure>")
-    parts.append(f"<div class='charts'>{''.join(pictures)}</div>")
+            title = f"Lengths of {each.path} in {facts.name}"
+            chart = histogram(next(numbers), title, each.lengths, number)
+            yield f"<figure><figcaption>Items in {text(each.path)}</figcaption>{chart}</figure>"
+    yield "</div>"
     if facts.fields:
-        parts.append(_fields(facts))
+        yield _fields(facts)
     if facts.indexes:
         rows = [
             (index.name, ", ".join(f"{path} {way}" for path, way in index.keys),
@@ -233,10 +230,8 @@ def _collection(facts: CollectionFacts, charts: int) -> tuple[str, int]:
              size(index.bytes or 0))
             for index in facts.indexes
         ]  # fmt: skip
-        parts.append(
-            table(("index", "keys", "", "uses", "size"), rows, plural(len(rows), "index", "indexes"))
-        )
-    return "".join(parts) + "</section>", charts
+        yield table(("index", "keys", "", "uses", "size"), rows, plural(len(rows), "index", "indexes"))
+    yield "</section>"
 
 
 def _about(facts: CollectionFacts) -> str:
@@ -255,11 +250,10 @@ def _about(facts: CollectionFacts) -> str:
 
 def _fields(facts: CollectionFacts) -> str:
     rows = [(each.path, share(each.present, each.looked_at), _types(each)) for each in facts.fields.values()]
-    shown = rows[:FIELDS_SHOWN_MAX]
     more = "" if len(rows) <= FIELDS_SHOWN_MAX else f" (the first {FIELDS_SHOWN_MAX})"
-    return table(("field", "present", "types"), shown, plural(len(rows), "field") + more)
+    return table(("field", "present", "types"), rows[:FIELDS_SHOWN_MAX], plural(len(rows), "field") + more)
 
 
 def _types(each: FieldFacts) -> str:
-    ordered = sorted(each.types.items(), key=lambda pair: (-pair[1], pair[0]))
-    return ", ".join(kind if len(ordered) == 1 else f"{kind} {share(n, each.present)}" for kind, n in ordered)
+    types = sorted(each.types.items(), key=lambda pair: (-pair[1], pair[0]))
+    return ", ".join(kind if len(types) == 1 else f"{kind} {share(n, each.present)}" for kind, n in types)

@@ -3,15 +3,18 @@
 Sizes and array lengths come from full passes on the server. The fields of a
 large collection come from a uniform sample. Where a pass takes too long, no
 other pass is tried on that collection: its fields come from the server's own
-quick choice, which is not uniform, and the facts say so.
+quick sample, which is not uniform, and the facts say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
+
+from bson import ObjectId
 
 from treadle.advisor import inner, statistics, structure
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Growth, Limits, Shape
@@ -22,18 +25,29 @@ ARRAYS_MAX = 12
 VALUES_MEASURED_MAX = 20
 # Documents smaller than this hold no large value worth measuring.
 LARGE_DOCUMENT_BYTES = 16 * 1024
-# Values kept of samples until relations are looked for; some 40 MB at most.
+# Values of samples, kept until relations are proven; some 40 MB at most.
 KEPT_VALUES_MAX = 500_000
-KEYS_BROUGHT_MAX = 6
-GUESSED_DOCUMENTS = 50
+SAMPLED_KEYS_MAX = 6
+FIRST_DOCUMENTS = 50
 # Names and types in all shapes of one collection; some 60 MB at most.
 SHAPE_ENTRIES_MAX = 250_000
 DAY_SECONDS = 86_400.0
 
+Step = Callable[[CollectionFacts], CollectionFacts]
 
-def noted(facts: CollectionFacts, note: str) -> CollectionFacts:
-    """The facts with one more note, unless it is there already."""
+
+def with_note(facts: CollectionFacts, note: str) -> CollectionFacts:
+    """The facts with one more note, unless they have it already."""
     return facts if note in facts.notes else replace(facts, notes=(*facts.notes, note))
+
+
+def _attempt(step: Step, complaint: str, facts: CollectionFacts) -> CollectionFacts:
+    """The result of a step; where it is refused, the facts with a complaint."""
+    try:
+        return step(facts)
+    except Refused as refused:
+        slow = facts.slow or refused.reason == TOO_LONG
+        return with_note(replace(facts, slow=slow), f"{complaint}: {refused.reason}")
 
 
 @dataclass(slots=True)
@@ -48,37 +62,36 @@ class Measurer:
     samples: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
 
     def collection(self, name: str, listed: Mapping[str, Any]) -> CollectionFacts:
-        """The facts of one collection; what cannot be read is said in them."""
+        """The facts of one collection; they say what could not be read."""
         options = listed.get("options")
         kind = {"view": "view", "timeseries": "time series"}.get(listed.get("type", ""), "collection")
-        # A login that sees only names sees no options: then nobody can tell whether there is a validator.
+        # A login that sees only names sees no options: whether there is a validator is unknown.
         validated = None if options is None else bool(options.get("validator"))
         facts = CollectionFacts(name, kind, validated=validated)
         options = options or {}
         if kind == "view":
             return replace(facts, skipped=f"a view on {options.get('viewOn', 'another collection')}")
         try:
-            facts = self._counted(facts)
+            facts = self._add_statistics(facts)
         except Refused as refused:
             if kind == "collection":
                 return replace(facts, skipped=refused.reason)
         if kind == "time series":
-            told = options.get("timeseries", {})
-            note = f"a time series collection by {told.get('timeField', 'its time field')}; not looked into"
-            return replace(facts, notes=(note,))
+            time = options.get("timeseries", {}).get("timeField", "its time field")
+            return replace(facts, notes=(f"a time series collection by {time}; not looked into",))
         if not facts.count:
-            return noted(self._indexed(facts), "empty")
+            return with_note(self._add_indexes(facts), "empty")
         try:
-            return self._measured(facts)
+            return self._measure(facts)
         except Refused as refused:
             return replace(facts, skipped=refused.reason)
         except Lost:
             raise
         except Exception as error:
-            # Data that this module does not understand is said, and the others go on.
+            # Data that this module does not understand is reported, and the scan goes on.
             return replace(facts, skipped=f"it was not understood ({type(error).__name__})")
 
-    def _counted(self, facts: CollectionFacts) -> CollectionFacts:
+    def _add_statistics(self, facts: CollectionFacts) -> CollectionFacts:
         try:
             rows = self.reader.aggregate(facts.name, [{"$collStats": {"storageStats": {}}}])
         except Refused as refused:
@@ -86,119 +99,115 @@ class Measurer:
                 raise
             # A login may read documents without seeing the statistics.
             count = int(self.reader.command({"count": facts.name})["n"])
-            return noted(replace(facts, count=count), f"its statistics were not seen: {NO_RIGHTS}")
-        return statistics.counted(facts, [row["storageStats"] for row in rows])
+            return with_note(replace(facts, count=count), f"its statistics were not seen: {NO_RIGHTS}")
+        return statistics.add_storage_statistics(facts, [row["storageStats"] for row in rows])
 
-    def _measured(self, facts: CollectionFacts) -> CollectionFacts:
-        facts = self._indexed(facts)
-        facts = self._sized(facts)
-        facts = self._shaped(facts)
-        facts = self._nested(facts)
-        facts = self._array_lengths(facts)
-        facts = self._large_values(facts)
-        facts = self._identified(facts)
-        facts = self._grown(facts)
-        for what, probe in (("kinds", self._kinds), ("series", self._series), ("versions", self._versions)):
-            try:
-                facts = probe(facts)
-            except Refused as refused:
-                facts = noted(facts, f"{what} were not measured: {refused.reason}")
+    def _measure(self, facts: CollectionFacts) -> CollectionFacts:
+        facts = self._add_indexes(facts)
+        facts = _attempt(self._add_sizes, "document sizes were not measured", facts)
+        facts = self._add_fields(facts)
+        for step, complaint in (
+            (self._add_nested_fields, "nested fields were not seen"),
+            (self._add_array_lengths, "array lengths were not measured"),
+            (self._add_value_sizes, "large values were not measured"),
+            (self._add_uuids, "whether binary values are UUIDs was not seen"),
+            (self._add_growth, "growth was not measured"),
+            (self._add_kinds, "kinds were not measured"),
+            (self._add_series, "series were not measured"),
+            (self._add_versions, "versions were not measured"),
+        ):
+            facts = _attempt(step, complaint, facts)
         return facts
 
     # -- how much of it -----------------------------------------------------------------
 
     def _pass_share(self, facts: CollectionFacts) -> float:
-        """All of it, up to the budget; beyond, a uniform sample."""
+        """How much a pass reads: all, or beyond the budget a uniform sample."""
         if facts.slow:
             raise Refused(TOO_LONG)
         if facts.count <= self.limits.full_pass_documents:
             return 1.0
         return min(self.limits.sample_documents, self.limits.full_pass_documents) / facts.count
 
-    def _indexed(self, facts: CollectionFacts) -> CollectionFacts:
+    def _sample(self, facts: CollectionFacts) -> list[Stage]:
+        return structure.sample_stages(facts, structure.share_of(facts, self.limits.sample_documents))
+
+    # -- indexes and sizes ----------------------------------------------------------------
+
+    def _add_indexes(self, facts: CollectionFacts) -> CollectionFacts:
         sizes = {index.name: index.bytes for index in facts.indexes}
         try:
             reply = self.reader.command({"listIndexes": facts.name, "cursor": {"batchSize": 1000}})
         except Refused as refused:
-            return noted(replace(facts, indexes=()), f"indexes were not seen: {refused.reason}")
-        used: dict[str, tuple[int, datetime]] = {}
+            return with_note(replace(facts, indexes=()), f"indexes were not seen: {refused.reason}")
+        uses: dict[str, tuple[int, datetime]] = {}
         try:
             for row in self.reader.aggregate(facts.name, [{"$indexStats": {}}]):
-                before = used.get(row["name"], (0, row["accesses"]["since"]))
-                used[row["name"]] = (before[0] + int(row["accesses"]["ops"]), row["accesses"]["since"])
+                before, since = uses.get(row["name"], (0, None))[0], row["accesses"]["since"]
+                uses[row["name"]] = (before + int(row["accesses"]["ops"]), since)
         except Refused as refused:
-            facts = noted(facts, f"the use of indexes was not seen: {refused.reason}")
+            facts = with_note(facts, f"the use of indexes was not seen: {refused.reason}")
         now = datetime.now(UTC)
-        return replace(
-            facts,
-            indexes=tuple(
-                statistics.index(each, sizes.get(each["name"]), used.get(each["name"]), now)
-                for each in reply["cursor"]["firstBatch"]
-            ),
+        indexes = (
+            statistics.index_facts(each, sizes.get(each["name"]), uses.get(each["name"]), now)
+            for each in reply["cursor"]["firstBatch"]
         )
+        return replace(facts, indexes=tuple(indexes))
 
-    def _sized(self, facts: CollectionFacts) -> CollectionFacts:
+    def _add_sizes(self, facts: CollectionFacts) -> CollectionFacts:
         share = self._pass_share(facts)
-        try:
-            rows = self.reader.aggregate(facts.name, structure.sizes(structure.sampled(share)))
-        except Refused as refused:
-            if refused.reason == NO_RIGHTS:
-                raise
-            facts = replace(facts, slow=refused.reason == TOO_LONG)
-            return noted(facts, f"document sizes were not measured: {refused.reason}")
+        pipeline = structure.sizes_pipeline(structure.uniform_sample(share))
+        rows = self.reader.aggregate(facts.name, pipeline)
         sizes = structure.read_sizes(rows, facts.count if share < 1 else None)
         if share < 1:
-            facts = noted(facts, f"sizes are of a uniform sample of {sizes.count:,} documents")
+            facts = with_note(facts, f"sizes are of a uniform sample of {sizes.count:,} documents")
         return replace(facts, sizes=sizes, data_bytes=facts.data_bytes or round(sizes.mean * facts.count))
 
     # -- fields ---------------------------------------------------------------------------
 
-    def _shaped(self, facts: CollectionFacts) -> CollectionFacts:
-        """The top-level fields and which occur together; of a sample where that was too much."""
+    def _add_fields(self, facts: CollectionFacts) -> CollectionFacts:
+        """The top-level fields and which occur together; of a sample where all is too much."""
         whole = facts.count <= self.limits.structure_documents and not facts.slow
         share = 1.0 if whole else structure.share_of(facts, self.limits.sample_documents)
         keys = [] if whole else self._likely_keys(facts)
-        for smaller in (1.0, 0.1, 0.01):
-            wanted = min(1.0, share * smaller)
+        for part in (share, share * 0.1, share * 0.01):
+            sample = structure.sample_stages(facts, part)
+            pipeline = structure.shapes_pipeline(sample, self.limits.shapes, keys)
             try:
-                rows = self._shapes(facts, wanted, keys)
+                rows = self.reader.aggregate(
+                    facts.name, pipeline, lambda row: len(row["_id"]), SHAPE_ENTRIES_MAX
+                )
             except Refused as refused:
                 if refused.reason == TOO_LONG and not facts.slow:
-                    return self._shaped(replace(facts, slow=True))
+                    return self._add_fields(replace(facts, slow=True))
                 if refused.reason == TOO_LARGE:
                     continue
                 if refused.reason == TOO_MUCH:
                     break
                 raise
-            if len(rows) <= self.limits.shapes:
-                if keys:
-                    self.samples[facts.name] = structure.read_values(rows, keys)
-                return self._with_shapes(facts, structure.read_shapes(rows), wanted)
-            break
+            if len(rows) > self.limits.shapes:
+                break
+            if keys:
+                self.samples[facts.name] = structure.read_values(rows, keys)
+            return self._with_shapes(facts, structure.read_shapes(rows), part)
         return self._with_paths_only(facts)
 
-    def _shapes(self, facts: CollectionFacts, share: float, keys: list[str]) -> list[dict[str, Any]]:
-        pipeline = structure.shapes(structure.chosen(facts, share), self.limits.shapes, keys)
-        return self.reader.aggregate(
-            facts.name, pipeline, cost=lambda row: len(row["_id"]), cost_max=SHAPE_ENTRIES_MAX
-        )
-
     def _likely_keys(self, facts: CollectionFacts) -> list[str]:
-        """Fields whose values are worth bringing along; a guess, which a few documents are enough for."""
+        """Fields whose values are worth collecting; a guess, for which a few documents are enough."""
         kept = sum(len(values) for sample in self.samples.values() for values in sample.values())
         if kept > KEPT_VALUES_MAX:
             return []
-        # The first documents will do: a field that is missed here is asked for by itself later.
-        few = structure.shapes([{"$limit": GUESSED_DOCUMENTS}], self.limits.shapes)
-        return structure.likely_keys(self.reader.aggregate(facts.name, few), KEYS_BROUGHT_MAX)
+        # The first documents will do: a field that is missed here is read on its own later.
+        first = structure.shapes_pipeline([{"$limit": FIRST_DOCUMENTS}], self.limits.shapes)
+        return structure.likely_keys(self.reader.aggregate(facts.name, first), SAMPLED_KEYS_MAX)
 
-    def _with_shapes(self, facts: CollectionFacts, found: list[Shape], share: float) -> CollectionFacts:
-        shapes, had_map = structure.collapse_shapes(found)
+    def _with_shapes(self, facts: CollectionFacts, shapes: list[Shape], share: float) -> CollectionFacts:
+        shapes, has_map = structure.collapse_maps(shapes)
         looked_at = sum(shape.count for shape in shapes)
         if share < 1 or facts.slow:
-            facts = noted(facts, f"fields are of {structure.sample_words(facts)} of {looked_at:,} documents")
-        if had_map:
-            facts = noted(facts, "its documents use data as field names; those are shown as *")
+            facts = _note_sample(facts, "fields", looked_at)
+        if has_map:
+            facts = with_note(facts, "its documents use data as field names; those are shown as *")
         return replace(
             facts,
             looked_at=facts.count if share >= 1 and not facts.slow else looked_at,
@@ -206,180 +215,163 @@ class Measurer:
             shapes=tuple(shapes),
         )
 
-    def _with_paths_only(self, facts: CollectionFacts) -> CollectionFacts:
-        """For collections with more shapes than fit: each field by itself, of a sample."""
+    def _read_paths(self, facts: CollectionFacts, nested_only: bool) -> tuple[list[dict[str, Any]], float]:
+        """Rows of paths in a sample, and the share of the documents in it."""
         share = structure.share_of(facts, max(1, self.limits.sample_documents // 2))
-        pipeline = structure.paths(structure.chosen(facts, share), self.limits.paths, False)
-        rows = self.reader.aggregate(facts.name, pipeline)
-        looked_at = structure.looked_at(rows)
-        cut = len(rows) > self.limits.paths
+        sample = structure.sample_stages(facts, share)
+        pipeline = structure.paths_pipeline(sample, self.limits.paths, nested_only)
+        return self.reader.aggregate(facts.name, pipeline), share
+
+    def _with_paths_only(self, facts: CollectionFacts) -> CollectionFacts:
+        """For collections with too many shapes: each field by itself, of a sample."""
+        rows, share = self._read_paths(facts, nested_only=False)
+        looked_at = structure.read_document_count(rows)
         if share < 1 or facts.slow:
-            facts = noted(facts, f"fields are of {structure.sample_words(facts)} of {looked_at:,} documents")
-        facts = noted(
-            facts, "it has too many different shapes to list" + (", and too many fields" if cut else "")
-        )
+            facts = _note_sample(facts, "fields", looked_at)
+        more = ", and too many fields" if len(rows) > self.limits.paths else ""
+        facts = with_note(facts, f"it has too many different shapes to list{more}")
         fields = structure.fields_of_paths(rows, looked_at)
         return replace(
             facts, looked_at=looked_at, fields=fields, shapes_complete=False, nested_looked_at=looked_at
         )
 
-    def _nested(self, facts: CollectionFacts) -> CollectionFacts:
+    def _add_nested_fields(self, facts: CollectionFacts) -> CollectionFacts:
         """The fields inside objects and arrays, of a uniform sample, each with its own count."""
-        if facts.nested_looked_at:
-            return replace(facts, depth=max((each.depth for each in facts.fields.values()), default=0))
-        nested = {"object", "array"}
-        if not any(nested & set(each.types) for each in facts.fields.values()):
-            return replace(facts, depth=1)
-        share = structure.share_of(facts, max(1, self.limits.sample_documents // 2))
-        pipeline = structure.paths(structure.chosen(facts, share), self.limits.paths, True)
-        try:
-            rows = self.reader.aggregate(facts.name, pipeline)
-        except Refused as refused:
-            facts = replace(facts, depth=1, slow=facts.slow or refused.reason == TOO_LONG)
-            return noted(facts, f"nested fields were not seen: {refused.reason}")
-        looked_at = structure.looked_at(rows)
+        is_nested = any({"object", "array"} & set(each.types) for each in facts.fields.values())
+        if facts.nested_looked_at or not is_nested:
+            return facts
+        rows, share = self._read_paths(facts, nested_only=True)
+        looked_at = structure.read_document_count(rows)
         if share < 1:
-            facts = noted(
-                facts,
-                f"nested fields are of {structure.sample_words(facts)} of {looked_at:,} documents",
-            )
-        found = structure.fields_of_paths(rows, looked_at)
+            facts = _note_sample(facts, "nested fields", looked_at)
         fields = dict(facts.fields)
-        fields.update({path: each for path, each in found.items() if len(each.steps) > 1})
-        for path, each in found.items():
-            if each.is_map and path in fields:
+        for path, each in structure.fields_of_paths(rows, looked_at).items():
+            if len(each.steps) > 1:
+                fields[path] = each
+            elif each.is_map and path in fields:
                 fields[path] = replace(fields[path], is_map=True)
-        depth = max(each.depth for each in fields.values())
-        return replace(facts, fields=fields, nested_looked_at=looked_at, depth=depth)
+        return replace(facts, fields=fields, nested_looked_at=looked_at)
 
     # -- arrays and large values --------------------------------------------------------------
 
-    def _array_lengths(self, facts: CollectionFacts) -> CollectionFacts:
+    def _add_array_lengths(self, facts: CollectionFacts) -> CollectionFacts:
         arrays = structure.measurable_arrays(facts)
-        if not arrays:
-            return facts
-        fields = dict(facts.fields)
         for each in arrays[:ARRAYS_MAX]:
-            if self.version < (5,) and not all(map(structure.is_plain_name, each.steps)):
-                facts = noted(facts, "arrays with odd names were not measured; that needs MongoDB 5.0")
-                continue
-            try:
-                share = self._pass_share(facts)
-                pipeline = structure.lengths(each.steps, structure.sampled(share))
-                rows = self.reader.aggregate(facts.name, pipeline)
-            except Refused as refused:
-                facts = replace(facts, slow=facts.slow or refused.reason == TOO_LONG)
-                facts = noted(facts, f"array lengths were not measured: {refused.reason}")
-                break
-            lengths = structure.read_lengths(rows, facts.count if share < 1 else None)
-            fields[each.path] = replace(each, lengths=lengths)
-            if share < 1:
-                number = sum(row["n"] for row in rows)
-                facts = noted(
-                    facts, f"lengths of {each.path} are of a uniform sample of {number:,} documents"
-                )
+            step = partial(self._add_array_length, each)
+            facts = _attempt(step, "array lengths were not measured", facts)
         if len(arrays) > ARRAYS_MAX:
-            facts = noted(facts, f"of {len(arrays)} arrays, {ARRAYS_MAX} were measured")
-        return replace(facts, fields=fields)
+            facts = with_note(facts, f"of {len(arrays)} arrays, {ARRAYS_MAX} were measured")
+        return facts
 
-    def _large_values(self, facts: CollectionFacts) -> CollectionFacts:
+    def _add_array_length(self, array: FieldFacts, facts: CollectionFacts) -> CollectionFacts:
+        if self.version < (5,) and not all(map(structure.is_plain_name, array.steps)):
+            return with_note(facts, "arrays with odd names were not measured; that needs MongoDB 5.0")
+        share = self._pass_share(facts)
+        pipeline = structure.lengths_pipeline(array.steps, structure.uniform_sample(share))
+        rows = self.reader.aggregate(facts.name, pipeline)
+        lengths = structure.read_lengths(rows, facts.count if share < 1 else None)
+        if share < 1:
+            number = sum(row["n"] for row in rows)
+            facts = with_note(
+                facts, f"lengths of {array.path} are of a uniform sample of {number:,} documents"
+            )
+        return _with_fields(facts, {array.path: {"lengths": lengths}})
+
+    def _add_value_sizes(self, facts: CollectionFacts) -> CollectionFacts:
         """How large text and binary values are, where documents are large."""
         if facts.sizes is None or facts.sizes.maximum < LARGE_DOCUMENT_BYTES:
             return facts
-        measured: list[FieldFacts] = [
+        fields = [
             each
             for each in facts.fields.values()
             if {"binData", "string"} & set(each.types)
             and not each.in_array
-            and "*" not in each.steps
-            and all(map(structure.is_plain_name, each.steps))
+            and structure.has_plain_path(each)
         ][:VALUES_MEASURED_MAX]
-        if not measured:
+        if not fields:
             return facts
         share = structure.share_of(facts, self.limits.structure_documents)
-        pipeline = structure.value_bytes(measured, structure.chosen(facts, share))
-        try:
-            rows = self.reader.aggregate(facts.name, pipeline)
-        except Refused as refused:
-            facts = replace(facts, slow=facts.slow or refused.reason == TOO_LONG)
-            return noted(facts, f"large values were not measured: {refused.reason}")
-        fields = dict(facts.fields)
-        for number, each in enumerate(measured):
-            if rows and rows[0][f"m{number}"] is not None:
-                fields[each.path] = replace(
-                    each, bytes_max=int(rows[0][f"m{number}"]), bytes_mean=float(rows[0][f"a{number}"])
-                )
-        return replace(facts, fields=fields)
+        pipeline = structure.value_sizes_pipeline(fields, structure.sample_stages(facts, share))
+        changes = {
+            each.path: {"bytes_max": int(row[f"m{number}"]), "bytes_mean": float(row[f"a{number}"])}
+            for row in self.reader.aggregate(facts.name, pipeline)
+            for number, each in enumerate(fields)
+            if row[f"m{number}"] is not None
+        }
+        return _with_fields(facts, changes)
 
-    def _identified(self, facts: CollectionFacts) -> CollectionFacts:
-        """Which binary values are UUIDs: other programs keep them as ids."""
-        binary = structure.uuid_fields(facts)
-        if not binary:
+    def _add_uuids(self, facts: CollectionFacts) -> CollectionFacts:
+        """Which binary values are UUIDs: other programs use them as ids."""
+        fields = structure.uuid_fields(facts)
+        if not fields:
             return facts
-        try:
-            rows = self.reader.aggregate(facts.name, structure.uuids(binary, self._few(facts)))
-        except Refused as refused:
-            return noted(facts, f"whether binary values are UUIDs was not seen: {refused.reason}")
-        fields = dict(facts.fields)
-        for number, each in enumerate(binary):
-            if rows and 0 < rows[0][f"n{number}"] == rows[0][f"u{number}"]:
-                fields[each.path] = replace(fields[each.path], is_uuid=True)
-        return replace(facts, fields=fields)
-
-    def _grown(self, facts: CollectionFacts) -> CollectionFacts:
-        """When documents came, where their ids tell."""
-        identity = facts.fields.get("_id")
-        if identity is None or set(identity.types) != {"objectId"}:
-            return facts
-        ends = []
-        for way in (1, -1):
-            try:
-                rows = self.reader.find(facts.name, {}, {"_id": 1}, [("_id", way)], 1)
-            except Refused:
-                return facts
-            ends += [getattr(row["_id"], "generation_time", None) for row in rows]
-        # Fields of a sample may hide the one id that is no ObjectId.
-        first, last = ends if len(ends) == 2 else (None, None)
-        if first is None or last is None:
-            return facts
-        days = max((last - first).total_seconds() / DAY_SECONDS, 1.0)
-        return replace(facts, growth=Growth(first, last, facts.count / days))
+        rows = self.reader.aggregate(facts.name, structure.uuids_pipeline(fields, self._sample(facts)))
+        changes = {
+            each.path: {"is_uuid": True}
+            for row in rows
+            for number, each in enumerate(fields)
+            if 0 < row[f"n{number}"] == row[f"u{number}"]
+        }
+        return _with_fields(facts, changes)
 
     # -- what only some collections call for ---------------------------------------------------
 
-    def _few(self, facts: CollectionFacts) -> list[Stage]:
-        share = structure.share_of(facts, self.limits.sample_documents)
-        return structure.chosen(facts, share)
+    def _add_growth(self, facts: CollectionFacts) -> CollectionFacts:
+        """The rate of growth, where ids tell when documents were created."""
+        identity = facts.fields.get("_id")
+        if identity is None or set(identity.types) != {"objectId"}:
+            return facts
+        rows = [
+            row
+            for way in (1, -1)
+            for row in self.reader.find(facts.name, {}, {"_id": 1}, sort=[("_id", way)], limit=1)
+        ]
+        # The fields of a sample may miss the one id that is no ObjectId.
+        if len(rows) != 2 or not all(isinstance(row["_id"], ObjectId) for row in rows):
+            return facts
+        first, last = (row["_id"].generation_time for row in rows)
+        days = max((last - first).total_seconds() / DAY_SECONDS, 1.0)
+        return replace(facts, growth=Growth(first, last, facts.count / days))
 
-    def _kinds(self, facts: CollectionFacts) -> CollectionFacts:
+    def _add_kinds(self, facts: CollectionFacts) -> CollectionFacts:
         for name in inner.kind_candidates(facts):
-            rows = self.reader.aggregate(facts.name, inner.kinds_pipeline(name, facts, self._few(facts)))
+            rows = self.reader.aggregate(facts.name, inner.kinds_pipeline(name, facts, self._sample(facts)))
             kinds = inner.read_kinds(name, facts, rows, self.values_shown)
             if kinds is not None:
                 return replace(facts, kinds=kinds)
         return facts
 
-    def _series(self, facts: CollectionFacts) -> CollectionFacts:
+    def _add_series(self, facts: CollectionFacts) -> CollectionFacts:
         fields = inner.series_fields(facts)
         if fields is None:
             return facts
         time, keys, measures = fields
         if inner.is_unlike_series(keys, self.samples.get(facts.name, {})):
             return facts
-        row = self.reader.aggregate(facts.name, inner.distinct_pipeline(keys, self._few(facts)))[0]
+        row = self.reader.aggregate(facts.name, inner.distinct_pipeline(keys, self._sample(facts)))[0]
         key = inner.choose_key(keys, row, facts)
         if key is None:
             return facts
         others = [each.name for each in facts.top() if each.name not in (key, time, *measures)]
         share = self._pass_share(facts)
-        pipeline = inner.series_pipeline(key, time, others, structure.sampled(share))
+        pipeline = inner.series_pipeline(key, time, others, structure.uniform_sample(share))
         rows = self.reader.aggregate(facts.name, pipeline)
         return replace(facts, series=inner.read_series(key, time, measures, others, rows, share))
 
-    def _versions(self, facts: CollectionFacts) -> CollectionFacts:
+    def _add_versions(self, facts: CollectionFacts) -> CollectionFacts:
         name = inner.version_field(facts)
         if name is None:
             return facts
-        chosen = structure.sampled(self._pass_share(facts))
-        rows = self.reader.aggregate(facts.name, inner.versions_pipeline(name, chosen))
+        sample = structure.uniform_sample(self._pass_share(facts))
+        rows = self.reader.aggregate(facts.name, inner.versions_pipeline(name, sample))
         return replace(facts, versions=inner.read_versions(name, rows, self.values_shown))
+
+
+def _note_sample(facts: CollectionFacts, what: str, looked_at: int) -> CollectionFacts:
+    return with_note(facts, f"{what} are of {structure.sample_name(facts)} of {looked_at:,} documents")
+
+
+def _with_fields(facts: CollectionFacts, changes: Mapping[str, Mapping[str, Any]]) -> CollectionFacts:
+    """The facts with some attributes of some fields changed."""
+    changed = {path: replace(facts.fields[path], **values) for path, values in changes.items()}
+    return replace(facts, fields={**facts.fields, **changed})

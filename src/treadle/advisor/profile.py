@@ -1,8 +1,8 @@
-"""Looks at a database and measures it; this and its two parts alone read data.
+"""A scan: measures a database and reports on it. Only this module, `measure.py` and `prove.py` read data.
 
 In this order: which collections there are; each by itself (`measure.py`); the
-workload; then the relations between collections (`prove.py`). What is known is
-kept as it comes, so that whoever interrupts a scan has it.
+workload; then the relations between collections (`prove.py`). Results are kept
+as they come, so that an interrupted scan still has them.
 """
 
 from __future__ import annotations
@@ -14,19 +14,27 @@ from typing import Any
 
 from pymongo.database import Database
 
-from treadle.advisor import statistics, workload
+from treadle.advisor import statistics
 from treadle.advisor.facts import CollectionFacts, Limits, Relation, Scan, Workload
 from treadle.advisor.measure import Measurer
 from treadle.advisor.prove import Prover
 from treadle.advisor.reading import Lost, Reader, Refused
+from treadle.advisor.report import Report
+from treadle.advisor.workload import read as parse_workload
+from treadle.errors import UsageError
 
 # How many collections one operation counts, where there are very many.
-COUNTED_TOGETHER = 100
+COUNT_BATCH = 100
+# Plans and locks are most of a profiler document, and not needed.
+PROFILE_FIELDS = (
+    *("op", "ns", "client", "command", "planSummary", "millis", "ts"),
+    *("docsExamined", "nreturned", "nMatched", "ndeleted"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How far a scan is."""
+    """The progress of a scan."""
 
     what: str
     done: int
@@ -38,13 +46,13 @@ Reporter = Callable[[Step], None]
 
 @dataclass(slots=True)
 class Profiler:
-    """One scan in progress; `found` holds what is known so far, for whoever interrupts it."""
+    """One scan in progress; its attributes hold the results so far."""
 
     reader: Reader
     limits: Limits
-    values_shown: bool = False
-    report: Reporter = lambda step: None
-    found: dict[str, CollectionFacts] = field(default_factory=dict)
+    values_shown: bool
+    report: Reporter
+    collections: dict[str, CollectionFacts] = field(default_factory=dict)
     relations: list[Relation] = field(default_factory=list)
     workload: Workload | None = None
     notes: list[str] = field(default_factory=list)
@@ -53,37 +61,36 @@ class Profiler:
     complete: bool = False
     lost: bool = False
 
-    def run(self, recorded: Workload | None) -> None:
-        """Measure everything; raises `Lost` or KeyboardInterrupt with `found` as far as it came."""
-        self.workload = recorded
-        self.version = self._version()
-        chosen = self._choose()
+    def run(self) -> None:
+        """Measure everything; may raise `Lost` or KeyboardInterrupt at any point."""
+        self.version = self._read_version()
+        selection = self._select()
+        total = len(selection) + 1
         measurer = Measurer(self.reader, self.limits, self.version, self.values_shown)
-        for number, (name, listed) in enumerate(chosen):
-            self.report(Step(name, number, len(chosen) + 1))
-            self.found[name] = measurer.collection(name, listed)
-        self.report(Step("relations", len(chosen), len(chosen) + 1))
+        for number, (name, listed) in enumerate(selection):
+            self.report(Step(name, number, total))
+            self.collections[name] = measurer.collection(name, listed)
+        self.report(Step("relations", len(selection), total))
         if self.workload is None:
-            self.workload = self._recorded()
-        prover = Prover(
+            self.workload = self._read_workload()
+        Prover(
             self.reader,
             self.limits,
-            self.found,
+            self.collections,
             measurer.samples,
             self.workload,
             self.relations,
             self.notes,
-        )
-        prover.run(lambda what, done, total: self.report(Step(what, done, total)))
-        self.report(Step("done", len(chosen) + 1, len(chosen) + 1))
+        ).run(lambda what, done, total: self.report(Step(what, done, total)))
+        self.report(Step("done", total, total))
         self.complete = True
 
-    def scan(self) -> Scan:
-        """What is known, as facts."""
+    def facts(self) -> Scan:
+        """The results so far."""
         return Scan(
             self.reader.database.name,
             self.version,
-            dict(sorted(self.found.items())),
+            dict(sorted(self.collections.items())),
             tuple(self.relations),
             self.workload,
             self.limits,
@@ -94,17 +101,14 @@ class Profiler:
             tuple(sorted(self.names)),
         )
 
-    # -- which collections -----------------------------------------------------------
-
-    def _version(self) -> tuple[int, ...]:
+    def _read_version(self) -> tuple[int, ...]:
         try:
-            told = self.reader.command({"buildInfo": 1}, of_admin=True)["versionArray"]
+            return tuple(self.reader.command({"buildInfo": 1}, of_admin=True)["versionArray"][:3])
         except Refused:
             return (4, 4)
-        return tuple(told[:3])
 
-    def _choose(self) -> list[tuple[str, dict[str, Any]]]:
-        """The collections to look into: all, or the largest where there are too many."""
+    def _select(self) -> list[tuple[str, dict[str, Any]]]:
+        """The collections to read: all, or the largest where there are too many."""
         listed = {
             each["name"]: each
             for each in self.reader.collections()
@@ -113,84 +117,77 @@ class Profiler:
         self.names = list(listed)
         if not listed:
             self.notes.append("The database has no collections, or the login may see none.")
-        kept = sorted(listed)
-        if len(kept) > self.limits.collections:
-            # A view would have to be computed.
-            stored = [name for name in kept if listed[name].get("type", "collection") == "collection"]
+        names = sorted(listed)
+        if len(names) > self.limits.collections:
+            # The count of a view would have to be computed.
+            stored = [name for name in names if listed[name].get("type", "collection") == "collection"]
             counts: Counter[str] = Counter()
-            for start in range(0, len(stored), COUNTED_TOGETHER):
+            for start in range(0, len(stored), COUNT_BATCH):
                 self.report(Step("counting collections", start, len(stored)))
-                counts.update(self._documents(stored[start : start + COUNTED_TOGETHER]))
-            kept = sorted(sorted(kept, key=lambda name: (-counts[name], name))[: self.limits.collections])
+                counts.update(self._count_documents(stored[start : start + COUNT_BATCH]))
+            largest = sorted(names, key=lambda name: (-counts[name], name))
+            names = sorted(largest[: self.limits.collections])
             self.notes.append(
-                f"The database has {len(listed):,} collections; the {len(kept)} largest were looked into."
+                f"The database has {len(listed):,} collections; the {len(names)} largest were looked into."
             )
-        return [(name, listed[name]) for name in kept]
+        return [(name, listed[name]) for name in names]
 
-    def _documents(self, names: list[str]) -> dict[str, int]:
-        """How many documents, as the server's catalogue says; one by one where it refuses several at once."""
+    def _count_documents(self, names: list[str]) -> dict[str, int]:
+        """Counts from the server's catalogue; one by one where it refuses several at once."""
         try:
-            rows = self.reader.aggregate(names[0], statistics.counts(names))
+            return statistics.read_counts(self.reader.aggregate(names[0], statistics.counts_pipeline(names)))
         except Refused:
             if len(names) == 1:
                 return {}
-            return {name: number for each in names for name, number in self._documents([each]).items()}
-        return statistics.read_counts(rows)
+            return {name: number for each in names for name, number in self._count_documents([each]).items()}
 
-    def _recorded(self) -> Workload | None:
-        """What `system.profile` holds, if profiling is or was on; the newest first."""
-        rows = self.reader.each("system.profile", PROFILE_PROJECTION, [("$natural", -1)])
+    def _read_workload(self) -> Workload | None:
+        """What `system.profile` holds, newest first, if profiling is or was on."""
+        projection = dict.fromkeys(PROFILE_FIELDS, 1)
+        rows = self.reader.stream("system.profile", projection, sort=[("$natural", -1)])
+        name = self.reader.database.name
         try:
-            found = workload.read(
-                rows, self.reader.database.name, "system.profile", self.limits.workload_operations
-            )
+            workload = parse_workload(rows, name, "system.profile", self.limits.workload_operations)
         except Refused:
             return None
-        return found if found.queries else None
+        return workload if workload.queries else None
 
 
-# Neither the plans nor the locks are needed, and they are most of it.
-PROFILE_PROJECTION = dict.fromkeys(
-    (
-        "op",
-        "ns",
-        "client",
-        "command",
-        "docsExamined",
-        "nreturned",
-        "nMatched",
-        "ndeleted",
-        "planSummary",
-        "millis",
-        "ts",
-    ),
-    1,
-)
-
-
-def profile(
-    database: Database[dict[str, Any]],
-    limits: Limits,
-    recorded: Iterable[Mapping[str, Any]] | None = None,
+def scan(
+    database: Database[Any],
+    *,
+    limits: Limits | None = None,
+    workload: Iterable[Mapping[str, Any]] | None = None,
     secondary: bool = False,
-    values_shown: bool = False,
-    report: Reporter | None = None,
-) -> Scan:
-    """Measure a database. Ctrl-C and a lost connection give what is known by then, marked incomplete."""
+    show_values: bool = False,
+    progress: Reporter | None = None,
+) -> Report:
+    """Look at a database and say what to change. Reads only, one operation at a time.
+
+    `workload` takes profiler documents; without it `system.profile` is read
+    where there is one. `secondary` prefers a secondary member. No value of a
+    document is kept unless `show_values` is set. Ctrl-C and a lost connection
+    give a report of the results so far, with `scan.complete` false.
+    """
+    if not isinstance(database, Database):
+        raise UsageError(
+            f"scan takes a PyMongo database, not a {type(database).__name__}; give it MongoClient()['shop']",
+            code="database-invalid",
+        )
+    limits = limits or Limits()
     reader = Reader.on(database, limits.operation_seconds, secondary)
-    profiler = Profiler(reader, limits, values_shown, report or (lambda step: None))
-    given = None
-    if recorded is not None:
-        given = workload.read(recorded, database.name, "file", limits.workload_operations)
-        if not given.queries:
+    profiler = Profiler(reader, limits, show_values, progress or (lambda step: None))
+    if workload is not None:
+        profiler.workload = parse_workload(workload, database.name, "file", limits.workload_operations)
+        if not profiler.workload.queries:
             profiler.notes.append("The workload file holds no operation on this database.")
     try:
-        profiler.run(given)
+        profiler.run()
     except KeyboardInterrupt:
         profiler.notes.append("Interrupted; this is what was known by then.")
     except Lost as lost:
-        if not profiler.found:
+        if not profiler.collections:
             raise
         profiler.lost = True
         profiler.notes.append(f"The connection was lost ({lost}); this is what was known by then.")
-    return profiler.scan()
+    return Report.of(profiler.facts())

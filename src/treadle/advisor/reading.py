@@ -1,20 +1,21 @@
-"""The one way in which a scan talks to the server: reads only, one at a time, each with an end.
+"""How a scan talks to the server: reads only, one operation at a time, each with a time limit.
 
 Every operation carries `maxTimeMS`, may not spill to the server's disk, and
-names itself in a comment, so that an administrator sees whose it is. An
-operation that the server refuses, or that takes too long, is a sentence in
-the report; only a lost connection ends the scan.
+has a comment by which an administrator recognises it. An operation that the
+server refuses, or that takes too long, becomes a sentence in the report; only
+a lost connection ends the scan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from bson.codec_options import CodecOptions, DatetimeConversion
+from pymongo.cursor import Cursor
 from pymongo.database import Database
-from pymongo.errors import ConnectionFailure, NotPrimaryError, OperationFailure, PyMongoError
+from pymongo.errors import ConnectionFailure, NotPrimaryError, PyMongoError
 from pymongo.read_preferences import ReadPreference
 
 from treadle.plan.server_errors import (
@@ -28,10 +29,11 @@ from treadle.plan.server_errors import (
 )
 
 R = TypeVar("R")
+Row = dict[str, Any]
 
 COMMENT = "treadle scan"
 ROWS_MAX = 200_000
-_CODEC = CodecOptions[dict[str, Any]](
+_CODEC = CodecOptions[Row](
     tz_aware=True,
     # Dates beyond the year 9999 exist, and so does broken text; neither may end a scan.
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
@@ -42,19 +44,20 @@ NO_RIGHTS = "no rights"
 TOO_LONG = "it took too long"
 TOO_LARGE = "it needs more memory than the server grants"
 TOO_MUCH = "it is more than this process may hold"
+_DROPPED = "it was dropped meanwhile"
 # What the server's errors mean for a scan.
 _REASONS = {
     **dict.fromkeys(UNAUTHORIZED | {AUTHENTICATION_FAILED}, NO_RIGHTS),
     **dict.fromkeys(OUT_OF_TIME, TOO_LONG),
     **dict.fromkeys(OUT_OF_MEMORY, TOO_LARGE),
-    **dict.fromkeys(DROPPED, "it was dropped meanwhile"),
+    **dict.fromkeys(DROPPED, _DROPPED),
     COMMAND_NOT_SUPPORTED_ON_VIEW: "the server does not answer that for a view",
     INTERRUPTED: "it was interrupted",
 }
 
 
 class Refused(Exception):
-    """One operation was not answered; `reason` is a phrase that holds no value of any document."""
+    """An operation was not answered; `reason` is a phrase without any value of a document."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -62,26 +65,25 @@ class Refused(Exception):
 
 
 class Lost(Exception):
-    """The server went away."""
+    """The connection to the server was lost."""
 
 
 @dataclass(slots=True)
 class Reader:
     """Reads from one database, one operation at a time."""
 
-    database: Database[dict[str, Any]]
+    database: Database[Row]
     operation_seconds: float
-    operations: int = 0
 
     @classmethod
-    def on(cls, database: Database[dict[str, Any]], operation_seconds: float, secondary: bool) -> Reader:
+    def on(cls, database: Database[Row], operation_seconds: float, secondary: bool) -> Reader:
         preference = ReadPreference.SECONDARY_PREFERRED if secondary else None
         return cls(database.with_options(codec_options=_CODEC, read_preference=preference), operation_seconds)
 
-    def command(self, body: Mapping[str, Any], of_admin: bool = False) -> dict[str, Any]:
+    def command(self, body: Mapping[str, Any], of_admin: bool = False) -> Row:
         """The reply to a command that reads."""
         database = self.database.client.admin if of_admin else self.database
-        return self._asked(
+        return _translate_errors(
             lambda: database.command(
                 {**body, "maxTimeMS": self._milliseconds, "comment": COMMENT},
                 codec_options=_CODEC,
@@ -93,105 +95,77 @@ class Reader:
         self,
         collection: str,
         pipeline: Sequence[Mapping[str, Any]],
-        cost: Callable[[dict[str, Any]], int] = lambda row: 1,
+        cost: Callable[[Row], int] | None = None,
         cost_max: int = ROWS_MAX,
-    ) -> list[dict[str, Any]]:
-        """All rows of a pipeline, which are few; refused where they cost more memory than they may."""
-
-        def ask() -> list[dict[str, Any]]:
-            with self.database[collection].aggregate(
-                list(pipeline), allowDiskUse=False, maxTimeMS=self._milliseconds, comment=COMMENT
-            ) as cursor:
-                return _bounded(cursor, cost, cost_max)
-
-        return self._asked(ask)
+    ) -> list[Row]:
+        """All rows of a pipeline; refused where they cost more memory than allowed."""
+        options: Row = {"allowDiskUse": False, "maxTimeMS": self._milliseconds, "comment": COMMENT}
+        return _rows(lambda: self.database[collection].aggregate(list(pipeline), **options), cost, cost_max)
 
     def find(
-        self,
-        collection: str,
-        condition: Mapping[str, Any],
-        projection: Mapping[str, Any],
-        sort: Sequence[tuple[str, int]] | None = None,
-        limit: int = 0,
-    ) -> list[dict[str, Any]]:
-        def ask() -> list[dict[str, Any]]:
-            with self.database[collection].find(
-                condition, projection, sort=sort, limit=limit, max_time_ms=self._milliseconds, comment=COMMENT
-            ) as cursor:
-                return _bounded(cursor)
+        self, collection: str, condition: Mapping[str, Any], projection: Mapping[str, Any], **options: Any
+    ) -> list[Row]:
+        """All documents that match; `options` are those of PyMongo's find."""
+        return _rows(lambda: self._cursor(collection, condition, projection, **options))
 
-        return self._asked(ask)
-
-    def each(
-        self,
-        collection: str,
-        projection: Mapping[str, Any],
-        sort: Sequence[tuple[str, int]],
-    ) -> Iterator[dict[str, Any]]:
+    def stream(self, collection: str, projection: Mapping[str, Any], **options: Any) -> Iterator[Row]:
         """One document after another, where all at once would be too many."""
-        cursor = self._asked(
-            lambda: self.database[collection].find(
-                {}, projection, sort=sort, max_time_ms=self._milliseconds, comment=COMMENT
-            )
-        )
-        with cursor:
-            while (row := self._asked(lambda: next(cursor, None))) is not None:
+        with _translate_errors(lambda: self._cursor(collection, {}, projection, **options)) as cursor:
+            while (row := _translate_errors(lambda: next(cursor, None))) is not None:
                 yield row
 
-    def collections(self) -> list[dict[str, Any]]:
-        """What the login may see, as listCollections shows it; by name only where it may see no more."""
+    def _cursor(self, collection: str, *arguments: Any, **options: Any) -> Cursor[Row]:
+        return self.database[collection].find(
+            *arguments, max_time_ms=self._milliseconds, comment=COMMENT, **options
+        )
+
+    def collections(self) -> list[Row]:
+        """What `listCollections` shows to this login; only names where it may see no more."""
+        options: Row = {"maxTimeMS": self._milliseconds, "comment": COMMENT}
         try:
-            with self._listed({}) as cursor:
-                return list(cursor)
-        except OperationFailure as error:
-            if error.code not in UNAUTHORIZED:
-                raise Refused(reason_of(error)) from None
-        except (ConnectionFailure, NotPrimaryError) as error:
-            raise Lost(type(error).__name__) from None
-
-        def ask() -> list[dict[str, Any]]:
-            with self._listed({"nameOnly": True, "authorizedCollections": True}) as cursor:
-                return list(cursor)
-
-        return self._asked(ask)
-
-    def _listed(self, options: Mapping[str, Any]) -> Any:
-        self.operations += 1
-        return self.database.list_collections(**options, maxTimeMS=self._milliseconds, comment=COMMENT)
+            return _rows(lambda: self.database.list_collections(**options))
+        except Refused as refused:
+            if refused.reason != NO_RIGHTS:
+                raise
+        options.update(nameOnly=True, authorizedCollections=True)
+        return _rows(lambda: self.database.list_collections(**options))
 
     @property
     def _milliseconds(self) -> int:
         return max(1, int(self.operation_seconds * 1000))
 
-    def _asked(self, ask: Callable[[], R]) -> R:
-        self.operations += 1
-        try:
-            return ask()
-        except (ConnectionFailure, NotPrimaryError) as error:
-            raise Lost(type(error).__name__) from None
-        except PyMongoError as error:
-            raise Refused(reason_of(error)) from None
+
+def _rows(
+    open_cursor: Callable[[], Any], cost: Callable[[Row], int] | None = None, cost_max: int = ROWS_MAX
+) -> list[Row]:
+    def read() -> list[Row]:
+        rows: list[Row] = []
+        spent = 0
+        with open_cursor() as cursor:
+            for row in cursor:
+                spent += 1 if cost is None else cost(row)
+                if spent > cost_max:
+                    raise Refused(TOO_MUCH)
+                rows.append(row)
+        return rows
+
+    return _translate_errors(read)
 
 
-def reason_of(error: PyMongoError) -> str:
+def _translate_errors(operation: Callable[[], R]) -> R:
+    """Perform an operation; the driver's errors become `Lost` or `Refused`."""
+    try:
+        return operation()
+    except (ConnectionFailure, NotPrimaryError) as error:
+        raise Lost(type(error).__name__) from None
+    except PyMongoError as error:
+        raise Refused(_reason(error)) from None
+
+
+def _reason(error: PyMongoError) -> str:
     """Why, without the server's own message, which may quote a document."""
     code = getattr(error, "code", None)
     if isinstance(code, int):
         name = (getattr(error, "details", None) or {}).get("codeName", "")
         return _REASONS.get(code, f"the server refused it ({name or code})")
     return f"the driver gave up ({type(error).__name__})"
-
-
-def _bounded(
-    cursor: Iterable[dict[str, Any]],
-    cost: Callable[[dict[str, Any]], int] = lambda row: 1,
-    cost_max: int = ROWS_MAX,
-) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    spent = 0
-    for row in cursor:
-        spent += cost(row)
-        if spent > cost_max:
-            raise Refused(TOO_MUCH)
-        rows.append(row)
-    return rows

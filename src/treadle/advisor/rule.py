@@ -6,20 +6,23 @@ findings out, nothing else. It says nothing where it has no evidence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from treadle.advisor.facts import Scan
+from treadle.advisor.facts import Distribution, Query, Relation, Scan
+from treadle.advisor.wording import number
 
 Severity = Literal["info", "warning", "problem"]
 Confidence = Literal["low", "medium", "high"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "problem")
+# Numbers, and names of collections, fields and indexes; never values.
+Evidence = dict[str, str | int | float]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What `treadle explain` tells about a code."""
+    """What `treadle explain` prints for a code."""
 
     code: str
     # The pattern that answers the symptom, or "anti-pattern".
@@ -37,17 +40,16 @@ class Finding:
     """One symptom in one place, with the numbers that show it."""
 
     rule: Rule
-    severity: Severity
-    confidence: Confidence
     collection: str
     path: str
     summary: str
-    # Numbers, and names of collections, fields and indexes; never values.
-    evidence: Mapping[str, str | int | float]
+    evidence: Evidence
     declaration: str
-    steps: tuple[str, ...] = field(default=())
+    steps: tuple[str, ...] = ()
     # Other collections that it is about too.
-    also: tuple[str, ...] = field(default=())
+    also: tuple[str, ...] = ()
+    severity: Severity = "warning"
+    confidence: Confidence = "high"
 
     @property
     def code(self) -> str:
@@ -59,3 +61,29 @@ class Finding:
 
 
 Find = Callable[[Scan], Iterator[Finding]]
+
+
+def length_evidence(lengths: Distribution) -> Evidence:
+    return {
+        "documents": lengths.count,
+        "items, median": lengths.median,
+        "items, p99": lengths.p99,
+        "items, max": lengths.maximum,
+    }
+
+
+def children_evidence(relation: Relation) -> Evidence:
+    return {
+        "children per parent, median": relation.children.median,
+        "children per parent, max": relation.children.maximum,
+    }
+
+
+def query_evidence(queries: Sequence[Query]) -> Evidence:
+    count = sum(query.count for query in queries)
+    return {
+        "queries": count,
+        "documents examined per query": number(sum(query.examined for query in queries) / count),
+        "documents returned per query": number(sum(query.returned for query in queries) / count),
+        "milliseconds per query": round(sum(query.milliseconds for query in queries) / count, 1),
+    }

@@ -3,17 +3,17 @@
 Two questions. *Shapes*: which top-level fields of which types occur together,
 by one `$group` over a signature made from `$objectToArray`. *Paths*: which
 nested fields there are, by an expression that walks a document to a fixed
-depth and yields each path once, so that counts are documents and not
-occurrences.
+depth and yields each path once, so that it counts documents, not occurrences.
 
 A path travels as one string: each step is NUL and a letter, `k` and a key or
-`[` for an array's elements. Keys may hold dots, dollars and brackets, but
-never NUL, so that nothing can be mistaken for something else.
+`[` for the elements of an array. Keys may hold dots, dollars and brackets, but
+never NUL, so paths are unambiguous.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -23,29 +23,30 @@ from bson import Binary, ObjectId
 from treadle.advisor.facts import CollectionFacts, Distribution, FieldFacts, Shape
 
 NUL = "\x00"
-# Treadle's own state is no part of a document's design.
+# Treadle's own state is not part of a document's design.
 RESERVED = "_treadle"
 DEPTH_MAX = 6
-ELEMENTS_LOOKED_AT = 20
+ELEMENTS_MAX = 20
 # An object with more different keys than this, most of them rare, is a map.
 MAP_KEYS_MIN = 40
 MAP_KEY_SHARE_MAX = 0.2
-# So is one with fewer keys, if hardly any occurs again.
+# So is one with fewer keys, if hardly any of them recurs.
 UNIQUE_KEYS_MIN = 8
 UNIQUE_KEY_OCCURRENCES_MAX = 3
-# Keys that nobody would choose as names: addresses, dates, ids and long numbers.
+# Keys that nobody would choose as names: mail addresses, dates, ids and long numbers.
 _DATA = re.compile(
     r".*@.*\..*|\d{4}-\d\d.*|\d{4,}|[0-9a-f]{12,}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE
 )
-LIKE_DATA_MIN = 1
 BINS_PER_DOUBLING = 8
 _UUIDS = (Binary(bytes(16), 4), Binary(b"\xff" * 16, 4))
 
 Stage = dict[str, Any]
+Steps = tuple[str, ...]
+Rows = Iterable[Mapping[str, Any]]
 
 
-def sampled(share: float) -> list[Stage]:
-    """A uniform choice of this share of the documents; every document has the same chance.
+def uniform_sample(share: float) -> list[Stage]:
+    """Stages that pick this share of the documents, each with the same probability.
 
     Not `$sample`: below 5 % of a collection the server picks by position on
     disk, which prefers large documents.
@@ -54,64 +55,57 @@ def sampled(share: float) -> list[Stage]:
 
 
 def share_of(facts: CollectionFacts, documents: int) -> float:
-    """The share that gives about so many documents."""
+    """The share of a collection that gives about so many documents."""
     return 1.0 if facts.count <= documents else documents / facts.count
 
 
-def chosen(facts: CollectionFacts, share: float) -> list[Stage]:
-    """The stages that choose documents: uniformly, or at once where a pass is known to take too long."""
+def sample_stages(facts: CollectionFacts, share: float) -> list[Stage]:
+    """Stages that pick a sample: uniform, or the server's quick one where a full pass takes too long."""
     if not facts.slow:
-        return sampled(share)
+        return uniform_sample(share)
     return [{"$sample": {"size": max(1, round(share * facts.count))}}]
 
 
-def sample_words(facts: CollectionFacts) -> str:
-    """What a sample of these is called."""
+def sample_name(facts: CollectionFacts) -> str:
+    """How notes describe a sample of this collection."""
     return "a quick sample, which prefers large documents," if facts.slow else "a uniform sample"
 
 
-def shapes(chosen: list[Stage], shapes_max: int, keys: Sequence[str] = ()) -> list[Stage]:
-    """One row per signature: its fields, how many documents, first and last id, and values of `keys`.
+def shapes_pipeline(sample: list[Stage], shapes_max: int, keys: Sequence[str] = ()) -> list[Stage]:
+    """One row per signature: its fields, number of documents, first and last id, and values of `keys`.
 
     The values serve to find references without another pass; they stay in
-    this process. They are asked for with small samples only.
+    this process. They are requested with small samples only.
     """
     signature = {"$map": {"input": {"$objectToArray": "$$ROOT"}, "in": ["$$this.k", {"$type": "$$this.v"}]}}
-    accumulators = {f"v{number}": {"$push": f"${name}"} for number, name in enumerate(keys)}
+    accumulators = {
+        "n": {"$sum": 1},
+        "first": {"$min": "$_id"},
+        "last": {"$max": "$_id"},
+        **{f"v{number}": {"$push": f"${name}"} for number, name in enumerate(keys)},
+    }
     return [
-        *chosen,
-        {
-            "$group": {
-                "_id": signature,
-                "n": {"$sum": 1},
-                "first": {"$min": "$_id"},
-                "last": {"$max": "$_id"},
-                **accumulators,
-            }
-        },
+        *sample,
+        {"$group": {"_id": signature, **accumulators}},
         {"$sort": {"n": -1, "_id": 1}},
         {"$limit": shapes_max + 1},
     ]
 
 
-def likely_keys(rows: Iterable[Mapping[str, Any]], keys_max: int) -> list[str]:
-    """Names of top-level fields that may refer to something, by a look at a few signatures."""
-    found: dict[str, None] = {}
+def likely_keys(rows: Rows, keys_max: int) -> list[str]:
+    """Top-level fields that may be references, judging by a few signatures."""
+    names: dict[str, None] = {}
     for row in rows:
         for name, kind in row["_id"]:
-            named = name.lower().endswith(("id", "_ref", "_key")) and kind in (
-                "int",
-                "long",
-                "double",
-                "string",
-            )
-            if name != "_id" and is_plain_name(name) and (kind == "objectId" or named):
-                found[name] = None
-    return list(found)[:keys_max]
+            has_key_name = name.lower().endswith(("id", "_ref", "_key"))
+            is_key = has_key_name and kind in ("int", "long", "double", "string")
+            if name != "_id" and is_plain_name(name) and (kind == "objectId" or is_key):
+                names[name] = None
+    return list(names)[:keys_max]
 
 
-def read_values(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, list[Any]]:
-    """The values that `shapes` brought along, per field."""
+def read_values(rows: Rows, keys: Sequence[str]) -> dict[str, list[Any]]:
+    """The values of `keys` in rows of `shapes_pipeline`, per field."""
     values: dict[str, list[Any]] = {name: [] for name in keys}
     for row in rows:
         for number, name in enumerate(keys):
@@ -119,31 +113,72 @@ def read_values(rows: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[
     return values
 
 
-def read_shapes(rows: Iterable[Mapping[str, Any]]) -> list[Shape]:
+def read_shapes(rows: Rows) -> list[Shape]:
     return [
         Shape(
             tuple((name, kind) for name, kind in row["_id"] if name != RESERVED),
             row["n"],
-            _created(row.get("first")),
-            _created(row.get("last")),
+            _creation_time(row["first"]),
+            _creation_time(row["last"]),
         )
         for row in rows
     ]
 
 
-def _created(identity: Any) -> datetime | None:
+def _creation_time(identity: Any) -> datetime | None:
     return identity.generation_time if isinstance(identity, ObjectId) else None
 
 
-def paths(chosen: list[Stage], paths_max: int, nested_only: bool) -> list[Stage]:
-    """One row per path and type: in how many documents it occurs; the empty path stands for all of them."""
-    source: Any = {"$objectToArray": "$$ROOT"}
+def collapse_maps(shapes: list[Shape]) -> tuple[list[Shape], bool]:
+    """The shapes with the keys of a top-level map replaced by `*`; and whether there was a map."""
+    counts: Counter[str] = Counter()
+    for shape in shapes:
+        for name, _ in shape.fields:
+            counts[name] += shape.count
+    total = sum(shape.count for shape in shapes)
+    keys = {name for name, number in counts.items() if number <= MAP_KEY_SHARE_MAX * total}
+    keys = keys if len(keys) >= MAP_KEYS_MIN else set()
+    keys |= {name for name in counts if _DATA.fullmatch(name)}
+    if not keys:
+        return shapes, False
+    groups: dict[tuple[tuple[str, str], ...], list[Shape]] = {}
+    for shape in shapes:
+        fields = tuple(pair for pair in shape.fields if pair[0] not in keys)
+        fields += tuple(sorted({("*", kind) for name, kind in shape.fields if name in keys})[:1])
+        groups.setdefault(fields, []).append(shape)
+    merged = [_merge(fields, group) for fields, group in groups.items()]
+    return sorted(merged, key=lambda shape: -shape.count), True
+
+
+def _merge(fields: tuple[tuple[str, str], ...], shapes: list[Shape]) -> Shape:
+    return Shape(
+        fields,
+        sum(shape.count for shape in shapes),
+        min((shape.first for shape in shapes if shape.first is not None), default=None),
+        max((shape.last for shape in shapes if shape.last is not None), default=None),
+    )
+
+
+def fields_of_shapes(shapes: Iterable[Shape]) -> dict[str, FieldFacts]:
+    """The top-level fields of all shapes, in the order of the most common shape."""
+    counts: dict[str, Counter[str]] = {}
+    looked_at = 0
+    for shape in shapes:
+        looked_at += shape.count
+        for name, kind in shape.fields:
+            counts.setdefault(name, Counter())[kind] += shape.count
+    return {name: FieldFacts(name, dict(types), looked_at, (name,)) for name, types in counts.items()}
+
+
+def paths_pipeline(sample: list[Stage], paths_max: int, nested_only: bool) -> list[Stage]:
+    """One row per path and type: how many documents have it; the empty path stands for all documents."""
+    pairs: Any = {"$objectToArray": "$$ROOT"}
     if nested_only:
         is_nested = {"$in": [{"$type": "$$each.v"}, ["object", "array"]]}
-        source = {"$filter": {"input": source, "as": "each", "cond": is_nested}}
+        pairs = {"$filter": {"input": pairs, "as": "each", "cond": is_nested}}
     return [
-        *chosen,
-        {"$project": {"_id": 0, "e": {"$setUnion": [_entries(source, "", 1), [["", "document"]]]}}},
+        *sample,
+        {"$project": {"_id": 0, "e": {"$setUnion": [_entries(pairs, "", 1), [["", "document"]]]}}},
         {"$unwind": "$e"},
         {"$group": {"_id": "$e", "n": {"$sum": 1}}},
         {"$sort": {"n": -1, "_id": 1}},
@@ -152,7 +187,7 @@ def paths(chosen: list[Stage], paths_max: int, nested_only: bool) -> list[Stage]
 
 
 def _entries(pairs: Any, prefix: Any, depth: int) -> dict[str, Any]:
-    """The [path, type] pairs of an object that was made into key-value pairs."""
+    """The [path, type] pairs of an object, given as key-value pairs."""
     each = f"f{depth}"
     path = f"$$p{depth}"
     value = f"$${each}.v"
@@ -167,10 +202,11 @@ def _entries(pairs: Any, prefix: Any, depth: int) -> dict[str, Any]:
             "in": {"$concatArrays": parts},
         }
     }
-    return _flat({"$map": {"input": pairs, "as": each, "in": body}})
+    return _flatten({"$map": {"input": pairs, "as": each, "in": body}})
 
 
 def _elements(value: str, path: str, depth: int) -> dict[str, Any]:
+    """The [path, type] pairs of the first elements of an array."""
     each = f"e{depth}"
     element = f"$${each}"
     here = {"$concat": [path, NUL + "["]}
@@ -181,17 +217,17 @@ def _elements(value: str, path: str, depth: int) -> dict[str, Any]:
             {"$cond": [{"$eq": [{"$type": element}, "object"]}, inner, []]},
         ]
     }
-    first = {"$slice": [value, ELEMENTS_LOOKED_AT]}
-    # Equal elements say nothing new; without the union a long array would be carried along.
-    return {"$setUnion": [_flat({"$map": {"input": first, "as": each, "in": body}})]}
+    first = {"$slice": [value, ELEMENTS_MAX]}
+    # Equal elements add nothing; without the union a long array would be carried along.
+    return {"$setUnion": [_flatten({"$map": {"input": first, "as": each, "in": body}})]}
 
 
-def _flat(lists: Any) -> dict[str, Any]:
+def _flatten(lists: Any) -> dict[str, Any]:
     return {"$reduce": {"input": lists, "initialValue": [], "in": {"$concatArrays": ["$$value", "$$this"]}}}
 
 
-def steps_of(encoded: str) -> tuple[str, ...]:
-    """The steps of an encoded path; an array's elements are the step `[]`."""
+def _decode(encoded: str) -> Steps:
+    """The steps of an encoded path; the elements of an array are the step `[]`."""
     return tuple(part[1:] if part[0] == "k" else "[]" for part in encoded.split(NUL)[1:])
 
 
@@ -203,43 +239,30 @@ def label(steps: Iterable[str]) -> str:
     return text
 
 
-def fields_of_shapes(found: Iterable[Shape]) -> dict[str, FieldFacts]:
-    """The top-level fields of all shapes, the most usual order first."""
-    counts: dict[str, dict[str, int]] = {}
-    looked_at = 0
-    for shape in found:
-        looked_at += shape.count
-        for name, kind in shape.fields:
-            types = counts.setdefault(name, {})
-            types[kind] = types.get(kind, 0) + shape.count
-    return {name: FieldFacts(label((name,)), types, looked_at, (name,)) for name, types in counts.items()}
-
-
-def looked_at(rows: Iterable[Mapping[str, Any]]) -> int:
-    """How many documents `paths` went through."""
+def read_document_count(rows: Rows) -> int:
+    """How many documents `paths_pipeline` went through."""
     return next((int(row["n"]) for row in rows if row["_id"][0] == ""), 0)
 
 
-def fields_of_paths(rows: Iterable[Mapping[str, Any]], looked_at: int) -> dict[str, FieldFacts]:
-    """Fields from rows of `paths`; the keys of maps are taken together as `*`."""
-    counts: dict[tuple[str, ...], dict[str, int]] = {}
+def fields_of_paths(rows: Rows, looked_at: int) -> dict[str, FieldFacts]:
+    """Fields from rows of `paths_pipeline`; the keys of maps are merged into `*`."""
+    counts: dict[Steps, dict[str, int]] = {}
     for row in rows:
         encoded, kind = row["_id"]
-        steps = steps_of(encoded)
+        steps = _decode(encoded)
         if steps and steps[0] != RESERVED:
             counts.setdefault(steps, {})[kind] = row["n"]
-    merged = _without_maps(counts, looked_at)
+    counts = _merge_map_keys(counts, looked_at)
     return {
-        label(steps): FieldFacts(label(steps), types, looked_at, steps, is_map=(*steps, "*") in merged)
-        for steps, types in merged.items()
+        label(steps): FieldFacts(label(steps), types, looked_at, steps, is_map=(*steps, "*") in counts)
+        for steps, types in counts.items()
     }
 
 
-def _without_maps(
-    counts: dict[tuple[str, ...], dict[str, int]], looked_at: int
-) -> dict[tuple[str, ...], dict[str, int]]:
+def _merge_map_keys(counts: dict[Steps, dict[str, int]], looked_at: int) -> dict[Steps, dict[str, int]]:
+    """The counts with the keys of every map merged into `*`, level by level."""
     for depth in range(1, DEPTH_MAX + 4):
-        children: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+        children: dict[Steps, list[Steps]] = {}
         for steps in counts:
             if len(steps) == depth and steps[-1] != "[]":
                 children.setdefault(steps[:-1], []).append(steps)
@@ -247,101 +270,69 @@ def _without_maps(
             whole = sum(counts[parent].values()) if parent in counts else looked_at
             numbers = {each: sum(counts[each].values()) for each in siblings}
             keys = {each for each in siblings if _DATA.fullmatch(each[-1])}
-            keys = keys if len(keys) >= LIKE_DATA_MIN else set()
-            # Counts are documents: of many items in one document, a key of few looks usual.
+            # Counts are documents: of many items in one document, a rare key looks common.
             among_items = "[]" in parent and len(siblings) >= MAP_KEYS_MIN
-            # Of very few objects, a key of one is rare too.
+            # Of very few objects, a key that occurs once is rare too.
             most = max(MAP_KEY_SHARE_MAX * whole, 1 if whole > 1 else 0)
             rare = {each for each in siblings if among_items or numbers[each] <= most}
             unique = sum(numbers[each] for each in rare) <= UNIQUE_KEY_OCCURRENCES_MAX * len(rare)
             if len(rare) >= (UNIQUE_KEYS_MIN if unique and parent else MAP_KEYS_MIN):
                 keys |= rare
             if keys:
-                counts = _taken_together(counts, parent, keys, whole)
+                counts = _merge_keys(counts, parent, keys, whole)
     return counts
 
 
-def _taken_together(
-    counts: dict[tuple[str, ...], dict[str, int]],
-    parent: tuple[str, ...],
-    keys: set[tuple[str, ...]],
-    whole: int,
-) -> dict[tuple[str, ...], dict[str, int]]:
-    made: dict[tuple[str, ...], dict[str, int]] = {}
+def _merge_keys(
+    counts: dict[Steps, dict[str, int]], parent: Steps, keys: set[Steps], whole: int
+) -> dict[Steps, dict[str, int]]:
+    merged: dict[Steps, dict[str, int]] = {}
     depth = len(parent)
     for steps, types in counts.items():
         if steps[: depth + 1] in keys:
             steps = (*parent, "*", *steps[depth + 1 :])
-        into = made.setdefault(steps, {})
+        into = merged.setdefault(steps, {})
         for kind, number in types.items():
             into[kind] = min(into.get(kind, 0) + number, whole)
-    return made
-
-
-def collapse_shapes(found: list[Shape]) -> tuple[list[Shape], bool]:
-    """The shapes with the keys of a top-level map taken out; whether there was one."""
-    total = sum(shape.count for shape in found)
-    counts: dict[str, int] = {}
-    for shape in found:
-        for name, _ in shape.fields:
-            counts[name] = counts.get(name, 0) + shape.count
-    rare = {name for name, number in counts.items() if number <= MAP_KEY_SHARE_MAX * total}
-    alike = {name for name in counts if _DATA.fullmatch(name)}
-    rare = rare if len(rare) >= MAP_KEYS_MIN else set()
-    rare |= alike if len(alike) >= LIKE_DATA_MIN else set()
-    if not rare:
-        return found, False
-    made: dict[tuple[tuple[str, str], ...], Shape] = {}
-    for shape in found:
-        kept = tuple(pair for pair in shape.fields if pair[0] not in rare)
-        kept += tuple(sorted({("*", kind) for name, kind in shape.fields if name in rare})[:1])
-        before = made.get(kept)
-        made[kept] = shape if before is None else _joined(kept, before, shape)
-        if before is None:
-            made[kept] = Shape(kept, shape.count, shape.first, shape.last)
-    return sorted(made.values(), key=lambda shape: -shape.count), True
-
-
-def _joined(fields: tuple[tuple[str, str], ...], one: Shape, other: Shape) -> Shape:
-    firsts = [each for each in (one.first, other.first) if each is not None]
-    lasts = [each for each in (one.last, other.last) if each is not None]
-    return Shape(fields, one.count + other.count, min(firsts, default=None), max(lasts, default=None))
+    return merged
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a field can be named by a path in an expression."""
+    """Whether a path in an expression can name the field."""
     return bool(name) and "." not in name and not name.startswith("$") and NUL not in name
 
 
-def queried(steps: Iterable[str]) -> str:
+def has_plain_path(field: FieldFacts) -> bool:
+    """Whether a path in an expression leads to the field, elements of arrays aside."""
+    return "*" not in field.steps and all(is_plain_name(step) for step in field.steps if step != "[]")
+
+
+def query_path(steps: Iterable[str]) -> str:
     """A path as a query writes it."""
     return ".".join(step for step in steps if step != "[]")
 
 
 def is_known(facts: CollectionFacts, path: str) -> bool:
-    """Whether a path of a query names fields of the collection, and none of its keys that are data.
+    """Whether a path of a query names fields of the collection, and no keys that are data.
 
-    Numbers on the way are places in arrays. A field that no document has yet
-    may be named, if its surroundings are no map.
+    Numbers in the path are positions in arrays. A field that no document has
+    yet is accepted where it does not lie in a map.
     """
     steps = tuple(step for step in path.split(".") if not step.isdecimal())
-    # An address has dots of its own; and what lies inside is only known where somebody looked.
+    # A mail address has dots of its own; and nested fields are only known where they were read.
     if "@" in path or (len(steps) > 1 and not facts.nested_looked_at):
         return False
     if not steps or not all(map(is_plain_name, steps)) or any(_DATA.fullmatch(step) for step in steps):
         return False
-    known = {queried(each.steps): each for each in facts.fields.values()}
-    for depth in range(len(steps)):
-        above = ".".join(steps[:depth])
-        is_map = "*" in known if depth == 0 else f"{above}.*" in known
-        if is_map and ".".join(steps[: depth + 1]) not in known:
-            return False
-    return True
+    known = {query_path(each.steps) for each in facts.fields.values()}
+    return not any(
+        ".".join((*steps[:depth], "*")) in known and ".".join(steps[: depth + 1]) not in known
+        for depth in range(len(steps))
+    )
 
 
-def value_of(steps: Iterable[str]) -> Any:
+def value_of(steps: Steps) -> Any:
     """An expression for the value at a path through objects; odd names need MongoDB 5.0."""
-    steps = tuple(steps)
     if all(map(is_plain_name, steps)):
         return "$" + ".".join(steps)
     value: Any = "$$ROOT"
@@ -350,66 +341,61 @@ def value_of(steps: Iterable[str]) -> Any:
     return value
 
 
-def sizes(chosen: list[Stage]) -> list[Stage]:
+def sizes_pipeline(sample: list[Stage]) -> list[Stage]:
     """Document sizes in bins of an eighth of a doubling, after exact ones, which the server groups fast."""
-    number = {"$floor": {"$multiply": [BINS_PER_DOUBLING, {"$log": ["$_id", 2]}]}}
+    bins = {"$floor": {"$multiply": [BINS_PER_DOUBLING, {"$log": ["$_id", 2]}]}}
+    accumulators = {
+        "n": {"$sum": "$n"},
+        "low": {"$min": "$_id"},
+        "high": {"$max": "$_id"},
+        "total": {"$sum": {"$multiply": ["$_id", "$n"]}},
+    }
     return [
-        *chosen,
+        *sample,
         {"$group": {"_id": {"$bsonSize": "$$ROOT"}, "n": {"$sum": 1}}},
-        {
-            "$group": {
-                "_id": number,
-                "n": {"$sum": "$n"},
-                "low": {"$min": "$_id"},
-                "high": {"$max": "$_id"},
-                "total": {"$sum": {"$multiply": ["$_id", "$n"]}},
-            }
-        },
+        {"$group": {"_id": bins, **accumulators}},
     ]
 
 
-def read_sizes(rows: Iterable[Mapping[str, Any]], sampled_of: int | None) -> Distribution:
+def read_sizes(rows: Rows, sampled_of: int | None) -> Distribution:
     return Distribution.of(((row["low"], row["high"], row["n"], row["total"]) for row in rows), sampled_of)
 
 
 def measurable_arrays(facts: CollectionFacts) -> list[FieldFacts]:
-    """The arrays of documents, and of the items of one array; the former first."""
-    found = [
+    """The arrays of documents, then those inside the items of one array."""
+    arrays = [
         each
         for each in facts.fields.values()
         if "array" in each.types and each.name != "[]" and "*" not in each.steps
     ]
-    return [each for each in found if not each.in_array] + [
-        each for each in found if each.steps.count("[]") == 1 and all(map(is_plain_name, each.steps))
+    return [each for each in arrays if not each.in_array] + [
+        each for each in arrays if each.steps.count("[]") == 1 and has_plain_path(each)
     ]
 
 
-def lengths(steps: Iterable[str], chosen: list[Stage]) -> list[Stage]:
+def lengths_pipeline(steps: Steps, sample: list[Stage]) -> list[Stage]:
     """How many documents have how many items in an array; one row per length.
 
-    Of an array inside the items of another, the longest in a document counts.
+    For an array inside the items of another, the longest in a document counts.
     """
-    steps = tuple(steps)
     if "[]" not in steps:
-        number = _length(value_of(steps))
+        length = _length(value_of(steps))
     else:
         place = steps.index("[]")
         outer = value_of(steps[:place])
-        each = _length("$$item." + ".".join(steps[place + 1 :]))
-        longest = {"$max": {"$map": {"input": outer, "as": "item", "in": each}}}
-        number = {"$cond": [{"$isArray": [outer]}, longest, None]}
-    return [*chosen, {"$group": {"_id": number, "n": {"$sum": 1}}}]
+        inner = _length("$$item." + ".".join(steps[place + 1 :]))
+        longest = {"$max": {"$map": {"input": outer, "as": "item", "in": inner}}}
+        length = {"$cond": [{"$isArray": [outer]}, longest, None]}
+    return [*sample, {"$group": {"_id": length, "n": {"$sum": 1}}}]
 
 
 def _length(value: Any) -> dict[str, Any]:
     return {"$cond": [{"$isArray": [value]}, {"$size": value}, None]}
 
 
-def read_lengths(rows: Iterable[Mapping[str, Any]], sampled_of: int | None) -> Distribution:
-    return Distribution.of(
-        ((row["_id"], row["_id"], row["n"], row["_id"] * row["n"]) for row in rows if row["_id"] is not None),
-        sampled_of,
-    )
+def read_lengths(rows: Rows, sampled_of: int | None) -> Distribution:
+    counts = ((row["_id"], row["n"]) for row in rows if row["_id"] is not None)
+    return Distribution.of_counts(counts, sampled_of)
 
 
 def uuid_fields(facts: CollectionFacts) -> list[FieldFacts]:
@@ -417,45 +403,38 @@ def uuid_fields(facts: CollectionFacts) -> list[FieldFacts]:
     return [
         each
         for each in facts.fields.values()
-        if each.type == "binData"
-        and each.steps.count("[]") <= 1
-        and "*" not in each.steps
-        and all(is_plain_name(step) for step in each.steps if step != "[]")
+        if each.type == "binData" and each.steps.count("[]") <= 1 and has_plain_path(each)
     ]
 
 
-def uuids(fields: Iterable[FieldFacts], chosen: list[Stage]) -> list[Stage]:
-    """How many binary values each field has in a few documents, and how many of them are UUIDs.
+def uuids_pipeline(fields: Iterable[FieldFacts], sample: list[Stage]) -> list[Stage]:
+    """How many binary values each field has in a sample, and how many of them are UUIDs.
 
     The server orders binary data by length, then by subtype: all UUIDs lie
-    between the first and the last of them.
+    between the lowest and the highest of them.
     """
     accumulators: dict[str, Any] = {}
     for number, each in enumerate(fields):
-        value: Any = "$" + ".".join(step for step in each.steps if step != "[]")
+        value: Any = "$" + query_path(each.steps)
         if each.in_array:
             value = {"$cond": [{"$isArray": [value]}, {"$arrayElemAt": [value, 0]}, None]}
         is_binary = {"$eq": [{"$type": value}, "binData"]}
         is_uuid = {"$and": [{"$gte": [value, _UUIDS[0]]}, {"$lte": [value, _UUIDS[1]]}]}
         accumulators[f"n{number}"] = {"$sum": {"$cond": [is_binary, 1, 0]}}
         accumulators[f"u{number}"] = {"$sum": {"$cond": [is_uuid, 1, 0]}}
-    return [*chosen, {"$group": {"_id": None, **accumulators}}]
+    return [*sample, {"$group": {"_id": None, **accumulators}}]
 
 
-def value_bytes(fields: Iterable[FieldFacts], chosen: list[Stage]) -> list[Stage]:
+def value_sizes_pipeline(fields: Iterable[FieldFacts], sample: list[Stage]) -> list[Stage]:
     """The largest and the mean size of text and binary values, per field."""
     accumulators: dict[str, Any] = {"n": {"$sum": 1}}
     for number, each in enumerate(fields):
         value = value_of(each.steps)
-        size = {
-            "$switch": {
-                "branches": [
-                    {"case": {"$eq": [{"$type": value}, "binData"]}, "then": {"$binarySize": value}},
-                    {"case": {"$eq": [{"$type": value}, "string"]}, "then": {"$strLenBytes": value}},
-                ],
-                "default": None,
-            }
-        }
+        branches = [
+            {"case": {"$eq": [{"$type": value}, kind]}, "then": {operator: value}}
+            for kind, operator in (("binData", "$binarySize"), ("string", "$strLenBytes"))
+        ]
+        size = {"$switch": {"branches": branches, "default": None}}
         accumulators[f"m{number}"] = {"$max": size}
         accumulators[f"a{number}"] = {"$avg": size}
-    return [*chosen, {"$group": {"_id": None, **accumulators}}]
+    return [*sample, {"$group": {"_id": None, **accumulators}}]

@@ -1,8 +1,8 @@
-"""Numbers as people read them."""
+"""Numbers and names as people read them."""
 
 from __future__ import annotations
 
-NICE = (1, 2, 5)
+import itertools
 
 
 def size(number: float) -> str:
@@ -37,19 +37,26 @@ def number(value: float) -> str:
 
 def nice(value: float) -> int:
     """The next round number that is not smaller: 50, 100, 200, 500 …"""
-    bound = 1
-    while True:
-        for step in NICE:
-            if bound * step >= value:
-                return bound * step
-        bound *= 10
+    rounds = (step * 10**power for power in itertools.count() for step in (1, 2, 5))
+    return int(next(number for number in rounds if number >= value))
 
 
 def plural(count: int, word: str, several: str | None = None) -> str:
     return f"{count:,} {word if count == 1 else several or word + 's'}"
 
 
-def names(found: list[str], most: int = 8) -> str:
+def names(values: list[str], most: int = 8) -> str:
     """A few names, and how many more there are."""
-    shown = ", ".join(found[:most])
-    return shown if len(found) <= most else f"{shown} and {len(found) - most:,} more"
+    first = ", ".join(values[:most])
+    return first if len(values) <= most else f"{first} and {len(values) - most:,} more"
+
+
+def printable(text: str) -> str:
+    """Text from a database, without control characters that a terminal would obey."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def cut(text: str, length: int) -> str:
+    """Printable text that is not longer than this."""
+    text = printable(text)
+    return text if len(text) <= length else text[: length - 1] + "…"

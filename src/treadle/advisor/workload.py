@@ -1,15 +1,15 @@
-"""What the profiler recorded, with every value left out; nothing here talks to a server.
+"""What the profiler recorded, without any value; nothing here talks to a server.
 
-A profiler document becomes a `Query`: which collection, which fields were
-filtered and sorted by, which collections were looked up, what was counted or
-incremented, how much was examined for how much. Operations of the same shape
-are added up. Getmores, the profiler's own reads and the server's housekeeping
-are left out.
+A profiler document becomes a `Query`: its collection, the fields of its filter
+and sort, the collections it looks up, what it counts or increments, how many
+documents it examined and returned. Operations of the same shape are added up.
+Getmores, the scan's own reads and the server's housekeeping are left out.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -21,18 +21,16 @@ SHAPES_MAX = 5_000
 DEPTH_MAX = 20
 NUMBER_MAX = 1e15
 # A read of the parent this soon after one of the child belongs to the same page.
-FOLLOWED_SECONDS_MAX = 0.1
-FOLLOWED_OPERATIONS_MAX = 5
-_WHOLE = ("find", "aggregate")
-_COUNTED = {"$sum", "$avg", "$min", "$max", "$count"}
+FOLLOW_UP_SECONDS_MAX = 0.1
+FOLLOW_UP_OPERATIONS_MAX = 5
+_ACCUMULATORS = {"$sum", "$avg", "$min", "$max", "$count"}
 
 
 def read(documents: Iterable[Mapping[str, Any]], database: str, source: str, operations_max: int) -> Workload:
     """The workload of one database; operations beyond the maximum are left out."""
-    found: dict[Query, list[float]] = {}
-    shapes: dict[Query, Query] = {}
+    # Per shape: itself, and the sums of count, milliseconds, examined and returned.
+    shapes: dict[Query, tuple[Query, list[float]]] = {}
     timeline: list[tuple[float, Query, Any]] = []
-    times: list[float] = []
     complete = True
     number = 0
     for document in documents:
@@ -44,24 +42,22 @@ def read(documents: Iterable[Mapping[str, Any]], database: str, source: str, ope
             continue
         number += 1
         shape = replace(query, count=0, milliseconds=0.0, examined=0, returned=0)
-        # One object for all operations of a shape: there may be very many.
-        shape = shapes.setdefault(shape, shape) if len(shapes) < SHAPES_MAX else shapes.get(shape, shape)
-        if shape not in found and len(found) >= SHAPES_MAX:
+        if shape not in shapes and len(shapes) >= SHAPES_MAX:
             complete = False
             continue
-        sums = found.setdefault(shape, [0, 0.0, 0, 0])
+        # One object for all operations of a shape: there may be very many.
+        shape, sums = shapes.setdefault(shape, (shape, [0, 0.0, 0, 0]))
         for place, value in enumerate((query.count, query.milliseconds, query.examined, query.returned)):
             sums[place] += value
-        moment = _seconds(document.get("ts"))
-        if moment is not None:
-            times.append(moment)
-            timeline.append((moment, shape, _session(document)))
+        if isinstance(document.get("ts"), datetime):
+            timeline.append((document["ts"].timestamp(), shape, _session(document)))
     queries = tuple(
         replace(shape, count=int(n), milliseconds=ms, examined=int(examined), returned=int(returned))
-        for shape, (n, ms, examined, returned) in found.items()
+        for shape, (n, ms, examined, returned) in shapes.values()
     )
-    span = max(times) - min(times) if len(times) > 1 else 0.0
-    return Workload(source, queries, span, complete, _followed(timeline))
+    timeline.sort(key=lambda row: row[0])
+    seconds = timeline[-1][0] - timeline[0][0] if timeline else 0.0
+    return Workload(source, queries, seconds, complete, _follow_ups(timeline))
 
 
 def parse(document: Mapping[str, Any], database: str) -> Query | None:
@@ -69,20 +65,19 @@ def parse(document: Mapping[str, Any], database: str) -> Query | None:
     namespace = document.get("ns")
     if not isinstance(namespace, str):
         return None
-    of, _, collection = namespace.partition(".")
-    if of != database or not collection or collection.startswith("system."):
+    prefix, _, collection = namespace.partition(".")
+    if prefix != database or not collection or collection.startswith("system."):
         return None
-    command = document.get("command")
-    command = command if isinstance(command, Mapping) else {}
+    command = _mapping(document.get("command"))
     if command.get("comment") == "treadle scan":
         return None
     operation = document.get("op")
-    made = _parse(str(operation), command, document)
-    if made is None:
+    query = _parse(str(operation), command)
+    if query is None:
         return None
     plan = str(document.get("planSummary", ""))
     return replace(
-        made,
+        query,
         collection=collection,
         collection_scan=plan.startswith("COLLSCAN") and operation != "insert",
         count=1,
@@ -94,136 +89,115 @@ def parse(document: Mapping[str, Any], database: str) -> Query | None:
     )
 
 
-def _parse(operation: str, command: Mapping[str, Any], document: Mapping[str, Any]) -> Query | None:
+def _parse(operation: str, command: Mapping[str, Any]) -> Query | None:
     if operation == "insert":
         return Query("", "insert")
     if operation == "remove":
-        names, insensitive = _filter(command.get("q", {}))
-        return Query("", "delete", names, insensitive=insensitive)
+        return _filtered("delete", command.get("q"))
     if operation == "update":
-        return _update(command.get("q", {}), command.get("u", {}))
+        return _update(command.get("q"), command.get("u"))
     if operation == "query" or "find" in command:
-        names, insensitive = _filter(command.get("filter", command.get("query", {})))
-        return Query(
-            "",
-            "find",
-            names,
-            _sort(command.get("sort")),
-            int(_number(command.get("limit", command.get("ntoreturn", 0)))),
-            insensitive=insensitive,
-        )
+        query = _filtered("find", command.get("filter", command.get("query")))
+        limit = int(_number(command.get("limit", command.get("ntoreturn", 0))))
+        return replace(query, sort=_sort(command.get("sort")), limit=limit)
     if operation != "command":
         return None
     if "aggregate" in command:
-        return _aggregate(command.get("pipeline", []))
-    for name, kind in (("count", "count"), ("distinct", "distinct")):
-        if name in command:
-            names, insensitive = _filter(command.get("query", {}))
-            return Query("", kind, names, insensitive=insensitive)
+        return _aggregate(command.get("pipeline"))
+    for kind in ("count", "distinct"):
+        if kind in command:
+            return _filtered(kind, command.get("query"))
     if "findAndModify" in command or "findandmodify" in command:
-        return _update(command.get("query", {}), command.get("update", {}))
+        return _update(command.get("query"), command.get("update"))
     return None
 
 
+def _filtered(kind: str, condition: Any) -> Query:
+    paths, case_insensitive = _filter(condition)
+    return Query("", kind, paths, case_insensitive=case_insensitive)
+
+
 def _update(condition: Any, update: Any) -> Query:
-    names, insensitive = _filter(condition)
-    increments: tuple[str, ...] = ()
-    pushes: tuple[str, ...] = ()
-    if isinstance(update, Mapping):
-        # Only an update that does nothing but count could be put off.
-        if set(update) - {"$set", "$currentDate"} == {"$inc"} and _only_stamps(update):
-            increments = tuple(sorted(map(str, _mapping(update["$inc"]))))
-        grown = {**_mapping(update.get("$push")), **_mapping(update.get("$addToSet"))}
-        pushes = tuple(
-            sorted(
-                str(path)
-                for path, value in grown.items()
-                if not (isinstance(value, Mapping) and "$slice" in value)
-            )
-        )
-    return Query("", "update", names, increments=increments, pushes=pushes, insensitive=insensitive)
-
-
-def _only_stamps(update: Mapping[str, Any]) -> bool:
-    stamped = _mapping(update.get("$set"))
-    return all(isinstance(value, datetime) for value in stamped.values())
-
-
-def _aggregate(pipeline: Any) -> Query:
-    filtered: tuple[str, ...] = ()
-    insensitive: tuple[str, ...] = ()
-    order: tuple[tuple[str, int], ...] = ()
-    lookups: list[tuple[str, str, str]] = []
-    limit, grouped = 0, False
-    sums: list[str] = []
-    for stage in pipeline if isinstance(pipeline, list) else []:
-        if not isinstance(stage, Mapping) or not stage:
-            continue
-        name, body = next(iter(stage.items()))
-        if name == "$match" and not grouped:
-            names, more = _filter(body)
-            filtered, insensitive = tuple(sorted({*filtered, *names})), (*insensitive, *more)
-        elif name == "$lookup" and isinstance(body, Mapping):
-            lookups.append(
-                (_text(body.get("from")), _text(body.get("localField")), _text(body.get("foreignField")))
-            )
-        elif name == "$sort" and not grouped:
-            order = _sort(body)
-        elif name == "$limit":
-            limit = int(_number(body))
-        elif name in ("$group", "$count", "$sortByCount"):
-            grouped = True
-            sums += _accumulated(body)
-    return Query(
-        "", "aggregate", filtered, order, limit, tuple(lookups), grouped, tuple(sums), insensitive=insensitive
+    update = _mapping(update)
+    increments: Mapping[str, Any] = {}
+    # Only an update that does nothing but count, and perhaps stamp a time, could be deferred.
+    stamps = _mapping(update.get("$set")).values()
+    if set(update) - {"$set", "$currentDate"} == {"$inc"} and all(isinstance(t, datetime) for t in stamps):
+        increments = _mapping(update["$inc"])
+    pushes = {**_mapping(update.get("$push")), **_mapping(update.get("$addToSet"))}
+    unbounded = [path for path, value in pushes.items() if "$slice" not in _mapping(value)]
+    return replace(
+        _filtered("update", condition),
+        increments=tuple(sorted(map(str, increments))),
+        pushes=tuple(sorted(map(str, unbounded))),
     )
 
 
-def _accumulated(body: Any) -> list[str]:
+def _aggregate(pipeline: Any) -> Query:
+    query = Query("", "aggregate")
+    for stage in _list(pipeline):
+        if not isinstance(stage, Mapping) or not stage:
+            continue
+        name, body = next(iter(stage.items()))
+        if name == "$match" and not query.grouped:
+            paths, case_insensitive = _filter(body)
+            query = replace(
+                query,
+                filter_paths=tuple(sorted({*query.filter_paths, *paths})),
+                case_insensitive=(*query.case_insensitive, *case_insensitive),
+            )
+        elif name == "$lookup" and isinstance(body, Mapping):
+            source, local, foreign = (_text(body.get(key)) for key in ("from", "localField", "foreignField"))
+            query = replace(query, lookups=(*query.lookups, (source, local, foreign)))
+        elif name == "$sort" and not query.grouped:
+            query = replace(query, sort=_sort(body))
+        elif name == "$limit":
+            query = replace(query, limit=int(_number(body)))
+        elif name in ("$group", "$count", "$sortByCount"):
+            query = replace(query, grouped=True, sums=(*query.sums, *_sums(body)))
+    return query
+
+
+def _sums(body: Any) -> list[str]:
     """What a `$group` computes: `$sum:total`, `$avg:rating`, `$sum` for a count."""
     if not isinstance(body, Mapping):
         return ["$sum"]
-    found = []
+    sums = set()
     for name, accumulator in body.items():
         if name == "_id" or not isinstance(accumulator, Mapping) or not accumulator:
             continue
         operator, value = next(iter(accumulator.items()))
-        if operator in _COUNTED:
+        if operator in _ACCUMULATORS:
             is_path = isinstance(value, str) and value.startswith("$") and not value.startswith("$$")
-            found.append(f"{operator}:{value[1:]}" if is_path else operator)
-    return sorted(set(found))
+            sums.add(f"{operator}:{value[1:]}" if is_path else operator)
+    return sorted(sums)
 
 
 def _filter(condition: Any, depth: int = 0) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The fields that a filter names, and those that it searches by a regular expression without case."""
-    names: set[str] = set()
-    insensitive: set[str] = set()
+    """The paths that a filter names, and those that it searches by a case-insensitive regular expression."""
+    paths: set[str] = set()
+    case_insensitive: set[str] = set()
     if not isinstance(condition, Mapping) or depth > DEPTH_MAX:
         return (), ()
     for name, value in condition.items():
         if name in ("$and", "$or", "$nor"):
-            for part in value if isinstance(value, list) else []:
-                more, regular = _filter(part, depth + 1)
-                names.update(more)
-                insensitive.update(regular)
+            for part in _list(value):
+                more, more_insensitive = _filter(part, depth + 1)
+                paths.update(more)
+                case_insensitive.update(more_insensitive)
         elif not str(name).startswith("$"):
-            names.add(str(name))
-            if _is_insensitive(value):
-                insensitive.add(str(name))
-    return tuple(sorted(names)), tuple(sorted(insensitive))
+            paths.add(str(name))
+            if _ignores_case(value):
+                case_insensitive.add(str(name))
+    return tuple(sorted(paths)), tuple(sorted(case_insensitive))
 
 
-def _is_insensitive(value: Any) -> bool:
+def _ignores_case(value: Any) -> bool:
     if isinstance(value, Mapping):
-        if any(_is_insensitive(part) for part in value.values() if not isinstance(part, str)):
+        if any(map(_ignores_case, (*value.values(), *_list(value.get("$in"))))):
             return True
-        if "$in" in value and isinstance(value["$in"], list):
-            return any(map(_is_insensitive, value["$in"]))
-        pattern = value.get("$regex")
-        return pattern is not None and "i" in str(value.get("$options", ""))
-    if isinstance(value, re.Pattern):
-        # Python compiles text patterns with UNICODE; only the flag matters.
-        return bool(value.flags & re.IGNORECASE)
+        return value.get("$regex") is not None and "i" in str(value.get("$options", ""))
+    # A pattern of Python or of BSON.
     flags = getattr(value, "flags", None)
     return isinstance(flags, int) and bool(flags & re.IGNORECASE)
 
@@ -238,6 +212,10 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
@@ -249,59 +227,52 @@ def _number(value: Any) -> float:
     return float(value) if -NUMBER_MAX <= value <= NUMBER_MAX else 0.0
 
 
-def _seconds(moment: Any) -> float | None:
-    return moment.timestamp() if isinstance(moment, datetime) else None
-
-
-def _followed(timeline: list[tuple[float, Query, Any]]) -> dict[tuple[str, str, str], int]:
+def _follow_ups(timeline: list[tuple[float, Query, Any]]) -> dict[tuple[str, str, str], int]:
     """How often a collection was read by one field right after another was read, in the same session.
 
-    Sessions tell one user's page from what others do in the same moment; where
-    the record names none, nobody can tell, and all count as one.
+    Sessions separate one user's page from what others do at the same moment;
+    where the record names no sessions, all operations count as one session.
     """
-    timeline.sort(key=lambda row: row[0])
-    found: dict[tuple[str, str, str], int] = {}
+    counts: Counter[tuple[str, str, str]] = Counter()
     by_session: dict[Any, list[tuple[float, Query]]] = {}
     for moment, query, session in timeline:
         by_session.setdefault(session, []).append((moment, query))
     for rows in by_session.values():
-        for number, (moment, query) in enumerate(rows):
+        for number, (moment, query) in enumerate(rows, 1):
             if query.kind not in READS:
                 continue
-            seen: set[tuple[str, str, str]] = set()
-            for later, other in rows[number + 1 : number + 1 + FOLLOWED_OPERATIONS_MAX]:
-                if later - moment > FOLLOWED_SECONDS_MAX:
+            reads = set()
+            for later, other in rows[number : number + FOLLOW_UP_OPERATIONS_MAX]:
+                if later - moment > FOLLOW_UP_SECONDS_MAX:
                     break
-                if other.kind == "find" and len(other.filtered) == 1 and other.collection != query.collection:
-                    seen.add((query.collection, other.collection, other.filtered[0]))
-            for place in seen:
-                found[place] = found.get(place, 0) + 1
-    return found
+                is_lookup = other.kind == "find" and len(other.filter_paths) == 1
+                if is_lookup and other.collection != query.collection:
+                    reads.add((query.collection, other.collection, other.filter_paths[0]))
+            counts.update(reads)
+    return counts
 
 
 def _session(document: Mapping[str, Any]) -> Any:
-    """Which session of which client an operation belonged to, as far as the record tells."""
+    """The client and session of an operation, as far as the record names them."""
     session = _mapping(_mapping(document.get("command")).get("lsid")).get("id")
     return (str(document.get("client", "")), repr(session))
 
 
 def read_together(workload: Workload, child: str, parent: str, path: str, key: str) -> tuple[int, int]:
-    """How many reads of the child were joined with the parent or followed by a read of it, and all of them.
+    """How many reads of the child also read the parent, by a join or right after; and all reads of the child.
 
     A read of the parent that joins the child reads both.
     """
-    own = [query for query in workload.queries if query.collection == child and query.kind in _WHOLE]
-    all_reads = sum(query.count for query in own)
-    joined = sum(
-        query.count
-        for query in own
-        if any(each[0] == parent and each[1] in (path, "") for each in query.lookups)
-    )
-    followed = workload.followed.get((child, parent, key), 0)
-    backwards = sum(
-        query.count
-        for query in workload.queries
-        if query.collection == parent
-        and any(each[0] == child and each[2] in (path, "") for each in query.lookups)
-    )
-    return min(joined + followed, all_reads) + backwards, all_reads + backwards
+
+    def joins(source: str, target: str, side: int) -> int:
+        return sum(
+            query.count
+            for query in workload.queries
+            if query.collection == source
+            and any(lookup[0] == target and lookup[side] in (path, "") for lookup in query.lookups)
+        )
+
+    reads = workload.count(child, ("find", "aggregate"))
+    follow_ups = workload.follow_ups.get((child, parent, key), 0)
+    backwards = joins(parent, child, 2)
+    return min(joins(child, parent, 1) + follow_ups, reads) + backwards, reads + backwards

@@ -79,7 +79,7 @@ def decide(
 
 def _decide_relations(uri: str | None, uri_option: str | None, as_json: bool) -> None:
     """Print the decision for each relation of a live database."""
-    from treadle.advisor.report import show_decisions
+    from treadle.advisor.text import show_decisions
 
     report = scan_database(uri, uri_option)
     if not as_json:

@@ -93,7 +93,7 @@ def scan(
 
 def _print(report: Report, html: str | None, as_json: bool, brief: bool) -> None:
     from treadle.advisor.html import html as as_html
-    from treadle.advisor.report import show
+    from treadle.advisor.text import show
 
     if html is not None:
         write_html(Path(html), as_html(report))
@@ -136,7 +136,7 @@ def scan_database(uri: str | None, uri_option: str | None, **options: Any) -> Re
 @contextmanager
 def scan_bar(console: Console | None = None) -> Iterator[Callable[[Step], None]]:
     """A progress bar that names what is measured."""
-    from treadle.advisor.report import printable
+    from treadle.advisor.wording import printable
 
     with step_bar(console) as report:
         yield lambda step: report(

@@ -1,7 +1,7 @@
-"""A naive shop with sensors in its greenhouse: plain documents, as many a program begins.
+"""A naive shop with sensors in its greenhouse: plain documents, as many programs begin.
 
 Equal scales give equal documents, ids included. References are bare and
-indexed, everything is worked out at each read, one seller has far more
+indexed, everything is computed at each read, one seller has far more
 followers than all others, and each reading is a document of its own.
 """
 
@@ -11,7 +11,7 @@ import datetime as dt
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bson import ObjectId
@@ -22,8 +22,6 @@ BATCH = 4_000
 FIRST = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 MINUTE = dt.timedelta(minutes=1)
 FOLLOWERS_USUAL_MAX = 12
-# The advisor takes an array for an outlier from a thousand items on.
-FOLLOWERS_MIN = 2_000
 
 FIRST_NAMES = ("Ada", "Ben", "Chidi", "Dora", "Emil", "Fatima", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lena")
 LAST_NAMES = ("Abara", "Bauer", "Costa", "Dahl", "Evans", "Ferrari", "Grau", "Horvat", "Ito", "Jansen")
@@ -41,45 +39,46 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How many documents of each kind."""
+    """How many documents of each kind; by default those of scale 1, some 45,000 in all."""
 
-    customers: int
-    products: int
-    reviews: int
-    popular_reviews: int
-    orders: int
-    sellers: int
-    followers: int
-    sensors: int
-    readings: int
-    views: int
+    customers: int = 2_000
+    products: int = 400
+    reviews: int = 20_000
+    popular_reviews: int = 2_847
+    orders: int = 6_000
+    sellers: int = 400
+    followers: int = 20_000
+    sensors: int = 12
+    readings: int = 17_280
+    views: int = 1_000
 
     @classmethod
     def at(cls, scale: float) -> Sizes:
-        """Some 45,000 documents at scale 1; never so few that there is nothing to see."""
+        """Never so few that there is nothing to see."""
+        least = asdict(SMALLEST)
+        return cls(**{name: max(least[name], round(full * scale)) for name, full in asdict(cls()).items()})
 
-        def number(full: int, least: int) -> int:
-            return max(least, round(full * scale))
 
-        return cls(
-            customers=number(2_000, 100),
-            products=number(400, 20),
-            reviews=number(20_000, 600),
-            popular_reviews=number(2_847, 200),
-            orders=number(6_000, 400),
-            # With fewer, the one whom everybody follows would be more than one in a hundred, and no outlier.
-            sellers=number(400, 200),
-            followers=number(20_000, FOLLOWERS_MIN),
-            sensors=number(12, 4),
-            # The advisor speaks of series from five thousand readings on.
-            readings=number(17_280, 5_760),
-            views=number(1_000, 200),
-        )
+SMALLEST = Sizes(
+    customers=100,
+    products=20,
+    reviews=600,
+    popular_reviews=200,
+    orders=400,
+    # With fewer, the popular seller would be more than one in a hundred, and no outlier.
+    sellers=200,
+    # The advisor takes an array for an outlier from a thousand items on.
+    followers=2_000,
+    sensors=4,
+    # The advisor sees series from five thousand readings on.
+    readings=5_760,
+    views=200,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Shop:
-    """What was stored, and the documents that the requests are about."""
+    """What was stored, and what the requests are about."""
 
     documents: dict[str, int]
     popular: ObjectId
@@ -91,45 +90,45 @@ class Shop:
 
 
 class Maker:
-    """Documents by a chance that always comes out the same."""
+    """Makes documents by a random generator with a fixed seed."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
-        self.chance = random.Random(SEED)
+        self.random = random.Random(SEED)
         self._numbers = itertools.count(1)
         self.customers = [self.identity() for _ in range(sizes.customers)]
         self.products = [self.identity() for _ in range(sizes.products)]
         self.sellers = [self.identity() for _ in range(sizes.sellers)]
 
     def identity(self) -> ObjectId:
-        """An ObjectId that was made on the first day; the time in it is part of what a scan looks at."""
+        """An ObjectId of the first day; a scan looks at the time in it."""
         return ObjectId(int(FIRST.timestamp()).to_bytes(4, "big") + next(self._numbers).to_bytes(8, "big"))
 
     def moment(self) -> dt.datetime:
-        return FIRST + dt.timedelta(seconds=self.chance.randrange(90 * 86_400))
+        return FIRST + dt.timedelta(seconds=self.random.randrange(90 * 86_400))
 
     def name(self) -> str:
-        return f"{self.chance.choice(FIRST_NAMES)} {self.chance.choice(LAST_NAMES)}"
+        return f"{self.random.choice(FIRST_NAMES)} {self.random.choice(LAST_NAMES)}"
 
     def make_customers(self) -> Iterator[dict[str, Any]]:
         for number, key in enumerate(self.customers):
             name = self.name()
             email = f"{name.split()[0].lower()}.{number}@example.org"
-            yield {"_id": key, "name": name, "email": email, "tier": self.chance.choice(TIERS)}
+            yield {"_id": key, "name": name, "email": email, "tier": self.random.choice(TIERS)}
 
     def make_products(self) -> Iterator[dict[str, Any]]:
         for number, key in enumerate(self.products):
-            name = f"{THINGS[number % len(THINGS)]}, {self.chance.choice(KINDS)}, no. {number}"
-            yield {"_id": key, "name": name, "price": self.chance.randrange(200, 90_000) / 100, "views": 0}
+            name = f"{THINGS[number % len(THINGS)]}, {self.random.choice(KINDS)}, no. {number}"
+            yield {"_id": key, "name": name, "price": self.random.randrange(200, 90_000) / 100, "views": 0}
 
     def make_reviews(self) -> Iterator[dict[str, Any]]:
         for number in range(self.sizes.reviews):
             popular = number < self.sizes.popular_reviews
             yield {
                 "_id": self.identity(),
-                "product_id": self.products[0] if popular else self.chance.choice(self.products),
-                "rating": self.chance.choice((1, 2, 3, 4, 4, 5, 5, 5)),
-                "text": ", ".join(self.chance.sample(WORDS, 4)),
+                "product_id": self.products[0] if popular else self.random.choice(self.products),
+                "rating": self.random.choice((1, 2, 3, 4, 4, 5, 5, 5)),
+                "text": ", ".join(self.random.sample(WORDS, 4)),
                 "date": self.moment(),
             }
 
@@ -137,16 +136,16 @@ class Maker:
         for _ in range(self.sizes.orders):
             yield {
                 "_id": self.identity(),
-                "customer_id": self.chance.choice(self.customers),
-                "total": self.chance.randrange(500, 200_000) / 100,
-                "status": self.chance.choice(STATUSES),
+                "customer_id": self.random.choice(self.customers),
+                "total": self.random.randrange(500, 200_000) / 100,
+                "status": self.random.choice(STATUSES),
                 "placed_at": self.moment(),
             }
 
     def make_sellers(self) -> Iterator[dict[str, Any]]:
         for number, key in enumerate(self.sellers):
-            count = self.chance.randrange(FOLLOWERS_USUAL_MAX) if number else self.sizes.followers
-            # Ids of people who have no document here: followers need not be customers.
+            count = self.random.randrange(FOLLOWERS_USUAL_MAX) if number else self.sizes.followers
+            # Followers need not be customers: these ids have no document.
             followers = [self.identity() for _ in range(count)]
             yield {"_id": key, "name": f"{self.name()} & Co.", "followers": followers}
 
@@ -154,7 +153,7 @@ class Maker:
         temperatures = [18.0 + number % 7 for number in range(self.sizes.sensors)]
         for number in range(self.sizes.readings):
             minute, sensor = divmod(number, self.sizes.sensors)
-            change = self.chance.choice((-0.1, 0.0, 0.1))
+            change = self.random.choice((-0.1, 0.0, 0.1))
             temperatures[sensor] = round(temperatures[sensor] + change, 1)
             yield {
                 "_id": self.identity(),
@@ -169,7 +168,7 @@ def sensor_name(number: int) -> str:
 
 
 def fill(database: Database[Any], scale: float, progress: Progress) -> Shop:
-    """Store the shop; `progress` gets a collection's name, how many are stored and how many will be."""
+    """Store the shop; `progress` gets a collection's name, the documents stored, and all of them."""
     sizes = Sizes.at(scale)
     maker = Maker(sizes)
     plan: list[tuple[str, int, Iterable[dict[str, Any]]]] = [
@@ -190,8 +189,8 @@ def fill(database: Database[Any], scale: float, progress: Progress) -> Shop:
     database["orders"].create_index("customer_id")
     database["orders"].create_index([("placed_at", -1), ("_id", 1)])
     database["readings"].create_index([("sensor_id", 1), ("ts", 1)])
-    stored = {name: total for name, total, _ in plan}
-    return Shop(stored, maker.products[0], maker.sellers[0], sensor_name(0), FIRST, sizes.views)
+    documents_stored = {name: total for name, total, _ in plan}
+    return Shop(documents_stored, maker.products[0], maker.sellers[0], sensor_name(0), FIRST, sizes.views)
 
 
 def _batches(documents: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""What a request costs: its time, and what the server did for it by the server's own profiler."""
+"""What a request costs: its time, and the work of the server by its own profiler."""
 
 from __future__ import annotations
 
@@ -26,14 +26,24 @@ class Cost:
     bytes_answered: int
 
 
+def milliseconds(seconds: float) -> str:
+    """A time with about three digits."""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    value = seconds * 1000
+    if value >= 100:
+        return f"{value:.0f} ms"
+    return f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
+
+
 def prepare_profiler(database: Database[Any]) -> None:
-    """A place for the records that holds them all; the server's own would forget the first."""
+    """Make the profiler's collection large enough for all records; the default one drops the first."""
     database.create_collection(PROFILER, capped=True, size=PROFILE_BYTES)
 
 
 @contextmanager
 def profiled(database: Database[Any]) -> Generator[None]:
-    """Let the server write down every operation of the block."""
+    """Let the server record every operation of the block."""
     database.command("profile", EVERYTHING)
     try:
         yield
@@ -42,35 +52,35 @@ def profiled(database: Database[Any]) -> Generator[None]:
 
 
 def count(database: Database[Any], work: Callable[[], Any], times: int) -> tuple[int, int, int]:
-    """The commands, the documents read and the bytes answered of one of so many runs."""
+    """The commands, documents read and bytes answered per run, over so many runs."""
     records = database[PROFILER]
     before = records.estimated_document_count()
     with profiled(database):
         for _ in range(times):
             work()
-    # The commands that turn the profiler on and off are records of their own.
-    seen = [
+    # The commands that turn the profiler on and off are recorded too.
+    operations = [
         record
         for record in records.find().sort("$natural", 1).skip(before)
         if "profile" not in record.get("command", {}) and record.get("ns") != f"{database.name}.{PROFILER}"
     ]
-    documents = sum(int(record.get("docsExamined", 0)) for record in seen)
-    answered = sum(int(record.get("responseLength", 0)) for record in seen)
-    return round(len(seen) / times), round(documents / times), round(answered / times)
+    documents = sum(int(record.get("docsExamined", 0)) for record in operations)
+    answered = sum(int(record.get("responseLength", 0)) for record in operations)
+    return round(len(operations) / times), round(documents / times), round(answered / times)
 
 
 def clock(work: Callable[[], Any], times: int) -> tuple[float, Any]:
-    """The median time of so many runs, and what the last of them gave."""
-    taken = []
+    """The median time of so many runs, and the answer of the last."""
+    seconds = []
     for _ in range(times):
         start = perf_counter()
         answer = work()
-        taken.append(perf_counter() - start)
-    return statistics.median(taken), answer
+        seconds.append(perf_counter() - start)
+    return statistics.median(seconds), answer
 
 
 def measure(database: Database[Any], work: Callable[[], Any], seen: int, times: int) -> tuple[Cost, Any]:
     """What a request costs and what it answers; `seen` runs with the profiler on, `times` without it."""
-    counted = count(database, work, seen)
+    counts = count(database, work, seen)
     seconds, answer = clock(work, times)
-    return Cost(seconds, *counted), answer
+    return Cost(seconds, *counts), answer

@@ -1,4 +1,4 @@
-"""What `treadle demo` prints, step by step: a naive shop, advised, changed, broken and mended.
+"""What `treadle demo` prints, step by step: a naive shop, advised, changed, broken and repaired.
 
 What happens is in `story`. Steps go to standard output, progress to standard
 error and the report to a file. The server ends with the demo, however that ends.
@@ -19,17 +19,16 @@ from rich.text import Text
 
 from treadle.advisor import Report, scan
 from treadle.advisor.html import html as advisor_html
-from treadle.advisor.wording import size
+from treadle.advisor.wording import plural, size
 from treadle.cli.output import shortened, stdout, write_html
 from treadle.cli.progress import model_bars, step_bar
 from treadle.cli.scan import scan_bar
 from treadle.demo import page, story
 from treadle.demo.data import Shop, fill
-from treadle.demo.measure import Cost
+from treadle.demo.measure import Cost, milliseconds
 from treadle.demo.models import MODELS
 from treadle.demo.requests import REQUESTS
-from treadle.demo.story import Compared, Mended
-from treadle.demo.words import faster, milliseconds, plural
+from treadle.demo.story import Comparison, Repair
 from treadle.errors import UsageError
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.server import local as server
@@ -63,7 +62,7 @@ class Narrator:
 
 
 def narrate(html: Path, scale: float, wait: Callable[[], None] | None) -> None:
-    """Run the demo on a server of its own, which is gone afterwards; the report stays.
+    """Run the demo on a server of its own, which is removed afterwards; the report stays.
 
     `wait` is called while the server is still running, after its address was
     printed; the server stays until it returns.
@@ -77,9 +76,9 @@ def narrate(html: Path, scale: float, wait: Callable[[], None] | None) -> None:
         with Store.open(uri, MODELS) as store:
             version = store.database.client.server_info()["version"]
             tell.line(f"MongoDB {version} on port {running.port}; it ends with this demo")
-            report, compared, mended = _story(store, scale, tell)
+            report, comparisons, repair = _story(store, scale, tell)
         tell.step("Write the report")
-        write_html(path, advisor_html(report, page.section(compared, mended)))
+        write_html(path, advisor_html(report, page.section(comparisons, repair)))
         tell.whole(str(path))
         tell.line("the findings with their evidence, and the figures above; open it in a browser")
         if wait is not None:
@@ -102,23 +101,23 @@ def _writable(html: Path) -> Path:
     return path
 
 
-def _story(store: Store, scale: float, tell: Narrator) -> tuple[Report, list[Compared], Mended]:
+def _story(store: Store, scale: float, tell: Narrator) -> tuple[Report, list[Comparison], Repair]:
     database = store.database.with_options(codec_options=CODEC_OPTIONS)
     shop = _load(database, scale, tell)
     tell.step("Let the shop work as it is, with the server's profiler on")
     with step_bar() as report_step:
-        naive = story.work_a_while(database, shop, report_step)
+        baseline = story.measure_baseline(database, shop, report_step)
     for request in REQUESTS:
-        tell.line(f"{request.title(shop)}: {milliseconds(naive.costs[request.code].seconds)}")
+        tell.line(f"{request.title(shop)}: {milliseconds(baseline.costs[request.code].seconds)}")
     report = _advise(database, tell)
-    named = story.named(report)
+    advice = story.select_advice(report)
     _adopt(store, tell)
-    compared = []
+    comparisons = []
     for request in REQUESTS:
-        if request.code in named:
-            compared.append(story.compare(store, shop, request, naive, named[request.code]))
-            _tell_compared(tell, compared[-1])
-    return report, compared, _break(store, shop, tell)
+        if request.code in advice:
+            comparisons.append(story.compare(store, shop, request, baseline))
+            _show_comparison(tell, comparisons[-1])
+    return report, comparisons, _break(store, shop, tell)
 
 
 # -- the steps ------------------------------------------------------------------------
@@ -142,16 +141,16 @@ def _advise(database: Database[Any], tell: Narrator) -> Report:
     if report.scan.lost:
         raise ConnectionFailure("the private server has ended")
     if not report.scan.complete:
-        # The advisor gives what it knows by then; a demo that was stopped ends.
+        # The advisor gives its results so far; a demo that is interrupted ends.
         raise KeyboardInterrupt
-    known = story.named(report)
+    advice = story.select_advice(report)
     for each in report.findings:
-        followed = known.get(each.code) is each
+        followed = advice.get(each.code) is each
         tell.line(f"{each.severity}: {each.code} at {each.where}{'' if followed else ' (not followed here)'}")
         tell.line(each.summary, indent=5)
-    missing = [request.pattern for request in REQUESTS if request.code not in known]
+    missing = [request.pattern for request in REQUESTS if request.code not in advice]
     if missing:
-        tell.line(f"not named this time, and so not compared below: {', '.join(missing)}")
+        tell.line(f"not found this time, and so not compared below: {', '.join(missing)}")
     return report
 
 
@@ -159,20 +158,20 @@ def _adopt(store: Store, tell: Narrator) -> None:
     tell.step("Adopt the patterns: the models declare them, then setup() and rebuild()")
     began = monotonic()
     with model_bars() as report_step:
-        adopted = story.adopt(store, report_step)
-    for action in adopted.actions[:ACTIONS_SHOWN_MAX]:
+        adoption = story.adopt(store, report_step)
+    for action in adoption.actions[:ACTIONS_SHOWN_MAX]:
         tell.line(f"setup: {action}")
-    more = len(adopted.actions) - ACTIONS_SHOWN_MAX
+    more = len(adoption.actions) - ACTIONS_SHOWN_MAX
     if more > 0:
         tell.line(f"setup: and {more} more")
-    for name, before in adopted.documents_before.items():
-        if before != (after := adopted.documents_after[name]):
+    for name, before in adoption.documents_before.items():
+        if before != (after := adoption.documents_after[name]):
             tell.line(f"rebuild: {before:,} documents of {name} became {after:,}")
-    visited = sum(adopted.rebuilt.values())
+    visited = sum(adoption.rebuilt.values())
     tell.line(f"rebuild: {visited:,} documents visited; all in {monotonic() - began:.1f} s")
 
 
-def _tell_compared(tell: Narrator, each: Compared) -> None:
+def _show_comparison(tell: Narrator, each: Comparison) -> None:
     tell.step(f"{each.request.pattern}: {each.title}")
     tell.line(each.request.declared, style="dim")
     for name, how, cost in (
@@ -181,7 +180,7 @@ def _tell_compared(tell: Narrator, each: Compared) -> None:
     ):
         tell.line(f"{name:6}  {how}")
         tell.line(_cost(cost, writes=each.request.counted is not None), indent=11)
-    tell.line(f"the same answer, {faster(each)}", style="green")
+    tell.line(f"the same answer, {each.speed}", style="green")
 
 
 def _cost(cost: Cost, *, writes: bool) -> str:
@@ -191,20 +190,20 @@ def _cost(cost: Cost, *, writes: bool) -> str:
     return f"{milliseconds(cost.seconds)}, {read}, {size(cost.bytes_answered)} answered"
 
 
-def _break(store: Store, shop: Shop, tell: Narrator) -> Mended:
+def _break(store: Store, shop: Shop, tell: Narrator) -> Repair:
     tell.step("Break something on purpose, behind Treadle's back")
-    mended = story.break_and_mend(store, shop)
-    for written in mended.written:
-        tell.line(written)
+    repair = story.break_and_repair(store, shop)
+    for write in repair.writes:
+        tell.line(write)
     tell.step("Verify: store.verify() names what is stored and should not be")
-    for found in mended.shown:
-        tell.line(f"{found.model}.{found.path} ({found.pattern})")
-        tell.line(f"{_short(found.stored)}, expected {_short(found.expected)}", indent=5)
-    more = len(mended.found) - len(mended.shown)
-    tell.line(plural(len(mended.found), "finding") + (f", {more:,} of them not shown" if more else ""))
-    tell.step("Repair: store.repair() mends it")
-    tell.line(f"{plural(mended.documents, 'document')} mended; verify() now names {mended.left:,}")
-    return mended
+    for each in repair.examples:
+        tell.line(f"{each.model}.{each.path} ({each.pattern})")
+        tell.line(f"{_short(each.stored)}, expected {_short(each.expected)}", indent=5)
+    more = len(repair.findings) - len(repair.examples)
+    tell.line(plural(len(repair.findings), "finding") + (f", {more:,} of them not shown" if more else ""))
+    tell.step("Repair: store.repair() corrects it")
+    tell.line(f"{plural(repair.documents, 'document')} repaired; verify() now finds {repair.remaining:,}")
+    return repair
 
 
 def _short(value: object) -> str:

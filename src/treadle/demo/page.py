@@ -1,21 +1,21 @@
-"""The demo's part of the HTML report: before and after, and what was broken and mended."""
+"""The demo's part of the HTML report: before and after, and what was broken and repaired."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from treadle.advisor.pictures import text
-from treadle.advisor.wording import size
-from treadle.demo.story import Compared, Mended
-from treadle.demo.words import faster, milliseconds
+from treadle.advisor.wording import cut, size
+from treadle.demo.measure import milliseconds
+from treadle.demo.story import Comparison, Repair
 
 BAR_PIXELS = 220
 BAR_PIXELS_MIN = 2
-# Figures stay in one piece; what does not fit a narrow screen is scrolled to.
+# Figures are not wrapped; a narrow screen scrolls.
 FIGURE = "<td style='white-space:nowrap'>"
 
 
-def section(compared: Sequence[Compared], mended: Mended) -> str:
+def section(comparisons: Sequence[Comparison], repair: Repair) -> str:
     """HTML for the top of the advisor's report; everything in it is escaped."""
     parts = [
         "<h2>Before and after</h2>",
@@ -23,14 +23,14 @@ def section(compared: Sequence[Compared], mended: Mended) -> str:
         "pattern that the advisor named. Medians, measured on this machine by this run of "
         "<code>treadle demo</code>; documents and bytes are those of one request, by the server's "
         "profiler.</p>",
-        *(_compared(each) for each in compared),
-        "<h2>Broken on purpose, found and mended</h2>",
-        _mended(mended),
+        *(_comparison(each) for each in comparisons),
+        "<h2>Broken on purpose, found and repaired</h2>",
+        _repair(repair),
     ]
     return "".join(parts)
 
 
-def _compared(each: Compared) -> str:
+def _comparison(each: Comparison) -> str:
     request = each.request
     most = max(each.before.seconds, each.after.seconds)
     rows = "".join(
@@ -45,7 +45,7 @@ def _compared(each: Compared) -> str:
     )
     return (
         f"<article><header><h3>{text(request.pattern)}</h3>"
-        f"<span class='badge well'>{text(faster(each))}</span></header>"
+        f"<span class='badge well'>{text(each.speed)}</span></header>"
         f"<p>{text(each.title[0].upper() + each.title[1:])}.</p>"
         "<div style='overflow-x:auto'><table style='overflow-wrap:normal'><tr><th></th><th>how</th>"
         "<th>time</th><th></th><th>documents read</th><th>answer</th><th>commands</th></tr>"
@@ -62,24 +62,19 @@ def _bar(part: float, kind: str) -> str:
     )
 
 
-def _mended(mended: Mended) -> str:
-    written = "".join(f"<li>{text(each)}</li>" for each in mended.written)
+def _repair(repair: Repair) -> str:
+    writes = "".join(f"<li>{text(each)}</li>" for each in repair.writes)
     rows = "".join(
         f"<tr><td>{text(each.pattern)}</td><td class='path'>{text(each.model)}.{text(each.path)}</td>"
-        f"<td>{text(_short(each.stored))}</td><td>{text(_short(each.expected))}</td></tr>"
-        for each in mended.shown
+        f"<td>{text(cut(str(each.stored), 60))}</td><td>{text(cut(str(each.expected), 60))}</td></tr>"
+        for each in repair.examples
     )
-    more = len(mended.found) - len(mended.shown)
+    more = len(repair.findings) - len(repair.examples)
     rest = f"<p class='quiet'>and {more:,} more</p>" if more else ""
     return (
-        f"<p>Written behind Treadle's back, with plain PyMongo:</p><ul>{written}</ul>"
-        f"<p><code>store.verify()</code> named {len(mended.found):,} stored values that were wrong:</p>"
+        f"<p>Written behind Treadle's back, with plain PyMongo:</p><ul>{writes}</ul>"
+        f"<p><code>store.verify()</code> found {len(repair.findings):,} stored values that are wrong:</p>"
         "<table><tr><th>pattern</th><th>where</th><th>stored</th><th>expected</th></tr>"
-        f"{rows}</table>{rest}<p class='well'><code>store.repair()</code> mended "
-        f"{mended.documents:,} documents; <code>store.verify()</code> then named {mended.left:,}.</p>"
+        f"{rows}</table>{rest}<p class='well'><code>store.repair()</code> corrected "
+        f"{repair.documents:,} documents; <code>store.verify()</code> then found {repair.remaining:,}.</p>"
     )
-
-
-def _short(value: object) -> str:
-    shown = str(value)
-    return shown if len(shown) <= 60 else shown[:59] + "…"

@@ -1,6 +1,6 @@
-"""What the shop asks of its database: each request as it was, and as it is with the pattern for it.
+"""What the shop asks of its database: each request without and with the pattern for it.
 
-Both ways give the same answer, which the demo compares.
+Both give the same answer, which the demo checks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ORDERS_SHOWN = 50
 REVIEWS_SHOWN = 5
 FOLLOWERS_SHOWN = 20
 DAY = timedelta(days=1)
-# The advisor takes note of what is asked ten times.
+# The advisor considers requests that occur ten times.
 TIMES_SEEN = 12
 
 
@@ -38,7 +38,7 @@ class Request:
     how_after: str
     seen: int = TIMES_SEEN
     times: int = 15
-    # What a request that only writes has counted so far.
+    # For a request that only counts: the count so far.
     counted: Callable[[Database[Any], Shop], int] | None = None
 
     def title(self, shop: Shop) -> str:
@@ -53,25 +53,30 @@ def _lookup_orders(database: Database[Any], shop: Shop) -> Any:
         {"$limit": ORDERS_SHOWN},
         {"$lookup": join},
     ]
-    found = database["orders"].aggregate(pipeline).to_list()
-    return [(order["_id"], order["customer"][0]["name"]) for order in found]
+    orders = database["orders"].aggregate(pipeline)
+    return [(order["_id"], order["customer"][0]["name"]) for order in orders]
 
 
-def _copied_orders(store: Store, shop: Shop) -> Any:
-    found = store.find(Order, sort="-placed_at", limit=ORDERS_SHOWN).to_list()
-    return [(order.id, order.customer.name if order.customer else None) for order in found]
+def _find_orders(store: Store, shop: Shop) -> Any:
+    orders = store.find(Order, sort="-placed_at", limit=ORDERS_SHOWN).to_list()
+    return [(order.id, order.customer.name if order.customer else None) for order in orders]
 
 
 def _group_reviews(database: Database[Any], shop: Shop) -> Any:
     sums = {"_id": None, "count": {"$sum": 1}, "average": {"$avg": "$rating"}}
     pipeline: list[Any] = [{"$match": {"product_id": shop.popular}}, {"$group": sums}]
-    (found,) = database["reviews"].aggregate(pipeline)
-    return found["count"], round(found["average"], 6)
+    (group,) = database["reviews"].aggregate(pipeline)
+    return group["count"], round(group["average"], 6)
 
 
-def _kept_rating(store: Store, shop: Shop) -> Any:
+def _get_popular(store: Store, shop: Shop) -> Product:
     product = store.get(Product, shop.popular)
     assert product is not None
+    return product
+
+
+def _get_rating(store: Store, shop: Shop) -> Any:
+    product = _get_popular(store, shop)
     assert product.rating_average is not None
     return product.review_count, round(product.rating_average, 6)
 
@@ -81,10 +86,8 @@ def _find_newest(database: Database[Any], shop: Shop) -> Any:
     return [(review["date"], review["rating"]) for review in newest.limit(REVIEWS_SHOWN)]
 
 
-def _kept_newest(store: Store, shop: Shop) -> Any:
-    product = store.get(Product, shop.popular)
-    assert product is not None
-    return [(review.date, review.rating) for review in product.recent_reviews]
+def _get_newest(store: Store, shop: Shop) -> Any:
+    return [(review.date, review.rating) for review in _get_popular(store, shop).recent_reviews]
 
 
 def _read_whole(database: Database[Any], shop: Shop) -> Any:
@@ -107,22 +110,22 @@ def _group_readings(database: Database[Any], shop: Shop) -> Any:
         {"$group": {"_id": hour, "average": {"$avg": "$temp"}}},
         {"$sort": {"_id": 1}},
     ]
-    found = database["readings"].aggregate(pipeline).to_list()
-    return [(each["_id"], round(each["average"], 4)) for each in found]
+    hours = database["readings"].aggregate(pipeline)
+    return [(each["_id"], round(each["average"], 4)) for each in hours]
 
 
-def _summarised(store: Store, shop: Shop) -> Any:
+def _get_summary(store: Store, shop: Shop) -> Any:
     entries = store.summary(Reading, shop.sensor, shop.day, shop.day + DAY)
     return [(each.start, round(each.stats["temp"].sum / each.count, 4)) for each in entries]
 
 
-def _view_each(database: Database[Any], shop: Shop) -> Any:
+def _count_each_view(database: Database[Any], shop: Shop) -> Any:
     for _ in range(shop.views):
         database["products"].update_one({"_id": shop.popular}, {"$inc": {"views": 1}})
     return shop.views
 
 
-def _view_counted(store: Store, shop: Shop) -> Any:
+def _add_to_counter(store: Store, shop: Shop) -> Any:
     counter = store.counter(Product, "views")
     for _ in range(shop.views):
         counter.add(shop.popular)
@@ -143,7 +146,7 @@ REQUESTS = (
         f"the {ORDERS_SHOWN} newest orders, each with its customer's name",
         'customer: Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")] = None',
         _lookup_orders,
-        _copied_orders,
+        _find_orders,
         "orders.aggregate, with $lookup",
         "store.find(Order)",
     ),
@@ -153,7 +156,7 @@ REQUESTS = (
         "how many reviews a product has, and how good they are",
         'rating_average: Annotated[float | None, Average(Review, "rating", by="product_id")] = None',
         _group_reviews,
-        _kept_rating,
+        _get_rating,
         "reviews.aggregate, with $group",
         "store.get(Product, id)",
     ),
@@ -164,7 +167,7 @@ REQUESTS = (
         "recent_reviews: Annotated[list[ReviewCard], "
         'Subset(Review, by="product_id", sort="-date", size=5)] = []',
         _find_newest,
-        _kept_newest,
+        _get_newest,
         "reviews.find, sorted",
         "store.get(Product, id)",
     ),
@@ -184,7 +187,7 @@ REQUESTS = (
         "the average temperature of each hour of a day",
         'bucket=Bucket(key="sensor_id", time="ts", span=timedelta(hours=1), limit=60, stats=("temp",))',
         _group_readings,
-        _summarised,
+        _get_summary,
         "readings.aggregate, with $group",
         "store.summary(Reading, sensor, start, end)",
     ),
@@ -193,8 +196,8 @@ REQUESTS = (
         "Approximation",
         "{views:,} page views, counted",
         "views: Annotated[int, Approximate(every=100, within=timedelta(seconds=5))] = 0",
-        _view_each,
-        _view_counted,
+        _count_each_view,
+        _add_to_counter,
         "products.update_one with $inc, for each",
         'store.counter(Product, "views").add(id), for each',
         seen=1,

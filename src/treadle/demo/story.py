@@ -1,6 +1,6 @@
-"""What the demo does, without a word of how it is shown.
+"""What the demo does; `narration.py` shows it.
 
-Everything that it does to the data after the naive beginning goes through
+After the naive beginning, everything that it does to the data goes through
 Treadle's public calls, apart from what it breaks on purpose.
 """
 
@@ -26,7 +26,7 @@ FINDINGS_SHOWN_MAX = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Naive:
+class Baseline:
     """What the requests cost and answer before anything is changed."""
 
     costs: Mapping[str, Cost]
@@ -34,7 +34,7 @@ class Naive:
 
 
 @dataclass(frozen=True, slots=True)
-class Adopted:
+class Adoption:
     """What adopting the patterns did."""
 
     actions: Sequence[Action]
@@ -44,74 +44,79 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """One request before and after, with the advice that led from one to the other."""
+class Comparison:
+    """One request before and after."""
 
     request: Request
     title: str
-    advice: Advice
     before: Cost
     after: Cost
 
+    @property
+    def speed(self) -> str:
+        """How the times compare, also where nothing was gained."""
+        ratio = self.before.seconds / self.after.seconds
+        if ratio >= 1.1:
+            return f"{ratio:.0f} times as fast" if ratio >= 10 else f"{ratio:.1f} times as fast"
+        return "about as fast" if ratio > 0.9 else f"{1 / ratio:.1f} times as slow"
+
 
 @dataclass(frozen=True, slots=True)
-class Mended:
-    """What was written behind Treadle's back, what verify named, and what repair left."""
+class Repair:
+    """What was written behind Treadle's back, what verify found, and what repair left."""
 
-    written: Sequence[str]
-    found: Sequence[Finding]
+    writes: Sequence[str]
+    findings: Sequence[Finding]
     documents: int
-    left: int
+    remaining: int
 
     @property
-    def shown(self) -> list[Finding]:
-        """The first of each place, since equal ones say no more; Treadle's own state last."""
+    def examples(self) -> list[Finding]:
+        """The first of each place, since similar ones say no more; Treadle's own state last."""
         first: dict[tuple[str, str, str], Finding] = {}
-        for each in sorted(self.found, key=lambda each: each.path.startswith("_treadle")):
+        for each in sorted(self.findings, key=lambda each: each.path.startswith("_treadle")):
             first.setdefault((each.pattern, each.model, each.path), each)
         return list(first.values())[:FINDINGS_SHOWN_MAX]
 
 
-def work_a_while(database: Database[Any], shop: Shop, tell: Callable[[str, int, int], None]) -> Naive:
+def measure_baseline(
+    database: Database[Any], shop: Shop, progress: Callable[[str, int, int], None]
+) -> Baseline:
     """Let the naive shop do its requests, with the profiler on for the advisor, and measure them."""
     prepare_profiler(database)
     costs, answers = {}, {}
     for number, request in enumerate(REQUESTS):
-        tell(request.pattern, number, len(REQUESTS))
+        progress(request.pattern, number, len(REQUESTS))
         work = partial(request.before, database, shop)
         costs[request.code], answers[request.code] = _measure(database, shop, request, work)
-    return Naive(costs, answers)
+    return Baseline(costs, answers)
 
 
 def _measure(
     database: Database[Any], shop: Shop, request: Request, work: Callable[[], Any]
 ) -> tuple[Cost, Any]:
-    """Measure a request; where it counts something, make sure that everything was counted."""
+    """Measure a request; where it counts something, check that everything was counted."""
     before = request.counted(database, shop) if request.counted else 0
     cost, answer = measure(database, work, request.seen, request.times)
     if request.counted:
-        grown = request.counted(database, shop) - before
-        if grown != answer * (request.seen + request.times):
-            raise AssertionError(f"{request.pattern} counted {grown:,}: {request.title(shop)}")
+        count = request.counted(database, shop) - before
+        if count != answer * (request.seen + request.times):
+            raise AssertionError(f"{request.pattern} counted {count:,}: {request.title(shop)}")
     return cost, answer
 
 
-def named(report: Report) -> dict[str, Advice]:
-    """The findings that the demo knows how to follow, by their codes."""
+def select_advice(report: Report) -> dict[str, Advice]:
+    """The first finding of each code that the demo knows how to follow."""
     known = {request.code for request in REQUESTS}
-    found: dict[str, Advice] = {}
-    for each in report.findings:
-        if each.code in known:
-            found.setdefault(each.code, each)
-    return found
+    return {each.code: each for each in reversed(report.findings) if each.code in known}
 
 
-def adopt(store: Store, progress: Callable[[Progress], None]) -> Adopted:
+def adopt(store: Store, progress: Callable[[Progress], None]) -> Adoption:
     """Set up what the models declare, and fill it from what is there."""
     before = _counts(store)
     actions = store.setup()
     rebuilt = {model.__name__: store.rebuild(model, progress=progress) for model in MODELS}
-    return Adopted(actions, rebuilt, before, _counts(store))
+    return Adoption(actions, rebuilt, before, _counts(store))
 
 
 def _counts(store: Store) -> dict[str, int]:
@@ -119,20 +124,20 @@ def _counts(store: Store) -> dict[str, int]:
     return {each.name: each.count_documents({}) for each in collections}
 
 
-def compare(store: Store, shop: Shop, request: Request, naive: Naive, advice: Advice) -> Compared:
-    """Measure a request as it is now, and hold its answer against the old one."""
+def compare(store: Store, shop: Shop, request: Request, baseline: Baseline) -> Comparison:
+    """Measure a request with its pattern, and check that the answer is the same."""
     after, answer = _measure(store.database, shop, request, partial(request.after, store, shop))
-    if answer != naive.answers[request.code]:
+    if answer != baseline.answers[request.code]:
         raise AssertionError(f"{request.pattern} gives another answer than before: {request.title(shop)}")
-    return Compared(request, request.title(shop), advice, naive.costs[request.code], after)
+    return Comparison(request, request.title(shop), baseline.costs[request.code], after)
 
 
-def break_and_mend(store: Store, shop: Shop) -> Mended:
-    """Write to the database as a program would that knows nothing of Treadle; find it, mend it."""
-    written = _break(store.database, shop)
-    found = store.verify()
+def break_and_repair(store: Store, shop: Shop) -> Repair:
+    """Write to the database like a program that knows nothing of Treadle; verify, then repair."""
+    writes = _break(store.database, shop)
+    findings = store.verify()
     documents = store.repair()
-    return Mended(written, found, documents, len(store.verify()))
+    return Repair(writes, findings, documents, len(store.verify()))
 
 
 def _break(database: Database[Any], shop: Shop) -> list[str]:

@@ -1,7 +1,7 @@
 """Why the local server did not start, in one sentence each.
 
 mongod says it in its output, in its exit status, or, on a full disk, not at
-all. Each sentence tells where, what was found, and what to do about it.
+all. Each sentence says where, what is wrong, and what to do about it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ SENTENCES = {
     "version": "{folder} holds data that {mongod} cannot read, damaged or of another version of "
     "MongoDB; set TREADLE_MONGOD to the version that wrote it, or choose another folder.",
     "permission": "{folder} holds files that mongod may not open; "
-    "mend their permissions or choose another folder.",
+    "correct their permissions or choose another folder.",
     "options": "{mongod} refuses its options ({detail}); correct parameters= or arguments=.",
-    "port": "The port asked for by arguments= is taken; leave --port out or give another.",
+    "port": "The port given by arguments= is taken; leave --port out or give another.",
     "processor": "{mongod} needs processor instructions (AVX) that this machine lacks; "
     "set TREADLE_MONGOD to MongoDB 4.4 or to a build for this machine.",
     "other": "mongod ({mongod}) could not start in {folder}: {detail}; "
@@ -56,18 +56,15 @@ SENTENCES = {
 
 def folder_error(folder: Path, error: OSError) -> UsageError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        message = SENTENCES["disk-full"].format(folder=folder)
-        return UsageError(message, code="local-server-disk-full")
-    if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        found = "is a file, or lies under one"
-    else:
-        found = f"cannot be used ({error.strerror})"
-    message = f"The server's folder {folder} {found}; give a folder that may be written to."
+        return sentence("disk-full", "local-server-disk-full", folder, folder)
+    is_file = error.errno in (errno.EEXIST, errno.ENOTDIR)
+    problem = "is a file, or lies under one" if is_file else f"cannot be used ({error.strerror})"
+    message = f"The server's folder {folder} {problem}; give a folder that may be written to."
     return UsageError(message, code="local-server-folder")
 
 
 def explanation(folder: Path, mongod: Path, status: int | None, detail: str | None = None) -> UsageError:
-    """Say why mongod did not start, from its output and the status that it ended with."""
+    """Why mongod did not start, by its output and its exit status."""
     try:
         output = (folder / STATE / "mongod.log").read_bytes()[-LOG_BYTES_MAX:].decode(errors="replace")
     except OSError:
@@ -76,27 +73,27 @@ def explanation(folder: Path, mongod: Path, status: int | None, detail: str | No
     for sign, code, name in LOG_SIGNS:
         for line in lines:
             if sign in line:
-                return sentence(name, code, folder, mongod, _line_text(line))
+                return sentence(name, code, folder, mongod, _message(line))
     # A full disk may have no room even for the line that says so.
     if shutil.disk_usage(folder).free < DISK_BYTES_MIN:
         return sentence("disk-full", "local-server-disk-full", folder, mongod)
     if status == -signal.SIGILL:
         return sentence("processor", "local-server-failed", folder, mongod)
     if detail is None:
-        ended = f"it ended with status {status}" if status is not None else "it ended"
+        detail = f"it ended with status {status}" if status is not None else "it ended"
         errors = [line for line in lines if '"s":"F"' in line or '"s":"E"' in line] or lines[-1:]
-        detail = f"{ended}, saying {_line_text(errors[0])!r}" if errors else ended
+        detail += f", saying {_message(errors[0])!r}" if errors else ""
     return sentence("other", "local-server-failed", folder, mongod, detail)
 
 
-def _line_text(line: str) -> str:
-    """The words of one line of output, out of its JSON if it is that."""
+def _message(line: str) -> str:
+    """The message in one line of output, which may be JSON."""
     try:
         entry = json.loads(line)
         attributes = entry.get("attr", {})
         error = attributes.get("error")
-        words = error.get("errmsg") if isinstance(error, dict) else attributes.get("reason")
-        return str(words or entry["msg"])
+        message = error.get("errmsg") if isinstance(error, dict) else attributes.get("reason")
+        return str(message or entry["msg"])
     except (ValueError, KeyError, AttributeError):
         return line.strip().removeprefix("Error parsing command line: ")
 

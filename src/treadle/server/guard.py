@@ -1,15 +1,15 @@
-"""Holds one mongod as a child, and ends it when nobody uses it any more.
+"""Runs one mongod as a child, and ends it when nobody uses it any more.
 
-Run by `treadle.server` as a script of its own, never imported by it, so it
-needs nothing but the standard library and starts in a few milliseconds.
+`local.py` runs this as a script and never imports it, so it needs nothing but
+the standard library and starts in a few milliseconds.
 
 The rules:
 - Each user of the server holds a shared lock on `users.lock`. The kernel
   drops it when the user dies, however it dies. Once the guard gets that lock
   for itself, there are no users left.
-- The guard holds `guard.lock` for as long as mongod runs, and mongod is told
-  by the kernel to die with the guard. Whoever gets `guard.lock` knows that
-  no server runs, whatever process ids are written down.
+- The guard holds `guard.lock` for as long as mongod runs, and the kernel kills
+  mongod when the guard dies. Whoever gets `guard.lock` knows that no server
+  runs, whatever process ids are on file.
 - A temporary folder is removed once it has neither users nor a server.
 """
 
@@ -36,7 +36,7 @@ PORT_IN_USE_STATUS = 48
 SET_PARENT_DEATH_SIGNAL = 1
 LISTENING = '"id":23016,'
 
-# Blocked and waited for, so that a signal ends a pause at once and is never lost.
+# Blocked, and received by `pause`, so that a signal ends a pause at once and is never lost.
 SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
@@ -71,10 +71,10 @@ def main(request: dict[str, Any]) -> None:
 def launch(
     request: dict[str, Any], state: Path, users: int
 ) -> tuple[subprocess.Popen[bytes] | None, dict[str, Any]]:
-    """Give a listening mongod and its port, or None and the status it ended with.
+    """A listening mongod and its port, or None and its exit status.
 
     mongod itself binds the port, so there is no gap in which another process
-    could take one that looked free; when a port is lost, the next is tried.
+    could take a free one; when a port is taken, the next is tried.
     """
     ports = list(request["ports"])
     patience = time.monotonic() + PREDECESSOR_SECONDS_MAX
@@ -95,7 +95,7 @@ def launch(
         if status == PORT_IN_USE_STATUS or mentions(state, "Address already in use"):
             del ports[0]
         elif mentions(state, "DBPathInUse") and time.monotonic() < patience:
-            pause(POLL_SECONDS)  # A mongod whose guard was killed may be dying still.
+            pause(POLL_SECONDS)  # A mongod whose guard was killed may still be ending.
         else:
             break
     return None, {"status": status}
@@ -141,11 +141,11 @@ def mentions(state: Path, words: str) -> bool:
 
 def watch(mongod: subprocess.Popen[bytes], users: int, *, temporary: bool) -> None:
     """Return when mongod has ended: by itself, by request, or for want of users."""
-    unused = asked = False
-    while mongod.poll() is None and not unused and not asked:
+    unused = terminated = False
+    while mongod.poll() is None and not unused and not terminated:
         unused = nobody_uses(users)
-        asked = not unused and pause(POLL_SECONDS) == signal.SIGTERM
-    # What is removed next need not be put in order first.
+        terminated = not unused and pause(POLL_SECONDS) == signal.SIGTERM
+    # A folder that is removed next needs no clean shutdown.
     end(mongod, gently=not (temporary and unused))
 
 
@@ -160,10 +160,10 @@ def end(mongod: subprocess.Popen[bytes], *, gently: bool) -> None:
 
 
 def wait_for_last_user(state: Path, users: int) -> bool:
-    """Outlive mongod in a temporary folder, until the folder is to be removed.
+    """Wait, after mongod's end, until the temporary folder can be removed.
 
-    Its user may start a server there again, under another guard; then the
-    folder is that guard's to remove.
+    A user may start a server there again, under another guard; then that
+    guard removes the folder.
     """
     while not nobody_uses(users):
         if pause(POLL_SECONDS) == signal.SIGTERM:
@@ -192,7 +192,7 @@ def pause(seconds: float) -> int | None:
 
 
 def report(outcome: dict[str, Any]) -> None:
-    """Send the outcome to the starter, which may be gone, and let go of its pipe."""
+    """Send the outcome to the starter, which may be gone, and close its pipe."""
     with contextlib.suppress(OSError):
         os.write(1, json.dumps(outcome).encode() + b"\n")
     nowhere = os.open(os.devnull, os.O_RDWR)

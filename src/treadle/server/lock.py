@@ -1,7 +1,7 @@
 """File locks by which processes tell each other that they are alive.
 
 The kernel drops such a lock when its process ends, however it ends. A forked
-child lets go of the locks that it would share with its parent.
+child closes the locks that it would share with its parent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHARED = fcntl.LOCK_SH
 _descriptors: set[int] = set()
 
 
-def _let_go_after_fork() -> None:
+def _close_after_fork() -> None:
     # The lock stays the parent's; a child that kept the descriptor would
     # prolong it beyond the parent's death.
     for descriptor in _descriptors:
@@ -26,7 +26,7 @@ def _let_go_after_fork() -> None:
     _descriptors.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_after_fork)
+os.register_at_fork(after_in_child=_close_after_fork)
 
 
 class FileLock:
@@ -52,7 +52,7 @@ class FileLock:
         return True
 
     def is_last(self) -> bool:
-        """Give the lock back; whether nobody else held it, the ending guard aside."""
+        """Release the lock; gives whether nobody else holds it, the ending guard aside."""
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
         return self.attempt(EXCLUSIVE) or not self.attempt(SHARED)
 
@@ -66,7 +66,7 @@ class FileLock:
 
 
 def is_held(path: Path) -> bool:
-    """Whether some process holds the lock; not so when there is no such file."""
+    """Whether some process holds the lock; False where there is no such file."""
     try:
         lock = FileLock(path, create=False)
     except OSError:

@@ -1,7 +1,7 @@
-"""The rules: one file each, found by their being here.
+"""The rules, one file each; a file in this folder is a rule.
 
-Each has a `RULE`, which `treadle explain` tells, and `find`, which takes the
-facts of a scan and yields findings. They are pure: no clock, no chance, no
+Each has a `RULE`, which `treadle explain` prints, and `find`, which takes the
+facts of a scan and yields findings. They are pure: no clock, no randomness, no
 server.
 """
 
@@ -15,8 +15,5 @@ from treadle.advisor.rule import Find, Rule
 
 def load() -> dict[str, tuple[Rule, Find]]:
     """All rules by their code, in the order of their files."""
-    found: dict[str, tuple[Rule, Find]] = {}
-    for module in pkgutil.iter_modules(__path__):
-        loaded = importlib.import_module(f"{__name__}.{module.name}")
-        found[loaded.RULE.code] = (loaded.RULE, loaded.find)
-    return found
+    modules = [importlib.import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__)]
+    return {module.RULE.code: (module.RULE, module.find) for module in modules}

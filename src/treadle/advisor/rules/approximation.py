@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
-from treadle.advisor.declare import Source, has_one_identity, quoted
-from treadle.advisor.facts import NUMBERS, READS, CollectionFacts, Scan
+from treadle.advisor.declare import Source, has_one_identity, quote
+from treadle.advisor.facts import NUMBERS, READS, WRITES, CollectionFacts, FieldFacts, Scan
 from treadle.advisor.rule import Finding, Rule
-from treadle.advisor.structure import is_plain_name
 from treadle.advisor.wording import duration, share
 
 RULE = Rule(
@@ -28,61 +28,46 @@ def find(scan: Scan) -> Iterator[Finding]:
     workload = scan.workload
     if workload is None or workload.seconds <= 0:
         return
-    counted: dict[tuple[str, str], int] = {}
+    increments: Counter[tuple[str, str]] = Counter()
     for query in workload.queries:
         if len(query.increments) == 1:
-            place = (query.collection, query.increments[0])
-            counted[place] = counted.get(place, 0) + query.count
-    for (collection, path), updates in sorted(counted.items()):
+            increments[query.collection, query.increments[0]] += query.count
+    for (collection, path), updates in sorted(increments.items()):
         per_minute = updates / max(workload.seconds, 1.0) * 60
         facts = scan.collections.get(collection)
-        if facts is None or not facts.plain or updates < OPERATIONS_MIN or per_minute < PER_MINUTE_MIN:
+        if updates < OPERATIONS_MIN or per_minute < PER_MINUTE_MIN or facts is None or not facts.plain:
             continue
         field = facts.fields.get(path)
-        if field is None or len(field.steps) > 1 or not is_plain_name(path):
+        if field is None or path not in Source.names(facts) or not has_one_identity(facts):
             continue
-        # Ids of several types are to be mended first; `mixed-types` says so.
-        if not field.filled or not set(field.filled) <= NUMBERS or not has_one_identity(facts):
+        if not field.value_types or not set(field.value_types) <= NUMBERS:
             continue
-        yield _finding(scan, facts, path, updates, per_minute)
+        yield Finding(
+            RULE,
+            facts.name,
+            path,
+            f"{path} was incremented {per_minute:,.0f} times a minute.",
+            {
+                "increments": updates,
+                "seen over": duration(workload.seconds),
+                "per minute": round(per_minute),
+                "share of the collection's writes": share(updates, workload.count(facts.name, WRITES)),
+                "reads of the collection": workload.count(facts.name, READS),
+            },
+            _declaration(facts, field),
+            ("Count with store.counter(…).add(id) instead of an update each.",),
+            confidence="medium" if workload.seconds < 10 else "high",
+        )
 
 
-def _finding(scan: Scan, facts: CollectionFacts, path: str, updates: int, per_minute: float) -> Finding:
-    assert scan.workload is not None
-    writes = scan.workload.of(facts.name, ("insert", "update", "delete"))
-    reads = scan.workload.of(facts.name, READS)
-    return Finding(
-        RULE,
-        "warning",
-        "medium" if scan.workload.seconds < 10 else "high",
-        facts.name,
-        path,
-        f"{path} was incremented {per_minute:,.0f} times a minute.",
-        {
-            "increments": updates,
-            "seen over": duration(scan.workload.seconds),
-            "per minute": round(per_minute),
-            "share of the collection's writes": share(updates, writes),
-            "reads of the collection": reads,
-        },
-        _declaration(facts, path),
-        ("Count with store.counter(…).add(id) instead of an update each.",),
-    )
-
-
-def _declaration(facts: CollectionFacts, path: str) -> str:
+def _declaration(facts: CollectionFacts, field: FieldFacts) -> str:
     source = Source()
-    source.use("typing", "Annotated")
-    source.use("datetime", "timedelta")
-    source.use("treadle", "Approximate")
-    names = source.names(facts)
-    line = "Approximate(every=100, within=timedelta(seconds=5))"
-    kind = source.annotation(facts, facts.fields[path], "")
+    name = Source.names(facts)[field.name]
+    kind = source.annotation(facts, field, "")
     default = "Decimal(0)" if kind == "Decimal" else "0"
-    if names[path] != path:
-        source.use("pydantic", "Field")
-        default = f"Field({default}, alias={quoted(path)})"
-    source.document(
-        facts, without=frozenset({path}), added=(f"{names[path]}: Annotated[{kind}, {line}] = {default}",)
-    )
+    if name != field.name:
+        default = f"Field({default}, alias={quote(field.name)})"
+    pattern = "Approximate(every=100, within=timedelta(seconds=5))"
+    line = f"{name}: Annotated[{kind}, {pattern}] = {default}"
+    source.document(facts, without=frozenset({field.name}), added=[line])
     return source.text()

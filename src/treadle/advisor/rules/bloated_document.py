@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from treadle.advisor.declare import Source, python_name, quoted
+from treadle.advisor.declare import Source, python_name, snake_case
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
-from treadle.advisor.relations import subject
 from treadle.advisor.rule import Finding, Rule
 from treadle.advisor.wording import size
 
@@ -28,58 +27,46 @@ PROBLEM_BYTES = 12_000_000
 
 def find(scan: Scan) -> Iterator[Finding]:
     for facts in scan.plain():
-        if facts.sizes is None or not facts.sizes.count:
+        sizes = facts.sizes
+        if sizes is None or not sizes.count:
             continue
-        if facts.sizes.median >= MEDIAN_BYTES_MIN or facts.sizes.maximum >= MAXIMUM_BYTES_MIN:
-            yield _finding(facts)
-
-
-def _finding(facts: CollectionFacts) -> Finding:
-    sizes = facts.sizes
-    assert sizes is not None
-    return Finding(
-        RULE,
-        "problem" if sizes.maximum >= PROBLEM_BYTES else "warning",
-        "high",
-        facts.name,
-        "",
-        f"Half of the documents have {size(sizes.median)} or more; the largest has "
-        f"{size(sizes.maximum)} of the 16.8 MB allowed.",
-        {
-            "documents": sizes.count,
-            "size, median": size(sizes.median),
-            "size, p99": size(sizes.p99),
-            "size, max": size(sizes.maximum),
-            "largest in the limit of 16 MB": f"{100 * sizes.maximum / (16 * 1024 * 1024):.0f} %",
-        },
-        _declaration(facts),
-        ("Copy the heavy fields into the new collection under the same _id, then remove them.",),
-    )
+        if sizes.median < MEDIAN_BYTES_MIN and sizes.maximum < MAXIMUM_BYTES_MIN:
+            continue
+        yield Finding(
+            RULE,
+            facts.name,
+            "",
+            f"Half of the documents have {size(sizes.median)} or more; the largest has "
+            f"{size(sizes.maximum)} of the 16.8 MB allowed.",
+            {
+                "documents": sizes.count,
+                "size, median": size(sizes.median),
+                "size, p99": size(sizes.p99),
+                "size, max": size(sizes.maximum),
+                "largest in the limit of 16 MB": f"{100 * sizes.maximum / (16 * 1024 * 1024):.0f} %",
+            },
+            _declaration(facts),
+            ("Copy the heavy fields into the new collection under the same _id, then remove them.",),
+            severity="problem" if sizes.maximum >= PROBLEM_BYTES else "warning",
+        )
 
 
 def _declaration(facts: CollectionFacts) -> str:
     source = Source()
-    heavy = {each.name for each in _heavy(facts)}
-    parent = source.document(facts, without=frozenset(heavy))
-    about = "_".join(subject(facts.name)) or "document"
-    place = python_name(f"{about}_details", set())
+    heavy = frozenset(each.name for each in _heavy(facts))
+    parent = source.document(facts, without=heavy)
     source.document(
         replace(facts, name=f"{facts.name}_details"),
-        only=frozenset(heavy),
+        only=heavy,
         name=f"{parent}Details",
-        collection=place,
+        collection=python_name(f"{snake_case(facts.name, 'document')}_details", set()),
     )
-    assert quoted(place)
     return source.text()
 
 
 def _heavy(facts: CollectionFacts) -> list[FieldFacts]:
     """What probably weighs most: large values, else arrays and objects."""
-    large = [
-        each for each in facts.top() if (each.bytes_mean or 0) >= 4_000 or (each.bytes_max or 0) >= 100_000
-    ]
-    return (
-        large
-        or [each for each in facts.top() if {"array", "object", "binData"} & set(each.types)]
-        or facts.top()[-1:]
-    )
+    fields = facts.top()
+    large = [each for each in fields if (each.bytes_mean or 0) >= 4_000 or (each.bytes_max or 0) >= 100_000]
+    nested = [each for each in fields if {"array", "object", "binData"} & set(each.types)]
+    return large or nested or fields[-1:]

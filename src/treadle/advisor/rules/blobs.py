@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from treadle.advisor.declare import Source
+from treadle.advisor.declare import Source, camel_case, snake_case
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
 from treadle.advisor.relations import subject
 from treadle.advisor.rule import Finding, Rule
@@ -29,42 +29,35 @@ MAXIMUM_BYTES_MIN = 500_000
 def find(scan: Scan) -> Iterator[Finding]:
     for facts in scan.plain():
         for each in facts.fields.values():
-            if each.bytes_max is None or each.in_array:
+            mean, most = each.bytes_mean or 0, each.bytes_max or 0
+            if each.in_array or (mean < MEAN_BYTES_MIN and most < MAXIMUM_BYTES_MIN):
                 continue
-            if (each.bytes_mean or 0) >= MEAN_BYTES_MIN or each.bytes_max >= MAXIMUM_BYTES_MIN:
-                yield _finding(facts, each)
-
-
-def _finding(facts: CollectionFacts, each: FieldFacts) -> Finding:
-    mean = each.bytes_mean or 0
-    return Finding(
-        RULE,
-        "warning",
-        "high" if "binData" in each.types else "medium",
-        facts.name,
-        each.path,
-        f"{each.path} holds {size(mean)} on average, up to {size(each.bytes_max or 0)}.",
-        {
-            "documents with it": each.present,
-            "type": each.type,
-            "size, mean": size(mean),
-            "size, max": size(each.bytes_max or 0),
-            "share of the document": share(min(mean, facts.mean_bytes), facts.mean_bytes),
-        },
-        _declaration(facts, each),
-        ("Copy the field into the new collection under the same _id, then remove it.",),
-    )
+            yield Finding(
+                RULE,
+                facts.name,
+                each.path,
+                f"{each.path} holds {size(mean)} on average, up to {size(most)}.",
+                {
+                    "documents with it": each.present,
+                    "type": each.type,
+                    "size, mean": size(mean),
+                    "size, max": size(most),
+                    "share of the document": share(min(mean, facts.mean_bytes), facts.mean_bytes),
+                },
+                _declaration(facts, each),
+                ("Copy the field into the new collection under the same _id, then remove it.",),
+                confidence="high" if "binData" in each.types else "medium",
+            )
 
 
 def _declaration(facts: CollectionFacts, each: FieldFacts) -> str:
     source = Source()
-    # With the object that it lies in, if any: the rest of that tells about the file.
-    moved = each.steps[0]
-    parent = source.document(facts, without=frozenset({moved}))
-    about = "_".join(subject(facts.name)) or "document"
+    # With the object around it, if any, which describes the file.
+    blob = each.steps[0]
+    parent = source.document(facts, without=frozenset({blob}))
     source.document(
-        replace(facts, name=f"{about}_{moved}"),
-        only=frozenset({moved}),
-        name=f"{parent}{''.join(part.capitalize() for part in subject(moved)) or 'Content'}",
+        replace(facts, name=f"{snake_case(facts.name, 'document')}_{blob}"),
+        only=frozenset({blob}),
+        name=f"{parent}{camel_case(subject(blob)) or 'Content'}",
     )
     return source.text()

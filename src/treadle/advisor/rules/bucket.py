@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from treadle.advisor.decide import has_own_key
-from treadle.advisor.declare import Source, class_name, quoted
+from treadle.advisor.declare import Source, class_name, quote
 from treadle.advisor.facts import CollectionFacts, Scan, Series
 from treadle.advisor.rule import Finding, Rule
 from treadle.advisor.wording import duration, nice, share, size
@@ -33,29 +33,26 @@ def find(scan: Scan) -> Iterator[Finding]:
         # A field that varies within a series and is no number makes these more than readings.
         if series is None or series.varying or series.lengths.median < READINGS_PER_SERIES_MIN:
             continue
-        if _is_updated(scan, facts) or has_own_key(facts):
-            continue
-        # What others refer to is looked up by its own id.
-        if any(relation.parent == facts.name for relation in scan.relations):
-            continue
-        yield _finding(scan, facts, series)
+        # What is referred to is looked up by its own id.
+        is_parent = any(relation.parent == facts.name for relation in scan.relations)
+        if not is_parent and not has_own_key(facts) and not _is_updated(scan, facts):
+            yield _finding(facts, series)
 
 
 def _is_updated(scan: Scan, facts: CollectionFacts) -> bool:
     if scan.workload is None:
         return False
-    updates = scan.workload.of(facts.name, ("update",))
-    return updates > UPDATES_SHARE_MAX * max(1, scan.workload.of(facts.name, ("insert", "find", "aggregate")))
+    others = scan.workload.count(facts.name, ("insert", "find", "aggregate"))
+    return scan.workload.count(facts.name, ("update",)) > UPDATES_SHARE_MAX * max(1, others)
 
 
-def _finding(scan: Scan, facts: CollectionFacts, series: Series) -> Finding:
-    span = _span(series)
+def _finding(facts: CollectionFacts, series: Series) -> Finding:
+    # The window that holds some two hundred readings.
+    ideal = series.gap_seconds * READINGS_PER_BUCKET
+    span = min(SPANS_SECONDS, key=lambda seconds: abs(seconds - ideal))
     per_bucket = max(1, round(span / series.gap_seconds)) if series.gap_seconds else READINGS_PER_BUCKET
-    buckets = max(1, round(facts.count / min(per_bucket, READINGS_PER_BUCKET * 5)))
     return Finding(
         RULE,
-        "warning" if facts.count >= 50_000 else "info",
-        "high" if not series.metadata or series.gap_seconds < 3_600 else "medium",
         facts.name,
         series.time,
         f"{facts.count:,} documents of {size(facts.mean_bytes)} are readings of "
@@ -68,7 +65,9 @@ def _finding(scan: Scan, facts: CollectionFacts, series: Series) -> Finding:
             "between two readings": duration(series.gap_seconds),
             "index size": size(facts.index_bytes),
             "index size in data size": share(facts.index_bytes, facts.data_bytes),
-            "buckets instead of documents": buckets,
+            "buckets instead of documents": max(
+                1, round(facts.count / min(per_bucket, READINGS_PER_BUCKET * 5))
+            ),
         },
         _declaration(facts, series, span, per_bucket),
         (
@@ -76,34 +75,27 @@ def _finding(scan: Scan, facts: CollectionFacts, series: Series) -> Finding:
             "insert_many.",
             "On MongoDB 5.0 and newer, timeseries= uses the server's native kind instead of bucket=.",
         ),
+        severity="warning" if facts.count >= 50_000 else "info",
+        confidence="high" if not series.metadata or series.gap_seconds < 3_600 else "medium",
     )
-
-
-def _span(series: Series) -> int:
-    """The window that holds some two hundred readings."""
-    wanted = series.gap_seconds * READINGS_PER_BUCKET
-    return min(SPANS_SECONDS, key=lambda seconds: abs(seconds - wanted))
 
 
 def _declaration(facts: CollectionFacts, series: Series, span: int, per_bucket: int) -> str:
     source = Source()
-    source.use("datetime", "timedelta")
-    source.use("treadle", "Bucket")
-    names = source.names(facts)
-    parts = [
-        f"key={quoted(names[series.key])}",
-        f"time={quoted(names[series.time])}",
-        f"span={_timedelta(span)}",
-        f"limit={nice(per_bucket * 1.5)}",
-    ]
+    names = Source.names(facts)
+
+    def tuple_of(fields: Iterable[str]) -> str:
+        return f"({', '.join(quote(names[name]) for name in fields)},)"
+
+    key, time = f"key={quote(names[series.key])}", f"time={quote(names[series.time])}"
+    parts = [key, time, f"span={_timedelta(span)}", f"limit={nice(per_bucket * 1.5)}"]
     if series.measures:
-        parts.append(f"stats=({', '.join(quoted(names[name]) for name in series.measures)},)")
+        parts.append(f"stats={tuple_of(series.measures)}")
     if series.metadata:
-        parts.append(f"metadata=({', '.join(quoted(names[name]) for name in series.metadata)},)")
-    native = f"time={quoted(names[series.time])}, key={quoted(names[series.key])}"
+        parts.append(f"metadata={tuple_of(series.metadata)}")
     keywords = [
         "bucket=Bucket(\n" + "".join(f"    {part},\n" for part in parts) + ")",
-        f"# Native: timeseries=TimeSeries({native})",
+        f"# Native: timeseries=TimeSeries({time}, {key})",
     ]
     source.document(facts, keywords=keywords, collection=f"{facts.name}_buckets", name=class_name(facts.name))
     return source.text()

@@ -1,14 +1,12 @@
-"""The same count or sum, worked out anew at each read."""
+"""The same count or sum, computed again at each read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor.declare import Source, has_one_identity, python_name, quoted, referring
-from treadle.advisor.facts import WRITES, CollectionFacts, Query, Relation, Scan, Workload
-from treadle.advisor.relations import subject
-from treadle.advisor.rule import Finding, Rule
-from treadle.advisor.structure import is_plain_name
+from treadle.advisor.declare import Source, can_declare, python_name, quote, snake_case, with_reference_type
+from treadle.advisor.facts import NUMBERS, WRITES, CollectionFacts, Query, Relation, Scan
+from treadle.advisor.rule import Finding, Rule, children_evidence
 from treadle.advisor.wording import number
 
 RULE = Rule(
@@ -22,40 +20,37 @@ RULE = Rule(
     "Not where writes outnumber the reads, nor where the result is wanted once a day.",
 )
 READS_MIN = 10
+# Operator -> pattern, and the ending of the field's name.
+_PATTERNS = {
+    "$sum": ("Sum", "total"),
+    "$avg": ("Average", "average"),
+    "$min": ("Min", "min"),
+    "$max": ("Max", "max"),
+}
 
 
 def find(scan: Scan) -> Iterator[Finding]:
     if scan.workload is None:
         return
     for relation in scan.relations:
-        child = scan.collections[relation.child]
-        if relation.many or relation.key != "_id" or not is_plain_name(relation.path):
+        if relation.child == relation.parent or not can_declare(scan, relation):
             continue
-        if relation.child == relation.parent or not has_one_identity(scan.collections[relation.parent]):
-            continue
-        queries = [query for query in scan.workload.queries if _computes(query, relation)]
+        queries = [query for query in scan.queries if _computes(query, relation)]
         reads = sum(query.count for query in queries)
-        writes = scan.workload.of(child.name, WRITES)
-        if reads < READS_MIN or writes >= reads:
-            continue
-        yield _finding(scan, scan.workload, relation, queries, reads, writes)
+        writes = scan.workload.count(relation.child, WRITES)
+        if reads >= READS_MIN and writes < reads:
+            yield _finding(scan, relation, queries, reads, writes)
 
 
 def _computes(query: Query, relation: Relation) -> bool:
     counts = query.kind == "count" or (query.kind == "aggregate" and query.grouped)
-    return query.collection == relation.child and counts and query.filtered == (relation.path,)
+    return query.collection == relation.child and counts and query.filter_paths == (relation.path,)
 
 
-def _finding(
-    scan: Scan, workload: Workload, relation: Relation, queries: list[Query], reads: int, writes: int
-) -> Finding:
-    child, parent = scan.collections[relation.child], scan.collections[relation.parent]
-    examined = sum(query.examined for query in queries) / reads
-    milliseconds = sum(query.milliseconds for query in queries) / reads
+def _finding(scan: Scan, relation: Relation, queries: list[Query], reads: int, writes: int) -> Finding:
+    child, parent = scan.ends(relation)
     return Finding(
         RULE,
-        "warning",
-        "high",
         child.name,
         relation.path,
         f"{child.name} was counted or summed by {relation.path} {reads:,} times, and written "
@@ -63,10 +58,9 @@ def _finding(
         {
             "aggregating reads": reads,
             "writes of the sources": writes,
-            "documents examined per read": number(examined),
-            "milliseconds per read": round(milliseconds, 1),
-            "children per parent, median": relation.children.median,
-            "children per parent, max": relation.children.maximum,
+            "documents examined per read": number(sum(query.examined for query in queries) / reads),
+            "milliseconds per read": round(sum(query.milliseconds for query in queries) / reads, 1),
+            **children_evidence(relation),
         },
         _declaration(child, parent, relation, queries),
         ("Run setup(), then rebuild() to fill the values.",),
@@ -77,55 +71,39 @@ def _declaration(
     child: CollectionFacts, parent: CollectionFacts, relation: Relation, queries: list[Query]
 ) -> str:
     source = Source()
-    source.use("typing", "Annotated")
-    child = referring(child, relation.path, parent)
+    child = with_reference_type(child, relation.path, parent)
     child_class = source.document(child)
-    by = quoted(source.names(child)[relation.path])
-    names = source.names(parent)
-    taken = set(names.values())
-    about = "_".join(subject(child.name)) or "child"
-    added = []
+    names = Source.names(child)
+    by = f"by={quote(names[relation.path])}"
+    taken = set(Source.names(parent).values())
+    lines = []
     for operator, path in sorted(
-        {_wanted(child, text) for query in queries for text in query.sums or ("$sum",)}
+        {_operation(child, text) for query in queries for text in query.sums or [""]}
     ):
         if not path:
-            source.use("treadle", "Count")
-            added.append(
-                f"{python_name(f'{about}_count', taken)}: Annotated[int, Count({child_class}, by={by})] = 0"
-            )
+            place = python_name(f"{snake_case(child.name, 'child')}_count", taken)
+            lines.append(f"{place}: Annotated[int, Count({child_class}, {by})] = 0")
             continue
         kind = source.annotation(child, child.fields[path], child_class)
-        place = python_name(f"{path}_{_WORDS[operator]}", taken)
-        name = quoted(source.names(child)[path])
-        pattern = _PATTERNS[operator]
-        source.use("treadle", pattern)
-        if operator == "$sum":
-            zero = "Decimal(0)" if kind == "Decimal" else "0"
-            added.append(f"{place}: Annotated[{kind}, Sum({child_class}, {name}, by={by})] = {zero}")
-        else:
+        pattern, ending = _PATTERNS[operator]
+        zero = "Decimal(0)" if kind == "Decimal" else "0"
+        if operator != "$sum":
             kind = "float" if operator == "$avg" and kind == "int" else kind
-            added.append(
-                f"{place}: Annotated[{kind} | None, {pattern}({child_class}, {name}, by={by})] = None"
-            )
-    source.document(parent, added=tuple(added))
+            kind, zero = f"{kind} | None", "None"
+        place = python_name(f"{path}_{ending}", taken)
+        lines.append(
+            f"{place}: Annotated[{kind}, {pattern}({child_class}, {quote(names[path])}, {by})] = {zero}"
+        )
+    source.document(parent, added=lines)
     return source.text()
 
 
-_WORDS = {"$sum": "total", "$avg": "average", "$min": "min", "$max": "max"}
-_PATTERNS = {"$sum": "Sum", "$avg": "Average", "$min": "Min", "$max": "Max"}
-
-
-def _wanted(child: CollectionFacts, text: str) -> tuple[str, str]:
-    """The operator and the field, or a plain count where the field is none of the collection's numbers."""
+def _operation(child: CollectionFacts, text: str) -> tuple[str, str]:
+    """The operator and the field; a plain count where the field is none that a pattern can compute from."""
     operator, _, path = text.partition(":")
     field = child.fields.get(path)
-    numeric = field is not None and set(field.filled) <= {"int", "long", "double", "decimal"}
-    usable = field is not None and len(field.steps) == 1 and is_plain_name(path)
-    if (
-        operator in _PATTERNS
-        and usable
-        and (numeric or operator in ("$min", "$max"))
-        and not {"array", "object"} & set(field.types if field else ())
-    ):
-        return operator, path
-    return "$sum", ""
+    if field is None or operator not in _PATTERNS or path not in Source.names(child):
+        return "$sum", ""
+    is_number = set(field.value_types) <= NUMBERS
+    is_scalar = not {"array", "object"} & set(field.types)
+    return (operator, path) if is_scalar and (is_number or operator in ("$min", "$max")) else ("$sum", "")

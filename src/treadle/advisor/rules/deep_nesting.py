@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from treadle.advisor.declare import Source
+from treadle.advisor.declare import declaration
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
 from treadle.advisor.rule import Finding, Rule
-from treadle.advisor.structure import is_plain_name
+from treadle.advisor.structure import is_plain_name, label
 from treadle.advisor.wording import names, share
 
 RULE = Rule(
@@ -28,61 +28,40 @@ SHARE_MIN = 0.01
 def find(scan: Scan) -> Iterator[Finding]:
     for facts in scan.plain():
         deep = [each for each in facts.fields.values() if each.depth > DEPTH_MAX and each.share >= SHARE_MIN]
-        if deep:
-            yield _finding(facts, deep)
-
-
-def _finding(facts: CollectionFacts, deep: list[FieldFacts]) -> Finding:
-    deepest = max(deep, key=lambda each: (each.depth, each.path))
-    usual = max(deep, key=lambda each: each.share)
-    return Finding(
-        RULE,
-        "info" if deepest.depth == DEPTH_MAX + 1 else "warning",
-        "high",
-        facts.name,
-        deepest.path,
-        f"{facts.name} nests {deepest.depth} levels deep in {share(usual.present, usual.looked_at)} "
-        "of its documents.",
-        {
-            "levels": deepest.depth,
-            "fields deeper than three levels": len(deep),
-            "documents with one": share(usual.present, usual.looked_at),
-            "such fields": names([each.path for each in deep], 4),
-        },
-        _declaration(facts, deep),
-        ("Move the deep fields up with an update pipeline, then rename them in the programs.",),
-    )
+        if not deep:
+            continue
+        deepest = max(deep, key=lambda each: (each.depth, each.path))
+        commonest = max(deep, key=lambda each: each.share)
+        documents = share(commonest.present, commonest.looked_at)
+        yield Finding(
+            RULE,
+            facts.name,
+            deepest.path,
+            f"{facts.name} nests {deepest.depth} levels deep in {documents} of its documents.",
+            {
+                "levels": deepest.depth,
+                "fields deeper than three levels": len(deep),
+                "documents with one": documents,
+                "such fields": names([each.path for each in deep], 4),
+            },
+            _declaration(facts, deep),
+            ("Move the deep fields up with an update pipeline, then rename them in the programs.",),
+            severity="info" if deepest.depth == DEPTH_MAX + 1 else "warning",
+        )
 
 
 def _declaration(facts: CollectionFacts, deep: list[FieldFacts]) -> str:
-    """The model with the deepest part lifted to the top."""
-    source = Source()
-    lifted: dict[str, FieldFacts] = {}
-    roots: dict[str, FieldFacts] = {}
+    """The model with everything at the third level lifted to the top."""
+    fields = {path: each for path, each in facts.fields.items() if each.depth < DEPTH_MAX}
     for each in deep:
-        above = tuple(step for step in each.steps[:DEPTH_MAX] if step != "[]")
-        if all(map(is_plain_name, above)) and "*" not in each.steps:
-            roots.setdefault("_".join(above), each)
-    for name, each in roots.items():
-        depth = _prefix(each)
-        owner = next((field for field in facts.fields.values() if field.steps == each.steps[:depth]), each)
-        if name not in facts.fields:
-            lifted[name] = replace(owner, path=name, steps=(name,))
-            for field in list(facts.fields.values()):
-                if field.steps[:depth] == each.steps[:depth] and len(field.steps) > depth:
-                    steps = (name, *field.steps[depth:])
-                    path = name + "".join(step if step == "[]" else f".{step}" for step in steps[1:])
-                    lifted[path] = replace(field, path=path, steps=steps)
-    kept = {path: each for path, each in facts.fields.items() if each.depth <= DEPTH_MAX - 1}
-    source.document(replace(facts, fields={**kept, **lifted}))
-    return source.text()
-
-
-def _prefix(each: FieldFacts) -> int:
-    """How many steps lead to the third level."""
-    seen = 0
-    for number, step in enumerate(each.steps, 1):
-        seen += step != "[]"
-        if seen == DEPTH_MAX:
-            return number
-    return len(each.steps)
+        third = [number for number, step in enumerate(each.steps, 1) if step != "[]"][DEPTH_MAX - 1]
+        prefix = each.steps[:third]
+        parts = [step for step in each.steps[:DEPTH_MAX] if step != "[]"]
+        name = "_".join(parts)
+        if not all(map(is_plain_name, parts)) or "*" in each.steps or name in {*fields, *facts.fields}:
+            continue
+        for field in facts.fields.values():
+            if field.steps[:third] == prefix:
+                steps = (name, *field.steps[third:])
+                fields[label(steps)] = replace(field, path=label(steps), steps=steps)
+    return declaration(replace(facts, fields=fields))

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from treadle.advisor.decide import READ_TOGETHER_SHARE_MIN, READS_MIN, could_embed
 from treadle.advisor.declare import (
     Source,
+    can_declare,
     class_name,
     has_one_identity,
-    python_name,
-    quoted,
-    referring,
+    quote,
+    with_reference_type,
 )
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Relation, Scan
 from treadle.advisor.relations import stem, subject
-from treadle.advisor.rule import Finding, Rule
+from treadle.advisor.rule import Evidence, Finding, Rule
 from treadle.advisor.structure import is_plain_name
 from treadle.advisor.wording import share
 
@@ -31,7 +31,7 @@ RULE = Rule(
 )
 CARD_FIELDS_MAX = 3
 CARD_TYPES = frozenset({"string", "int", "long", "double", "decimal", "bool", "date"})
-# Without a workload only a chain or a knot of bare references is a symptom.
+# Without a workload only several bare references, or a chain of them, are a symptom.
 BARE_REFERENCES_MIN = 2
 CHILDREN_MIN = 100
 CHILDREN_PER_PARENT_MIN = 2
@@ -42,68 +42,52 @@ _HOT = ("name", "title", "label", "first_name", "firstName", "FirstName", "Name"
 def find(scan: Scan) -> Iterator[Finding]:
     bare = [relation for relation in scan.relations if _is_bare(scan, relation)]
     for relation in bare:
-        seen = relation.child_reads >= READS_MIN
-        if seen and relation.read_together < READ_TOGETHER_SHARE_MIN * relation.child_reads:
+        fields = _hot_fields(scan, scan.collections[relation.parent])
+        if not fields or not can_declare(scan, relation):
             continue
-        if not seen and (scan.workload is not None or not _knotted(bare, relation)):
-            continue
+        if relation.child_reads >= READS_MIN:
+            if relation.read_together >= READ_TOGETHER_SHARE_MIN * relation.child_reads:
+                yield _finding(scan, relation, fields, seen=True)
         # What can be embedded whole needs no copy of its parent.
-        if not seen and could_embed(scan, relation):
-            continue
-        made = _finding(scan, relation, seen)
-        if made is not None:
-            yield made
+        elif scan.workload is None and _needs_lookups(bare, relation) and not could_embed(scan, relation):
+            yield _finding(scan, relation, fields, seen=False)
 
 
 def _is_bare(scan: Scan, relation: Relation) -> bool:
     """A single reference to another collection, with no copy of it beside it."""
-    if relation.many or relation.child == relation.parent or relation.orphan_share > 0.5:
-        return False
-    child = scan.collections[relation.child]
+    child, parent = scan.ends(relation)
     field = child.fields[relation.path]
-    if len(field.steps) > 1 or scan.collections[relation.parent].count < 2:
+    if relation.many or child is parent or relation.orphan_share > 0.5 or len(field.steps) > 1:
         return False
-    # Ids of several types are to be mended first; `mixed-types` says so.
-    if not has_one_identity(scan.collections[relation.parent]):
-        return False
-    return not _has_copy(child, field, scan.collections[relation.parent])
+    return parent.count >= 2 and has_one_identity(parent) and not _has_copy(child, field, parent)
 
 
 def _has_copy(child: CollectionFacts, reference: FieldFacts, parent: CollectionFacts) -> bool:
     """Whether an object or a flat field beside the reference already holds something of the parent."""
     about = {stem(reference.name), subject(parent.name)}
-    known = {each.name for each in parent.top()}
-    for each in child.fields.values():
-        if each.path == reference.path or len(each.steps) > 2:
-            continue
-        if "object" in each.types and len(each.steps) == 1 and stem(each.name) in about:
-            return True
-        for words_ in about:
-            for name in known:
-                if (
-                    len(each.steps) == 1
-                    and each.name.replace("_", "").lower()
-                    == ("".join(words_) + name).replace("_", "").lower()
-                ):
-                    return True
-    return False
+    copies = {_normal("".join(name) + each.name) for name in about for each in parent.top()}
+    return any(
+        ("object" in each.types and stem(each.name) in about) or _normal(each.name) in copies
+        for each in child.top()
+        if each.path != reference.path
+    )
 
 
-def _knotted(bare: list[Relation], relation: Relation) -> bool:
+def _normal(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def _needs_lookups(bare: list[Relation], relation: Relation) -> bool:
     """Whether reading the child whole takes several lookups, or a lookup of a lookup."""
     if relation.references < CHILDREN_MIN or relation.children.mean < CHILDREN_PER_PARENT_MIN:
         return False
     own = sum(each.child == relation.child for each in bare)
-    chained = any(each.child == relation.parent for each in bare)
-    return own >= BARE_REFERENCES_MIN or chained
+    return own >= BARE_REFERENCES_MIN or any(each.child == relation.parent for each in bare)
 
 
-def _finding(scan: Scan, relation: Relation, seen: bool) -> Finding | None:
-    child, parent = scan.collections[relation.child], scan.collections[relation.parent]
-    fields = _hot_fields(scan, parent, relation)
-    if relation.key != "_id" or not fields or not is_plain_name(relation.path):
-        return None
-    evidence: dict[str, str | int | float] = {
+def _finding(scan: Scan, relation: Relation, fields: list[FieldFacts], seen: bool) -> Finding:
+    child, parent = scan.ends(relation)
+    evidence: Evidence = {
         "references": relation.references,
         "parents": relation.parents,
         "orphans": f"{relation.orphans:,} of {relation.checked:,} checked",
@@ -114,69 +98,53 @@ def _finding(scan: Scan, relation: Relation, seen: bool) -> Finding | None:
     if seen:
         evidence["reads in the workload"] = relation.child_reads
         evidence["of them with the parent"] = relation.read_together
-        text = (
-            f"{share(relation.read_together, relation.child_reads)} of the reads of {child.name} "
-            f"also read {parent.name}."
-        )
+        part = share(relation.read_together, relation.child_reads)
+        summary = f"{part} of the reads of {child.name} also read {parent.name}."
     else:
         evidence["workload"] = "not seen"
-        text = (
+        summary = (
             f"{child.name} holds nothing of {parent.name} but its ids, and is part of a chain of references."
         )
     return Finding(
         RULE,
-        "warning" if seen else "info",
-        "high" if seen else "low",
         child.name,
         relation.path,
-        text,
+        summary,
         evidence,
         _declaration(child, parent, relation, fields),
         ("Run setup(), then rebuild() to fill the copies.",),
+        severity="warning" if seen else "info",
+        confidence="high" if seen else "low",
     )
 
 
-def _hot_fields(scan: Scan, parent: CollectionFacts, relation: Relation) -> list[FieldFacts]:
-    """The parent's short, usual, steady fields, the likeliest first."""
-    counted: set[str] = set()
-    if scan.workload is not None:
-        for query in scan.workload.queries:
-            if query.collection == parent.name:
-                counted.update(query.increments)
-    referring = {each.path for each in scan.relations if each.child == parent.name}
-    found = [
+def _hot_fields(scan: Scan, parent: CollectionFacts) -> list[FieldFacts]:
+    """The parent's short, common, steady fields, the likeliest first."""
+    counters = {name for each in scan.queries if each.collection == parent.name for name in each.increments}
+    references = {each.path for each in scan.relations if each.child == parent.name}
+    fields = [
         each
         for each in parent.top()
         if each.share > 0.9
-        and len(each.filled) == 1
+        and len(each.value_types) == 1
         and each.type in CARD_TYPES
         and is_plain_name(each.name)
-        and each.path not in referring
-        and each.name not in counted
+        and each.name not in counters | references
         and not each.name.lower().endswith("id")
     ]
     order = {name: number for number, name in enumerate(_HOT)}
-    found.sort(key=lambda each: (order.get(each.name, len(order)), each.type != "string"))
-    return found[:CARD_FIELDS_MAX]
+    fields.sort(key=lambda each: (order.get(each.name, len(order)), each.type != "string"))
+    return fields[:CARD_FIELDS_MAX]
 
 
 def _declaration(
     child: CollectionFacts, parent: CollectionFacts, relation: Relation, fields: list[FieldFacts]
 ) -> str:
     source = Source()
-    source.use("typing", "Annotated")
-    source.use("treadle", "ExtendedReference")
     parent_class = source.document(parent)
     card = source.card(f"{class_name(parent.name)}Card", parent, fields)
-    child = referring(child, relation.path, parent)
-    names = source.names(child)
-    about = "_".join(stem(relation.path)) or "card"
-    place = python_name(about, set(names.values()))
-    by = names[relation.path]
-    source.document(
-        child,
-        added=(
-            f"{place}: Annotated[{card} | None, ExtendedReference({parent_class}, by={quoted(by)})] = None",
-        ),
-    )
+    child = with_reference_type(child, relation.path, parent)
+    place = Source.new_name(child, "_".join(stem(relation.path)) or "card")
+    pattern = f"ExtendedReference({parent_class}, by={quote(Source.names(child)[relation.path])})"
+    source.document(child, added=[f"{place}: Annotated[{card} | None, {pattern}] = None"])
     return source.text()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
-from treadle.advisor.declare import Source
-from treadle.advisor.facts import NUMBERS, CollectionFacts, FieldFacts, Scan
-from treadle.advisor.rule import Finding, Rule
+from treadle.advisor.declare import declaration
+from treadle.advisor.facts import NUMBERS, FieldFacts, Scan
+from treadle.advisor.rule import Evidence, Finding, Rule
 from treadle.advisor.wording import share
 
 RULE = Rule(
@@ -22,47 +23,37 @@ RULE = Rule(
 DOCUMENTS_MIN = 20
 
 
-def families(each: FieldFacts) -> dict[str, int]:
-    """The types with whole and broken numbers taken as one; exact decimals stay apart from floats."""
-    found: dict[str, int] = {}
-    for kind, number in each.filled.items():
-        family = "number" if kind in NUMBERS and kind != "decimal" else kind
-        found[family] = found.get(family, 0) + number
-    # Whole numbers beside decimals lose nothing.
-    if "decimal" in found and "number" in found and "double" not in each.filled:
-        found["decimal"] += found.pop("number")
-    return found
-
-
 def find(scan: Scan) -> Iterator[Finding]:
     for facts in scan.plain():
         for each in facts.fields.values():
-            found = families(each)
-            if len(found) < 2 or each.present < DOCUMENTS_MIN or "*" in each.steps or each.name == "[]":
+            families = _families(each)
+            if len(families) < 2 or each.present < DOCUMENTS_MIN or "*" in each.steps or each.name == "[]":
                 continue
             # Kinds of a polymorphic collection may use a name for different things.
-            if facts.kinds is not None and set(found) & {"object", "array"}:
+            if facts.kinds is not None and {"object", "array"} & set(families):
                 continue
-            yield _finding(facts, each, found)
+            ordered = sorted(families.items(), key=lambda pair: (-pair[1], pair[0]))
+            (main, _), *others = ordered
+            evidence: Evidence = {"documents looked at": each.looked_at}
+            evidence.update((kind, f"{number:,} ({share(number, each.present)})") for kind, number in ordered)
+            yield Finding(
+                RULE,
+                facts.name,
+                each.path,
+                f"{each.path} is {main} in most documents and {', '.join(kind for kind, _ in others)} in "
+                f"{sum(number for _, number in others):,}.",
+                evidence,
+                declaration(facts),
+                ("Convert the minority with an update pipeline ($convert), then run setup().",),
+            )
 
 
-def _finding(facts: CollectionFacts, each: FieldFacts, found: dict[str, int]) -> Finding:
-    ordered = sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))
-    minority = sum(number for _, number in ordered[1:])
-    evidence: dict[str, str | int | float] = {"documents looked at": each.looked_at}
-    for kind, number in ordered:
-        evidence[kind] = f"{number:,} ({share(number, each.present)})"
-    source = Source()
-    source.document(facts)
-    return Finding(
-        RULE,
-        "warning",
-        "high",
-        facts.name,
-        each.path,
-        f"{each.path} is {ordered[0][0]} in most documents and "
-        f"{', '.join(kind for kind, _ in ordered[1:])} in {minority:,}.",
-        evidence,
-        source.text(),
-        ("Convert the minority with an update pipeline ($convert), then run setup().",),
-    )
+def _families(each: FieldFacts) -> dict[str, int]:
+    """The types with all numbers taken as one; exact decimals stay apart from floats."""
+    families: Counter[str] = Counter()
+    for kind, number in each.value_types.items():
+        families["number" if kind in NUMBERS and kind != "decimal" else kind] += number
+    # Whole numbers beside decimals lose nothing.
+    if {"decimal", "number"} <= set(families) and "double" not in each.value_types:
+        families["decimal"] += families.pop("number")
+    return families

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor.declare import Source
+from treadle.advisor.declare import declaration
 from treadle.advisor.facts import Scan
 from treadle.advisor.rule import Finding, Rule
 from treadle.advisor.wording import names
@@ -24,18 +24,14 @@ DOCUMENTS_MIN = 100
 
 def find(scan: Scan) -> Iterator[Finding]:
     large = [facts for facts in scan.plain() if facts.count >= DOCUMENTS_MIN]
-    bare = sorted(
-        (facts for facts in large if facts.validated is False), key=lambda facts: (-facts.count, facts.name)
-    )
+    bare = [facts for facts in large if facts.validated is False]
     if not bare:
         return
-    source = Source()
-    source.document(bare[0])
+    bare.sort(key=lambda facts: (-facts.count, facts.name))
+    first, *others = bare
     yield Finding(
         RULE,
-        "info",
-        "high",
-        bare[0].name,
+        first.name,
         "",
         f"{len(bare)} of {len(large)} collections accept any document.",
         {
@@ -44,7 +40,8 @@ def find(scan: Scan) -> Iterator[Finding]:
             "documents in them": sum(facts.count for facts in bare),
             "collections": names([facts.name for facts in bare]),
         },
-        source.text(),
+        declaration(first),
         ("setup() makes validators moderate: documents that do not fit today are left alone.",),
-        tuple(facts.name for facts in bare[1:]),
+        tuple(facts.name for facts in others),
+        severity="info",
     )

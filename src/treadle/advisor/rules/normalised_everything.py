@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from treadle.advisor.decide import could_embed
-from treadle.advisor.declare import Source, class_name, python_name
+from treadle.advisor.declare import Source, class_name
 from treadle.advisor.facts import CollectionFacts, Relation, Scan
 from treadle.advisor.rule import Finding, Rule
 from treadle.advisor.wording import names, share
@@ -33,36 +33,29 @@ def find(scan: Scan) -> Iterator[Finding]:
         name for each in scan.relations for name in (each.child, each.parent) if each.child != each.parent
     }
     flat = [facts for facts in large if _is_flat(facts)]
-    joined = [facts for facts in flat if facts.name in related]
-    if len(large) < COLLECTIONS_MIN or len(joined) < RELATED_SHARE_MIN * len(large):
-        return
-    if len(flat) < FLAT_SHARE_MIN * len(large):
+    joined = sum(facts.name in related for facts in flat)
+    if len(large) < COLLECTIONS_MIN or joined < RELATED_SHARE_MIN * len(large):
         return
     small = [relation for relation in scan.relations if could_embed(scan, relation)]
-    if not small:
-        return
-    yield _finding(scan, large, flat, small)
+    if small and len(flat) >= FLAT_SHARE_MIN * len(large):
+        yield _finding(scan, len(large), len(flat), small)
 
 
 def _is_flat(facts: CollectionFacts) -> bool:
     return not any({"array", "object"} & set(each.types) for each in facts.top())
 
 
-def _finding(
-    scan: Scan, large: list[CollectionFacts], flat: list[CollectionFacts], small: list[Relation]
-) -> Finding:
+def _finding(scan: Scan, large: int, flat: int, small: list[Relation]) -> Finding:
     first = max(small, key=lambda relation: (relation.references, relation.child))
     return Finding(
         RULE,
-        "warning",
-        "medium" if scan.workload is None else "high",
         first.child,
         first.path,
-        f"{len(flat)} of {len(large)} collections are flat and joined by references; "
+        f"{flat} of {large} collections are flat and joined by references; "
         f"{first.child} could be embedded in {first.parent}.",
         {
-            "collections": len(large),
-            "flat ones": f"{len(flat)} ({share(len(flat), len(large))})",
+            "collections": large,
+            "flat ones": f"{flat} ({share(flat, large)})",
             "references between them": len(scan.relations),
             "children that could be embedded": names([f"{each.child} in {each.parent}" for each in small], 4),
             f"{first.child} per parent, median": first.children.median,
@@ -70,15 +63,16 @@ def _finding(
         },
         _declaration(scan, first),
         (f"Copy each document of {first.child} into its parent's list, then drop the collection.",),
+        confidence="medium" if scan.workload is None else "high",
     )
 
 
 def _declaration(scan: Scan, relation: Relation) -> str:
     source = Source()
-    child, parent = scan.collections[relation.child], scan.collections[relation.parent]
-    names_ = source.names(child)
-    fields = [each for each in child.top() if each.path != relation.path and each.name in names_]
+    child, parent = scan.ends(relation)
+    declarable = Source.names(child)
+    fields = [each for each in child.top() if each.path != relation.path and each.name in declarable]
     item = source.card(class_name(child.name), child, fields)
-    place = python_name(child.name.rpartition(".")[2] or child.name, set(source.names(parent).values()))
-    source.document(parent, added=(f"{place}: list[{item}] = []",))
+    place = Source.new_name(parent, child.name.rpartition(".")[2] or child.name)
+    source.document(parent, added=[f"{place}: list[{item}] = []"])
     return source.text()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from treadle.advisor.declare import Source, class_name, quoted
+from treadle.advisor.declare import Source, class_name, quote
 from treadle.advisor.facts import CollectionFacts, Kind, Kinds, Scan
 from treadle.advisor.inner import FOREIGN_SHARE_MAX
 from treadle.advisor.relations import words
-from treadle.advisor.rule import Finding, Rule
+from treadle.advisor.rule import Evidence, Finding, Rule
 from treadle.advisor.structure import is_plain_name
 from treadle.advisor.wording import share
 
@@ -24,8 +24,8 @@ RULE = Rule(
     "Each document is read as its own class; indexes and validators per kind.",
     "Not where kinds share no fields and are never queried together: give them collections of their own.",
 )
-COMMON_FIELDS_MIN = 1
-# One index or validator per kind shows that somebody has thought of it.
+COMMON_SHARE_MIN = 0.98
+KINDS_SHOWN_MAX = 6
 
 
 def find(scan: Scan) -> Iterator[Finding]:
@@ -34,72 +34,64 @@ def find(scan: Scan) -> Iterator[Finding]:
             yield _finding(facts, facts.kinds)
 
 
-def own_fields(facts: CollectionFacts, kinds: Kinds, kind: Kind) -> list[str]:
-    """The optional fields that documents of this kind have."""
-    return [name for name, part in kind.shares.items() if part > FOREIGN_SHARE_MAX]
-
-
 def _finding(facts: CollectionFacts, kinds: Kinds) -> Finding:
-    common = [each.name for each in facts.top() if each.share > 0.98 and each.name != kinds.field]
-    own = {kind.label: own_fields(facts, kinds, kind) for kind in kinds.kinds}
-    evidence: dict[str, str | int | float] = {
+    common = frozenset(each.name for each in facts.top() if each.share > COMMON_SHARE_MIN)
+    shared = len(common - {kinds.field})
+    evidence: Evidence = {
         "documents looked at": kinds.looked_at,
         "discriminating field": kinds.field,
         "kinds": len(kinds.kinds),
-        "fields that all have": len(common),
+        "fields that all have": shared,
     }
-    for kind in kinds.kinds[:6]:
+    for kind in kinds.kinds[:KINDS_SHOWN_MAX]:
         part = share(kind.count, kinds.looked_at)
-        evidence[f"{kind.label}"] = f"{part} of the documents, {len(own[kind.label])} fields of its own"
+        evidence[kind.label] = f"{part} of the documents, {len(_own_fields(kind))} fields of its own"
+    step = f"The kinds are numbered here; put in the values of {kinds.field} (--show-values prints them)."
     return Finding(
         RULE,
-        "info",
-        "high" if len(common) >= COMMON_FIELDS_MIN else "medium",
         facts.name,
         kinds.field,
         f"{facts.name} holds {len(kinds.kinds)} kinds of documents, told apart by {kinds.field}.",
         evidence,
-        _declaration(facts, kinds, own),
-        ()
-        if all(not kind.label.startswith("kind-") for kind in kinds.kinds)
-        else (
-            f"The kinds are numbered here; put in the values of {kinds.field} (--show-values prints them).",
-        ),
+        _declaration(facts, kinds, common),
+        (step,) if any(kind.label.startswith("kind-") for kind in kinds.kinds) else (),
+        severity="info",
+        confidence="high" if shared else "medium",
     )
 
 
-def _declaration(facts: CollectionFacts, kinds: Kinds, own: dict[str, list[str]]) -> str:
+def _own_fields(kind: Kind) -> frozenset[str]:
+    """The optional fields that documents of this kind have."""
+    return frozenset(name for name, part in kind.shares.items() if part > FOREIGN_SHARE_MAX)
+
+
+def _declaration(facts: CollectionFacts, kinds: Kinds, common: frozenset[str]) -> str:
     source = Source()
-    optional = frozenset(name for fields in own.values() for name in fields)
-    every = frozenset(each.name for each in facts.top() if each.share > 0.98)
+    optional = frozenset(name for kind in kinds.kinds for name in _own_fields(kind))
     base = source.document(
         facts,
-        keywords=[f"discriminator={quoted(kinds.field)}"],
-        without=frozenset({kinds.field, *(optional - every)}),
+        keywords=[f"discriminator={quote(kinds.field)}"],
+        without=frozenset({kinds.field, *(optional - common)}),
     )
     for number, kind in enumerate(kinds.kinds, 1):
         parts = [part.capitalize() for part in words(kind.label) if part.isalnum() and part.isascii()]
         name = "".join(parts) if parts and not parts[0][0].isdigit() else f"{base}Kind{number}"
-        name = f"{base}{name}" if name in (base, class_name(facts.name)) else name
-        of_kind = frozenset(own[kind.label]) - every
+        own = _own_fields(kind) - common
         source.document(
-            _of_kind(facts, kind, of_kind),
-            keywords=[f"kind={quoted(kind.label)}"],
-            name=name.replace("-", ""),
+            _with_own_fields(facts, kind, own),
+            keywords=[f"kind={quote(kind.label)}"],
+            name=f"{base}{name}" if name in (base, class_name(facts.name)) else name,
             base=base,
-            only=of_kind,
+            only=own,
         )
     return source.text()
 
 
-def _of_kind(facts: CollectionFacts, kind: Kind, names: frozenset[str]) -> CollectionFacts:
-    """The fields as this kind has them: what all of them have is not optional."""
-    fields = {
-        path: replace(
-            each, looked_at=each.present if kind.shares.get(each.name, 0) > 0.999 else each.looked_at
-        )
-        if each.name in names and len(each.steps) == 1
-        else each
-        for path, each in facts.fields.items()
+def _with_own_fields(facts: CollectionFacts, kind: Kind, own: frozenset[str]) -> CollectionFacts:
+    """The fields as this kind has them: those that all of its documents have are required."""
+    required = {
+        name: replace(facts.fields[name], looked_at=facts.fields[name].present)
+        for name in own
+        if kind.shares[name] > 0.999
     }
-    return replace(facts, fields=fields)
+    return replace(facts, fields={**facts.fields, **required})

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor import structure
+from treadle.advisor.declare import declare_indexes, free_name, index_model
 from treadle.advisor.facts import CollectionFacts, Query, Scan
-from treadle.advisor.index_models import declared, free_name, model
-from treadle.advisor.rule import Finding, Rule
-from treadle.advisor.wording import number
+from treadle.advisor.rule import Finding, Rule, query_evidence
+from treadle.advisor.structure import is_known, query_path
 
 RULE = Rule(
     "query-without-index",
@@ -24,80 +23,64 @@ EXAMINED_MIN = 1_000
 EXAMINED_PER_RETURNED_MIN = 100
 FIELDS_MAX = 4
 
+Keys = tuple[tuple[str, int], ...]
+
 
 def find(scan: Scan) -> Iterator[Finding]:
-    if scan.workload is None:
-        return
-    shapes: dict[tuple[str, tuple[str, ...], tuple[tuple[str, int], ...]], list[Query]] = {}
-    for query in scan.workload.queries:
+    shapes: dict[tuple[str, tuple[str, ...], Keys], list[Query]] = {}
+    for query in scan.queries:
         few = query.grouped or query.examined >= EXAMINED_PER_RETURNED_MIN * max(1, query.returned)
-        if query.collection_scan and query.filtered and few and query.examined >= EXAMINED_MIN * query.count:
-            shapes.setdefault((query.collection, query.filtered, query.sorted_by), []).append(query)
-    for (collection, filtered, order), queries in sorted(shapes.items()):
+        scans = query.collection_scan and query.filter_paths and query.examined >= EXAMINED_MIN * query.count
+        if few and scans:
+            shapes.setdefault((query.collection, query.filter_paths, query.sort), []).append(query)
+    for (collection, paths, sort), queries in sorted(shapes.items()):
         facts = scan.collections.get(collection)
-        # Keys that are data make no index; nor are they to be shown.
-        nameable = facts is not None and all(structure.is_known(facts, path) for path in filtered)
-        if facts is not None and facts.plain and nameable and not _is_served(facts, filtered):
-            yield _finding(facts, filtered, order, queries)
+        # Keys that are data cannot be indexed, and must not be shown.
+        if facts is None or not facts.plain or not all(is_known(facts, path) for path in paths):
+            continue
+        if not _is_served(facts, paths):
+            yield _finding(facts, paths, sort, queries)
 
 
-def _is_served(facts: CollectionFacts, filtered: tuple[str, ...]) -> bool:
-    """Whether an index has come since the query was recorded."""
+def _is_served(facts: CollectionFacts, paths: tuple[str, ...]) -> bool:
+    """Whether an index has been made since the query was recorded."""
     return any(
         index.fields
-        and index.fields[0] in filtered
+        and index.fields[0] in paths
         and not (index.partial or index.special or index.collation_strength)
         for index in facts.indexes
     )
 
 
-def _keys(
-    facts: CollectionFacts, filtered: tuple[str, ...], order: tuple[tuple[str, int], ...]
-) -> list[tuple[str, int]]:
-    """What is filtered, then what is sorted by; of arrays one, for the server indexes no two together."""
-    wanted = [(path, 1) for path in filtered[:FIELDS_MAX]]
-    sorts = [pair for pair in order if pair[0] not in filtered and structure.is_known(facts, pair[0])]
-    wanted += sorts[:FIELDS_MAX]
+def _index_keys(facts: CollectionFacts, paths: tuple[str, ...], sort: Keys) -> list[tuple[str, int]]:
+    """The filter's fields, then the sort's; one array at most, since the server indexes no two together."""
+    sort = tuple(pair for pair in sort if pair[0] not in paths and is_known(facts, pair[0]))
     arrays = {
-        structure.queried(each.steps)
-        for each in facts.fields.values()
-        if "array" in each.types or each.in_array
+        query_path(each.steps) for each in facts.fields.values() if "array" in each.types or each.in_array
     }
-    kept: list[tuple[str, int]] = []
+    keys: list[tuple[str, int]] = []
     roots: set[str] = set()
-    for path, way in wanted:
+    for path, way in (*((path, 1) for path in paths[:FIELDS_MAX]), *sort[:FIELDS_MAX]):
+        root = path.partition(".")[0]
+        if path in arrays and roots - {root}:
+            continue
         if path in arrays:
-            if roots - {path.partition(".")[0]}:
-                continue
-            roots.add(path.partition(".")[0])
-        kept.append((path, way))
-    return kept
+            roots.add(root)
+        keys.append((path, way))
+    return keys
 
 
-def _finding(
-    facts: CollectionFacts,
-    filtered: tuple[str, ...],
-    order: tuple[tuple[str, int], ...],
-    queries: list[Query],
-) -> Finding:
-    count = sum(query.count for query in queries)
-    examined, returned = sum(query.examined for query in queries), sum(query.returned for query in queries)
-    keys = _keys(facts, filtered, order)
+def _finding(facts: CollectionFacts, paths: tuple[str, ...], sort: Keys, queries: list[Query]) -> Finding:
+    evidence = query_evidence(queries)
+    keys = _index_keys(facts, paths, sort)
     return Finding(
         RULE,
-        "warning",
-        "high",
         facts.name,
-        ", ".join(filtered),
-        f"{count:,} queries by {', '.join(filtered)} examined {number(examined / count)} documents each "
-        f"and returned {number(returned / count)}.",
-        {
-            "queries": count,
-            "documents examined per query": number(examined / count),
-            "documents returned per query": number(returned / count),
-            "milliseconds per query": round(sum(query.milliseconds for query in queries) / count, 1),
-            "documents in the collection": facts.count,
-        },
-        declared(facts, [model(keys, free_name(facts, keys))]),
+        ", ".join(paths),
+        f"{evidence['queries']:,} queries by {', '.join(paths)} examined "
+        f"{evidence['documents examined per query']} documents each and returned "
+        f"{evidence['documents returned per query']}.",
+        {**evidence, "documents in the collection": facts.count},
+        declare_indexes(facts, [index_model(keys, free_name(facts, keys))]),
         ("setup() makes the index.",),
     )

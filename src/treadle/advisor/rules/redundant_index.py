@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from treadle.advisor.declare import declare_without
 from treadle.advisor.facts import IndexFacts, Scan
-from treadle.advisor.index_models import keeping
 from treadle.advisor.rule import Finding, Rule
 from treadle.advisor.wording import names, size
 
@@ -34,8 +34,6 @@ def find(scan: Scan) -> Iterator[Finding]:
         redundant = {index.name: index for index, _ in pairs}
         yield Finding(
             RULE,
-            "warning",
-            "high",
             facts.name,
             "",
             f"{names([index.name for index in redundant.values()])}: contained in a longer index.",
@@ -44,7 +42,7 @@ def find(scan: Scan) -> Iterator[Finding]:
                 "size": size(sum(index.bytes or 0 for index in redundant.values())),
                 "indexes": len(facts.indexes),
             },
-            keeping(facts, frozenset(redundant)),
+            declare_without(facts, redundant),
             tuple(f"In mongosh: dropIndex for {name}." for name in list(redundant)[:5]),
         )
 
@@ -57,7 +55,6 @@ def _is_contained(index: IndexFacts, other: IndexFacts) -> bool:
     length = len(index.keys)
     if length > len(other.keys) or (length == len(other.keys) and index.name <= other.name):
         return False
-    # The way of a single key does not matter, nor that all ways are turned round.
+    # The server also walks an index backwards, which reverses all directions.
     first = other.keys[:length]
-    turned = tuple((name, -way) for name, way in first)
-    return index.keys in (first, turned)
+    return index.keys in (first, tuple((name, -way) for name, way in first))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from treadle.advisor.declare import Source, python_name, quoted
-from treadle.advisor.facts import CollectionFacts, Scan, Shape
+from treadle.advisor.declare import Source, quote
+from treadle.advisor.facts import CollectionFacts, Scan, Shape, Versions
 from treadle.advisor.rule import Finding, Rule
 from treadle.advisor.structure import is_plain_name
 from treadle.advisor.wording import names, share
@@ -45,18 +46,17 @@ def find(scan: Scan) -> Iterator[Finding]:
     for facts in scan.plain():
         if facts.count < DOCUMENTS_MIN or facts.kinds is not None:
             continue
-        if facts.versions is not None:
-            if len(facts.versions.counts) > 1:
-                yield _numbered(facts)
-            continue
-        change = changed(facts)
-        if change is not None:
-            yield _unnumbered(facts, change)
+        if facts.versions is None:
+            change = _find_change(facts)
+            if change is not None:
+                yield _unnumbered(facts, change)
+        elif len(facts.versions.counts) > 1:
+            yield _numbered(facts, facts.versions)
 
 
-def changed(facts: CollectionFacts) -> Change | None:
+def _find_change(facts: CollectionFacts) -> Change | None:
     """A moment before which documents have one set of fields and after which another."""
-    total = sum(shape.count for shape in facts.shapes)
+    total = _count(facts.shapes)
     shapes = [
         shape for shape in facts.shapes if shape.first is not None and shape.count >= SHAPE_SHARE_MIN * total
     ]
@@ -66,38 +66,36 @@ def changed(facts: CollectionFacts) -> Change | None:
     best: Change | None = None
     for number in range(1, len(shapes)):
         old, new = shapes[:number], shapes[number:]
-        if not _apart(old, new):
-            continue
         ended, began = _always(old) - _ever(new), _always(new) - _ever(old)
         common = _always(old) & _always(new)
-        if ended and began and len(common) >= COMMON_SHARE_MIN * len(_always(new)):
-            change = Change(tuple(sorted(ended)), tuple(sorted(began)), _count(old), _count(new))
-            if best is None or min(change.old, change.new) > min(best.old, best.new):
-                best = change
+        if not ended or not began or len(common) < COMMON_SHARE_MIN * len(_always(new)):
+            continue
+        change = Change(tuple(sorted(ended)), tuple(sorted(began)), _count(old), _count(new))
+        is_better = best is None or min(change.old, change.new) > min(best.old, best.new)
+        if is_better and _are_apart(old, new):
+            best = change
     return best
 
 
-def _apart(old: list[Shape], new: list[Shape]) -> bool:
-    """Whether the times hardly overlap, as the ids tell."""
+def _are_apart(old: list[Shape], new: list[Shape]) -> bool:
+    """Whether the times hardly overlap, judging by the ids."""
     end = max(shape.last for shape in old if shape.last is not None)
     begin = min(shape.first for shape in new if shape.first is not None)
     if end <= begin:
         return True
     first = min(shape.first for shape in old if shape.first is not None)
     last = max(shape.last for shape in new if shape.last is not None)
-    whole = (last - first).total_seconds()
-    return whole > 0 and (end - begin).total_seconds() <= OVERLAP_SHARE_MAX * whole
+    return end - begin <= OVERLAP_SHARE_MAX * (last - first)
 
 
-def _count(shapes: list[Shape]) -> int:
+def _count(shapes: Iterable[Shape]) -> int:
     return sum(shape.count for shape in shapes)
 
 
 def _always(shapes: list[Shape]) -> set[str]:
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for shape in shapes:
-        for name in shape.names:
-            counts[name] = counts.get(name, 0) + shape.count
+        counts.update(dict.fromkeys(shape.names, shape.count))
     return {name for name, number in counts.items() if number >= FIELD_SHARE_MIN * _count(shapes)}
 
 
@@ -105,84 +103,78 @@ def _ever(shapes: list[Shape]) -> set[str]:
     return {name for shape in shapes for name in shape.names}
 
 
-def _numbered(facts: CollectionFacts) -> Finding:
-    versions = facts.versions
-    assert versions is not None
+def _numbered(facts: CollectionFacts, versions: Versions) -> Finding:
     old, whole = sum(versions.counts[:-1]), sum(versions.counts)
-    newest = versions.newest or len(versions.counts)
-    sampled = whole < facts.count
+    is_sample = whole < facts.count
+    part = share(old, whole)
+    who = f"{part} of a sample are" if is_sample else f"{old:,} documents ({part}) are"
     return Finding(
         RULE,
-        "info",
-        "high",
         facts.name,
         versions.field,
-        (
-            f"{share(old, whole)} of a sample are"
-            if sampled
-            else f"{old:,} documents ({share(old, whole)}) are"
-        )
-        + " of an older version than the newest.",
+        f"{who} of an older version than the newest.",
         {
             "versions": len(versions.counts),
             "documents of older versions": old,
-            "documents looked at" if sampled else "documents": whole,
+            "documents looked at" if is_sample else "documents": whole,
         },
-        _declaration(facts, newest, versions.field, (), ()),
+        _declaration(facts, versions.newest or len(versions.counts), versions.field),
         ("Write the migrations, run setup(), then migrate().",),
+        severity="info",
     )
 
 
 def _unnumbered(facts: CollectionFacts, change: Change) -> Finding:
     whole = change.old + change.new
+    ended, began = (names(list(each), FIELDS_SHOWN_MAX) for each in (change.ended, change.began))
     return Finding(
         RULE,
-        "warning",
-        "high" if whole >= 1_000 else "medium",
         facts.name,
         "",
-        f"{share(change.old, whole)} of the documents are older and have "
-        f"{names(list(change.ended), FIELDS_SHOWN_MAX)} "
-        f"instead of {names(list(change.began), FIELDS_SHOWN_MAX)}.",
+        f"{share(change.old, whole)} of the documents are older and have {ended} instead of {began}.",
         {
             "documents looked at": whole,
             "of the older shape": change.old,
             "of the newer shape": change.new,
-            "only in older ones": names(list(change.ended), FIELDS_SHOWN_MAX),
-            "only in newer ones": names(list(change.began), FIELDS_SHOWN_MAX),
+            "only in older ones": ended,
+            "only in newer ones": began,
         },
-        _declaration(facts, 2, None, change.ended, change.began),
+        _declaration(facts, 2, ended=change.ended, began=change.began),
         ("Write the migration, run setup(), then migrate().",),
+        confidence="high" if whole >= 1_000 else "medium",
     )
 
 
 def _declaration(
-    facts: CollectionFacts, version: int, field: str | None, ended: tuple[str, ...], began: tuple[str, ...]
+    facts: CollectionFacts,
+    version: int,
+    version_field: str = "schema_version",
+    ended: tuple[str, ...] = (),
+    began: tuple[str, ...] = (),
 ) -> str:
     source = Source()
-    source.use("typing", "Any")
-    source.use("treadle", "migration")
     keywords = [f"version={version}"]
-    if field is not None and field != "schema_version":
-        keywords.append(f"version_field={quoted(field)}")
-    without = frozenset(ended) | ({field} if field else frozenset())
+    if version_field != "schema_version":
+        keywords.append(f"version_field={quote(version_field)}")
     fields = dict(facts.fields)
     for name in began:
         # Every document of the new version has it.
-        filled = fields[name].filled
-        fields[name] = replace(fields[name], types=filled, looked_at=sum(filled.values()))
-    made = source.document(replace(facts, fields=fields), keywords=keywords, without=without)
-    for number in range(1, version):
-        name = python_name(f"from_{number}_to_{number + 1}", set())
-        lines = [
-            f"@migration({made}, from_version={number})",
-            f"def {name}(document: dict[str, Any]) -> dict[str, Any]:",
+        types = fields[name].value_types
+        fields[name] = replace(fields[name], types=types, looked_at=sum(types.values()))
+    without = frozenset((version_field, *ended))
+    model = source.document(replace(facts, fields=fields), keywords=keywords, without=without)
+    body = []
+    if ended and began and is_plain_name(ended[0]):
+        body = [
+            f"    # Make {', '.join(map(quote, began))} from {', '.join(map(quote, ended))} here.",
+            *(f"    document.pop({quote(name)}, None)" for name in ended),
         ]
-        if ended and began and is_plain_name(ended[0]):
-            lines.append(
-                f"    # Make {', '.join(map(quoted, began))} from {', '.join(map(quoted, ended))} here."
-            )
-            lines += [f"    document.pop({quoted(name)}, None)" for name in ended]
-        lines.append("    return document")
+    for number in range(1, version):
+        lines = [
+            f"@migration({model}, from_version={number})",
+            f"def from_{number}_to_{number + 1}(document: dict[str, Any]) -> dict[str, Any]:",
+            *body,
+            "    return document",
+        ]
         source.blocks.append("\n".join(lines))
     return source.text()

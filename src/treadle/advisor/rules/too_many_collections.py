@@ -34,53 +34,43 @@ def find(scan: Scan) -> Iterator[Finding]:
         pattern = _NUMBERS.sub("#", name)
         if pattern != name:
             families.setdefault(pattern, []).append(name)
-    large = {pattern: found for pattern, found in families.items() if len(found) >= SERIES_MIN}
-    for pattern, found in sorted(large.items()):
-        yield _finding(scan, pattern, found)
+    large = {pattern: family for pattern, family in families.items() if len(family) >= SERIES_MIN}
+    for pattern, family in sorted(large.items()):
+        yield _finding(scan, pattern, family)
     if not large and len(scan.names) > COLLECTIONS_MAX:
         yield _finding(scan, "", list(scan.names))
 
 
-def _finding(scan: Scan, pattern: str, found: list[str]) -> Finding:
-    known = [
-        scan.collections[name] for name in found if name in scan.collections and scan.collections[name].plain
-    ]
-    what = (
-        f"{len(found):,} collections are named like {pattern}."
-        if pattern
-        else f"There are {len(found):,} collections."
-    )
+def _finding(scan: Scan, pattern: str, family: list[str]) -> Finding:
+    known = [facts for name in family if (facts := scan.collections.get(name)) is not None and facts.plain]
+    number = f"{len(family):,} collections"
     return Finding(
         RULE,
-        "problem" if len(found) > 5_000 else "warning",
-        "high" if pattern else "medium",
         pattern or scan.database,
         "",
-        what,
+        f"{number} are named like {pattern}." if pattern else f"There are {number}.",
         {
-            "such collections": len(found),
+            "such collections": len(family),
             "collections": len(scan.names),
             "looked into": len(known),
             "documents in those": sum(facts.count for facts in known),
-            "for example": names(found, 3),
+            "for example": names(family, 3),
         },
         _declaration(pattern, known),
         (
             "Copy the documents with what their collection's name told in a field of its own, then "
             "drop the old ones.",
         ),
+        severity="problem" if len(family) > 5_000 else "warning",
+        confidence="high" if pattern else "medium",
     )
 
 
 def _declaration(pattern: str, known: list[CollectionFacts]) -> str:
     source = Source()
-    source.use("typing", "Annotated")
-    source.use("treadle", "Indexed")
     name = re.sub(r"[\W_#]+$", "", pattern.replace("#", "")) or "together"
     facts = max(known, key=lambda each: each.count, default=CollectionFacts(name))
-    names_ = source.names(facts)
-    place = "part" if "part" not in names_.values() else "part_of_name"
-    source.document(
-        facts, collection=name, name=class_name(name), added=(f"{place}: Annotated[str, Indexed()]",)
-    )
+    place = "part" if "part" not in Source.names(facts).values() else "part_of_name"
+    added = [f"{place}: Annotated[str, Indexed()]"]
+    source.document(facts, collection=name, name=class_name(name), added=added)
     return source.text()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor.facts import CollectionFacts, Scan
-from treadle.advisor.index_models import keeping
+from treadle.advisor.declare import declare_without
+from treadle.advisor.facts import Scan
 from treadle.advisor.rule import Finding, Rule
 from treadle.advisor.wording import share, size
 
@@ -27,35 +27,26 @@ DOCUMENTS_MIN = 100
 
 def find(scan: Scan) -> Iterator[Finding]:
     for facts in scan.plain():
+        fields = {each.path for each in facts.top()}
         own = [index for index in facts.indexes if index.name != "_id_"]
-        fields = facts.top()
         indexed = {index.fields[0] for index in own if index.fields}
-        every = len(fields) >= FIELDS_MIN and len(
-            indexed & {each.path for each in fields}
-        ) > FIELD_SHARE_MAX * len(fields)
-        if facts.count >= DOCUMENTS_MIN and (len(own) > INDEXES_MAX or every):
-            yield _finding(facts, len(own), len(indexed))
-
-
-def _finding(facts: CollectionFacts, own: int, indexed: int) -> Finding:
-    unused = frozenset(
-        index.name for index in facts.indexes if index.uses == 0 and not index.unique and not index.expires
-    )
-    used = sum(bool(index.uses) for index in facts.indexes)
-    return Finding(
-        RULE,
-        "warning",
-        "medium",
-        facts.name,
-        "",
-        f"{facts.name} has {own} indexes beside _id, on {indexed} of its {len(facts.top())} fields.",
-        {
-            "indexes": own,
-            "fields": len(facts.top()),
-            "used since the server counts": used,
-            "size": size(facts.index_bytes),
-            "size in data size": share(facts.index_bytes, facts.data_bytes),
-        },
-        keeping(facts, unused if len(unused) < own else frozenset()),
-        ("Look at the use of each index over a week before dropping any.",),
-    )
+        too_wide = len(fields) >= FIELDS_MIN and len(indexed & fields) > FIELD_SHARE_MAX * len(fields)
+        if facts.count < DOCUMENTS_MIN or (len(own) <= INDEXES_MAX and not too_wide):
+            continue
+        unused = [index.name for index in own if index.uses == 0 and not index.unique and not index.expires]
+        yield Finding(
+            RULE,
+            facts.name,
+            "",
+            f"{facts.name} has {len(own)} indexes beside _id, on {len(indexed)} of its {len(fields)} fields.",
+            {
+                "indexes": len(own),
+                "fields": len(fields),
+                "used since the server counts": sum(bool(index.uses) for index in facts.indexes),
+                "size": size(facts.index_bytes),
+                "size in data size": share(facts.index_bytes, facts.data_bytes),
+            },
+            declare_without(facts, unused if len(unused) < len(own) else ()),
+            ("Look at the use of each index over a week before dropping any.",),
+            confidence="medium",
+        )

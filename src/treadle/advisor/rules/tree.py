@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from treadle.advisor.declare import Source, has_one_identity, python_name, quoted, referring
-from treadle.advisor.facts import CollectionFacts, Relation, Scan
+from treadle.advisor.declare import Source, can_declare, quote, with_reference_type
+from treadle.advisor.facts import CollectionFacts, Relation, Scan, TreeFacts
 from treadle.advisor.relations import words
-from treadle.advisor.rule import Finding, Rule
-from treadle.advisor.structure import is_plain_name
+from treadle.advisor.rule import Evidence, Finding, Rule, children_evidence
 from treadle.advisor.wording import number, share
 
 RULE = Rule(
@@ -24,7 +23,7 @@ RULE = Rule(
 )
 NODES_MIN = 50
 DEPTH_MIN = 2
-_KEPT = frozenset(
+_ANCESTOR_NAMES = frozenset(
     {"ancestors", "path", "materialized_path", "materialised_path", "parents", "lineage", "breadcrumbs"}
 )
 
@@ -37,79 +36,63 @@ def find(scan: Scan) -> Iterator[Finding]:
             continue
         if tree.depth_max < DEPTH_MIN and tree.looked_at:
             continue
-        # Ids of several types are to be mended first; `mixed-types` says so.
-        if not has_one_identity(facts):
-            continue
-        if _is_kept(facts) or relation.key != "_id" or not is_plain_name(relation.path):
-            continue
-        yield _finding(scan, facts, relation)
+        if not _stores_ancestors(facts) and can_declare(scan, relation):
+            yield _finding(scan, facts, tree, relation)
 
 
-def _is_kept(facts: CollectionFacts) -> bool:
-    """Whether ancestors or paths are already stored."""
-    return any("_".join(words(each.name)) in _KEPT for each in facts.top())
+def _stores_ancestors(facts: CollectionFacts) -> bool:
+    return any("_".join(words(each.name)) in _ANCESTOR_NAMES for each in facts.top())
 
 
-def _finding(scan: Scan, facts: CollectionFacts, relation: Relation) -> Finding:
-    tree = facts.tree
-    assert tree is not None
-    evidence: dict[str, str | int | float] = {
+def _finding(scan: Scan, facts: CollectionFacts, tree: TreeFacts, relation: Relation) -> Finding:
+    evidence: Evidence = {
         "nodes": facts.count,
         "roots": tree.roots,
         "depth, mean": round(tree.depth_mean, 1),
         "depth, max": tree.depth_max,
-        "children per parent, median": relation.children.median,
-        "children per parent, max": relation.children.maximum,
+        **children_evidence(relation),
         "parents that do not exist": f"{relation.orphans:,} of {relation.checked:,} checked",
     }
-    walked = 0
+    reads = sum(
+        query.count
+        for query in scan.queries
+        if query.collection == facts.name and query.kind == "find" and query.filter_paths == (relation.path,)
+    )
     if scan.workload is not None:
-        walked = sum(
-            query.count
-            for query in scan.workload.queries
-            if query.collection == facts.name and query.kind == "find" and query.filtered == (relation.path,)
-        )
-        evidence["reads of one level in the workload"] = walked
+        evidence["reads of one level in the workload"] = reads
+    steps = ["Run setup(), then rebuild() to fill the ancestors."]
+    if tree.cyclic or relation.orphans:
+        missing = share(relation.orphans, relation.checked)
+        steps.insert(0, f"Mend first what is broken ({missing} of the parents are missing).")
+    cycle = ""
     if tree.cyclic:
         evidence["nodes on or below a cycle"] = tree.cyclic
-    broken = tree.cyclic or relation.orphans
+        cycle = f"; {tree.cyclic:,} lie on or below a cycle"
     return Finding(
         RULE,
-        "problem" if tree.cyclic else "warning" if walked else "info",
-        "high" if walked or tree.cyclic else "medium",
         facts.name,
         relation.path,
         f"{facts.count:,} nodes in {number(tree.roots)} trees, up to {tree.depth_max} levels below a root"
-        + (f"; {tree.cyclic:,} lie on or below a cycle." if tree.cyclic else "."),
+        f"{cycle}.",
         evidence,
         _declaration(facts, relation),
-        (
-            *(
-                (
-                    f"Mend first what is broken ({share(relation.orphans, relation.checked)} of the "
-                    "parents are missing).",
-                )
-                if broken
-                else ()
-            ),
-            "Run setup(), then rebuild() to fill the ancestors.",
-        ),
+        tuple(steps),
+        severity="problem" if tree.cyclic else "warning" if reads else "info",
+        confidence="high" if reads or tree.cyclic else "medium",
     )
 
 
 def _declaration(facts: CollectionFacts, relation: Relation) -> str:
     source = Source()
-    source.use("treadle", "AncestorArray")
-    names = source.names(facts)
-    place = python_name("ancestors", set(names.values()))
-    kind = source.identity(facts)
-    typed = referring(facts, relation.path, facts)
+    place = Source.new_name(facts, "ancestors")
+    parent = quote(Source.names(facts)[relation.path])
+    typed = with_reference_type(facts, relation.path, facts)
     # A root has no parent, even if no root was among the documents looked at.
-    parent = typed.fields[relation.path]
-    known = replace(parent, types={**parent.types, "null": 1}, looked_at=parent.present + 1)
+    field = typed.fields[relation.path]
+    optional = replace(field, types={**field.types, "null": 1}, looked_at=field.present + 1)
     source.document(
-        replace(typed, fields={**typed.fields, relation.path: known}),
-        keywords=[f"tree=AncestorArray(parent={quoted(names[relation.path])}, ancestors={quoted(place)})"],
-        added=(f"{place}: list[{kind}] = []",),
+        replace(typed, fields={**typed.fields, relation.path: optional}),
+        keywords=[f"tree=AncestorArray(parent={parent}, ancestors={quote(place)})"],
+        added=[f"{place}: list[{Source.identity(facts)}] = []"],
     )
     return source.text()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from treadle.advisor.declare import declare_without
 from treadle.advisor.facts import IndexFacts, Scan
-from treadle.advisor.index_models import keeping
 from treadle.advisor.rule import Finding, Rule
 from treadle.advisor.wording import duration, names, size
 
@@ -30,8 +30,6 @@ def find(scan: Scan) -> Iterator[Finding]:
         counted = min(index.counted_seconds or 0 for index in unused)
         yield Finding(
             RULE,
-            "info",
-            "high" if counted > 30 * 86_400 else "medium",
             facts.name,
             "",
             f"{len(unused)} of {len(facts.indexes)} indexes of {facts.name} were not used in "
@@ -42,11 +40,13 @@ def find(scan: Scan) -> Iterator[Finding]:
                 "size": size(sum(index.bytes or 0 for index in unused)),
                 "indexes": len(facts.indexes),
             },
-            keeping(facts, frozenset(index.name for index in unused)),
+            declare_without(facts, [index.name for index in unused]),
             tuple(
                 f"In mongosh: db.getCollection(…).hideIndex(…) for {index.name}, later dropIndex."
                 for index in unused[:5]
             ),
+            severity="info",
+            confidence="high" if counted > 30 * 86_400 else "medium",
         )
 
 
