@@ -36,7 +36,7 @@ NAVIGATION = {
     ],
     "Guide": ["models", "store", "operations", "advisor", "testing", "local-server"],
     "Coming from": ["coming-from/pymongo", "coming-from/beanie", "coming-from/mongoengine"],
-    "Reference": ["cli", "cli-reference", "errors", "architecture"],
+    "Reference": ["cli", "cli-reference", "errors", "extending", "architecture"],
     "Project": ["/examples/README", "/benchmarks/RESULTS", "/CONTRIBUTING", "/CHANGELOG"],
 }
 

@@ -29,6 +29,7 @@ from pymongo import IndexModel
 
 import treadle
 import treadle.patterns
+from tests import outside
 from treadle import Document, Id
 from treadle.graph.graph import Graph, declarations
 from treadle.graph.pattern import Pattern, Rule
@@ -83,6 +84,9 @@ def declared() -> dict[str, list[type[Pattern]]]:
 
 PATTERNS = declared()
 DECLARED = sorted(PATTERNS)
+# The pattern of docs/extending.md, which is no part of Treadle.
+PATTERNS["slug"] = [outside.Slug]
+BEHAVING = [*DECLARED, "slug"]
 NAMES = sorted([*DECLARED, *SHAPES])
 HEADINGS = [
     "Problem",
@@ -290,6 +294,7 @@ class Sample:
 
 
 SAMPLES = {
+    "slug": Sample((outside.Page,), outside.pages),
     "ancestor_array": Sample((Category,), nodes("categories")),
     "child_references": Sample((Shelved,), nodes("shelved")),
     "approximation": Sample((Article,), articles),
@@ -412,7 +417,7 @@ def test_the_samples_use_every_declaration(name):
 LAYOUTS = ["bucket", "time_series"]
 
 
-@pytest.mark.parametrize("name", [name for name in DECLARED if name not in LAYOUTS])
+@pytest.mark.parametrize("name", [name for name in BEHAVING if name not in LAYOUTS])
 def test_each_rule_answers_the_interface(name):
     graph = Graph(sample(name).models)
     rules = [rule for rule in graph.rules if name_of(rule.pattern) == name]
@@ -442,7 +447,7 @@ def test_each_rule_class_is_a_rule(module):
 # -- the behaviour ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", DECLARED)
+@pytest.mark.parametrize("name", BEHAVING)
 def test_a_second_set_up_finds_nothing_to_do(name, run):
     store = run.store(sample(name).models)
     assert store.setup()
@@ -451,7 +456,7 @@ def test_a_second_set_up_finds_nothing_to_do(name, run):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("name", DECLARED)
+@pytest.mark.parametrize("name", BEHAVING)
 def test_old_data_is_rebuilt_and_twice_equals_once(name, run, database):
     models = sample(name).models
     for collection, documents in sample(name).documents().items():
@@ -471,7 +476,7 @@ def test_old_data_is_rebuilt_and_twice_equals_once(name, run, database):
     assert 0 == store.repair()
 
 
-@pytest.mark.parametrize("name", DECLARED)
+@pytest.mark.parametrize("name", BEHAVING)
 def test_repair_mends_what_verify_finds(name, run, database):
     models = sample(name).models
     for collection, documents in sample(name).documents().items():

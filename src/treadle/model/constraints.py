@@ -83,8 +83,8 @@ def add_lengths(schema: Schema, shape: Shape, kind: str) -> Schema:
 def add_pattern(schema: Schema, shape: Shape, config: Mapping[str, Any]) -> Schema:
     """A pattern, if the server reads it as Pydantic does."""
     for item in metadata_of(shape):
-        # Treadle's own declarations have a `pattern` too, which is a name.
-        own = type(item).__module__.startswith("treadle")
+        # A declaration of a pattern has a `pattern` too, which is a name.
+        own = hasattr(item, "bind")
         pattern = None if own else getattr(item, "pattern", None)
         # A compiled pattern is Python's own, whatever the model says.
         in_python = config.get("regex_engine") == "python-re" or isinstance(pattern, re.Pattern)

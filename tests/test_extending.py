@@ -1,0 +1,165 @@
+"""A pattern that is not part of Treadle gets everything that Treadle's own get."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pytest
+
+from tests.outside import Page, Slug
+from tests.support import race
+from treadle import Count, DeclarationError, Document, Id, Store, UsageError
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Pattern, Place, Rule
+
+
+def test_slugs_are_unique_among_siblings(run):
+    store = run.store([Page])
+    store.setup()
+    stored = store.insert_many([Page(title="A b"), Page(title="A  B!"), Page(title="a b", section="sport")])
+    assert ["a-b", "a-b-2", "a-b"] == [each.slug for each in stored]
+    assert "a-b-3" == store.insert(Page(title="A-B")).slug
+    assert [] == store.verify()
+
+
+def test_a_slug_follows_its_title_and_its_section(run):
+    store = run.store([Page])
+    store.setup()
+    first, second = store.insert_many([Page(title="One"), Page(title="Two")])
+    assert "one-2" == store.update(Page, second.id, {"$set": {"title": "One"}}).slug
+    assert "two" == store.update(Page, second.id, {"$set": {"section": "sport", "title": "Two"}}).slug
+    assert 2 == store.update_many(Page, {}, {"$set": {"title": "Same", "section": "news"}})
+    assert {"same", "same-2"} == {each.slug for each in store.find(Page)}
+    first.title = "Replaced"
+    assert "replaced" == store.replace(first).slug
+    assert [] == store.verify()
+
+
+def test_a_slug_that_fits_is_kept_when_something_else_changes(run):
+    store = run.store([Page])
+    store.setup()
+    store.insert(Page(title="One"))
+    second = store.insert(Page(title="One"))
+    store.delete(Page, {"slug": "one"})
+    assert "one-2" == store.update(Page, second.id, {"$set": {"title": "One!"}}).slug
+
+
+def test_callers_cannot_write_it(run):
+    store = run.store([Page])
+    page = store.insert(Page(title="One", slug="mine"))
+    assert "one" == page.slug
+    with pytest.raises(UsageError, match="write those instead") as caught:
+        store.update(Page, page.id, {"$set": {"slug": "mine"}})
+    assert "field-maintained" == caught.value.code
+
+
+def test_sixteen_writers_get_sixteen_slugs(database):
+    store, other = Store(database, [Page]), Store(database, [Page])
+    store.setup()
+    race(*[lambda each=each: each.insert(Page(title="Race")) for each in [store, other] * 8])
+    assert {"race", *(f"race-{number}" for number in range(2, 17))} == set(database.pages.distinct("slug"))
+    assert [] == store.verify()
+
+
+def test_what_others_wrote_is_found_and_repaired(run, database):
+    store = run.store([Page])
+    store.setup()
+    page = store.insert(Page(title="One"))
+    database.pages.update_one({"_id": page.id}, {"$set": {"slug": "wrong"}})
+    (finding,) = store.verify()
+    assert ("slug", "Page", page.id, "slug", "wrong", "one") == (
+        finding.pattern,
+        finding.model,
+        finding.document_id,
+        finding.path,
+        finding.stored,
+        finding.expected,
+    )
+    assert 1 == store.repair()
+    assert [] == store.verify()
+
+
+def test_others_can_be_fed_by_it(run):
+    class Link(Document, collection="links"):
+        title: str
+        page: Annotated[str | None, Slug("title")] = None
+
+    class Target(Document, collection="targets"):
+        id: str
+        links: Annotated[int, Count(Link, by="page")] = 0
+
+    store = run.store([Link, Target])
+    store.setup()
+    store.insert(Target(id="here"))
+    link = store.insert(Link(title="Here"))
+    assert 1 == store.get(Target, "here").links
+    store.update(Link, link.id, {"$set": {"title": "There"}})
+    assert 0 == store.get(Target, "here").links
+    assert [] == store.verify()
+
+
+def test_setup_makes_its_index(run, database):
+    store = run.store([Page])
+    store.setup()
+    (index,) = [each for each in database.pages.index_information().values() if each.get("unique")]
+    assert [("section", 1), ("slug", 1)] == index["key"]
+
+
+class Inert(Pattern):
+    pattern = "inert"
+
+    def bind(self, place: Place, graph: object) -> Rule:
+        return Rule(place)
+
+
+def test_a_rule_that_nothing_carries_out_is_refused():
+    class Odd(Document, collection="odd"):
+        owner_id: Id
+        field: Annotated[str, Inert()] = ""
+
+    with pytest.raises(DeclarationError, match=r"Odd\.field: Rule") as caught:
+        Graph([Odd])
+    assert "rule-not-carried-out" == caught.value.code
+
+
+class Whole(Pattern):
+    pattern = "whole"
+    keyword = "whole"
+
+    def bind(self, place: Place, graph: object) -> Rule:
+        return Noted(place)
+
+
+class Noted(Rule):
+    pattern = "whole"
+
+    def prepare(self, raw: dict[str, object]) -> None:
+        raw["noted"] = True
+
+    def maintained(self) -> set[str]:
+        return {"noted"}
+
+
+def test_a_class_keyword_may_be_a_users_own(run, database):
+    class Odd(Document, collection="odd", whole=Whole()):
+        noted: bool = False
+
+    assert run.store([Odd]).insert(Odd()).noted
+    assert True is database.odd.find_one()["noted"]
+
+
+def test_a_class_keyword_that_is_no_pattern_is_refused():
+    with pytest.raises(DeclarationError, match="whole='no'") as caught:
+
+        class Odd(Document, collection="odd", whole="no"): ...
+
+    assert "keyword-unknown" == caught.value.code
+
+
+def test_a_pattern_of_the_whole_model_on_a_field_is_refused():
+    class Odd(Document, collection="odd"):
+        field: Annotated[str, Whole()] = ""
+
+    with pytest.raises(DeclarationError, match=r"class keyword whole=Whole") as caught:
+        Graph([Odd])
+    assert "pattern-keyword" == caught.value.code
