@@ -109,7 +109,6 @@ class DeleteManyDocuments(ChunkedWork):
         self.together = self._inseparable is not None
         crud.require_filter(entry, filter)
         self.filter = clean_filter(entry.codec, filter)
-        self.keys: list[Any] | None = None
 
     @property
     def alone(self) -> bool:
@@ -118,12 +117,6 @@ class DeleteManyDocuments(ChunkedWork):
     def direct(self, graph: Graph, server: Capabilities) -> Plan[int]:
         result = yield from delete_many(self.entry.collection, self.filter)
         return result.deleted_count
-
-    def within(self, keys: list[Any]) -> DeleteManyDocuments:
-        """The same deletion, of these documents only."""
-        chunk = copy.copy(self)
-        chunk.keys = keys
-        return chunk
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
         most = TOGETHER_MAX + 1 if self.together else 0

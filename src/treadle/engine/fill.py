@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from treadle.engine.guards import guard
+from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import formula_stages
-from treadle.graph.derived import CopyRule
+from treadle.graph.derived import CopyRule, LocalRule
 from treadle.graph.pattern import REVISION, Entry
 from treadle.plan import Plan, Raw, by_id, find, find_one_and_update, update_many
 from treadle.query.keys import freeze, may_be_id
+from treadle.query.paths import put
 
 
 def fill_copies(
@@ -47,6 +49,16 @@ def fill_copies(
                 rule.fill(raw, sources, before, lenient=lenient or look_only or guard_all)
 
 
+def fill_own(entry: Entry[Any], pairs: Sequence[tuple[Raw | None, Raw]]) -> Plan[None]:
+    """Set what the new documents take from others and from themselves, formulas apart."""
+    if entry.having(CopyRule):
+        yield from fill_copies(entry, pairs)
+    for local in entry.having(LocalRule):
+        values = yield from local.values([raw for _, raw in pairs])
+        for (_, raw), value in zip(pairs, values, strict=True):
+            put(raw, local.path.split("."), value)
+
+
 def read_sources(source: Entry[Any], keys: Sequence[Any], guarded: bool) -> Plan[dict[Any, Raw]]:
     """Source documents by frozen id; written as well where they must not change meanwhile."""
     if not keys:
@@ -74,6 +86,5 @@ def compute_formulas(entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Raw]]:
         after = yield from find_one_and_update(entry.collection, by_id(keys[0]), stages)
         return [after] if after is not None else []
     yield from update_many(entry.collection, {"_id": {"$in": list(keys)}}, stages)
-    found = yield from find(entry.collection, {"_id": {"$in": list(keys)}})
-    by_key = {freeze(each["_id"]): each for each in found}
-    return [by_key[freeze(key)] for key in keys]
+    afters = yield from by_ids(entry.collection, keys)
+    return [afters[freeze(key)] for key in keys]

@@ -7,13 +7,14 @@ from typing import Any
 
 from treadle.engine.commit import commit_on
 from treadle.engine.ledger import Ledger
+from treadle.engine.pages import by_ids
 from treadle.engine.work import Writer
 from treadle.engine.writes import follow_own
 from treadle.graph.change import Change
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
-from treadle.plan import Plan, Raw, bulk_write, find
+from treadle.plan import Plan, Raw, bulk_write
 from treadle.plan.capabilities import Capabilities
 
 Attempt = Callable[[], "Plan[tuple[list[Raw], list[Any], dict[Any, str]]]"]
@@ -36,8 +37,7 @@ def perform(
         keys = [each["_id"] for each in befores]
         yield from ledger.note_before(entry.root, keys)
         result = yield from bulk_write(entry.collection, writes, ordered=False)
-        rows = yield from find(entry.collection, {"_id": {"$in": keys}})
-        now = {freeze(each["_id"]): each for each in rows}
+        now = yield from by_ids(entry.collection, keys)
         pairs = [(before, now[freeze(before["_id"])]) for before in befores if freeze(before["_id"]) in now]
         # By their kind after the write: a migration may give one to documents that had none.
         afters = yield from _followed(entry, pairs)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from treadle.engine import crud
-from treadle.engine.fill import compute_formulas, fill_copies
+from treadle.engine.fill import compute_formulas, fill_own
 from treadle.engine.guards import guard
 from treadle.engine.ledger import Ledger
 from treadle.engine.recompute import recompute
@@ -125,10 +125,7 @@ class Insert(Work[list[D]]):
         states = {}
         for rule in entry.answering("before_insert"):
             states[rule] = yield from rule.before_insert(batch, ledger)
-        yield from fill_copies(entry, [(None, raw) for raw in raws])
-        for local in entry.having(LocalRule):
-            for raw, value in zip(raws, (yield from local.values(raws)), strict=True):
-                put(raw, local.path.split("."), value)
+        yield from fill_own(entry, [(None, raw) for raw in raws])
         with crud.translated(entry.model.__name__, raws, entry):
             if len(raws) == 1:
                 yield from insert_one(entry.collection, raws[0])

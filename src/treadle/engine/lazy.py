@@ -15,6 +15,7 @@ from typing import Any
 from pymongo.errors import ExecutionTimeout, OperationFailure, PyMongoError
 
 from treadle.engine.convert import Converted, convert, guarded_write, lineage_of, stops_others, store_alone
+from treadle.engine.pages import by_ids
 from treadle.errors import DataError
 from treadle.graph.gather import freeze
 from treadle.graph.pattern import Entry
@@ -183,9 +184,8 @@ def upgraded(entry: Entry[Any], befores: Sequence[Raw]) -> Plan[list[Raw]]:
     if not stale:
         return list(befores)
     yield from _bring_up(entry, stale)
-    found = yield from find(entry.collection, {"_id": {"$in": [raw["_id"] for raw in stale]}})
-    by_key = {freeze(raw["_id"]): raw for raw in found}
-    shown = [by_key.get(freeze(raw["_id"]), raw) for raw in befores]
+    now = yield from by_ids(entry.collection, [raw["_id"] for raw in stale])
+    shown = [now.get(freeze(raw["_id"]), raw) for raw in befores]
     if any(is_stale(entry, raw) for raw in shown):
         raise contended(entry)
     return shown

@@ -1,12 +1,19 @@
-"""Whole collections, page by page, in the order of `_id`."""
+"""Documents by their ids, and whole collections, page by page, in the order of `_id`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from treadle.graph.pattern import Entry
 from treadle.plan import Plan, Raw, find
 from treadle.query.keys import freeze
+
+
+def by_ids(collection: str, ids: Iterable[Any]) -> Plan[dict[Any, Raw]]:
+    """The documents with these ids, by frozen id."""
+    rows = yield from find(collection, {"_id": {"$in": list(ids)}})
+    return {freeze(each["_id"]): each for each in rows}
 
 
 def page(

@@ -19,6 +19,7 @@ from treadle.engine import intents
 from treadle.engine.contention import Contended, attempting, pieces
 from treadle.engine.groups import Arranged, arrange
 from treadle.engine.ledger import Ledger
+from treadle.engine.pages import by_ids
 from treadle.engine.react import UNBOUNDED, FanOut, react
 from treadle.engine.recompute import Recomputation
 from treadle.engine.set_aside import set_aside
@@ -134,8 +135,7 @@ class ByTransaction(Commit):
         if operations:
             yield from bulk_write(entry.collection, operations, ordered=False)
         if changed and entry.feeds:
-            rows = yield from find(entry.collection, {"_id": {"$in": present}})
-            afters = {freeze(each["_id"]): each for each in rows}
+            afters = yield from by_ids(entry.collection, present)
             for document in documents:
                 frozen = freeze(document["_id"])
                 before = None if frozen in made else document

@@ -12,11 +12,13 @@ asks which of the two a server has.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from treadle.engine.ledger import Ledger
+from treadle.engine.pages import by_ids
 from treadle.errors import DataError
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
@@ -80,9 +82,14 @@ class ChunkedWork(Work[int]):
     # Whether it makes sense only for all documents together.
     together = False
 
+    # The documents that it is confined to; None for all that match.
+    keys: list[Any] | None = None
+
     def within(self, keys: list[Any]) -> ChunkedWork:
         """The same write, of these documents only."""
-        raise NotImplementedError  # pragma: no cover
+        chunk = copy.copy(self)
+        chunk.keys = keys
+        return chunk
 
     def result(self, outcome: int) -> int:
         return outcome
@@ -167,7 +174,6 @@ def only(filter: Raw, keys: list[Any] | None) -> Raw:
 def as_they_are_now(entry: Entry[Any], outcome: Any) -> Plan[Any]:
     """The documents of an outcome, read again; one that is gone as it was."""
     documents = [outcome] if isinstance(outcome, dict) else outcome
-    rows = yield from find(entry.collection, {"_id": {"$in": [each["_id"] for each in documents]}})
-    by_key = {freeze(each["_id"]): each for each in rows}
-    now = [by_key.get(freeze(each["_id"]), each) for each in documents]
+    rows = yield from by_ids(entry.collection, [each["_id"] for each in documents])
+    now = [rows.get(freeze(each["_id"]), each) for each in documents]
     return now[0] if isinstance(outcome, dict) else now

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from pymongo import UpdateOne
 
 from treadle.engine import crud, lazy
-from treadle.engine.fill import compute_formulas, fill_copies
+from treadle.engine.fill import compute_formulas, fill_own
 from treadle.engine.inserts import refuse_group
 from treadle.engine.ledger import Ledger
+from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import formula_stages
 from treadle.engine.work import ChunkedWork, Work, only
 from treadle.errors import UsageError
@@ -102,12 +104,14 @@ def _upgraded(entry: Entry[Any], befores: Sequence[Raw], server: Capabilities) -
     return (yield from lazy.upgraded(entry, befores))
 
 
-class UpdateOneDocument(Work[D | None]):
-    """An update of one document, which somebody may have to follow."""
+class _Update:
+    """What updates of one document and of many have in common."""
 
-    def __init__(self, entry: Entry[D], id_or_filter: Any, update: Any) -> None:
+    entry: Entry[Any]
+    update: Any
+
+    def _prepare(self, entry: Entry[Any], update: Any) -> None:
         self.entry = entry
-        self.filter = crud.which(entry, id_or_filter)
         self.update = clean_update(entry.codec, update)
         self.touched = check_update(entry, self.update)
 
@@ -116,8 +120,48 @@ class UpdateOneDocument(Work[D | None]):
         followed = concerns(self.entry, self.touched) or may_upgrade(self.entry)
         return not followed and not writes_older(self.entry)
 
+    def _clearly(self) -> AbstractContextManager[None]:
+        return crud.translated(self.entry.model.__name__, [{"update": self.update}])
+
+    def _apply(
+        self,
+        befores: Sequence[Raw],
+        write: Callable[[list[Any]], Plan[dict[Any, Raw]]],
+        server: Capabilities,
+        ledger: Ledger,
+    ) -> Plan[list[Raw]]:
+        """Update documents that were just read, and note the changes; the documents after."""
+        entry, keys, older = self.entry, [each["_id"] for each in befores], writes_older(self.entry)
+        # What others follow from is what was stored, in whichever version.
+        stored = befores
+        if not older:
+            yield from ledger.note_before(entry, keys)
+        if entry.versioned:
+            befores = yield from _upgraded(entry, befores, server)
+        if older:
+            stored = befores
+            yield from ledger.note_before(entry, keys)
+        with self._clearly():
+            afters = yield from write(keys)
+        pairs = [(each, afters[key]) for each in befores if (key := freeze(each["_id"])) in afters]
+        final = yield from follow_own(entry, pairs)
+        if entry.versioned:
+            yield from lazy.downgraded(entry, final)
+        by_key = {freeze(each["_id"]): each for each in stored}
+        for after in final:
+            ledger.add(Change(entry.collection, after["_id"], by_key[freeze(after["_id"])], after))
+        return final
+
+
+class UpdateOneDocument(_Update, Work[D | None]):
+    """An update of one document, which somebody may have to follow."""
+
+    def __init__(self, entry: Entry[D], id_or_filter: Any, update: Any) -> None:
+        self._prepare(entry, update)
+        self.filter = crud.which(entry, id_or_filter)
+
     def direct(self, graph: Graph, server: Capabilities) -> Plan[Raw | None]:
-        with crud.translated(self.entry.model.__name__, [{"update": self.update}]):
+        with self._clearly():
             return (yield from crud.update_one_raw(self.entry, self.filter, self.update))
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
@@ -128,29 +172,17 @@ class UpdateOneDocument(Work[D | None]):
         before = yield from find_one(entry.collection, self.filter)
         if before is None:
             return None
-        # What others follow from is what was stored, in whichever version.
-        stored = before
-        if not writes_older(entry):
-            yield from ledger.note_before(entry, [before["_id"]])
-        if entry.versioned:
-            (before,) = yield from _upgraded(entry, [before], server)
-        if writes_older(entry):
-            stored = before
-            yield from ledger.note_before(entry, [before["_id"]])
-        only = {"$and": [by_id(before["_id"]), self.filter]}
-        with crud.translated(entry.model.__name__, [{"update": self.update}]):
-            after = yield from find_one_and_update(entry.collection, only, self.update)
-        if after is None:
-            return None
-        (after,) = yield from follow_own(entry, [(before, after)])
-        if entry.versioned:
-            yield from lazy.downgraded(entry, [after])
-        ledger.add(Change(entry.collection, before["_id"], stored, after))
-        return after
+        afters = yield from self._apply([before], self._write, server, ledger)
+        return afters[0] if afters else None
+
+    def _write(self, keys: list[Any]) -> Plan[dict[Any, Raw]]:
+        only_it = {"$and": [by_id(keys[0]), self.filter]}
+        after = yield from find_one_and_update(self.entry.collection, only_it, self.update)
+        return {} if after is None else {freeze(keys[0]): after}
 
     def _only_copied(self, ledger: Ledger) -> Plan[Raw | None]:
         """An update of a source that has nothing but copies: what it was does not matter."""
-        with crud.translated(self.entry.model.__name__, [{"update": self.update}]):
+        with self._clearly():
             after = yield from find_one_and_update(self.entry.collection, self.filter, self.update)
         if after is not None:
             ledger.add(Change(self.entry.collection, after["_id"], {}, after))
@@ -158,6 +190,29 @@ class UpdateOneDocument(Work[D | None]):
 
     def result(self, outcome: Raw | None) -> D | None:
         return None if outcome is None else self.entry.codec.load(copy.deepcopy(outcome))
+
+
+class UpdateManyDocuments(_Update, ChunkedWork):
+    """An update of the documents of one chunk."""
+
+    def __init__(self, entry: Entry[Any], filter: Any, update: Any) -> None:
+        crud.require_filter(entry, filter)
+        self._prepare(entry, update)
+        self.filter = clean_filter(entry.codec, filter)
+
+    def direct(self, graph: Graph, server: Capabilities) -> Plan[int]:
+        with self._clearly():
+            return (yield from crud.update_many_raw(self.entry, self.filter, self.update))
+
+    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
+        befores = yield from find(self.entry.collection, only(self.filter, self.keys))
+        if befores:
+            yield from self._apply(befores, self._write, server, ledger)
+        return len(befores)
+
+    def _write(self, keys: list[Any]) -> Plan[dict[Any, Raw]]:
+        yield from update_many(self.entry.collection, only(self.filter, keys), self.update)
+        return (yield from by_ids(self.entry.collection, keys))
 
 
 def follow_own(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
@@ -177,14 +232,10 @@ def _follow_kinds(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[l
 
 
 def _follow_class(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
-    copies, locals_, stages = entry.having(CopyRule), entry.having(LocalRule), formula_stages(entry)
-    afters = [after for _, after in pairs]
-    filled = copy.deepcopy(afters) if copies or locals_ else afters
-    if copies:
-        yield from fill_copies(entry, list(zip([before for before, _ in pairs], filled, strict=True)))
-    for local in locals_:
-        for after, value in zip(filled, (yield from local.values(filled)), strict=True):
-            put(after, local.path.split("."), value)
+    afters, stages = [after for _, after in pairs], formula_stages(entry)
+    derives = bool(entry.having(CopyRule)) or bool(entry.having(LocalRule))
+    filled = copy.deepcopy(afters) if derives else afters
+    yield from fill_own(entry, list(zip([before for before, _ in pairs], filled, strict=True)))
     updates = []
     for written, after in zip(afters, filled, strict=True):
         sets = {name: {"$literal": value} for name, value in after.items() if written.get(name) != value}
@@ -192,69 +243,14 @@ def _follow_class(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[l
             updates.append((by_id(after["_id"]), [*([{"$set": sets}] if sets else []), *stages]))
     if not updates:
         return filled
-    if len(updates) == 1 and len(filled) == 1:
+    if len(filled) == 1:
         again = yield from find_one_and_update(entry.collection, *updates[0])
         return [again] if again is not None else filled
     yield from bulk_write(entry.collection, [UpdateOne(*each) for each in updates], ordered=False)
     if not stages:
         return filled
-    rows = yield from find(entry.collection, {"_id": {"$in": [each["_id"] for each in filled]}})
-    by_key = {freeze(each["_id"]): each for each in rows}
-    return [by_key[freeze(each["_id"])] for each in filled]
-
-
-class UpdateManyDocuments(ChunkedWork):
-    """An update of the documents of one chunk."""
-
-    def __init__(self, entry: Entry[Any], filter: Any, update: Any) -> None:
-        self.entry = entry
-        crud.require_filter(entry, filter)
-        self.filter = clean_filter(entry.codec, filter)
-        self.update = clean_update(entry.codec, update)
-        self.touched = check_update(entry, self.update)
-        self.keys: list[Any] | None = None
-
-    @property
-    def alone(self) -> bool:
-        followed = concerns(self.entry, self.touched) or may_upgrade(self.entry)
-        return not followed and not writes_older(self.entry)
-
-    def direct(self, graph: Graph, server: Capabilities) -> Plan[int]:
-        with crud.translated(self.entry.model.__name__, [{"update": self.update}]):
-            return (yield from crud.update_many_raw(self.entry, self.filter, self.update))
-
-    def within(self, keys: list[Any]) -> UpdateManyDocuments:
-        """The same update, of these documents only."""
-        chunk = copy.copy(self)
-        chunk.keys = keys
-        return chunk
-
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
-        entry = self.entry
-        condition = only(self.filter, self.keys)
-        befores = yield from find(entry.collection, condition)
-        if not befores:
-            return 0
-        keys = [each["_id"] for each in befores]
-        stored = befores
-        if not writes_older(entry):
-            yield from ledger.note_before(entry, keys)
-        if entry.versioned:
-            befores = yield from _upgraded(entry, befores, server)
-        if writes_older(entry):
-            stored = befores
-            yield from ledger.note_before(entry, keys)
-        with crud.translated(entry.model.__name__, [{"update": self.update}]):
-            yield from update_many(entry.collection, only(self.filter, keys), self.update)
-        found = yield from find(entry.collection, {"_id": {"$in": keys}})
-        afters = {freeze(each["_id"]): each for each in found}
-        pairs = [(before, afters[freeze(before["_id"])]) for before in befores]
-        final = yield from follow_own(entry, pairs)
-        if entry.versioned:
-            yield from lazy.downgraded(entry, final)
-        for before, after in zip(stored, final, strict=True):
-            ledger.add(Change(entry.collection, before["_id"], before, after))
-        return len(befores)
+    now = yield from by_ids(entry.collection, [each["_id"] for each in filled])
+    return [now[freeze(each["_id"])] for each in filled]
 
 
 # -- replace ------------------------------------------------------------------------------
@@ -290,9 +286,7 @@ class Replace(Work[D]):
                     put(after, segments, value_at(before, segments))
         if RESERVED in before:
             after[RESERVED] = before[RESERVED]
-        yield from fill_copies(entry, [(before, after)])
-        for local in entry.having(LocalRule):
-            put(after, local.path.split("."), (yield from local.values([after]))[0])
+        yield from fill_own(entry, [(before, after)])
         with crud.translated(entry.model.__name__, [after], entry):
             if entry.kept:
                 after = yield from _replace_keeping(entry, after)
