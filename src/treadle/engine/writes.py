@@ -184,7 +184,7 @@ def _follow_class(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[l
         yield from fill_copies(entry, list(zip([before for before, _ in pairs], filled, strict=True)))
     for local in locals_:
         for after, value in zip(filled, (yield from local.values(filled)), strict=True):
-            put(after, local.path.split("."), value)
+            put(after, local.path, value)
     updates = []
     for written, after in zip(afters, filled, strict=True):
         sets = {name: {"$literal": value} for name, value in after.items() if written.get(name) != value}
@@ -284,15 +284,13 @@ class Replace(Work[D]):
             rule.before_replace(before, self.raw)
         after = copy.deepcopy(self.raw)
         for path, rule in entry.protected.items():
-            if not rule.refills:
-                segments = path.split(".")
-                if has(before, segments):
-                    put(after, segments, value_at(before, segments))
+            if not rule.refills and has(before, path):
+                put(after, path, value_at(before, path))
         if RESERVED in before:
             after[RESERVED] = before[RESERVED]
         yield from fill_copies(entry, [(before, after)])
         for local in entry.having(LocalRule):
-            put(after, local.path.split("."), (yield from local.values([after]))[0])
+            put(after, local.path, (yield from local.values([after]))[0])
         with crud.translated(entry.model.__name__, [after], entry):
             if entry.kept:
                 after = yield from _replace_keeping(entry, after)
