@@ -67,18 +67,18 @@ def tree(
         show(branches, model)
 
 
-def _label_path(tree: Tree, label: str | None) -> list[str]:
+def _label_path(tree: Tree, label: str | None) -> str:
     from treadle.query.paths import resolve
 
     codec = tree.entry.codec
     if label is not None:
-        return resolve(codec, label, "--label", "source-field-missing").stored.split(".")
+        return resolve(codec, label, "--label", "source-field-missing").stored
     if tree.segment is not None:
-        return tree.segment.split(".")
-    return next((codec.by_name[name].stored for name in LABELS if name in codec.by_name), "_id").split(".")
+        return tree.segment
+    return next((codec.by_name[name].stored for name in LABELS if name in codec.by_name), "_id")
 
 
-def outline(tree: Tree, depth: int, width: int, label: list[str], root: str | None) -> Plan[list[Branch]]:
+def outline(tree: Tree, depth: int, width: int, label: str, root: str | None) -> Plan[list[Branch]]:
     """The first levels of a tree, the first children of each node, and counts of all."""
     from treadle.patterns.tree import reads
     from treadle.patterns.tree.fields import node_missing
@@ -101,7 +101,7 @@ def outline(tree: Tree, depth: int, width: int, label: list[str], root: str | No
     return branches
 
 
-def _branch(tree: Tree, node: Raw, depth: int, width: int, label: list[str]) -> Plan[Branch]:
+def _branch(tree: Tree, node: Raw, depth: int, width: int, label: str) -> Plan[Branch]:
     from treadle.patterns.tree import reads
     from treadle.query.paths import value_at
 

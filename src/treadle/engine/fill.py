@@ -56,7 +56,7 @@ def fill_own(entry: Entry[Any], pairs: Sequence[tuple[Raw | None, Raw]]) -> Plan
     for local in entry.having(LocalRule):
         values = yield from local.values([raw for _, raw in pairs])
         for (_, raw), value in zip(pairs, values, strict=True):
-            put(raw, local.path.split("."), value)
+            put(raw, local.path, value)
 
 
 def read_sources(source: Entry[Any], keys: Sequence[Any], guarded: bool) -> Plan[dict[Any, Raw]]:

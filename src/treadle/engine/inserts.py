@@ -79,11 +79,11 @@ class Insert(Work[list[D]]):
         raw.pop(RESERVED, None)
         for rule in self.entry.having(GatherRule):
             for path, value in rule.empty().items():
-                put(raw, path.split("."), copy.deepcopy(value))
+                put(raw, path, copy.deepcopy(value))
             for stamp in rule.stamps():
-                put(raw, stamp.split("."), None)
+                put(raw, stamp, None)
         for formula in self.entry.having(FormulaRule):
-            put(raw, formula.path.split("."), None)
+            put(raw, formula.path, None)
 
     @property
     def alone(self) -> bool:
@@ -151,7 +151,7 @@ class Insert(Work[list[D]]):
         yield from update_many(self.entry.collection, condition, [{"$set": stamps}])
         for dated in (yield from find(self.entry.collection, condition, dict.fromkeys(stamps, 1))):
             for stamp in stamps:
-                put(known[freeze(dated["_id"])], stamp.split("."), value_at(dated, stamp.split(".")))
+                put(known[freeze(dated["_id"])], stamp, value_at(dated, stamp))
 
     def _gather_existing(self, server: Capabilities) -> Plan[None]:
         """Fill a target that is inserted after its sources."""
@@ -164,7 +164,7 @@ class Insert(Work[list[D]]):
         values = yield from recompute(gathers, keys, server.version)
         for raw in known:
             for path, value in values[freeze(raw["_id"])].items():
-                put(raw, path.split("."), value)
+                put(raw, path, value)
 
     def result(self, outcome: list[Raw]) -> list[D]:
         return [

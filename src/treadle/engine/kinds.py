@@ -161,8 +161,8 @@ class ChangeKind(Replace[D]):
         after = copy.deepcopy(self.raw)
         for path, rule in entry.protected.items():
             kept = was.protected.get(path) is rule and not rule.refills
-            if kept and has(before, path.split(".")):
-                put(after, path.split("."), value_at(before, path.split(".")))
+            if kept and has(before, path):
+                put(after, path, value_at(before, path))
         if RESERVED in before:
             after[RESERVED] = copy.deepcopy(before[RESERVED])
         new = [rule for rule in entry.having(GatherRule) if rule not in was.having(GatherRule)]
@@ -171,5 +171,5 @@ class ChangeKind(Replace[D]):
             yield from guard(entry.collection, [identity])
             for values in (yield from recompute(new, [identity], server.version)).values():
                 for path, value in values.items():
-                    put(after, path.split("."), value)
+                    put(after, path, value)
         return after

@@ -117,13 +117,13 @@ class Recomputation:
         values = yield from recompute(self.gathers, keys, server.version)
         for key, right in zip(keys, expected, strict=True):
             for path, value in values[freeze(key)].items():
-                put(right, path.split("."), value)
+                put(right, path, value)
         if self.copies:
             pairs = list(zip(befores or documents, expected, strict=True))
             yield from fill_copies(entry, pairs, self.copies, look_only=not guarded, guard_all=guarded)
         for rule in self.locals:
             for right, value in zip(expected, (yield from rule.values(expected)), strict=True):
-                put(right, rule.path.split("."), value)
+                put(right, rule.path, value)
         if self.formulas and formulas:
             yield from self._compute(documents, expected)
         return expected
@@ -133,10 +133,9 @@ class Recomputation:
         for document, right in zip(documents, expected, strict=True):
             row = rows.get(freeze(right["_id"]))
             for number, formula in enumerate(self.formulas):
-                segments = formula.path.split(".")
                 # What the server cannot compute is neither right nor wrong.
-                value = row.get(f"f{number}") if row is not None else value_at(document, segments)
-                put(right, segments, value)
+                value = row.get(f"f{number}") if row is not None else value_at(document, formula.path)
+                put(right, formula.path, value)
 
     def _formulas_now(self, keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
         """What the formulas of these documents give; nothing for one that the server cannot compute."""
@@ -160,21 +159,20 @@ class Recomputation:
 
     def sets(self, document: Raw, right: Raw, *, whole: bool = False) -> Raw:
         """The paths that a rewrite sets, with their values as literals; empty ones too if `whole`."""
-        values = {path: value_at(right, path.split(".")) for path in self.paths}
+        values = {path: value_at(right, path) for path in self.paths}
         tops = {rule.top for rule in self.copies}
         return {
             path: {"$literal": value}
             for path, value in values.items()
             if value is not None
-            or value_at(document, path.split(".")) is not None
+            or value_at(document, path) is not None
             or (whole and (path not in tops or path in right))
         }
 
     def differs(self, document: Raw, right: Raw) -> bool:
         """Whether any derived value of a document is not as it should be."""
         paths = [*self.paths, *(formula.path for formula in self.formulas)]
-        segments = [path.split(".") for path in paths]
-        return any(not same(value_at(document, each), value_at(right, each)) for each in segments)
+        return any(not same(value_at(document, path), value_at(right, path)) for path in paths)
 
     def rewrite(self, sets: Raw, *, stamped: bool) -> list[Raw]:
         """The update that sets values, with the dates of their computation, and lets formulas follow."""

@@ -40,7 +40,7 @@ from treadle.plan import Plan, Raw, by_id, delete_one, find, find_one, find_one_
 from treadle.plan.server_errors import is_poison
 from treadle.query.comparison import same
 from treadle.query.keys import freeze
-from treadle.query.paths import overlap, put, value_at
+from treadle.query.paths import overlap, put, top, value_at
 
 R = TypeVar("R")
 
@@ -70,7 +70,7 @@ class IntentLedger(Ledger):
 
     def note_before(self, entry: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
         copies = [rule for each in entry.related for rule in each.having(CopyRule)]
-        tops = {rule.top for rule in copies} | {rule.reference_path.split(".")[0] for rule in copies}
+        tops = {rule.top for rule in copies} | {top(rule.reference_path) for rule in copies}
         documents = yield from find(entry.collection, {"_id": {"$in": list(ids)}})
         if not documents:
             return
@@ -308,13 +308,11 @@ class ByIntents(Commit):
             right = yield from self._expected(recomputation, document, cards)
             sets = recomputation.sets(document, right, whole=True)
             unchanged = _unchanged(entry, document, sets)
-            changed = any(
-                not same(value_at(document, path.split(".")), sets[path]["$literal"]) for path in sets
-            )
+            changed = any(not same(value_at(document, path), sets[path]["$literal"]) for path in sets)
             if ledger is not None and (changed or recomputation.formulas) and moves(entry):
                 # What it feeds now must be known even if it feeds something else afterwards.
                 yield from ledger.note_before(entry, [document["_id"]])
-            if entry.group is not None and not value_at(right, entry.group.segments):
+            if entry.group is not None and not value_at(right, entry.group.path):
                 if (yield from delete_one(entry.collection, unchanged)).deleted_count:
                     return True
                 continue
@@ -347,10 +345,10 @@ class ByIntents(Commit):
             return False
         blank: Raw = {}
         for part, value in zip(group.key.parts, key, strict=True):
-            put(blank, part.target.split("."), value)
+            put(blank, part.target, value)
         recomputation = Recomputation(entry)
         right = yield from self._expected(recomputation, blank, None)
-        if not value_at(right, group.segments):
+        if not value_at(right, group.path):
             return False
         pipeline = recomputation.rewrite(recomputation.sets(blank, right, whole=True), stamped=True)
         # Never again the revision of an earlier document of this group.
@@ -366,15 +364,15 @@ class ByIntents(Commit):
 
 def _unchanged(entry: Entry[Any], document: Raw, sets: Raw) -> Raw:
     """The filter for a document as long as nobody has rewritten it."""
-    revision = value_at(document, REVISION.split("."))
+    revision = value_at(document, REVISION)
     unchanged: Raw = {**by_id(document["_id"]), REVISION: {"$eq": revision} if revision is not None else None}
     tops = {rule.top for rule in entry.having(CopyRule)}
     return unchanged | {path: {"$eq": document[path]} for path in sets if path in document and path in tops}
 
 
 def _formulas_differ(entry: Entry[Any], document: Raw, after: Raw) -> bool:
-    segments = [rule.path.split(".") for rule in entry.having(FormulaRule)]
-    return any(not same(value_at(document, each), value_at(after, each)) for each in segments)
+    paths = [rule.path for rule in entry.having(FormulaRule)]
+    return any(not same(value_at(document, path), value_at(after, path)) for path in paths)
 
 
 def moves(entry: Entry[Any]) -> bool:

@@ -280,10 +280,8 @@ class Replace(Work[D]):
             rule.before_replace(before, self.raw)
         after = copy.deepcopy(self.raw)
         for path, rule in entry.protected.items():
-            if not rule.refills:
-                segments = path.split(".")
-                if has(before, segments):
-                    put(after, segments, value_at(before, segments))
+            if not rule.refills and has(before, path):
+                put(after, path, value_at(before, path))
         if RESERVED in before:
             after[RESERVED] = before[RESERVED]
         yield from fill_own(entry, [(before, after)])

@@ -29,7 +29,7 @@ class CopyRule(Rule):
     # The steps to the sub-document that holds the copy, the copy's name in it, and the way to the reference.
     steps: tuple[Step, ...]
     name: str
-    by: list[str]
+    by: str
     # The stored path of the reference in the target.
     reference_path: str
     # Whether the copy itself holds the reference, so that a part of it is the caller's.

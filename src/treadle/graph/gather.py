@@ -22,7 +22,7 @@ from treadle.plan import Plan, Raw
 from treadle.query.keys import GroupKey, Key, ReferenceKey
 from treadle.query.keys import freeze as freeze
 from treadle.query.keys import may_be_id as may_be_id
-from treadle.query.paths import Path, filter_references, resolve, value_at, values_at
+from treadle.query.paths import Path, filter_references, inside, resolve, value_at, values_at
 from treadle.query.safety import clean
 
 
@@ -109,7 +109,6 @@ class GatherRule(Rule):
             self.where = {"$and": [self.source.scope, self.where]} if self.where else dict(self.source.scope)
         # Values inside the array that holds the key belong to that one element.
         self.per_element = False
-        self.segments = self.path.split(".")
 
     @property
     def by(self) -> Path:
@@ -161,18 +160,18 @@ class GatherRule(Rule):
 
     def _element_contributions(self, raw: Raw, depth: int) -> list[tuple[Any, Any]]:
         found = []
-        rest = [step.stored for step in self.by.steps[depth:]]
+        rest = inside(self.by.stored, depth)
         for element in values_at(raw, self.by.steps[:depth]):
             key = value_at(element, rest)
             if key is not None:
-                found.append((key, self.element_value(element, depth)))
+                found.append((key, self.element_value(element)))
         return found
 
     def value(self, raw: Raw) -> Any:
         """What a source document contributes to each of its targets."""
         return None
 
-    def element_value(self, element: Any, depth: int) -> Any:
+    def element_value(self, element: Any) -> Any:
         """What one element of the source's array contributes."""
         return None
 
@@ -233,7 +232,6 @@ class GroupRule(GatherRule):
     def __init__(self, place: Place, origin: Origin) -> None:
         super().__init__(place, origin)
         self.path = f"{STATE}.members"
-        self.segments = self.path.split(".")
 
     def maintained(self) -> set[str]:
         return {self.path, *self.key.targets}

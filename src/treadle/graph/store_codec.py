@@ -139,10 +139,10 @@ class StoreCodec(Codec[M]):
         return [self._lower(lineage, raw) for raw in raws]
 
     def _lower(self, lineage: Lineage, raw: dict[str, Any]) -> dict[str, Any]:
-        kept = [(path, value_at(raw, path.split("."))) for path in self.kept]
+        kept = [(path, value_at(raw, path)) for path in self.kept]
         lowered = lineage.lower(raw)
         for path, value in kept:
-            if value_at(lowered, path.split(".")) != value:
+            if value_at(lowered, path) != value:
                 raise UsageError(
                     f"this Store writes {self.model.__name__} in version {lineage.written}, which has "
                     f"another {path!r}, and a maintained value depends on that field; migrate first, or "

@@ -35,7 +35,7 @@ from treadle.graph.pattern import (
 from treadle.model.shape import Shape
 from treadle.plan import Plan, Raw, find
 from treadle.query.keys import ReferenceKey, freeze
-from treadle.query.paths import field_references, resolve, value_at
+from treadle.query.paths import field_references, inside, resolve, value_at
 from treadle.query.safety import clean
 
 INT64 = 2**63
@@ -188,14 +188,15 @@ class FieldRule(ComputedRule):
     def __init__(self, place: Place, graph: Models, declared: _OfField) -> None:
         super().__init__(place, graph, declared)
         self.expression: Any = None
-        self.segments_of_value: list[str] = []
+        # The stored path of the field; empty where it is an expression.
+        self.value_path = ""
         if isinstance(self.of_field, Mapping):
             self.expression = clean(self.of_field)
             self.value_shape: Shape | None = None
         elif isinstance(self.of_field, str):
             path = resolve(self.source.codec, self.of_field, place.label, "source-field-missing")
             self.value_shape = path.shape
-            self.segments_of_value = path.stored.split(".")
+            self.value_path = path.stored
             self._pair_with_key(place, path)
         else:
             raise DeclarationError(
@@ -221,6 +222,7 @@ class FieldRule(ComputedRule):
                 code="source-field-in-array",
             )
         self.per_element = True
+        self.element_path = inside(path.stored, depth)
 
     @property
     def origin(self) -> str:
@@ -230,17 +232,17 @@ class FieldRule(ComputedRule):
     def value_paths(self) -> set[str] | None:
         if self.expression is not None:
             return field_references(self.expression)
-        return {".".join(self.segments_of_value)}
+        return {self.value_path}
 
     @property
     def server_side(self) -> bool:
         return super().server_side or self.expression is not None
 
     def value(self, raw: Raw) -> Any:
-        return value_at(raw, self.segments_of_value)
+        return value_at(raw, self.value_path)
 
-    def element_value(self, element: Any, depth: int) -> Any:
-        return value_at(element, self.segments_of_value[depth:])
+    def element_value(self, element: Any) -> Any:
+        return value_at(element, self.element_path)
 
     def evaluation(self) -> dict[str, Any]:
         return {"value": self.operand}
@@ -250,7 +252,7 @@ class FieldRule(ComputedRule):
 
     @property
     def operand(self) -> Any:
-        return self.expression if self.expression is not None else "$" + ".".join(self.segments_of_value)
+        return self.expression if self.expression is not None else f"${self.value_path}"
 
     def _require_number(self) -> None:
         shape = self.value_shape
@@ -393,19 +395,17 @@ class ExtremeRule(FieldRule):
     @property
     def _indexed(self) -> bool:
         """Whether the extreme of one group is the first entry of an index."""
-        return (
-            bool(self.segments_of_value) and isinstance(self.key, ReferenceKey) and not self.key.array_depth
-        )
+        return bool(self.value_path) and isinstance(self.key, ReferenceKey) and not self.key.array_depth
 
     def index_keys(self) -> list[tuple[str, int]]:
-        value = [(".".join(self.segments_of_value), 1)] if self._indexed else []
+        value = [(self.value_path, 1)] if self._indexed else []
         return [*super().index_keys(), *value]
 
     def finds(self, keys: Sequence[Any]) -> bool:
         return len(keys) == 1 and self._indexed
 
     def found(self, keys: Sequence[Any], version: tuple[int, ...]) -> Plan[dict[Any, dict[str, Any]]]:
-        path = ".".join(self.segments_of_value)
+        path = self.value_path
         condition: list[Raw] = [{self.by.stored: {"$eq": keys[0]}}, {path: {"$ne": None}}]
         if self.where:
             condition.append(self.where)

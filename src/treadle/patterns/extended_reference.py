@@ -48,6 +48,7 @@ from treadle.query.paths import (
     places_of,
     put,
     resolve,
+    top,
     value_at,
 )
 
@@ -103,13 +104,13 @@ class ReferenceRule(CopyRule):
                 code="reference-field-in-array",
             )
         graph.check_reference(relative, self.source, place.label)
-        self.by = [step.stored for step in relative.steps]
+        self.by = relative.stored
         self.by_optional = relative.shape.optional
         self.steps = place.steps
         self.name = place.field.stored
         # A card such as {_id, name} may hold its own reference; that part is the caller's.
-        self.holds_reference = self.by[0] == self.name and len(self.by) > 1
-        self.reference_path = ".".join([*(step.stored for step in self.steps), *self.by])
+        self.holds_reference = self.by.startswith(f"{self.name}.")
+        self.reference_path = ".".join([*(step.stored for step in self.steps), self.by])
         self.copied = self._copied(place)
         self.synced = [each for each in self.copied if not each.snapshot]
         self.snapshots = [each for each in self.copied if each.snapshot]
@@ -134,7 +135,7 @@ class ReferenceRule(CopyRule):
         for name in [*chosen, *sorted(frozen - set(chosen))]:
             source = resolve(self.source.codec, name, place.label, "embedded-field-missing")
             inside = resolve(card, name, place.label, "embedded-field-missing")
-            if self.holds_reference and inside.stored == ".".join(self.by[1:]):
+            if self.holds_reference and self.by == f"{self.name}.{inside.stored}":
                 continue
             self._check_types(inside.shape, source, name)
             copied.append(
@@ -278,21 +279,21 @@ class ReferenceRule(CopyRule):
         if known and not self.synced:
             return self._parts_of(previous)
         if self.copied[0].card is None:
-            return value_at(source, self.copied[0].source.split("."))
+            return value_at(source, self.copied[0].source)
         card: Raw = {}
         for each in self.copied:
             assert each.card is not None
-            origin, path = source, each.source.split(".")
+            origin, path = source, each.source
             if each.snapshot and known and isinstance(previous, dict):
-                origin, path = previous, each.card.split(".")
+                origin, path = previous, each.card
             if has(origin, path):
-                put(card, each.card.split("."), value_at(origin, path))
+                put(card, each.card, value_at(origin, path))
         return card
 
     def _parts_of(self, previous: Any) -> Any:
         if self.copied[0].card is None or not isinstance(previous, dict):
             return previous
-        names = {each.card.split(".")[0] for each in self.copied if each.card}
+        names = {top(each.card) for each in self.copied if each.card}
         return {name: value for name, value in previous.items() if name in names}
 
     def _set(self, container: dict[str, Any], card: Any) -> None:
@@ -304,10 +305,10 @@ class ReferenceRule(CopyRule):
             return
         for each in self.copied:
             assert each.card is not None
-            if card is not None and has(card, each.card.split(".")):
-                put(own, each.card.split("."), value_at(card, each.card.split(".")))
+            if card is not None and has(card, each.card):
+                put(own, each.card, value_at(card, each.card))
             else:
-                own.pop(each.card.split(".")[0], None)
+                own.pop(top(each.card), None)
 
     # -- copying a changed source to its targets ----------------------------------------------
 
@@ -315,8 +316,7 @@ class ReferenceRule(CopyRule):
         if not before:
             return True
         return any(
-            not same(value_at(before, each.source.split(".")), value_at(after, each.source.split(".")))
-            for each in self.synced
+            not same(value_at(before, each.source), value_at(after, each.source)) for each in self.synced
         )
 
     def sync_update(self, identity: Any, source: Raw, formulas: list[Raw]) -> tuple[Any, list[Raw] | None]:
@@ -336,8 +336,8 @@ class ReferenceRule(CopyRule):
             sets: Raw = {}
             unsets = []
             for each in self.synced:
-                if has(source, each.source.split(".")):
-                    sets[f"{self.path}.{each.card}"] = {"$literal": value_at(source, each.source.split("."))}
+                if has(source, each.source):
+                    sets[f"{self.path}.{each.card}"] = {"$literal": value_at(source, each.source)}
                 else:
                     unsets.append(f"{self.path}.{each.card}")
             return [*([{"$set": sets}] if sets else []), *([{"$unset": unsets}] if unsets else [])]
@@ -345,7 +345,7 @@ class ReferenceRule(CopyRule):
         synced: Raw = {}
         for each in self.synced:
             assert each.card is not None
-            put(synced, each.card.split("."), value_at(source, each.source.split(".")))
+            put(synced, each.card, value_at(source, each.source))
         merged = {"$mergeObjects": [f"${self.path}", {"$literal": synced}]}
         return [
             {"$set": {self.path: {"$cond": [{"$eq": [{"$type": f"${self.path}"}, "object"]}, merged, whole]}}}
@@ -362,11 +362,11 @@ class ReferenceRule(CopyRule):
                 parts.append("$[{}]")
             elif step.array:
                 # Only elements on the way to a reference: others may hold no array at all.
-                inside = ".".join([*(each.stored for each in self.steps[number + 1 :]), *self.by])
+                inside = ".".join([*(each.stored for each in self.steps[number + 1 :]), self.by])
                 parts.append(f"$[o{number}]")
                 outer.append({f"o{number}.{inside}": {"$eq": identity}})
         place = ".".join([*parts, *rest, self.name])
-        reference = ".".join([*rest, *self.by])
+        reference = ".".join([*rest, self.by])
         card = ".".join([*rest, self.name])
         match = {"$eq": identity}
         if not self.snapshots and not self.holds_reference:
@@ -375,8 +375,8 @@ class ReferenceRule(CopyRule):
         unsets: Raw = {}
         for each in self.synced:
             path = f"{place.format('e')}.{each.card}"
-            if has(source, each.source.split(".")):
-                sets[path] = value_at(source, each.source.split("."))
+            if has(source, each.source):
+                sets[path] = value_at(source, each.source)
             else:
                 unsets[path] = ""
         filters: list[Raw] = [*outer, {f"e.{reference}": match, f"e.{card}": {"$type": "object"}}]
@@ -408,7 +408,7 @@ class ReferenceRule(CopyRule):
             for element in inner:
                 self._remove_elements(element, steps[1:], gone)
         else:
-            rest = [*(step.stored for step in steps[1:]), *self.by]
+            rest = ".".join([*(step.stored for step in steps[1:]), self.by])
             references = [value_at(element, rest) for element in inner]
             raw[steps[0].stored] = [
                 element
@@ -433,7 +433,7 @@ class ReferenceRule(CopyRule):
             mate = next((number for number, card in enumerate(own) if same(mine, self._moment(card))), None)
             if reference is None:
                 continue
-            if any(overlap(path, at + ".".join(self.by)) for path in renewed):
+            if any(overlap(path, at + self.by) for path in renewed):
                 container.pop(self.name, None)
             elif self._filled(container) and mate is not None:
                 own.pop(mate)
@@ -450,12 +450,10 @@ class ReferenceRule(CopyRule):
 
     def _moment(self, card: Any) -> list[Any]:
         """The values of a card that do not follow their source."""
-        return [
-            card if each.card is None else value_at(card, each.card.split(".")) for each in self.snapshots
-        ]
+        return [card if each.card is None else value_at(card, each.card) for each in self.snapshots]
 
     def _filled(self, container: Raw) -> bool:
         """Whether a card was ever filled; one that holds its reference is there before it is."""
         if not self.holds_reference:
             return self.name in container
-        return any(has(container.get(self.name), (each.card or "").split(".")) for each in self.copied)
+        return any(has(container.get(self.name), each.card or "") for each in self.copied)

@@ -105,7 +105,7 @@ class SubsetRule(GatherRule):
 
     def value(self, raw: Raw) -> tuple[Raw, list[Any]]:
         # The sort keys are part of it: a child may change its place without its card.
-        return self.item(raw), [value_at(raw, path.split(".")) for path, _ in self.sort]
+        return self.item(raw), [value_at(raw, path) for path, _ in self.sort]
 
     def evaluation(self) -> dict[str, Any]:
         return dict.fromkeys(outermost(self.value_paths()), 1)

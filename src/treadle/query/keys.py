@@ -101,14 +101,14 @@ class ReferenceKey(Key):
         self.by = by
         self.paths = frozenset({by.stored})
         self.array_depth = by.array_depth
-        self._segments = by.stored.split(".")
+        self._path = by.stored
 
     @property
     def signature(self) -> Any:
         return self.by.stored
 
     def one(self, raw: Raw) -> Any:
-        return value_at(raw, self._segments)
+        return value_at(raw, self._path)
 
     def several(self, raw: Raw) -> list[Any]:
         """The distinct keys of a source that holds them in an array."""
@@ -160,7 +160,7 @@ class KeyPart:
 
     def value(self, raw: Raw) -> Any:
         """The value of a source; only in UTC for a window."""
-        found = value_at(raw, self.source.split("."))
+        found = value_at(raw, self.source)
         if self.window is not None:
             return self.window.start_of(found)
         return None if isinstance(found, list) else found
@@ -240,7 +240,7 @@ class GroupKey(Key):
 
     def of_target(self, document: Mapping[str, Any]) -> list[Any]:
         """The key of a target."""
-        return [value_at(document, part.target.split(".")) for part in self.parts]
+        return [value_at(document, part.target) for part in self.parts]
 
     def target(self, key: Sequence[Any]) -> Raw:
         """The filter for the target of a group, which an upsert makes the group's values of."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
@@ -14,6 +14,8 @@ from treadle.model.codec import Codec, codec_of
 from treadle.model.shape import Shape
 
 ARRAYS = frozenset({"list", "set", "frozenset", "tuple", "deque"})
+# First the one that it nearly always is, which is asked for at a quarter of the cost.
+_DOCUMENT = (dict, Mapping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,10 @@ class Path:
 
     steps: tuple[Step, ...]
     shape: Shape
+    stored: str = field(init=False)
 
-    @property
-    def stored(self) -> str:
-        return ".".join(step.stored for step in self.steps)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stored", ".".join(step.stored for step in self.steps))
 
     @property
     def python(self) -> str:
@@ -60,18 +62,18 @@ def resolve(codec: Codec[Any], path: str, where: str, code: str) -> Path:
             raise DeclarationError(
                 f"{where} names {path!r}, but {steps[-1].name!r} has no fields of its own", code=code
             )
-        field = current.by_name.get(name) or current.by_stored.get(name)
-        if field is None:
+        declared = current.by_name.get(name) or current.by_stored.get(name)
+        if declared is None:
             near = difflib.get_close_matches(name, [*current.by_name], n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(current.by_name)}"
             raise DeclarationError(
                 f"{where} names {path!r}, but {current.model.__name__} has no field {name!r}; {hint}",
                 code=code,
             )
-        shape = field.shape
+        shape = declared.shape
         array = shape.kind in ARRAYS
         refuse_array_of_arrays(shape, where)
-        steps.append(Step(field.name, field.stored, array))
+        steps.append(Step(declared.name, declared.stored, array))
         inner = shape
         while inner.kind in ARRAYS and inner.items:
             inner = inner.items[0]
@@ -105,32 +107,53 @@ def models_of(shape: Shape) -> list[type[BaseModel]]:
     return [member.python for member in members if member.kind == "model"]
 
 
-def value_at(raw: Any, stored: Sequence[str]) -> Any:
-    """The value at a path without arrays; None where any step is missing."""
-    for name in stored:
-        if not isinstance(raw, Mapping):
+def value_at(raw: Any, path: str) -> Any:
+    """The value at a stored path without arrays, "" for the whole; None where any step is missing."""
+    if "." not in path and path:
+        return raw.get(path) if isinstance(raw, _DOCUMENT) else None
+    for name in path.split(".") if path else ():
+        if not isinstance(raw, _DOCUMENT):
             return None
         raw = raw.get(name)
     return raw
 
 
-def has(raw: Any, stored: Sequence[str]) -> bool:
-    """Whether something, null included, stands at a path without arrays."""
-    for name in stored:
-        if not isinstance(raw, Mapping) or name not in raw:
+def has(raw: Any, path: str) -> bool:
+    """Whether something, null included, stands at a stored path without arrays."""
+    for name in path.split("."):
+        if not isinstance(raw, _DOCUMENT) or name not in raw:
             return False
         raw = raw[name]
     return True
 
 
-def put(raw: dict[str, Any], stored: Sequence[str], value: Any) -> None:
-    """Set the value at a path without arrays, making the documents on the way."""
-    for name in stored[:-1]:
+def put(raw: dict[str, Any], path: str, value: Any) -> None:
+    """Set the value at a stored path without arrays, making the documents on the way."""
+    *outer, last = path.split(".")
+    for name in outer:
         inner = raw.get(name)
         if not isinstance(inner, dict):
             inner = raw[name] = {}
         raw = inner
-    raw[stored[-1]] = value
+    raw[last] = value
+
+
+def drop(raw: Any, path: str) -> None:
+    """Remove what stands at a stored path without arrays, if anything does."""
+    outer, _, last = path.rpartition(".")
+    holder = value_at(raw, outer)
+    if isinstance(holder, dict):
+        holder.pop(last, None)
+
+
+def top(path: str) -> str:
+    """The field of the document itself that a stored path begins with."""
+    return path.partition(".")[0]
+
+
+def inside(path: str, depth: int) -> str:
+    """What is left of a path after so many steps."""
+    return ".".join(path.split(".")[depth:])
 
 
 def containers(raw: Any, steps: Sequence[Step]) -> Iterator[dict[str, Any]]:

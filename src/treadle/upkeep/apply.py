@@ -271,7 +271,7 @@ def recompute_targets(
         sets = {
             path: literal
             for path, literal in recomputation.sets(document, right, whole=True).items()
-            if not same(value_at(document, path.split(".")), literal["$literal"])
+            if not same(value_at(document, path), literal["$literal"])
         }
         if sets or mark.sourced or recomputation.differs(document, right):
             pipeline = recomputation.rewrite(sets, stamped=bool(sets) or mark.sourced)

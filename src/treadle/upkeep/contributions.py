@@ -65,7 +65,7 @@ def _changed(state: Raw | None, fields: Sequence[tuple[str, Any]]) -> Raw | None
         return None
     new = copy.deepcopy(state or {})
     for path, value in fields:
-        put(new, path.split("."), value)
+        put(new, path, value)
     return new
 
 
@@ -107,7 +107,7 @@ def record(source: Entry[Any], rules: Sequence[GatherRule], documents: Iterable[
             if isinstance(rule.key, GroupKey):
                 state: Raw = {}
                 for path in rule.key.paths:
-                    put(state, path.split("."), value_at(document, path.split(".")))
+                    put(state, path, value_at(document, path))
                 # The worker may have noted a newer one, which stays.
                 operations.extend(
                     _joined(_name(source, document["_id"]), rule.place.label, [state], only_first=True)

@@ -21,7 +21,7 @@ from treadle.graph.pattern import Entry, Rule
 from treadle.model.bson_types import RESERVED
 from treadle.plan import Raw
 from treadle.query.keys import GroupKey, freeze, may_be_id
-from treadle.query.paths import outermost, overlap, plain, put, value_at
+from treadle.query.paths import outermost, overlap, plain, put, top, value_at
 
 PRE_IMAGES_SINCE = (6, 0)
 # What the worker writes to see it come round; its events lie in the stream as well.
@@ -232,7 +232,7 @@ class Watch:
                 return None
             paths |= own.inputs | own.keys
             maintained |= own.maintained
-        return {path.split(".")[0] for path in paths}, {path.split(".")[0] for path in maintained}
+        return {top(path) for path in paths}, {top(path) for path in maintained}
 
     def _projection(self, lean: bool) -> Raw:
         touched = {"$objectToArray": _UPDATED}
@@ -256,7 +256,7 @@ class Watch:
                 projection[f"{name}{AFTER}"] = [part.expression(f"{AFTER}.") for part in key.parts]
                 projection[f"{name}{BEFORE}"] = [part.expression(f"{BEFORE}.") for part in key.parts]
         if self.ledgered and not lean:
-            names = sorted({path.split(".")[0] for rule in self.ledgered for path in rule.key.paths})
+            names = sorted({top(path) for rule in self.ledgered for path in rule.key.paths})
             paths = {"$in": [{"$arrayElemAt": [{"$split": ["$$this.k", "."]}, 0]}, names]}
             projection["values"] = {"$filter": {"input": touched, "cond": paths}}
         return projection
@@ -406,7 +406,7 @@ class _Own:
             self.inputs.add(rule.reference_path)
             if rule.snapshots:
                 self.keeping.append(rule)
-                tops = {rule.reference_path.split(".")[0], rule.path.split(".")[0]}
+                tops = {top(rule.reference_path), top(rule.path)}
                 self.snapshots |= tops
 
     def renewed(self, event: Mapping[str, Any]) -> frozenset[str]:
@@ -455,7 +455,7 @@ def _fed(rule: GatherRule, kind: str, event: Mapping[str, Any], key: Any) -> Fed
         if not overlap(name, path):
             continue
         inside: Raw = {}
-        put(inside, name.split("."), each["v"])
+        put(inside, name, each["v"])
         found.extend(_keys(rule, inside))
         exact = exact or (name == each["k"] and path.startswith(name))
     if any(overlap(plain(name), path) and plain(name) == name for name in event.get("removed") or ()):
@@ -468,13 +468,13 @@ def _fields(key: GroupKey, kind: str, event: Mapping[str, Any]) -> Fed:
     paths = sorted(key.paths)
     if kind in ("insert", "replace"):
         raw = event.get(AFTER) or {}
-        return Fed(fields=tuple((path, value_at(raw, path.split("."))) for path in paths), exact=True)
+        return Fed(fields=tuple((path, value_at(raw, path)) for path in paths), exact=True)
     changed: list[tuple[str, Any]] = []
     for each in event.get("values") or ():
         for path in paths:
             if path == each["k"] or path.startswith(each["k"] + "."):
                 rest = path[len(each["k"]) + 1 :]
-                changed.append((path, value_at(each["v"], rest.split(".")) if rest else each["v"]))
+                changed.append((path, value_at(each["v"], rest) if rest else each["v"]))
     for name in event.get("removed") or ():
         changed.extend((path, None) for path in paths if path == name or path.startswith(name + "."))
     return Fed(fields=tuple(changed))

@@ -161,7 +161,7 @@ def examine(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) -
     recomputation = Recomputation(entry)
     expected = yield from recomputation.expected(server, documents)
     for document, right in zip(documents, expected, strict=True):
-        if entry.group is not None and not value_at(right, entry.group.segments):
+        if entry.group is not None and not value_at(right, entry.group.path):
             findings.append(orphan(entry, document))
         else:
             findings += _compare(recomputation, document, right)
@@ -183,8 +183,7 @@ def _compare(recomputation: Recomputation, document: Raw, right: Raw) -> Iterato
                 places.append((rule.pattern, prefix + rule.name, stored, should))
             continue
         for path in rule.empty() if isinstance(rule, GatherRule) else [rule.path]:
-            segments = path.split(".")
-            places.append((pattern, path, value_at(document, segments), value_at(right, segments)))
+            places.append((pattern, path, value_at(document, path), value_at(right, path)))
     for pattern, path, stored, should in places:
         if not same(stored, should):
             yield Finding(pattern, entry.model.__name__, document["_id"], path, stored, should)

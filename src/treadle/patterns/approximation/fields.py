@@ -18,7 +18,7 @@ from treadle.model.codec import codec_of
 from treadle.model.document import Document
 from treadle.model.shape import field_shape
 from treadle.plan import Raw
-from treadle.query.paths import resolve
+from treadle.query.paths import put, resolve
 
 # Ids of these types are taken as they are; others are validated first.
 EXACT = frozenset({str, int, bytes})
@@ -138,11 +138,7 @@ class CounterFields(Rule):
 
 def _defaults(rule: CounterFields, key: Any) -> Raw:
     given: dict[str, Any] = {}
-    *outer, last = rule.declared.by.split(".")
-    inner = given
-    for name in outer:
-        inner = inner.setdefault(name, {})
-    inner[last] = key
+    put(given, rule.declared.by, key)
     model = rule.target.model
     try:
         document = model.model_validate(given)

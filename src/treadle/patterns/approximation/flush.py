@@ -144,7 +144,7 @@ def _bring_up(rule: CounterFields, keys: Sequence[Any], sums: Sums) -> Plan[dict
     for start in range(0, len(keys), lazy.CHUNK):
         within = {rule.by_path: {"$in": keys[start : start + lazy.CHUNK]}}
         left = yield from lazy.bring_up_but(rule.target, within)
-        bad |= {freeze(value_at(raw, rule.by_path.split("."))) for raw in left}
+        bad |= {freeze(value_at(raw, rule.by_path)) for raw in left}
     return {key: n for key, n in sums.items() if freeze(to_bson(key, [])) in bad}
 
 
@@ -152,7 +152,7 @@ def _make(rule: CounterFields, sums: Sums) -> Plan[None]:
     """Make the documents that are not there yet, with a count of zero."""
     keys = [to_bson(key, []) for key in sums]
     there = yield from find(rule.target.collection, {rule.by_path: {"$in": keys}}, {rule.by_path: 1})
-    known = {freeze(value_at(each, rule.by_path.split("."))) for each in there}
+    known = {freeze(value_at(each, rule.by_path)) for each in there}
     operations = [
         UpdateOne(
             rule.where(key), {"$setOnInsert": {**rule.beginning(key), rule.path: rule.zero}}, upsert=True
@@ -180,8 +180,7 @@ def _follow(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[N
 
 def _missing(rule: CounterFields, sums: Sums, of_keys: Raw) -> Plan[dict[Any, Any]]:
     there = yield from find(rule.target.collection, of_keys, {rule.by_path: 1})
-    segments = rule.by_path.split(".")
-    known = {freeze(value_at(each, segments)) for each in there}
+    known = {freeze(value_at(each, rule.by_path)) for each in there}
     return {key: n for key, n in sums.items() if freeze(to_bson(key, [])) not in known}
 
 
@@ -192,7 +191,7 @@ def unfit(rule: CounterFields, sums: Sums) -> Plan[dict[Any, Any]]:
         rule.path: {"$exists": True, "$not": {"$type": "number"}},
     }
     there = yield from find(rule.target.collection, wrong, {rule.by_path: 1})
-    bad = {freeze(value_at(each, rule.by_path.split("."))) for each in there}
+    bad = {freeze(value_at(each, rule.by_path)) for each in there}
     return {key: n for key, n in sums.items() if freeze(to_bson(key, [])) in bad}
 
 
@@ -353,5 +352,5 @@ def stored(rule: CounterFields, key: Any) -> Plan[Any]:
         return None
     if entry.versioned and lazy.is_stale(entry, found):
         (found,) = yield from lazy.in_memory(entry, [found])
-    value = value_at(found, rule.path.split("."))
+    value = value_at(found, rule.path)
     return rule.number(plain(value)) if value is not None else rule.number(0)

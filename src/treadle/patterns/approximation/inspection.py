@@ -34,8 +34,7 @@ WRITERS_KEPT_MILLISECONDS = 7 * 24 * 3600 * 1000
 
 def examine(rule: CounterFields, documents: Sequence[Raw]) -> list[Finding]:
     """Documents without a number where one is counted."""
-    segments = rule.path.split(".")
-    without = [each["_id"] for each in documents if value_at(each, segments) is None]
+    without = [each["_id"] for each in documents if value_at(each, rule.path) is None]
     return [_finding(rule, key, rule.path, None, rule.zero) for key in without]
 
 
@@ -48,17 +47,16 @@ def overdue(rule: CounterFields) -> Plan[list[Finding]]:
     if rule.buffer_collection is None or rule.declared.within is None:
         return []
     rows = yield from _overdue(rule)
-    by_path, shown = rule.by_path.split("."), {rule.path: 1, rule.by_path: 1}
     condition = {rule.by_path: {"$in": [row["_id"] for row in rows]}}
-    documents = yield from find(rule.target.collection, condition, shown)
-    by_key = {freeze(value_at(each, by_path)): each for each in documents}
+    documents = yield from find(rule.target.collection, condition, {rule.path: 1, rule.by_path: 1})
+    by_key = {freeze(value_at(each, rule.by_path)): each for each in documents}
     findings = []
     for row in rows:
         document = by_key.get(freeze(row["_id"]))
         if document is None:
             findings.append(_finding(rule, row["_id"], rule.buffer_collection, row["n"], 0))
             continue
-        stored = value_at(document, rule.path.split("."))
+        stored = value_at(document, rule.path)
         expected = to_bson(rule.number(_plain(stored or 0) + _plain(row["n"])), [])
         findings.append(_finding(rule, document["_id"], rule.path, stored, expected))
     return findings

@@ -43,7 +43,7 @@ from treadle.plan import (
     wait,
 )
 from treadle.plan.capabilities import Capabilities
-from treadle.query.paths import put, value_at
+from treadle.query.paths import drop, has, put, top, value_at
 
 ATTEMPTS_MAX = 1000
 PAUSE_SECONDS = 0.002
@@ -342,7 +342,7 @@ def applied(spec: Spec, collection: str, update: Update) -> Change:
             for operator, fields in update.items():
                 for path, operand in fields.items():
                     if operator in _OPERATORS and operator != "$currentDate":
-                        _OPERATORS[operator](reading, path.split("."), operand)
+                        _OPERATORS[operator](reading, path, operand)
         if dated:
             now: Raw = dict.fromkeys(update["$currentDate"], "$$NOW")
             return (yield from _by_server(spec, collection, readings, [{"$set": now}]))
@@ -352,7 +352,7 @@ def applied(spec: Spec, collection: str, update: Update) -> Change:
 
 
 def _check_path(spec: Spec, operator: str, path: str) -> None:
-    if path.split(".")[0] == "_id":
+    if top(path) == "_id":
         raise UsageError("the id of a reading cannot be updated", code="update-invalid")
     if path == RESERVED or path.startswith(f"{RESERVED}."):
         raise UsageError(f"{RESERVED} is Treadle's own and cannot be updated", code="field-maintained")
@@ -370,7 +370,7 @@ def _checked(spec: Spec, reading: Raw) -> Raw:
             f"this leaves a {spec.label} without a date in {spec.time.stored!r}", code="update-invalid"
         )
     for stat in spec.stats:
-        value = value_at(reading, stat.segments)
+        value = value_at(reading, stat.path)
         if value is not None and not is_number(value):
             raise UsageError(
                 f"this makes {stat.path!r} of a {spec.label} something else than a number, of which its "
@@ -399,25 +399,23 @@ def _by_server(spec: Spec, collection: str, readings: list[Raw], stages: list[Ra
     return changed
 
 
-def _set(reading: Raw, path: list[str], operand: Any) -> None:
+def _set(reading: Raw, path: str, operand: Any) -> None:
     put(reading, path, copy.deepcopy(operand))
 
 
-def _unset(reading: Raw, path: list[str], operand: Any) -> None:
-    holder = value_at(reading, path[:-1]) if len(path) > 1 else reading
-    if isinstance(holder, dict):
-        holder.pop(path[-1], None)
+def _unset(reading: Raw, path: str, operand: Any) -> None:
+    drop(reading, path)
 
 
-def _arithmetic(sign: str) -> Callable[[Raw, list[str], Any], None]:
-    def change(reading: Raw, path: list[str], operand: Any) -> None:
+def _arithmetic(sign: str) -> Callable[[Raw, str, Any], None]:
+    def change(reading: Raw, path: str, operand: Any) -> None:
         if not is_number(operand):
             raise UsageError(f"{sign} takes a number, not {operand!r}", code="update-invalid")
-        present = _has(reading, path)
+        present = has(reading, path)
         current = value_at(reading, path)
         if present and not is_number(current):
             raise UsageError(
-                f"{sign} of {'.'.join(path)!r}: one of the readings has no number there",
+                f"{sign} of {path!r}: one of the readings has no number there",
                 code="update-invalid",
             )
         if not present:
@@ -443,14 +441,9 @@ def _compute(one: Any, other: Any, sign: str) -> Any:
     return one + other if sign == "$inc" else one * other
 
 
-def _has(reading: Raw, path: list[str]) -> bool:
-    holder = value_at(reading, path[:-1]) if len(path) > 1 else reading
-    return isinstance(holder, dict) and path[-1] in holder
-
-
-def _extreme(largest: bool) -> Callable[[Raw, list[str], Any], None]:
-    def change(reading: Raw, path: list[str], operand: Any) -> None:
-        if not _has(reading, path):
+def _extreme(largest: bool) -> Callable[[Raw, str, Any], None]:
+    def change(reading: Raw, path: str, operand: Any) -> None:
+        if not has(reading, path):
             put(reading, path, operand)
             return
         current = order_key(value_at(reading, path))
@@ -460,18 +453,18 @@ def _extreme(largest: bool) -> Callable[[Raw, list[str], Any], None]:
     return change
 
 
-def _rename(reading: Raw, path: list[str], operand: Any) -> None:
-    if _has(reading, path):
+def _rename(reading: Raw, path: str, operand: Any) -> None:
+    if has(reading, path):
         value = value_at(reading, path)
-        _unset(reading, path, None)
-        put(reading, str(operand).split("."), value)
+        drop(reading, path)
+        put(reading, str(operand), value)
 
 
-def _nothing(reading: Raw, path: list[str], operand: Any) -> None:
+def _nothing(reading: Raw, path: str, operand: Any) -> None:
     """Done by the server, which has a clock."""
 
 
-_OPERATORS: dict[str, Callable[[Raw, list[str], Any], None]] = {
+_OPERATORS: dict[str, Callable[[Raw, str, Any], None]] = {
     "$set": _set, "$unset": _unset, "$inc": _arithmetic("$inc"), "$mul": _arithmetic("$mul"),
     "$min": _extreme(False), "$max": _extreme(True), "$rename": _rename, "$currentDate": _nothing,
 }  # fmt: skip

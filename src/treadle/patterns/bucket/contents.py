@@ -21,7 +21,7 @@ from treadle.errors import DataError
 from treadle.patterns.bucket.packing import INT_MAX, INT_MIN, Damaged, pack, unpack
 from treadle.patterns.bucket.spec import Spec, Stat, milliseconds, moment
 from treadle.plan import Raw
-from treadle.query.paths import value_at
+from treadle.query.paths import put, value_at
 
 Form = Literal["rows", "columns", "packed"]
 _DECIMALS = create_decimal128_context()
@@ -141,14 +141,11 @@ def stored_form(spec: Spec, form: Form, start: int, readings: Sequence[Raw]) -> 
 
 def values_of(stat: Stat, readings: Sequence[Raw]) -> list[Any]:
     """The numbers of one field, without what is none."""
-    if len(stat.segments) == 1:
-        name = stat.segments[0]
-        try:
-            found = list(map(itemgetter(name), readings))
-        except KeyError:
-            found = [row.get(name) for row in readings]
-    else:
-        found = [value_at(row, stat.segments) for row in readings]
+    try:
+        # A dotted path is no key; one that is not dotted is read at once.
+        found = list(map(itemgetter(stat.path), readings))
+    except KeyError:
+        found = [value_at(row, stat.path) for row in readings]
     if not stat.decimal and not stat.optional and None not in found:
         return found
     return [value for value in found if is_number(value)]
@@ -210,11 +207,8 @@ def stats_of(spec: Spec, readings: Sequence[Raw]) -> Raw:
         if not values:
             continue
         low, high, total = aggregate_of(values)
-        place = stats
-        for name in stat.segments[:-1]:
-            place = place.setdefault(name, {})
         entry = {"min": low, "max": high, "sum": total}
-        place[stat.segments[-1]] = {**entry, "count": len(values)} if stat.optional else entry
+        put(stats, stat.path, {**entry, "count": len(values)} if stat.optional else entry)
     return stats
 
 

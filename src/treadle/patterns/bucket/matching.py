@@ -24,6 +24,7 @@ from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.patterns.bucket.contents import readings_of
 from treadle.patterns.bucket.spec import Spec, milliseconds, moment, when_of
 from treadle.plan import Plan, Raw, aggregate
+from treadle.query.paths import top
 from treadle.query.safety import clean_filter
 
 Predicate = Callable[[Raw], bool]
@@ -66,7 +67,7 @@ def select(spec: Spec, filter: Any) -> Selection:
             continue
         if name == "_id" and not spec.stores_id:
             selection.ids = _ids(condition, selection.ids)
-        elif name.split(".")[0] in spec.outer_names:
+        elif top(name) in spec.outer_names:
             outer.append({name: condition})
         elif name == spec.time.stored and (bounds := _bounds(condition)) is not None:
             _narrow(selection, bounds)
@@ -250,7 +251,7 @@ def _branch(spec: Spec, filter: Any) -> Raw:
     selection = Selection({})
     parts: list[Raw] = []
     for name, condition in _conjuncts(filter):
-        if name.split(".")[0] in spec.outer_names:
+        if top(name) in spec.outer_names:
             parts.append({name: condition})
         elif name == spec.time.stored and (bounds := _bounds(condition)) is not None:
             _narrow(selection, bounds)
@@ -269,7 +270,7 @@ def _of_value(spec: Spec, name: str, condition: Any) -> list[Raw]:
     positive = {key: value for key, value in operators.items() if key in _BOUNDS and _is_plain(value, key)}
     if not positive:
         return []
-    if any(stat.segments == (name,) for stat in spec.stats):
+    if any(stat.path == name for stat in spec.stats):
         found = _of_statistics(f"{spec.names.stats}.{name}", positive)
         if found:
             return found

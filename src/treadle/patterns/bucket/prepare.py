@@ -21,6 +21,7 @@ from treadle.model.indexed import Indexed
 from treadle.model.json_schema import model_schema
 from treadle.patterns.bucket.spec import SEQUENCE, Spec, milliseconds
 from treadle.plan import Plan, Raw, create, database_command, find_one
+from treadle.query.paths import put
 
 if TYPE_CHECKING:
     from treadle.graph.pattern import Entry
@@ -268,12 +269,8 @@ def summary_view(spec: Spec) -> list[Raw]:
         path = f"${names.stats}.{stat.path}"
         number = f"{path}.count" if stat.optional else f"${names.count}"
         average = {"$cond": [{"$gt": [number, 0]}, {"$divide": [f"{path}.sum", number]}, None]}
-        place = stats
-        for name in stat.segments[:-1]:
-            place = place.setdefault(name, {})
-        place[stat.segments[-1]] = {
-            "min": f"{path}.min", "max": f"{path}.max", "sum": f"{path}.sum", "avg": average
-        }  # fmt: skip
+        parts = {name: f"{path}.{name}" for name in ("min", "max", "sum")}
+        put(stats, stat.path, {**parts, "avg": average})
     if stats:
         shown[names.stats] = stats
     return [{"$match": {names.start: {"$exists": True}}}, {"$project": shown}]

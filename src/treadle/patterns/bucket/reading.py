@@ -28,7 +28,7 @@ from treadle.patterns.bucket.contents import columns_of, form_of, number_key, re
 from treadle.patterns.bucket.matching import Selection, open_buckets, select, times_filter
 from treadle.patterns.bucket.spec import EPOCH, Spec, milliseconds, moment
 from treadle.plan import Plan, Raw, Read, aggregate, find
-from treadle.query.paths import ARRAYS, value_at
+from treadle.query.paths import ARRAYS, top, value_at
 from treadle.query.safety import Sort, clean, sort_keys
 
 D = TypeVar("D", bound=Document)
@@ -118,8 +118,7 @@ class Reader(Generic[D]):
         assert self.keys is not None
         # From the last key to the first: sorting is stable.
         for name, direction in reversed(self.keys):
-            segments = name.split(".")
-            self._held.sort(key=lambda pair: order_key(value_at(pair[0], segments)), reverse=direction == -1)
+            self._held.sort(key=lambda pair: order_key(value_at(pair[0], name)), reverse=direction == -1)
 
     def _hold(self) -> list[D]:
         wanted = None if self.remaining is None else self.skip + self.remaining
@@ -152,7 +151,7 @@ class Reader(Generic[D]):
 
 def _check_sort(spec: Spec, keys: Sequence[tuple[str, int]] | None) -> None:
     for name, _ in keys or ():
-        field = spec.codec.by_stored.get(name.split(".")[0])
+        field = spec.codec.by_stored.get(top(name))
         if field is not None and field.shape.kind in ARRAYS:
             raise UsageError(
                 f"the sort names the list {name!r}; readings in buckets are sorted by single values",
@@ -441,7 +440,7 @@ def summary(spec: Spec, collection: str, key: Any, start: Any, end: Any) -> Plan
         _localise(spec, bucket)
         number, held = bucket[names.count], bucket.get(names.stats)
         stats = {
-            stat.python: field_summary(value_at(held, stat.segments) or _NO_STATISTICS, number)
+            stat.python: field_summary(value_at(held, stat.path) or _NO_STATISTICS, number)
             for stat in spec.stats
         }
         found.append(Summary(bucket[names.start], bucket[names.end], number, stats))

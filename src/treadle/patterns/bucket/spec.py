@@ -66,7 +66,6 @@ class Stat:
     """One number whose statistics each bucket holds."""
 
     path: str
-    segments: tuple[str, ...]
     python: str
     decimal: bool
     # Readings without a value do not count, so the bucket must say how many have one.
@@ -244,8 +243,7 @@ def _stat(codec: Codec[Any], name: str, model: type[Document], spec: Spec) -> St
         raise _refuse(model, f"has stats={name!r}, which is the same for all readings of a bucket")
     fields = [codec.by_stored[path.steps[0].stored]]
     optional = path.shape.optional or any(each.shape.optional for each in fields) or len(path.steps) > 1
-    segments = tuple(step.stored for step in path.steps)
-    return Stat(path.stored, segments, path.python, path.shape.python is decimal.Decimal, optional)
+    return Stat(path.stored, path.python, path.shape.python is decimal.Decimal, optional)
 
 
 def _part_names(declared: Any, model: type[Document]) -> Names:

@@ -123,7 +123,7 @@ class Upkeep:
         findings = []
         stored = bucket.get(self.spec.names.stats)
         for stat in self.spec.stats:
-            there, wanted = value_at(stored, stat.segments), value_at(right, stat.segments)
+            there, wanted = value_at(stored, stat.path), value_at(right, stat.path)
             for name in ("min", "max", "sum", *(("count",) if stat.optional else ())):
                 one = there.get(name) if isinstance(there, dict) else None
                 other = wanted.get(name) if isinstance(wanted, dict) else None

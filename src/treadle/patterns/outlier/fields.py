@@ -39,7 +39,6 @@ class OutlierFields(Rule):
         self.page_size: int = declared.page_size
         self.layout = declared.layout
         self.unique = declared.unique
-        self.segments = self.path.split(".")
         self.python_path = ".".join([*(step.name for step in place.steps), place.field.name])
         self.flag_path = self._beside(declared.flag, "flag", ["has_overflow"], bool)
         counts = [f"{name}_count" for name in (singular(place.field.name), place.field.name)]
@@ -178,11 +177,11 @@ class OutlierFields(Rule):
 
     def embedded(self, owner: Raw) -> list[Any]:
         """The embedded items of a stored owner."""
-        found = value_at(owner, self.segments)
+        found = value_at(owner, self.path)
         return found if isinstance(found, list) else []
 
     def value(self, owner: Raw, path: str) -> Any:
-        return value_at(owner, path.split("."))
+        return value_at(owner, path)
 
     def flagged(self, owner: Raw) -> bool:
         """Whether an owner says that it has overflow."""
@@ -194,7 +193,7 @@ class OutlierFields(Rule):
         count = self.value(owner, self.count_path)
         if isinstance(count, bool) or not isinstance(count, int):
             return False
-        embedded = value_at(owner, self.segments)
+        embedded = value_at(owner, self.path)
         if not isinstance(embedded, list) or len(embedded) > self.limit:
             return False
         last = self.value(owner, self.last_path)
@@ -290,10 +289,10 @@ class OutlierFields(Rule):
         given = self.embedded(raw)
         items = distinct(given) if self.unique else given
         made, last = self.pages(raw["_id"], items[self.limit :], None)
-        put(raw, self.segments, items[: self.limit])
+        put(raw, self.path, items[: self.limit])
         sets, _ = self.owner_sets(len(items), last)
         for path, value in sets.items():
-            put(raw, path.split("."), value)
+            put(raw, path, value)
         return made, len(given) - len(items)
 
     @property

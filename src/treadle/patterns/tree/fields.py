@@ -190,7 +190,7 @@ class Tree:
     def get(self, raw: Raw | None, role: Role) -> Any:
         """The value of a role in a stored node."""
         path = self.roles.get(role)
-        return None if path is None else value_at(raw, path.split("."))
+        return None if path is None else value_at(raw, path)
 
     def segment_of(self, raw: Raw) -> str:
         """The node's own segment, or an error that says why it has none."""

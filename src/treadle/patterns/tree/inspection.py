@@ -248,7 +248,7 @@ def examine(tree: Tree, documents: Sequence[Raw]) -> Plan[list[Finding]]:
     wanted = yield from expected(tree, documents)
     for document, values in zip(documents, wanted, strict=True):
         for path, right in values.items():
-            stored = value_at(document, path.split("."))
+            stored = value_at(document, path)
             if not _same(stored, right):
                 findings.append(
                     Finding(
@@ -346,7 +346,7 @@ def _mend(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]) -
         sets = {
             path: {"$literal": right}
             for path, right in values.items()
-            if path != tree.segment and not _same(value_at(document, path.split(".")), right)
+            if path != tree.segment and not _same(value_at(document, path), right)
         }
         if sets:
             updates.append((document["_id"], sets))

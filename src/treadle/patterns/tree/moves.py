@@ -218,7 +218,7 @@ def apply(tree: Tree, work: Raw, ledger: Ledger, before: Raw) -> Plan[Raw]:
 
 def _with(raw: Raw, stored: str, value: Any) -> Raw:
     changed = copy.deepcopy(raw)
-    put(changed, stored.split("."), value)
+    put(changed, stored, value)
     return changed
 
 

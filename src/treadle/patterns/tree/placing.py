@@ -27,7 +27,7 @@ from treadle.patterns.tree.reads import lineage, outside_child
 from treadle.patterns.tree.segments import SEPARATOR, join, path_above, split
 from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_many
 from treadle.plan.server_errors import DUPLICATE_KEY, refusals
-from treadle.query.paths import overlap, put, value_at
+from treadle.query.paths import overlap, put, top, value_at
 
 
 class _Unstated:
@@ -78,7 +78,7 @@ def place(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> Plan[Placed
         own = freeze(raw["_id"])
         key = parents[own]
         if tree.children is not None:
-            put(raw, tree.children.split("."), [])
+            put(raw, tree.children, [])
         if key is None:
             _fill(tree, raw, None)
         elif freeze(key) in inside:
@@ -98,7 +98,7 @@ def place(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> Plan[Placed
 def _fill(tree: Tree, raw: Raw, parent: Raw | None) -> None:
     """Set what a node holds of the way down to it."""
     for role, value in below_parent(tree, raw, parent).items():
-        put(raw, role.split("."), value)
+        put(raw, role, value)
 
 
 def below_parent(tree: Tree, raw: Raw, parent: Raw | None) -> Raw:
@@ -272,11 +272,11 @@ def complete(tree: Tree, node: Raw) -> Plan[Raw]:
     for each in chain:
         right: Raw = {"_id": each["_id"]}
         for path, value in below_parent(tree, each, above).items():
-            put(right, path.split("."), value)
+            put(right, path, value)
         above = right
     assert above is not None
-    if MOVING.split(".")[0] in node:
-        above[MOVING.split(".")[0]] = node[MOVING.split(".")[0]]
+    if top(MOVING) in node:
+        above[top(MOVING)] = node[top(MOVING)]
     return above
 
 
@@ -286,7 +286,7 @@ def _refuse_reserved(
     """Keep the paths free that descendants of a node on the move still have, or will have."""
     if tree.path is None:
         return
-    reserved = {value_at(parent, MOVING.split(".")) for parent in held.values()}
+    reserved = {value_at(parent, MOVING) for parent in held.values()}
     owed = yield from state.owed_by(tree)
     if owed is not None and owed["kind"] == "move":
         # Of a root there is no parent that could hold it.
@@ -405,7 +405,7 @@ def list_children(tree: Tree, placed: Placed, changes: Changes) -> Plan[None]:
 
 def before_deletion(tree: Tree, nodes: Sequence[Raw]) -> Plan[None]:
     """Refuse to delete nodes whose children would be left behind."""
-    if any(value_at(node, MOVING.split(".")) is not None for node in nodes):
+    if any(value_at(node, MOVING) is not None for node in nodes):
         raise state.TreeBusy(tree)
     child = yield from outside_child(tree, nodes)
     name = tree.entry.model.__name__
