@@ -175,7 +175,7 @@ class Measurer:
             pipeline = structure.shapes_pipeline(sample, self.limits.shapes, keys)
             try:
                 rows = self.reader.aggregate(
-                    facts.name, pipeline, lambda row: len(row["_id"]), SHAPE_ENTRIES_MAX
+                    facts.name, pipeline, cost=lambda row: len(row["_id"]), cost_max=SHAPE_ENTRIES_MAX
                 )
             except Refused as refused:
                 if refused.reason == TOO_LONG and not facts.slow:
