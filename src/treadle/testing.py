@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 @pytest.fixture(scope="session")
 def server() -> Generator[LocalServer]:
-    """A real mongod for this test run, gone afterwards."""
+    """A real mongod for this test run, removed afterwards."""
     parameters = {"enableTestCommands": 1, "transactionLifetimeLimitSeconds": 30}
     with start(parameters=parameters) as running:
         yield running
@@ -72,11 +72,11 @@ def run(
     if request.param == "sync":
         yield Run(database)
         return
-    doing = AsyncRun(server.uri, database.name)
+    async_run = AsyncRun(server.uri, database.name)
     try:
-        yield doing
+        yield async_run
     finally:
-        doing.close()
+        async_run.close()
 
 
 class Run:
@@ -115,7 +115,7 @@ class AsyncRun:
         return Blocking(AsyncStore(self.database, models, **options), self)
 
     def close(self) -> None:
-        # As asyncio.run does at its end: timers of counters, for one, are tasks of the loop.
+        # As asyncio.run does at its end: the timers of counters, for example, are tasks of the loop.
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
@@ -133,8 +133,8 @@ class Blocking:
         self._run = run
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        return self._call(found) if inspect.ismethod(found) else found
+        attribute = getattr(self._inner, name)
+        return self._call(attribute) if inspect.ismethod(attribute) else attribute
 
     def _call(self, method: Any) -> Any:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -143,12 +143,12 @@ class Blocking:
                 return self._run.wait(result)
             if type(result).__module__.startswith("treadle."):
                 return Blocking(result, self._run)
-            return self._entered(result) if hasattr(result, "__aenter__") else result
+            return self._context(result) if hasattr(result, "__aenter__") else result
 
         return call
 
     @contextmanager
-    def _entered(self, manager: Any) -> Iterator[Any]:
+    def _context(self, manager: Any) -> Iterator[Any]:
         value = self._run.wait(manager.__aenter__())
         try:
             yield value

@@ -113,7 +113,7 @@ def joined(database: Database[Any], lookup: bool) -> None:
         "children per parent, median": 20,
         "children per parent, max": 20,
         "reads in the workload": 20,
-        "of them with the parent": 20,
+        "of these, together with the parent": 20,
     },
     lambda database: joined(database, False),
 )
@@ -191,7 +191,7 @@ def readings(database: Database[Any], status: bool) -> None:
 @case(
     "bucket",
     "readings.ts",
-    {"documents": 6_000, "series": 20, "readings per series, median": 300, "between two readings": "30 s"},
+    {"documents": 6_000, "series": 20, "readings per series, median": 300, "time between readings": "30 s"},
     lambda database: readings(database, True),
     "info",
 )
@@ -564,7 +564,7 @@ def regular(database: Database[Any], options: str) -> None:
 @case(
     "case-insensitive-search",
     "people.name",
-    {"queries": 6, "documents examined per query": "300", "an index without case": "there is none"},
+    {"queries": 6, "documents examined per query": "300", "case-insensitive index": "missing"},
     lambda database: regular(database, ""),
 )
 def case_insensitive_search(database: Database[Any]) -> None:

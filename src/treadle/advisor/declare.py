@@ -143,8 +143,8 @@ class Source:
         identifiers = set(re.findall(r"\w+", _LITERALS_AND_COMMENTS.sub("", code)))
         lines: list[str] = []
         for group in (_STANDARD_NAMES, _OTHER_NAMES):
-            used = {module: sorted(identifiers & set(names)) for module, names in group.items()}
-            imports = [_import(module, names) for module, names in used.items() if names]
+            names = {module: sorted(identifiers & set(known)) for module, known in group.items()}
+            imports = [_import(module, names[module]) for module in group if names[module]]
             lines += [*imports, ""] if imports else []
         return "\n".join([*lines, "", code, ""])
 
@@ -347,8 +347,8 @@ def with_reference_type(child: CollectionFacts, path: str, parent: CollectionFac
     absent = {"null": 1} if len(reference.value_types) < len(reference.types) else {}
     number = sum(reference.value_types.values())
     types = {**dict.fromkeys(identity.value_types, 0), identity.type: number, **absent}
-    known = replace(reference, types=types, is_uuid=identity.is_uuid)
-    return replace(child, fields={**child.fields, path: known})
+    typed = replace(reference, types=types, is_uuid=identity.is_uuid)
+    return replace(child, fields={**child.fields, path: typed})
 
 
 def declare_without(facts: CollectionFacts, dropped: Iterable[str]) -> str:
@@ -357,8 +357,10 @@ def declare_without(facts: CollectionFacts, dropped: Iterable[str]) -> str:
     An index that the facts do not describe in full is left to the database.
     """
     names = {"_id_", *dropped}
-    kept = [index for index in facts.indexes if index.name not in names and _is_plain_index(index)]
-    models = [index_model(index.keys, index.name, ", unique=True" if index.unique else "") for index in kept]
+    indexes = [index for index in facts.indexes if index.name not in names and _is_plain_index(index)]
+    models = [
+        index_model(index.keys, index.name, ", unique=True" if index.unique else "") for index in indexes
+    ]
     return declare_indexes(facts, models)
 
 

@@ -107,7 +107,7 @@ addEventListener("beforeprint", () => { for (const each of document.querySelecto
   each.open = true; });
 """
 
-_SEVERITIES = {"problem": "should be mended soon", "warning": "is worth changing", "info": "is worth knowing"}
+_SEVERITIES = {"problem": "should be fixed soon", "warning": "is worth changing", "info": "is worth knowing"}
 
 
 def html(report: Report, before: str = "") -> str:
@@ -127,8 +127,8 @@ def html(report: Report, before: str = "") -> str:
 
 def _parts(report: Report, before: str) -> Iterator[str]:
     scan = report.scan
-    yield f"<h1>{text(scan.database)}</h1><p class='quiet'>What this database asks for, by what it holds"
-    yield " and how it is used.</p>" if scan.workload else ". How it is used was not seen.</p>"
+    yield f"<h1>{text(scan.database)}</h1><p class='quiet'>What this database asks for, judging by what it"
+    yield " holds and how it is used.</p>" if scan.workload else " holds. No workload was seen.</p>"
     yield _numbers(report)
     yield before
     for note in (*scan.notes, *report.failures):
@@ -149,7 +149,7 @@ def _parts(report: Report, before: str) -> Iterator[str]:
         yield "<h2>What is fine</h2><p>" + ", ".join(
             f"<span class='path'>{text(facts.name)}</span>" for facts in report.healthy
         )
-        yield " – looked into, and no rule had anything to say.</p>"
+        yield " – read, and no rule found anything to change.</p>"
     yield "<h2>What was measured</h2>"
     first = list(scan.collections.values())[:COLLECTIONS_SHOWN_MAX]
     numbers = itertools.count(1)

@@ -16,7 +16,7 @@ from typing import Any
 
 from bson import ObjectId
 
-from treadle.advisor import inner, statistics, structure
+from treadle.advisor import probes, statistics, structure
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Growth, Limits, Shape
 from treadle.advisor.reading import NO_RIGHTS, TOO_LARGE, TOO_LONG, TOO_MUCH, Lost, Reader, Refused
 from treadle.advisor.structure import Stage
@@ -61,10 +61,10 @@ class Measurer:
     # Values of possible keys, per collection and field; never part of the facts.
     samples: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
 
-    def collection(self, name: str, listed: Mapping[str, Any]) -> CollectionFacts:
-        """The facts of one collection; they say what could not be read."""
-        options = listed.get("options")
-        kind = {"view": "view", "timeseries": "time series"}.get(listed.get("type", ""), "collection")
+    def collection(self, name: str, entry: Mapping[str, Any]) -> CollectionFacts:
+        """The facts of a collection, given its entry in `listCollections`, with what could not be read."""
+        options = entry.get("options")
+        kind = {"view": "view", "timeseries": "time series"}.get(entry.get("type", ""), "collection")
         # A login that sees only names sees no options: whether there is a validator is unknown.
         validated = None if options is None else bool(options.get("validator"))
         facts = CollectionFacts(name, kind, validated=validated)
@@ -160,7 +160,7 @@ class Measurer:
         rows = self.reader.aggregate(facts.name, pipeline)
         sizes = structure.read_sizes(rows, facts.count if share < 1 else None)
         if share < 1:
-            facts = with_note(facts, f"sizes are of a uniform sample of {sizes.count:,} documents")
+            facts = with_note(facts, f"sizes come from a uniform sample of {sizes.count:,} documents")
         return replace(facts, sizes=sizes, data_bytes=facts.data_bytes or round(sizes.mean * facts.count))
 
     # -- fields ---------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Measurer:
             pipeline = structure.shapes_pipeline(sample, self.limits.shapes, keys)
             try:
                 rows = self.reader.aggregate(
-                    facts.name, pipeline, lambda row: len(row["_id"]), SHAPE_ENTRIES_MAX
+                    facts.name, pipeline, cost=lambda row: len(row["_id"]), cost_max=SHAPE_ENTRIES_MAX
                 )
             except Refused as refused:
                 if refused.reason == TOO_LONG and not facts.slow:
@@ -194,8 +194,8 @@ class Measurer:
 
     def _likely_keys(self, facts: CollectionFacts) -> list[str]:
         """Fields whose values are worth collecting; a guess, for which a few documents are enough."""
-        kept = sum(len(values) for sample in self.samples.values() for values in sample.values())
-        if kept > KEPT_VALUES_MAX:
+        number = sum(len(values) for sample in self.samples.values() for values in sample.values())
+        if number > KEPT_VALUES_MAX:
             return []
         # The first documents will do: a field that is missed here is read on its own later.
         first = structure.shapes_pipeline([{"$limit": FIRST_DOCUMENTS}], self.limits.shapes)
@@ -273,7 +273,7 @@ class Measurer:
         if share < 1:
             number = sum(row["n"] for row in rows)
             facts = with_note(
-                facts, f"lengths of {array.path} are of a uniform sample of {number:,} documents"
+                facts, f"lengths of {array.path} come from a uniform sample of {number:,} documents"
             )
         return _with_fields(facts, {array.path: {"lengths": lengths}})
 
@@ -334,41 +334,41 @@ class Measurer:
         return replace(facts, growth=Growth(first, last, facts.count / days))
 
     def _add_kinds(self, facts: CollectionFacts) -> CollectionFacts:
-        for name in inner.kind_candidates(facts):
-            rows = self.reader.aggregate(facts.name, inner.kinds_pipeline(name, facts, self._sample(facts)))
-            kinds = inner.read_kinds(name, facts, rows, self.values_shown)
+        for name in probes.kind_candidates(facts):
+            rows = self.reader.aggregate(facts.name, probes.kinds_pipeline(name, facts, self._sample(facts)))
+            kinds = probes.read_kinds(name, facts, rows, self.values_shown)
             if kinds is not None:
                 return replace(facts, kinds=kinds)
         return facts
 
     def _add_series(self, facts: CollectionFacts) -> CollectionFacts:
-        fields = inner.series_fields(facts)
+        fields = probes.series_fields(facts)
         if fields is None:
             return facts
         time, keys, measures = fields
-        if inner.is_unlike_series(keys, self.samples.get(facts.name, {})):
+        if probes.is_unlike_series(keys, self.samples.get(facts.name, {})):
             return facts
-        row = self.reader.aggregate(facts.name, inner.distinct_pipeline(keys, self._sample(facts)))[0]
-        key = inner.choose_key(keys, row, facts)
+        row = self.reader.aggregate(facts.name, probes.distinct_pipeline(keys, self._sample(facts)))[0]
+        key = probes.choose_key(keys, row, facts)
         if key is None:
             return facts
         others = [each.name for each in facts.top() if each.name not in (key, time, *measures)]
         share = self._pass_share(facts)
-        pipeline = inner.series_pipeline(key, time, others, structure.uniform_sample(share))
+        pipeline = probes.series_pipeline(key, time, others, structure.uniform_sample(share))
         rows = self.reader.aggregate(facts.name, pipeline)
-        return replace(facts, series=inner.read_series(key, time, measures, others, rows, share))
+        return replace(facts, series=probes.read_series(key, time, measures, others, rows, share))
 
     def _add_versions(self, facts: CollectionFacts) -> CollectionFacts:
-        name = inner.version_field(facts)
+        name = probes.version_field(facts)
         if name is None:
             return facts
         sample = structure.uniform_sample(self._pass_share(facts))
-        rows = self.reader.aggregate(facts.name, inner.versions_pipeline(name, sample))
-        return replace(facts, versions=inner.read_versions(name, rows, self.values_shown))
+        rows = self.reader.aggregate(facts.name, probes.versions_pipeline(name, sample))
+        return replace(facts, versions=probes.read_versions(name, rows, self.values_shown))
 
 
 def _note_sample(facts: CollectionFacts, what: str, looked_at: int) -> CollectionFacts:
-    return with_note(facts, f"{what} are of {structure.sample_name(facts)} of {looked_at:,} documents")
+    return with_note(facts, f"{what} come from {structure.sample_name(facts)} of {looked_at:,} documents")
 
 
 def _with_fields(facts: CollectionFacts, changes: Mapping[str, Mapping[str, Any]]) -> CollectionFacts:

@@ -67,9 +67,9 @@ class Profiler:
         selection = self._select()
         total = len(selection) + 1
         measurer = Measurer(self.reader, self.limits, self.version, self.values_shown)
-        for number, (name, listed) in enumerate(selection):
+        for number, (name, entry) in enumerate(selection):
             self.report(Step(name, number, total))
-            self.collections[name] = measurer.collection(name, listed)
+            self.collections[name] = measurer.collection(name, entry)
         self.report(Step("relations", len(selection), total))
         if self.workload is None:
             self.workload = self._read_workload()
@@ -109,28 +109,28 @@ class Profiler:
 
     def _select(self) -> list[tuple[str, dict[str, Any]]]:
         """The collections to read: all, or the largest where there are too many."""
-        listed = {
+        entries = {
             each["name"]: each
             for each in self.reader.collections()
             if not each["name"].startswith(("system.", "treadle."))
         }
-        self.names = list(listed)
-        if not listed:
+        self.names = list(entries)
+        if not entries:
             self.notes.append("The database has no collections, or the login may see none.")
-        names = sorted(listed)
+        names = sorted(entries)
         if len(names) > self.limits.collections:
             # The count of a view would have to be computed.
-            stored = [name for name in names if listed[name].get("type", "collection") == "collection"]
+            countable = [name for name in names if entries[name].get("type", "collection") == "collection"]
             counts: Counter[str] = Counter()
-            for start in range(0, len(stored), COUNT_BATCH):
-                self.report(Step("counting collections", start, len(stored)))
-                counts.update(self._count_documents(stored[start : start + COUNT_BATCH]))
+            for start in range(0, len(countable), COUNT_BATCH):
+                self.report(Step("counting collections", start, len(countable)))
+                counts.update(self._count_documents(countable[start : start + COUNT_BATCH]))
             largest = sorted(names, key=lambda name: (-counts[name], name))
             names = sorted(largest[: self.limits.collections])
             self.notes.append(
-                f"The database has {len(listed):,} collections; the {len(names)} largest were looked into."
+                f"The database has {len(entries):,} collections; the {len(names)} largest were looked into."
             )
-        return [(name, listed[name]) for name in names]
+        return [(name, entries[name]) for name in names]
 
     def _count_documents(self, names: list[str]) -> dict[str, int]:
         """Counts from the server's catalogue; one by one where it refuses several at once."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from treadle.advisor import inner, relations, structure, workload
+from treadle.advisor import probes, relations, structure, workload
 from treadle.advisor.facts import CollectionFacts, Distribution, Limits, Relation, TreeFacts, Workload
 from treadle.advisor.measure import with_note
 from treadle.advisor.reading import Lost, Reader, Refused
@@ -223,4 +223,4 @@ class Prover:
         if facts.count > TREE_NODES_MAX or "." in relation.path:
             return TreeFacts(relation.path, facts.count - relation.references, 0, 0, 0)
         rows = self.reader.find(facts.name, {}, {relation.key: 1, relation.path: 1})
-        return inner.tree(rows, relation.key, relation.path)
+        return probes.tree(rows, relation.key, relation.path)

@@ -67,8 +67,9 @@ class Report:
         scan = self.scan
         return {
             "schema": SCHEMA,
+            "database": scan.database,
             "server_version": ".".join(map(str, scan.version)),
-            **_values(scan, "database", "complete", "values_shown"),
+            **_values(scan, "complete", "values_shown"),
             "notes": [*scan.notes, *self.failures],
             "findings": [_finding(each) for each in self.findings],
             "healthy": [facts.name for facts in self.healthy],
@@ -77,8 +78,9 @@ class Report:
             "workload": None
             if scan.workload is None
             else {
-                **_values(scan.workload, "source", "operations", "seconds", "complete"),
+                **_values(scan.workload, "source", "operations"),
                 "shapes": len(scan.workload.queries),
+                **_values(scan.workload, "seconds", "complete"),
             },
         }
 
@@ -90,33 +92,34 @@ def _rank(finding: Finding) -> tuple[int, bool, str, str]:
 
 
 def _values(source: object, *names: str) -> dict[str, Any]:
-    """The attributes whose names are keys of the JSON."""
-    return {name: getattr(source, name) for name in names}
+    """The attributes whose names are keys of the JSON; tuples become lists."""
+    values = {name: getattr(source, name) for name in names}
+    return {name: list(each) if isinstance(each, tuple) else each for name, each in values.items()}
 
 
 def _finding(each: Finding) -> dict[str, Any]:
     return {
-        **_values(each, "code", "severity", "confidence", "collection", "path", "summary", "declaration"),
-        **_values(each.rule, "pattern", "remedy", "costs", "gains", "when_not"),
-        "also": list(each.also),
-        "evidence": dict(each.evidence),
-        "steps": list(each.steps),
+        **_values(each.rule, "code", "pattern"),
+        **_values(each, "severity", "confidence", "collection", "also", "path", "summary", "evidence"),
+        **_values(each.rule, "remedy", "costs", "gains", "when_not"),
+        **_values(each, "declaration", "steps"),
     }
 
 
 def _collection(facts: CollectionFacts) -> dict[str, Any]:
     return {
-        **_values(facts, "name", "kind", "skipped", "looked_at", "capped", "sharded", "validated", "depth"),
-        **_values(facts, "data_bytes", "storage_bytes", "index_bytes"),
-        "notes": list(facts.notes),
+        **_values(facts, "name", "kind", "skipped", "notes"),
         "documents": facts.count,
+        **_values(facts, "looked_at", "data_bytes", "storage_bytes", "index_bytes"),
+        **_values(facts, "capped", "sharded", "validated", "depth"),
         "shapes": len(facts.shapes),
         "sizes": _distribution(facts.sizes),
         "fields": [_field(each) for each in facts.fields.values()],
         "indexes": [
             {
-                **_values(index, "name", "unique", "partial", "expires", "bytes", "uses"),
+                "name": index.name,
                 "keys": [[path, way] for path, way in index.keys],
+                **_values(index, "unique", "partial", "expires", "bytes", "uses"),
             }
             for index in facts.indexes
         ],
@@ -132,18 +135,19 @@ def _collection(facts: CollectionFacts) -> dict[str, Any]:
 
 def _field(each: FieldFacts) -> dict[str, Any]:
     return {
-        **_values(each, "path", "looked_at", "bytes_max"),
-        "types": dict(each.types),
+        **_values(each, "path", "types", "looked_at"),
         "share": round(each.share, 6),
         "lengths": _distribution(each.lengths),
+        "bytes_max": each.bytes_max,
     }
 
 
 def _relation(relation: Relation) -> dict[str, Any]:
     return {
         **_values(relation, "child", "path", "parent", "key", "many", "found_by", "references", "orphans"),
-        **_values(relation, "checked", "parents", "childless", "read_together", "child_reads"),
+        **_values(relation, "checked", "parents", "childless"),
         "children": _distribution(relation.children),
+        **_values(relation, "read_together", "child_reads"),
     }
 
 
@@ -151,9 +155,11 @@ def _distribution(distribution: Distribution | None) -> dict[str, Any] | None:
     if distribution is None:
         return None
     return {
-        **_values(distribution, "count", "sampled_of", "median", "p99"),
+        **_values(distribution, "count", "sampled_of"),
         "min": distribution.minimum,
+        "median": distribution.median,
         "mean": round(distribution.mean, 3),
+        "p99": distribution.p99,
         "max": distribution.maximum,
         "bins": [[each.low, each.high, each.count] for each in rebin(distribution)],
     }

@@ -32,10 +32,10 @@ def add_storage_statistics(facts: CollectionFacts, rows: list[dict[str, Any]]) -
     notes = list(facts.notes)
     sharded = len(rows) > 1
     if sharded:
-        notes.append(f"sharded; it lies on {len(rows)} shards")
+        notes.append(f"sharded over {len(rows)} shards")
     capped = any(row.get("capped") for row in rows)
     if capped:
-        notes.append("capped: the oldest documents make room for the newest")
+        notes.append("capped: new documents replace the oldest")
 
     def total(name: str) -> int:
         return sum(int(row.get(name, 0)) for row in rows)

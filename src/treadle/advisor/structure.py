@@ -324,9 +324,9 @@ def is_known(facts: CollectionFacts, path: str) -> bool:
         return False
     if not steps or not all(map(is_plain_name, steps)) or any(_DATA.fullmatch(step) for step in steps):
         return False
-    known = {query_path(each.steps) for each in facts.fields.values()}
+    paths = {query_path(each.steps) for each in facts.fields.values()}
     return not any(
-        ".".join((*steps[:depth], "*")) in known and ".".join(steps[: depth + 1]) not in known
+        ".".join((*steps[:depth], "*")) in paths and ".".join(steps[: depth + 1]) not in paths
         for depth in range(len(steps))
     )
 

@@ -79,8 +79,10 @@ def clock(work: Callable[[], Any], times: int) -> tuple[float, Any]:
     return statistics.median(seconds), answer
 
 
-def measure(database: Database[Any], work: Callable[[], Any], seen: int, times: int) -> tuple[Cost, Any]:
-    """What a request costs and what it answers; `seen` runs with the profiler on, `times` without it."""
-    counts = count(database, work, seen)
-    seconds, answer = clock(work, times)
+def measure(
+    database: Database[Any], work: Callable[[], Any], profiled_runs: int, timed_runs: int
+) -> tuple[Cost, Any]:
+    """What a request costs and what it answers; times are taken with the profiler off."""
+    counts = count(database, work, profiled_runs)
+    seconds, answer = clock(work, timed_runs)
     return Cost(seconds, *counts), answer

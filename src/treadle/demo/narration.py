@@ -179,7 +179,7 @@ def _show_comparison(tell: Narrator, each: Comparison) -> None:
         ("after", each.request.how_after, each.after),
     ):
         tell.line(f"{name:6}  {how}")
-        tell.line(_cost(cost, writes=each.request.counted is not None), indent=11)
+        tell.line(_cost(cost, writes=each.request.read_count is not None), indent=11)
     tell.line(f"the same answer, {each.speed}", style="green")
 
 

@@ -36,10 +36,10 @@ class Request:
     after: Callable[[Store, Shop], Any]
     how_before: str
     how_after: str
-    seen: int = TIMES_SEEN
-    times: int = 15
-    # For a request that only counts: the count so far.
-    counted: Callable[[Database[Any], Shop], int] | None = None
+    profiled_runs: int = TIMES_SEEN
+    timed_runs: int = 15
+    # For a request that only counts: reads the count so far.
+    read_count: Callable[[Database[Any], Shop], int] | None = None
 
     def title(self, shop: Shop) -> str:
         """What it asks, in this shop."""
@@ -200,8 +200,8 @@ REQUESTS = (
         _add_to_counter,
         "products.update_one with $inc, for each",
         'store.counter(Product, "views").add(id), for each',
-        seen=1,
-        times=1,
-        counted=_views,
+        profiled_runs=1,
+        timed_runs=1,
+        read_count=_views,
     ),
 )

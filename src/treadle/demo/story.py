@@ -96,11 +96,11 @@ def _measure(
     database: Database[Any], shop: Shop, request: Request, work: Callable[[], Any]
 ) -> tuple[Cost, Any]:
     """Measure a request; where it counts something, check that everything was counted."""
-    before = request.counted(database, shop) if request.counted else 0
-    cost, answer = measure(database, work, request.seen, request.times)
-    if request.counted:
-        count = request.counted(database, shop) - before
-        if count != answer * (request.seen + request.times):
+    before = request.read_count(database, shop) if request.read_count else 0
+    cost, answer = measure(database, work, request.profiled_runs, request.timed_runs)
+    if request.read_count:
+        count = request.read_count(database, shop) - before
+        if count != answer * (request.profiled_runs + request.timed_runs):
             raise AssertionError(f"{request.pattern} counted {count:,}: {request.title(shop)}")
     return cost, answer
 

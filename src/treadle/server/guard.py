@@ -80,8 +80,8 @@ def launch(
     patience = time.monotonic() + PREDECESSOR_SECONDS_MAX
     status = PORT_IN_USE_STATUS
     while ports:
-        chosen = [] if ports[0] is None else ["--port", str(ports[0])]
-        mongod = spawn([*request["command"], *chosen], state / "mongod.log")
+        port = [] if ports[0] is None else ["--port", str(ports[0])]
+        mongod = spawn([*request["command"], *port], state / "mongod.log")
         listening = None
         while listening is None and mongod.poll() is None:
             if nobody_uses(users):

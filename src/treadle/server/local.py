@@ -382,14 +382,14 @@ def _repair_stored_set(client: MongoClient[dict[str, Any]], info: Mapping[str, A
     server left behind. What is written here is on disk at the end, so that
     mongod may be killed and started again.
     """
-    stored = client.local["system.replset"]
-    config = stored.find_one()
+    configs = client.local["system.replset"]
+    config = configs.find_one()
     address = f"127.0.0.1:{info['port']}"
     if config is None or (config["_id"] == REPLICA_SET and _hosts(config) == [address]):
         return False
     members = [{"_id": config["members"][0]["_id"], "host": address}]
-    stored.delete_one({"_id": config["_id"]})
-    stored.insert_one({**config, "_id": REPLICA_SET, "members": members})
+    configs.delete_one({"_id": config["_id"]})
+    configs.insert_one({**config, "_id": REPLICA_SET, "members": members})
     client.admin.command("fsync")  # Writes to `local` ignore the write concern j.
     return True
 

@@ -14,10 +14,10 @@ RULE = Rule(
     "bloated-document",
     "anti-pattern",
     "Bloated documents",
-    "Documents are tens of kilobytes as a rule, or one comes near the limit of 16 MB.",
+    "Most documents are tens of kilobytes, or one comes near the limit of 16 MB.",
     "Keep what is read often in the document, and move the rest to a document of its own with the same id.",
-    "A second read where the details are wanted.",
-    "More documents fit into memory; writes move less.",
+    "A second read where the details are needed.",
+    "More documents fit into memory; writes touch less data.",
     "Not where documents are always read and written whole.",
 )
 MEDIAN_BYTES_MIN = 64_000
@@ -43,7 +43,7 @@ def find(scan: Scan) -> Iterator[Finding]:
                 "size, median": size(sizes.median),
                 "size, p99": size(sizes.p99),
                 "size, max": size(sizes.maximum),
-                "largest in the limit of 16 MB": f"{100 * sizes.maximum / (16 * 1024 * 1024):.0f} %",
+                "largest, share of the 16 MB limit": f"{100 * sizes.maximum / (16 * 1024 * 1024):.0f} %",
             },
             _declaration(facts),
             ("Copy the heavy fields into the new collection under the same _id, then remove them.",),

@@ -15,11 +15,11 @@ RULE = Rule(
     "blobs",
     "anti-pattern",
     "Large blobs in documents",
-    "A field holds large binary data or text, so that every read of the document moves it.",
+    "A field holds large binary data or text, so every read of the document transfers it.",
     "Keep the file in a collection of its own, in GridFS or in a file store, and its address in the "
     "document.",
-    "A second request where the file itself is wanted.",
-    "Small documents; a cache that holds data and not pictures.",
+    "A second request where the file itself is needed.",
+    "Small documents; a cache full of data instead of files.",
     "Not for small thumbnails, hashes or keys.",
 )
 MEAN_BYTES_MIN = 16_000

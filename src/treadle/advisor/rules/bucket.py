@@ -17,7 +17,7 @@ RULE = Rule(
     "Small flat documents with a time, a key that recurs, and numbers.",
     "Keep the readings of one key and one window of time in one document, or use a native time "
     "series collection.",
-    "A reading is no document of its own: raw readers use the view of flat readings.",
+    "A reading is no longer a document; raw readings are read through a view.",
     "Fewer documents and index entries; statistics of a window without unpacking it.",
     "Not where readings are often changed one by one, nor where each is looked up by its own id.",
 )
@@ -62,9 +62,9 @@ def _finding(facts: CollectionFacts, series: Series) -> Finding:
             "mean document size": size(facts.mean_bytes),
             "series": series.lengths.count,
             "readings per series, median": series.lengths.median,
-            "between two readings": duration(series.gap_seconds),
+            "time between readings": duration(series.gap_seconds),
             "index size": size(facts.index_bytes),
-            "index size in data size": share(facts.index_bytes, facts.data_bytes),
+            "index size, share of data size": share(facts.index_bytes, facts.data_bytes),
             "buckets instead of documents": max(
                 1, round(facts.count / min(per_bucket, READINGS_PER_BUCKET * 5))
             ),

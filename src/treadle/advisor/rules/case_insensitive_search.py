@@ -15,9 +15,9 @@ RULE = Rule(
     "Case-insensitive search by regular expression",
     "Queries use $regex with the option i.",
     "Make an index with a collation that ignores case, and query by equality with that collation.",
-    "An index more; queries must name the collation.",
-    "An exact look-up instead of a walk through every key.",
-    "Not for searching words inside text: that wants a text index.",
+    "One more index; queries must name the collation.",
+    "An index lookup instead of a scan of every key.",
+    "Not for searching words inside text: that needs a text index.",
 )
 QUERIES_MIN = 5
 COLLATION = 'collation={"locale": "en", "strength": 2}'
@@ -39,10 +39,10 @@ def find(scan: Scan) -> Iterator[Finding]:
             RULE,
             facts.name,
             path,
-            f"{path} was searched {count:,} times by a regular expression without case.",
+            f"{path} was searched {count:,} times by a case-insensitive regular expression.",
             {
                 **query_evidence(queries),
-                "an index without case": "there is one" if has_index else "there is none",
+                "case-insensitive index": "exists" if has_index else "missing",
             },
             declare_indexes(facts, [index_model([(path, 1)], f"{path}_any_case", f", {COLLATION}")]),
             (f"Query with {COLLATION} and the plain value.",),

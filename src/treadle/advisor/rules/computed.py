@@ -13,11 +13,11 @@ RULE = Rule(
     "computed",
     "Computed",
     "Counted or summed on every read",
-    "The workload counts or sums the documents that name one parent, again and again.",
-    "Keep the result in the parent and bring it up to date with each write.",
+    "The workload counts or sums the documents of one parent again and again.",
+    "Keep the result in the parent and update it with each write.",
     "Each write of a source also updates its parent.",
     "A read of one field instead of an aggregation over all sources.",
-    "Not where writes outnumber the reads, nor where the result is wanted once a day.",
+    "Not where writes outnumber the reads, nor where the result is needed once a day.",
 )
 READS_MIN = 10
 # Operator -> pattern, and the ending of the field's name.

@@ -17,9 +17,9 @@ RULE = Rule(
     "Nesting deeper than three levels",
     "Fields lie more than three levels deep.",
     "Lift what is queried to the first levels, or give the inner part a collection of its own.",
-    "A change of shape that programs must follow.",
+    "Programs must follow the change of shape.",
     "Shorter paths, simpler updates, indexes that stay readable.",
-    "Not for a foreign document that is only kept and never queried.",
+    "Not for a third-party document that is only stored and never queried.",
 )
 DEPTH_MAX = 3
 SHARE_MIN = 0.01

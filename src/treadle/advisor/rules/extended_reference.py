@@ -23,8 +23,8 @@ RULE = Rule(
     "extended-reference",
     "Extended Reference",
     "Every read does a second lookup",
-    "Documents hold another collection's ids and nothing else of it, and are read together with it.",
-    "Keep the reference, and embed the two or three fields that readers want beside it.",
+    "Documents hold ids of another collection but none of its fields, and are read together with it.",
+    "Keep the reference, and embed the two or three fields that readers need beside it.",
     "Each change of a copied field updates its copies; the copies take space.",
     "One read instead of two; no $lookup.",
     "Not for a field that changes constantly, and not where the second document is needed whole.",
@@ -97,14 +97,12 @@ def _finding(scan: Scan, relation: Relation, fields: list[FieldFacts], seen: boo
     }
     if seen:
         evidence["reads in the workload"] = relation.child_reads
-        evidence["of them with the parent"] = relation.read_together
+        evidence["of these, together with the parent"] = relation.read_together
         part = share(relation.read_together, relation.child_reads)
         summary = f"{part} of the reads of {child.name} also read {parent.name}."
     else:
         evidence["workload"] = "not seen"
-        summary = (
-            f"{child.name} holds nothing of {parent.name} but its ids, and is part of a chain of references."
-        )
+        summary = f"{child.name} holds ids of {parent.name} but none of its fields, in a chain of references."
     return Finding(
         RULE,
         child.name,

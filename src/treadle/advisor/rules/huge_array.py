@@ -17,9 +17,9 @@ RULE = Rule(
     "Unbounded or huge arrays",
     "An array has a thousand items or more, or is pushed to without a bound.",
     "Give the items a collection of their own, each with its parent's id.",
-    "A second query where the items are wanted.",
-    "Documents that stay small; items that can be indexed, paged and changed by themselves.",
-    "Not where the array is bounded by its nature and always read whole.",
+    "A second query where the items are needed.",
+    "Documents that stay small; items that can be indexed, paged and changed individually.",
+    "Not where the array is naturally bounded and always read whole.",
 )
 PUSHES_MIN = 100
 PUSHED_LENGTH_MIN = 100

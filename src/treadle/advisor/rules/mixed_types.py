@@ -15,10 +15,10 @@ RULE = Rule(
     "anti-pattern",
     "Mixed types in one field",
     "A field holds text in some documents and a number or a date in others.",
-    "Convert the minority, and declare the type so that it stays.",
+    "Convert the minority, and declare the type so that it stays consistent.",
     "A one-time conversion.",
-    'Queries and sorts that see every document; 5 and "5" are the same again.',
-    "Not where both types are meant, and programs tell them apart.",
+    'Queries and sorts see every document: 5 and "5" no longer differ.',
+    "Not where both types are intended and programs handle both.",
 )
 DOCUMENTS_MIN = 20
 

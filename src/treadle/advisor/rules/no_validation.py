@@ -16,8 +16,8 @@ RULE = Rule(
     "Collections have no validator, so any program may write any shape.",
     "Declare the model; setup() gives the collection a validator made from it.",
     "Writes that break the declaration are refused.",
-    "A wrong type is an error at once, and not a surprise a year later.",
-    "Not for a collection that keeps foreign documents as they come.",
+    "A wrong type is an error at once instead of a surprise a year later.",
+    "Not for a collection that stores third-party documents as they are.",
 )
 DOCUMENTS_MIN = 100
 

@@ -14,10 +14,10 @@ RULE = Rule(
     "normalised-everything",
     "anti-pattern",
     "Everything normalised",
-    "Most collections are flat and refer to each other, and children that belong to one parent lie "
+    "Most collections are flat and refer to each other, and children of a single parent are stored "
     "apart from it.",
     "Embed the few children that belong to one parent; keep references where there are many.",
-    "Embedded children have no life of their own: what others refer to must stay apart.",
+    "Nothing else can refer to embedded children; those that others refer to must stay apart.",
     "One read for what is read together, and one atomic write.",
     "Not where the children are read on their own, or others refer to them.",
 )
@@ -33,8 +33,8 @@ def find(scan: Scan) -> Iterator[Finding]:
         name for each in scan.relations for name in (each.child, each.parent) if each.child != each.parent
     }
     flat = [facts for facts in large if _is_flat(facts)]
-    joined = sum(facts.name in related for facts in flat)
-    if len(large) < COLLECTIONS_MIN or joined < RELATED_SHARE_MIN * len(large):
+    related_count = sum(facts.name in related for facts in flat)
+    if len(large) < COLLECTIONS_MIN or related_count < RELATED_SHARE_MIN * len(large):
         return
     small = [relation for relation in scan.relations if could_embed(scan, relation)]
     if small and len(flat) >= FLAT_SHARE_MIN * len(large):

@@ -15,10 +15,10 @@ RULE = Rule(
     "Outlier",
     "A few documents are 100 times larger than the rest",
     "An array is short in nearly all documents and enormous in a few.",
-    "Embed the array up to a limit; what goes beyond moves to pages in a collection of its own.",
-    "Readers of a few documents read pages too; the rest is unchanged.",
-    "Every document stays small; the usual one is still read in one go.",
-    "Not where most arrays are long: then the items want a collection of their own.",
+    "Embed the array up to a limit; the rest moves to pages in a collection of its own.",
+    "Reading the few large documents means reading pages too; the others are unchanged.",
+    "Every document stays small; the typical one is still read in one operation.",
+    "Not where most arrays are long: then the items need a collection of their own.",
 )
 LIMIT_MIN = 50
 PROBLEM_BYTES = 8_000_000

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from treadle.advisor.declare import Source, class_name, quote
 from treadle.advisor.facts import CollectionFacts, Kind, Kinds, Scan
-from treadle.advisor.inner import FOREIGN_SHARE_MAX
+from treadle.advisor.probes import FOREIGN_SHARE_MAX
 from treadle.advisor.relations import words
 from treadle.advisor.rule import Evidence, Finding, Rule
 from treadle.advisor.structure import is_plain_name
@@ -41,7 +41,7 @@ def _finding(facts: CollectionFacts, kinds: Kinds) -> Finding:
         "documents looked at": kinds.looked_at,
         "discriminating field": kinds.field,
         "kinds": len(kinds.kinds),
-        "fields that all have": shared,
+        "fields common to all": shared,
     }
     for kind in kinds.kinds[:KINDS_SHOWN_MAX]:
         part = share(kind.count, kinds.looked_at)

@@ -14,9 +14,9 @@ RULE = Rule(
     "anti-pattern",
     "Queries without an index",
     "The workload has queries that scan a collection and return a small part of it.",
-    "Make an index on what is filtered, then sorted.",
+    "Create an index on the filtered fields, then the sorted ones.",
     "Each write also maintains the index.",
-    "Documents examined fall to about those returned.",
+    "The server examines little more than it returns.",
     "Not for a nightly job that reads most of the collection anyway.",
 )
 EXAMINED_MIN = 1_000
@@ -82,5 +82,5 @@ def _finding(facts: CollectionFacts, paths: tuple[str, ...], sort: Keys, queries
         f"{evidence['documents returned per query']}.",
         {**evidence, "documents in the collection": facts.count},
         declare_indexes(facts, [index_model(keys, free_name(facts, keys))]),
-        ("setup() makes the index.",),
+        ("setup() creates the index.",),
     )

@@ -17,7 +17,7 @@ RULE = Rule(
     "Drop the shorter one; the longer one serves the same queries.",
     "Hardly any: the longer index is a little larger to read.",
     "Faster writes; less memory and disk.",
-    "Not where the shorter one is unique, partial, or has another collation: then it is another index.",
+    "Not where the shorter one is unique, partial, or has another collation: then it serves another purpose.",
 )
 
 

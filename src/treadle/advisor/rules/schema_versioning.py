@@ -18,10 +18,10 @@ RULE = Rule(
     "The schema changed and old documents remain",
     "Older documents have fields that newer ones lack and the other way round, or carry an older "
     "version number.",
-    "Number the versions, declare how one becomes the next, and let documents move when read or in "
-    "the background.",
-    "A migration to write and to test; readers pass through it until all have moved.",
-    "One shape for the program; no downtime; a count of what is still old.",
+    "Number the versions, declare how one becomes the next, and migrate documents when they are read "
+    "or in the background.",
+    "A migration to write and to test; reads go through it until all documents are migrated.",
+    "One shape for the program; no downtime; a count of old documents.",
     "Not where a field is simply optional: then both shapes are the same version.",
 )
 DOCUMENTS_MIN = 100

@@ -15,8 +15,8 @@ RULE = Rule(
     "anti-pattern",
     "Too many collections",
     "Names differ only in a number or a date, or there are thousands of collections.",
-    "One collection, with what the names told as an indexed field.",
-    "The index; expiry by TTL instead of dropping collections.",
+    "Use one collection, with the varying part of the names as an indexed field.",
+    "An index; expiry by TTL instead of dropping collections.",
     "Fewer open files and less memory; queries across all of them.",
     "Not where each must be dropped, secured or moved on its own.",
 )
@@ -42,7 +42,9 @@ def find(scan: Scan) -> Iterator[Finding]:
 
 
 def _finding(scan: Scan, pattern: str, family: list[str]) -> Finding:
-    known = [facts for name in family if (facts := scan.collections.get(name)) is not None and facts.plain]
+    collections = [
+        facts for name in family if (facts := scan.collections.get(name)) is not None and facts.plain
+    ]
     number = f"{len(family):,} collections"
     return Finding(
         RULE,
@@ -52,24 +54,24 @@ def _finding(scan: Scan, pattern: str, family: list[str]) -> Finding:
         {
             "such collections": len(family),
             "collections": len(scan.names),
-            "looked into": len(known),
-            "documents in those": sum(facts.count for facts in known),
+            "looked into": len(collections),
+            "documents in those": sum(facts.count for facts in collections),
             "for example": names(family, 3),
         },
-        _declaration(pattern, known),
+        _declaration(pattern, collections),
         (
-            "Copy the documents with what their collection's name told in a field of its own, then "
-            "drop the old ones.",
+            "Copy the documents, with the varying part of the collection's name in a field, then drop "
+            "the old collections.",
         ),
         severity="problem" if len(family) > 5_000 else "warning",
         confidence="high" if pattern else "medium",
     )
 
 
-def _declaration(pattern: str, known: list[CollectionFacts]) -> str:
+def _declaration(pattern: str, collections: list[CollectionFacts]) -> str:
     source = Source()
     name = re.sub(r"[\W_#]+$", "", pattern.replace("#", "")) or "together"
-    facts = max(known, key=lambda each: each.count, default=CollectionFacts(name))
+    facts = max(collections, key=lambda each: each.count, default=CollectionFacts(name))
     place = "part" if "part" not in Source.names(facts).values() else "part_of_name"
     added = [f"{place}: Annotated[str, Indexed()]"]
     source.document(facts, collection=name, name=class_name(name), added=added)

@@ -15,7 +15,7 @@ RULE = Rule(
     "Too many indexes",
     "A collection has more than a dozen indexes, or one for nearly every field.",
     "Keep those that queries use; combine single ones into compound ones.",
-    "Finding out which queries need which.",
+    "The work of finding out which queries need which index.",
     "Each write touches fewer indexes; more of the data stays in memory.",
     "Not for a collection that is written once and then only searched.",
 )
@@ -42,9 +42,9 @@ def find(scan: Scan) -> Iterator[Finding]:
             {
                 "indexes": len(own),
                 "fields": len(fields),
-                "used since the server counts": sum(bool(index.uses) for index in facts.indexes),
+                "used since the server began to count": sum(bool(index.uses) for index in facts.indexes),
                 "size": size(facts.index_bytes),
-                "size in data size": share(facts.index_bytes, facts.data_bytes),
+                "size, share of data size": share(facts.index_bytes, facts.data_bytes),
             },
             declare_without(facts, unused if len(unused) < len(own) else ()),
             ("Look at the use of each index over a week before dropping any.",),

@@ -15,7 +15,7 @@ RULE = Rule(
     "tree",
     "Tree",
     "A hierarchy",
-    "Documents name a parent in their own collection, and nothing tells a node's ancestors.",
+    "Documents name a parent in their own collection, but not the ancestors above it.",
     "Keep the ancestors in each node, so that a subtree or a path is one query.",
     "Moving a node rewrites its subtree.",
     "Ancestors, descendants and breadcrumbs in one indexed query; cycles are refused.",
@@ -63,7 +63,7 @@ def _finding(scan: Scan, facts: CollectionFacts, tree: TreeFacts, relation: Rela
     steps = ["Run setup(), then rebuild() to fill the ancestors."]
     if tree.cyclic or relation.orphans:
         missing = share(relation.orphans, relation.checked)
-        steps.insert(0, f"Mend first what is broken ({missing} of the parents are missing).")
+        steps.insert(0, f"First repair what is broken ({missing} of the parents are missing).")
     cycle = ""
     if tree.cyclic:
         evidence["nodes on or below a cycle"] = tree.cyclic

@@ -13,7 +13,7 @@ RULE = Rule(
     "unused-index",
     "anti-pattern",
     "Unused indexes",
-    "The server has counted no use of an index for as long as it has counted.",
+    "The server has counted no use of an index since it began to count.",
     "Hide the index for a while, then drop it.",
     "A query that needed it once a year becomes slow.",
     "Faster writes; less memory and disk.",
@@ -27,16 +27,16 @@ def find(scan: Scan) -> Iterator[Finding]:
         unused = [index for index in facts.indexes if _is_unused(index, scan.limits.index_age_seconds_min)]
         if facts.count < DOCUMENTS_MIN or not unused:
             continue
-        counted = min(index.counted_seconds or 0 for index in unused)
+        seconds = min(index.counted_seconds or 0 for index in unused)
         yield Finding(
             RULE,
             facts.name,
             "",
             f"{len(unused)} of {len(facts.indexes)} indexes of {facts.name} were not used in "
-            f"{duration(counted)}.",
+            f"{duration(seconds)}.",
             {
                 "unused indexes": names([index.name for index in unused]),
-                "counted for": duration(counted),
+                "counted for": duration(seconds),
                 "size": size(sum(index.bytes or 0 for index in unused)),
                 "indexes": len(facts.indexes),
             },
@@ -46,7 +46,7 @@ def find(scan: Scan) -> Iterator[Finding]:
                 for index in unused[:5]
             ),
             severity="info",
-            confidence="high" if counted > 30 * 86_400 else "medium",
+            confidence="high" if seconds > 30 * 86_400 else "medium",
         )
 
 
