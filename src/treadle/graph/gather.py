@@ -224,17 +224,8 @@ class GatherRule(Rule):
         return [(self.source, IndexModel(self.index_keys()))]
 
 
-class GroupRule(GatherRule):
-    """How many sources a group has; what makes the document of a group, and removes it."""
-
-    key: GroupKey
-
-    def __init__(self, place: Place, origin: Origin) -> None:
-        super().__init__(place, origin)
-        self.path = f"{STATE}.members"
-
-    def maintained(self) -> set[str]:
-        return {self.path, *self.key.targets}
+class CountingRule(GatherRule):
+    """How many sources there are."""
 
     def value(self, raw: Raw) -> int:
         return 1
@@ -252,13 +243,26 @@ class GroupRule(GatherRule):
         return {self.path: {"$add": [{"$ifNull": [f"${self.path}", 0]}, difference]}}, {}
 
     def accumulators(self) -> dict[str, Any]:
-        return {"members": {"$sum": 1}}
+        return {"count": {"$sum": 1}}
 
     def finish(self, group: Raw | None) -> dict[str, Any]:
-        return {self.path: group["members"] if group else 0}
+        return {self.path: group["count"] if group else 0}
 
     def finish_expressions(self, group: Mapping[str, str]) -> dict[str, Any]:
-        return {self.path: {"$ifNull": [group["members"], 0]}}
+        return {self.path: {"$ifNull": [group["count"], 0]}}
+
+
+class GroupRule(CountingRule):
+    """How many sources a group has; what makes the document of a group, and removes it."""
+
+    key: GroupKey
+
+    def __init__(self, place: Place, origin: Origin) -> None:
+        super().__init__(place, origin)
+        self.path = f"{STATE}.members"
+
+    def maintained(self) -> set[str]:
+        return {self.path, *self.key.targets}
 
     def unique_indexes(self) -> list[IndexModel]:
         """What keeps a group to one document."""

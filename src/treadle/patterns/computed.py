@@ -11,7 +11,7 @@ value leaves: subtraction of floats does not undo addition.
 from __future__ import annotations
 
 import decimal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from bson.decimal128 import Decimal128
 
 from treadle.errors import DeclarationError
 from treadle.graph.derived import FormulaRule, require_optional
-from treadle.graph.gather import RECOMPUTE, GatherRule, maintenance_of, origin
+from treadle.graph.gather import RECOMPUTE, CountingRule, GatherRule, maintenance_of, origin
 from treadle.graph.pattern import (
     STATE,
     Maintain,
@@ -50,8 +50,9 @@ class _Aggregate(Pattern):
 
     pattern: ClassVar[str] = "computed"
 
-    def _check(self, place: Place) -> None:
+    def bind(self, place: Place, graph: Models) -> Rule:
         check_maintenance(place, getattr(self, "maintain", "write"), getattr(self, "every", None))
+        return RULES[type(self)](place, graph, self)
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,6 @@ class Count(_Aggregate):
     maintain: Maintain = "write"
     every: timedelta | None = None
     computed_at: str | None = None
-
-    def bind(self, place: Place, graph: Models) -> Rule:
-        self._check(place)
-        return CountRule(place, graph, self)
 
 
 @dataclass(frozen=True)
@@ -85,36 +82,20 @@ class _OfField(_Aggregate):
 class Sum(_OfField):
     """The sum of `field`, or of an expression, over the documents that name this one."""
 
-    def bind(self, place: Place, graph: Models) -> Rule:
-        self._check(place)
-        return SumRule(place, graph, self)
-
 
 @dataclass(frozen=True)
 class Average(_OfField):
     """The average of `field`; None where there is nothing to average."""
-
-    def bind(self, place: Place, graph: Models) -> Rule:
-        self._check(place)
-        return AverageRule(place, graph, self)
 
 
 @dataclass(frozen=True)
 class Min(_OfField):
     """The smallest `field`; None where there is none."""
 
-    def bind(self, place: Place, graph: Models) -> Rule:
-        self._check(place)
-        return ExtremeRule(place, graph, self, "$min")
-
 
 @dataclass(frozen=True)
 class Max(_OfField):
     """The largest `field`; None where there is none."""
-
-    def bind(self, place: Place, graph: Models) -> Rule:
-        self._check(place)
-        return ExtremeRule(place, graph, self, "$max")
 
 
 @dataclass(frozen=True)
@@ -152,34 +133,10 @@ class ComputedRule(GatherRule):
         return {self.stamp} if self.stamp else set()
 
 
-class CountRule(ComputedRule):
+class CountRule(ComputedRule, CountingRule):
     def __init__(self, place: Place, graph: Models, declared: Count) -> None:
         super().__init__(place, graph, declared)
         _require_type(place, (int,), "a count is an int")
-
-    def value(self, raw: Raw) -> int:
-        return 1
-
-    def evaluated(self, row: Raw) -> int:
-        return 1
-
-    def empty(self) -> dict[str, Any]:
-        return {self.path: 0}
-
-    def difference(self, removed: Sequence[Any], added: Sequence[Any], version: tuple[int, ...]) -> Any:
-        return len(added) - len(removed) or None
-
-    def apply(self, difference: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {self.path: {"$add": [{"$ifNull": [f"${self.path}", 0]}, difference]}}, {}
-
-    def accumulators(self) -> dict[str, Any]:
-        return {"count": {"$sum": 1}}
-
-    def finish(self, group: Raw | None) -> dict[str, Any]:
-        return {self.path: group["count"] if group else 0}
-
-    def finish_expressions(self, group: Mapping[str, str]) -> dict[str, Any]:
-        return {self.path: {"$ifNull": [group["count"], 0]}}
 
 
 class FieldRule(ComputedRule):
@@ -357,9 +314,9 @@ class AverageRule(FieldRule):
 class ExtremeRule(FieldRule):
     """Min and Max."""
 
-    def __init__(self, place: Place, graph: Models, declared: _OfField, operator: str) -> None:
+    def __init__(self, place: Place, graph: Models, declared: _OfField) -> None:
         super().__init__(place, graph, declared)
-        self.operator = operator
+        self.operator = "$min" if isinstance(declared, Min) else "$max"
         require_optional(place)
         shape = self.value_shape
         own = place.field.shape
@@ -414,6 +371,15 @@ class ExtremeRule(FieldRule):
             self.source.collection, {"$and": condition}, {path: 1}, sort=[(path, direction)], limit=1
         )
         return {freeze(keys[0]): self.finish({"extreme": self.value(first[0])} if first else None)}
+
+
+RULES: dict[type, Callable[..., Rule]] = {
+    Count: CountRule,
+    Sum: SumRule,
+    Average: AverageRule,
+    Min: ExtremeRule,
+    Max: ExtremeRule,
+}
 
 
 class _Numbers:
