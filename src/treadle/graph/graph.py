@@ -67,6 +67,8 @@ class Graph:
                 if not kinds.is_inherited(entry, place, pattern):
                     self._place(entry, pattern.bind(place, self))
         kinds.spread(self)
+        for entry in self.entries.values():
+            entry.forget_lookups()
         for rule in self.rules:
             rule.check(self)
         self._refuse_derived_readings()
