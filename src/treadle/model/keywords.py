@@ -1,26 +1,127 @@
-"""The class keywords that say what a document may look like: its kind and its version.
+"""The class keywords of a document: what they say, checked when the class is made.
 
-Checked when the class is made. What they come to in a stored document are
-stamps: fields that Treadle writes and callers do not.
+The kind and the version come to stamps in a stored document: fields that
+Treadle writes and callers do not.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import difflib
 import enum
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args
+
+from pymongo import IndexModel
 
 from treadle.errors import DeclarationError
 from treadle.model.bson_types import RESERVED
 
-if TYPE_CHECKING:
-    from treadle.model.document import Settings
+Naming = Literal["snake", "camel"]
+Validation = Literal["strict", "moderate", "off"]
+ValidationAction = Literal["error", "warn"]
+MigrateOnRead = Literal["memory", "store"]
+UnknownKinds = Literal["refuse", "base"]
+_CHOICES: dict[str, Any] = {
+    "naming": Naming,
+    "validation": Validation,
+    "validation_action": ValidationAction,
+    "migrate_on_read": MigrateOnRead,
+    "unknown_kinds": UnknownKinds,
+}
 
 
-def check_shape(cls: type, settings: Settings) -> Settings:
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the class keywords of a document said."""
+
+    collection: str | None = None
+    naming: Naming = "snake"
+    validation: Validation = "moderate"
+    indexes: tuple[IndexModel, ...] = ()
+    validation_action: ValidationAction = "error"
+    # Polymorphic: the stored field that names the kind, and the kind of this very class.
+    discriminator: str | None = None
+    kind: Any = None
+    unknown_kinds: UnknownKinds = "refuse"
+    # Schema versioning: the version that this class describes.
+    version: int | None = None
+    version_field: str = "schema_version"
+    migrate_on_read: MigrateOnRead = "memory"
+    # The patterns of the whole model, by their class keywords; of one keyword there may be several.
+    patterns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+
+def settings_of(cls: Any, keywords: Mapping[str, Any]) -> Settings:
+    """What the keywords of a class say, on top of those that it inherits."""
+    known = [each.name for each in fields(Settings) if each.name != "patterns"]
+    inherited: Settings = cls.__treadle__
+    given = {key: value for key, value in keywords.items() if value is not None}
+    patterns = dict(inherited.patterns)
+    for keyword in list(keywords):
+        if keyword not in known:
+            declared = given.pop(keyword, ())
+            listed = list(declared) if isinstance(declared, (list, tuple)) else [declared]
+            if not all(hasattr(each, "bind") for each in listed):
+                raise _unknown_keyword(cls, keyword, declared, known)
+            patterns[keyword] = listed
+    given["patterns"] = patterns
+    if "indexes" in given:
+        given["indexes"] = (*inherited.indexes, *given["indexes"])
+    # A kind is one class's own; whoever inherits from it is another kind, or none.
+    settings = _check_shape(cls, replace(inherited, **{"kind": None, **given}))
+    _check_settings(cls, settings)
+    return settings
+
+
+def _unknown_keyword(cls: type, keyword: str, value: Any, known: Sequence[str]) -> DeclarationError:
+    near = difflib.get_close_matches(keyword, known, n=1)
+    hint = (
+        f"did you mean {near[0]!r}?"
+        if near
+        else f"the keywords are {', '.join(known)}, and those of patterns"
+    )
+    return DeclarationError(
+        f"{cls.__name__} has the class keyword {keyword}={value!r}, which is no pattern of a whole model, "
+        f"such as bucket=Bucket(…), and nothing else that Treadle knows; {hint}",
+        code="keyword-unknown",
+    )
+
+
+def _check_settings(cls: type, settings: Settings) -> None:
+    name = settings.collection
+    if name is not None and (not name or "$" in name or "\0" in name or name.startswith("system.")):
+        raise DeclarationError(
+            f"{cls.__name__} names the collection {name!r}; a collection's name may not be empty, "
+            "contain '$' or NUL, or begin with 'system.'",
+            code="collection-name-invalid",
+        )
+    if name is not None and name.startswith("treadle."):
+        raise DeclarationError(
+            f"{cls.__name__} names the collection {name!r}; names that begin with 'treadle.' are "
+            "kept for Treadle's own state: choose another",
+            code="collection-name-invalid",
+        )
+    for index in settings.indexes:
+        if not isinstance(index, IndexModel):
+            raise DeclarationError(
+                f"{cls.__name__} has {index!r} in indexes=; it takes PyMongo's IndexModel, such as "
+                "IndexModel([('name', 1)])",
+                code="keyword-unknown",
+            )
+    for keyword, choices in _CHOICES.items():
+        value, allowed = getattr(settings, keyword), get_args(choices)
+        if value not in allowed:
+            raise DeclarationError(
+                f"{cls.__name__} has {keyword}={value!r}; it takes {' or '.join(map(repr, allowed))}",
+                code="keyword-unknown",
+            )
+
+
+def _check_shape(cls: Any, settings: Settings) -> Settings:
     """Refuse kinds and versions that cannot be; the settings with the kind as it is stored."""
     name = cls.__name__
-    inherited: Settings = cls.__treadle__  # type: ignore[attr-defined]
+    inherited: Settings = cls.__treadle__
     for keyword in ("discriminator", "version_field"):
         _check_stored_name(name, keyword, getattr(settings, keyword))
     same_collection = inherited.collection == settings.collection
@@ -45,7 +146,7 @@ def check_shape(cls: type, settings: Settings) -> Settings:
             )
     if settings.version is not None:
         _check_version(name, settings)
-    return dataclasses.replace(settings, kind=kind)
+    return replace(settings, kind=kind)
 
 
 def _check_stored_name(name: str, keyword: str, value: Any) -> None:
