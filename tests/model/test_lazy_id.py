@@ -19,7 +19,7 @@ from bson import ObjectId
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationInfo, field_validator
 
 from treadle import Count, Document, ExtendedReference, Id, Store
-from treadle.model.lazy_id import LazyObjectId, is_unknown
+from treadle.model.lazy_id import LazyObjectId, PromisedId, promise
 
 
 class Review(Document, collection="reviews"):
@@ -193,11 +193,11 @@ def test_documents_of_one_call_may_refer_to_each_other(database, order):
 
 def test_an_id_that_nobody_asked_for_has_no_value():
     product = Product()
-    assert is_unknown(product)
     assert type(vars(product)["id"]) is LazyObjectId
     assert "id" not in product.model_fields_set
-    assert not is_unknown(Product(id=ObjectId()))
-    assert not is_unknown(Product(_id=ObjectId()))
+    for known in (Product(id=ObjectId()), Product(_id=ObjectId())):
+        assert type(vars(known)["id"]) is ObjectId
+        assert promise(known) is None
 
 
 @pytest.mark.parametrize(
@@ -216,11 +216,28 @@ def test_whoever_looks_at_an_id_makes_it_an_ordinary_one(look):
     look(identity)
     assert type(identity) is ObjectId
     assert 12 == len(identity.binary)
+    product = Product()
+    promised = promise(product)
+    assert promised is not None
+    identity = vars(product)["id"]
+    assert (PromisedId, False) == (type(identity), promised.known)
+    look(identity)
+    assert (ObjectId, True) == (type(identity), promised.known)
+    assert promised.value == identity
+
+
+def test_an_id_is_promised_once():
+    product = Product()
+    first = promise(product)
+    assert first is not None
+    assert promise(product) is None
+    assert first.value == product.id
 
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
-def test_a_copy_of_an_id_is_the_same_id(again):
-    identity = LazyObjectId()
+@pytest.mark.parametrize("kind", [LazyObjectId, PromisedId])
+def test_a_copy_of_an_id_is_the_same_id(again, kind):
+    identity = kind()
     copied = again(identity)
     assert (type(copied), copied) == (ObjectId, identity)
 

@@ -20,7 +20,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
-from treadle.model.lazy_id import is_unknown
+from treadle.model.lazy_id import made, promise
 from treadle.model.storable import check_batch
 from treadle.plan import Plan, Raw, find, insert_many, insert_one, update_many
 from treadle.plan.capabilities import Capabilities
@@ -58,16 +58,21 @@ class Insert(Work[list[D]]):
         self.documents = list(documents)
         # Nobody refers to an id that nobody can know, unless the documents refer to each other.
         among_themselves = any(rule.target.collection == entry.collection for rule in entry.feeding(CopyRule))
-        fresh = [is_unknown(document) and not among_themselves for document in self.documents]
+        self.promises = [None if among_themselves else promise(document) for document in self.documents]
         self.altered: list[list[Any]] = [[] for _ in self.documents]
         raws = [
             crud.dump(entry, document, altered)
             for document, altered in zip(self.documents, self.altered, strict=True)
         ]
-        for document, raw, altered in zip(self.documents, raws, self.altered, strict=True):
+        for document, raw, altered, promised in zip(
+            self.documents, raws, self.altered, self.promises, strict=True
+        ):
+            if promised is not None:
+                raw["_id"] = promised.value
             crud.as_stored(entry, document, raw, altered)
         if len(raws) > 1:
             check_batch(raws, entry.model.__name__)
+        fresh = [promised is not None for promised in self.promises]
         self.batch = Batch(raws, fresh, given={rule: list(each) for rule, each in (given or {}).items()})
         for raw in raws:
             self._blank(raw)
@@ -109,6 +114,7 @@ class Insert(Work[list[D]]):
     def joined(self, other: Insert[D]) -> Insert[D]:
         both = copy.copy(self)
         both.documents = [*self.documents, *other.documents]
+        both.promises = [*self.promises, *other.promises]
         both.altered = [*self.altered, *other.altered]
         both.batch = self.batch.joined(other.batch)
         return both
@@ -153,6 +159,9 @@ class Insert(Work[list[D]]):
             for stamp in stamps:
                 put(known[freeze(dated["_id"])], stamp, value_at(dated, stamp))
 
+    def exposed(self) -> list[Any]:
+        return [each.value for each in self.promises if each is not None and each.known]
+
     def _gather_existing(self, server: Capabilities) -> Plan[None]:
         """Fill a target that is inserted after its sources."""
         entry, known = self.entry, self.batch.known
@@ -173,6 +182,7 @@ class Insert(Work[list[D]]):
         ]
 
     def _as_stored(self, document: D, raw: Raw, altered: list[Any]) -> D:
+        made(document.__dict__["id"])
         document.__pydantic_fields_set__.add("id")
         if not altered and not self.entry.protected:
             return document

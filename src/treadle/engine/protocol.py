@@ -12,6 +12,7 @@ before the next one.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -19,14 +20,20 @@ from pymongo.errors import PyMongoError
 
 from treadle.engine.commit import commit_on
 from treadle.engine.groups import require_indexes
+from treadle.engine.ledger import Ledger
+from treadle.engine.react import copy_to, feeds_beyond
 from treadle.engine.standalone import ByIntents
 from treadle.engine.transaction import ByTransaction
-from treadle.engine.work import Busy, ChunkedWork, Failed, Work, Writer
+from treadle.engine.work import Busy, ChunkedWork, Failed, Work, Writer, as_they_are_now
 from treadle.errors import UsageError
+from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
-from treadle.plan import Plan, is_inside, outside, server_facts, share
+from treadle.graph.pattern import Entry
+from treadle.plan import Plan, find, is_inside, outside, server_facts, share
 
 R = TypeVar("R")
+
+log = logging.getLogger("treadle")
 
 # How often a write gives way to something larger.
 GIVE_WAY_MAX = 20
@@ -84,7 +91,29 @@ class WriteProtocol:
             outcome = yield from share(work, alone=not combine)
         if isinstance(outcome, Failed):
             raise outcome.error
+        if not inside and (exposed := work.exposed()):
+            try:
+                outcome = yield from self._catch_up(work.entry, exposed, outcome)
+            except Exception as error:
+                # The write is committed; it must not seem to have failed.
+                name = work.entry.model.__name__
+                log.warning("%s: new documents may miss others that refer to them: %s", name, error)
         return work.result(outcome)
+
+    def _catch_up(self, entry: Entry[Any], keys: Sequence[Any], outcome: Any) -> Plan[Any]:
+        """Let new documents meet those that were made meanwhile and refer to them."""
+        commit = commit_on(self.graph, (yield from server_facts()))
+
+        def copy(ledger: Ledger) -> Plan[None]:
+            for source in (yield from find(entry.collection, {"_id": {"$in": list(keys)}})):
+                for rule in entry.feeding(CopyRule):
+                    if rule.synced and rule.source.holds(source):
+                        followed = feeds_beyond(rule.target, rule.level)
+                        yield from copy_to(rule, source["_id"], source, {}, followed, ledger)
+
+        yield from commit.mend(entry, keys)
+        yield from commit.follow(copy, self._writer())
+        return (yield from as_they_are_now(entry, outcome))
 
     def write_chunks(self, work: ChunkedWork) -> Plan[int]:
         """Perform a bulk write, one commit per chunk of documents."""

@@ -55,6 +55,10 @@ class Work(Generic[R]):
         """What the caller gets, from what the body returned."""
         raise NotImplementedError  # pragma: no cover
 
+    def exposed(self) -> list[Any]:
+        """The new ids that somebody learned before the commit, and that the body took for unknown."""
+        return []
+
     @property
     def size(self) -> int | None:
         """How much of a joined outcome is this work's share; None where it cannot be joined."""

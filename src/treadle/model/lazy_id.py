@@ -5,7 +5,10 @@ documents that refer to it, and `insert` need not look for them. To be sure of
 that, a new document holds a `LazyObjectId`: it has no value. Whoever needs
 the value, in whatever way (by attribute, text, comparison, hash, copy, pickle,
 or because it is being encoded), makes it, and from then on it is an ordinary
-ObjectId. So "is it still a LazyObjectId?" answers "can anybody know it?".
+ObjectId. So its class answers "can anybody know it?".
+
+While a document is being inserted its id has a value, and is a `PromisedId`
+for as long as nobody but the Store has seen it.
 """
 
 from __future__ import annotations
@@ -34,20 +37,59 @@ class LazyObjectId(ObjectId):
         return made(self).__reduce_ex__(protocol)
 
 
+class PromisedId(ObjectId):
+    """An ObjectId with a value that nobody has looked at."""
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        return getattr(made(self), name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return made(self).__reduce_ex__(protocol)
+
+
 def made(identity: Any) -> Any:
-    """The same id, with its value; any other value as it is."""
+    """The same id as an ordinary one, with a value; anything else as it is."""
     if type(identity) is LazyObjectId:
-        # Two threads that ask at once must get the same value.
-        with _MAKING:
-            if type(identity) is LazyObjectId:
-                ObjectId.__init__(identity)
-                identity.__class__ = ObjectId
+        _give_value(identity, ObjectId(), ObjectId)
+    elif type(identity) is PromisedId:
+        object.__setattr__(identity, "__class__", ObjectId)
     return identity
 
 
-def is_unknown(document: Any) -> bool:
-    """Whether nobody can know this document's id yet."""
-    return type(document.__dict__.get("id")) is LazyObjectId
+def _give_value(identity: Any, value: ObjectId, kind: type[ObjectId]) -> bool:
+    # Two threads that ask at once must get the same value.
+    with _MAKING:
+        first = type(identity) is LazyObjectId
+        if first:
+            ObjectId.__init__(identity, value)
+            object.__setattr__(identity, "__class__", kind)
+    return first
+
+
+class Promise:
+    """The id of a document that is being inserted; made before anybody could know it."""
+
+    def __init__(self, identity: Any, value: ObjectId) -> None:
+        self._identity = identity
+        # To be stored; looking at it tells nobody anything.
+        self.value = value
+
+    @property
+    def known(self) -> bool:
+        """Whether somebody has looked at the document's id since."""
+        return type(self._identity) is not PromisedId
+
+
+def promise(document: Any) -> Promise | None:
+    """The id that a document will have; None if somebody may know it already."""
+    identity = document.__dict__.get("id")
+    if type(identity) is LazyObjectId:
+        value = ObjectId()
+        if _give_value(identity, value, PromisedId):
+            return Promise(identity, value)
+    return None
 
 
 class IdAttribute:
