@@ -96,7 +96,7 @@ def add_pattern(schema: Schema, shape: Shape, config: Mapping[str, Any]) -> Sche
 
 
 def _add_pattern(schema: Schema, pattern: str, in_python: bool) -> None:
-    changed = _PART.sub(lambda found: _as_server_reads(found[0], in_python), pattern)
+    changed = _PART.sub(lambda match: _as_server_reads(match[0], in_python), pattern)
     bound = _length_bound(pattern)
     if bound is None or schema.get("maxLength", bound + 1) <= bound:
         schema["pattern"] = changed
@@ -112,7 +112,7 @@ def _as_server_reads(part: str, in_python: bool) -> str:
     if part == "$" and not in_python:
         # For Rust the end is the very end, not the place before a last line break.
         return r"\z"
-    return _IN_CLASS_DIGIT.sub(lambda found: _DIGIT if found[0] == r"\d" else found[0], part)
+    return _IN_CLASS_DIGIT.sub(lambda match: _DIGIT if match[0] == r"\d" else match[0], part)
 
 
 def _length_bound(pattern: str) -> int | None:
@@ -121,7 +121,7 @@ def _length_bound(pattern: str) -> int | None:
     It allows 200,000 steps and a depth of 4,000, and takes a text for one that
     does not fit when it needs more.
     """
-    loops = [found for found in _LOOP.finditer(_PART.sub(_without_class, pattern)) if _is_long(found[2])]
+    loops = [match for match in _LOOP.finditer(_PART.sub(_without_class, pattern)) if _is_long(match[2])]
     if not loops:
         return None
     if len(loops) > 1 or _REPEATED_GROUP.search(pattern):
@@ -131,9 +131,9 @@ def _length_bound(pattern: str) -> int | None:
     return None if ends else LOOPED_LENGTH_MAX
 
 
-def _without_class(found: re.Match[str]) -> str:
+def _without_class(match: re.Match[str]) -> str:
     # A class, or an escaped sign, is one sign like any other.
-    return "x" if found[0][0] in "[\\" else found[0]
+    return "x" if match[0][0] in "[\\" else match[0]
 
 
 def _is_long(quantifier: str) -> bool:

@@ -42,8 +42,8 @@ def _whole_model_serializer(model: type[BaseModel]) -> Dump:
     stamps = stamps_of(model)
 
     def dump(value: Any, altered: list[Any]) -> Any:
-        shown = to_bson(serializer.to_python(value, by_alias=True), altered)
-        return {**shown, **stamps} if stamps else shown
+        document = to_bson(serializer.to_python(value, by_alias=True), altered)
+        return {**document, **stamps} if stamps else document
 
     return dump
 
@@ -130,9 +130,9 @@ def _custom_dump(model: type[BaseModel], name: str) -> Dump:
     serializer = model.__pydantic_serializer__
 
     def dump(value: Any, altered: list[Any]) -> Any:
-        shown = serializer.to_python(value, include={name}, by_alias=False)
+        fields = serializer.to_python(value, include={name}, by_alias=False)
         # A field that is excluded from JSON answers is stored all the same, as it is.
-        return to_bson(shown[name] if name in shown else value.__dict__[name], altered)
+        return to_bson(fields[name] if name in fields else value.__dict__[name], altered)
 
     return dump
 

@@ -56,20 +56,20 @@ def settings_of(cls: Any, keywords: Mapping[str, Any]) -> Settings:
     """What the keywords of a class say, on top of those that it inherits."""
     known = [each.name for each in fields(Settings) if each.name != "patterns"]
     inherited: Settings = cls.__treadle__
-    given = {key: value for key, value in keywords.items() if value is not None}
+    chosen = {key: value for key, value in keywords.items() if value is not None}
     patterns = dict(inherited.patterns)
     for keyword in list(keywords):
         if keyword not in known:
-            declared = given.pop(keyword, ())
+            declared = chosen.pop(keyword, ())
             listed = list(declared) if isinstance(declared, (list, tuple)) else [declared]
             if not all(hasattr(each, "bind") for each in listed):
                 raise _unknown_keyword(cls, keyword, declared, known)
             patterns[keyword] = listed
-    given["patterns"] = patterns
-    if "indexes" in given:
-        given["indexes"] = (*inherited.indexes, *given["indexes"])
+    chosen["patterns"] = patterns
+    if "indexes" in chosen:
+        chosen["indexes"] = (*inherited.indexes, *chosen["indexes"])
     # A kind is one class's own; whoever inherits from it is another kind, or none.
-    settings = _check_shape(cls, replace(inherited, **{"kind": None, **given}))
+    settings = _check_shape(cls, replace(inherited, **{"kind": None, **chosen}))
     _check_settings(cls, settings)
     return settings
 

@@ -64,10 +64,10 @@ def _nearest(branches: Any, value: Any, path: str) -> Iterator[Fault]:
     if not all(tried):
         return
 
-    def distance(found: list[Fault]) -> tuple[int, int]:
+    def distance(faults: list[Fault]) -> tuple[int, int]:
         # A wrong kind or version says that another branch was meant.
-        other = sum(1 for fault in found if isinstance(fault.expected, dict) and "enum" in fault.expected)
-        return other, len(found)
+        other = sum(1 for fault in faults if isinstance(fault.expected, dict) and "enum" in fault.expected)
+        return other, len(faults)
 
     yield from min(tried, key=distance)
 

@@ -73,9 +73,9 @@ def _find(value: Any, path: str, depth: int) -> tuple[str, str] | None:
             return path, f"BSON has no form for {type(value).__name__}"
         return None
     for key, item in items:
-        found = _find(item, _join(path, str(key)), depth + 1)
-        if found:
-            return found
+        problem = _find(item, _join(path, str(key)), depth + 1)
+        if problem:
+            return problem
     return None
 
 

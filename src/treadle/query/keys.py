@@ -160,10 +160,10 @@ class KeyPart:
 
     def value(self, raw: Raw) -> Any:
         """The value of a source; only in UTC for a window."""
-        found = value_at(raw, self.source)
+        value = value_at(raw, self.source)
         if self.window is not None:
-            return self.window.start_of(found)
-        return None if isinstance(found, list) else found
+            return self.window.start_of(value)
+        return None if isinstance(value, list) else value
 
     def expression(self, within: str = "") -> Any:
         """The same, as the server computes it, from a document that stands `within` another."""

@@ -199,16 +199,16 @@ def plain(path: str) -> str:
 
 def field_references(expression: Any) -> set[str] | None:
     """The stored paths that an aggregation expression reads; None where it may read any."""
-    found: set[str] = set()
+    paths: set[str] = set()
     if isinstance(expression, str):
         if expression.startswith("$$"):
             head, _, rest = expression[2:].partition(".")
             if head in ("ROOT", "CURRENT"):
                 return {plain(rest)} if rest else None
-            return found
+            return paths
         if expression.startswith("$"):
-            found.add(plain(expression[1:]))
-        return found
+            paths.add(plain(expression[1:]))
+        return paths
     items: list[Any] = []
     if isinstance(expression, Mapping) and "$getField" in expression:
         argument = expression["$getField"]
@@ -226,30 +226,30 @@ def field_references(expression: Any) -> set[str] | None:
         inner = field_references(item)
         if inner is None:
             return None
-        found |= inner
-    return found
+        paths |= inner
+    return paths
 
 
 def filter_references(filter: Any) -> set[str] | None:
     """The stored paths that a filter reads; None where it may read any."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for key, condition in filter.items():
         if key in ("$and", "$or", "$nor"):
             for each in condition:
                 inner = filter_references(each)
                 if inner is None:
                     return None
-                found |= inner
+                paths |= inner
         elif key == "$expr":
             inner = field_references(condition)
             if inner is None:
                 return None
-            found |= inner
+            paths |= inner
         elif key.startswith("$"):
             return None
         else:
-            found.add(plain(key))
-    return found
+            paths.add(plain(key))
+    return paths
 
 
 def places_of(raw: Any, steps: Sequence[Step], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
