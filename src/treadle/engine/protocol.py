@@ -28,9 +28,6 @@ from treadle.plan import Plan, is_inside, outside, server_facts, share
 
 R = TypeVar("R")
 
-# How often a write gives way to something larger.
-GIVE_WAY_MAX = 20
-
 
 class WriteProtocol:
     """The writes of one Store, and what they left unfinished."""
@@ -47,7 +44,7 @@ class WriteProtocol:
 
     def write(self, work: Work[R], *, combine: bool = True) -> Plan[R]:
         """Perform a write with all that follows from it."""
-        for _ in range(GIVE_WAY_MAX):
+        for _ in range(self.graph.limits.give_way_max):
             try:
                 return (yield from self._write(work, combine))
             except Busy as busy:
