@@ -140,11 +140,11 @@ class Limits:
     tree_check_max: int = 10_000  # nodes that are checked at a time
     tree_batch: int = 1_000  # nodes whose children are read at a time
     tree_ranges_batch: int = 100  # subtrees that are read at a time by their paths
-    tree_graph_levels: int = 4  # levels that one $graphLookup descends
+    tree_graph_levels: int = 4  # levels that $graphLookup is asked for; deeper ones are read by batches
     tree_depth_max: int = 10_000  # levels after which a tree is taken for a cycle
-    tree_ended_max: int = 50  # ended moves that are remembered
-    tree_passed_max: int = 1_000  # nodes that a move remembers to have passed
-    tree_attempts_max: int = 20  # attempts to rebuild what others keep changing
+    tree_ended_max: int = 50  # large moves and removals whose outcome is remembered for their callers
+    tree_passed_max: int = 1_000  # nodes that a large move passes over because they cannot be written
+    tree_attempts_max: int = 20  # how often repair lets large moves finish first
 
     # -- outlier arrays
     array_extend_max: int = 10_000  # items that are added in one transaction
