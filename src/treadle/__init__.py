@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from treadle.engine.lazy import OldDocuments
     from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
+    from treadle.graph.limits import Limits
     from treadle.graph.reports import Action, FieldSummary, Finding, Progress, Summary
     from treadle.model.bson_types import Id
     from treadle.model.document import Document
@@ -50,6 +51,7 @@ __all__ = [
     "Hour",
     "Id",
     "Indexed",
+    "Limits",
     "MaterializedPath",
     "Max",
     "Migrated",
@@ -97,6 +99,7 @@ _HOMES = {
     "Hour": "patterns.rollup",
     "Id": "model.bson_types",
     "Indexed": "model.indexed",
+    "Limits": "graph.limits",
     "MaterializedPath": "patterns.tree.materialized_path",
     "Max": "patterns.computed",
     "Migrated": "upkeep.migrations.run",

@@ -12,13 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from treadle.graph.limits import Limits
 from treadle.plan import Plan
 
 R = TypeVar("R")
-
-# After so many spoilt attempts a transaction is cut to so many pieces.
-SPOILT_MAX = 3
-PIECES = 8
 
 
 class Contended(Exception):
@@ -26,7 +23,7 @@ class Contended(Exception):
 
 
 def attempting(
-    attempt: Callable[[], Plan[R]], hold: Callable[[], Plan[None]], items: int
+    limits: Limits, attempt: Callable[[], Plan[R]], hold: Callable[[], Plan[None]], items: int
 ) -> Callable[[], Plan[R]]:
     """What a transaction does each time it is tried; `hold` really writes its documents."""
     attempts = 0
@@ -34,7 +31,7 @@ def attempting(
     def patiently() -> Plan[R]:
         nonlocal attempts
         attempts += 1
-        if attempts > SPOILT_MAX and items > 1:
+        if attempts > limits.contended_attempts_max and items > 1:
             raise Contended
         if attempts > 1:
             yield from hold()
@@ -43,9 +40,9 @@ def attempting(
     return patiently
 
 
-def pieces(items: int, reason: Exception) -> Iterator[tuple[int, int]]:
+def pieces(limits: Limits, items: int, reason: Exception) -> Iterator[tuple[int, int]]:
     """Where to cut: in halves around what cannot be written, smaller where others leave no room."""
-    number = PIECES if isinstance(reason, Contended) else 2
+    number = limits.contended_pieces if isinstance(reason, Contended) else 2
     size = max(1, -(-items // number))
     for start in range(0, items, size):
         yield start, min(start + size, items)

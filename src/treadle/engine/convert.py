@@ -25,11 +25,7 @@ from treadle.model.storable import ENCODING_ERRORS, not_storable
 from treadle.plan import Plan, Raw, aggregate, bulk_write, by_id, find_one, transact
 from treadle.plan.server_errors import OBJECT_TOO_LARGE, codes_of, message_of
 
-# Documents go to the server inside a command, which may hold 16 MB.
-LITERAL_BYTES_MAX = 6 * 1024 * 1024
-LITERAL_DOCUMENTS_MAX = 500
-# An update holds what it compares and what it sets.
-COMPARED_BYTES_MAX = 12 * 1024 * 1024
+# Names of fields that a process remembers.
 NAMES_MAX = 10_000
 
 
@@ -105,9 +101,7 @@ def _by_the_server(
                 ready.append(number)
             except UsageError as error:
                 outcomes[number] = failed(lineage.model, raws[number].get("_id"), version, str(error))
-        done = yield from evaluate(
-            entry.collection, [outcomes[number] for number in ready], pipeline, lineage, version
-        )
+        done = yield from evaluate(entry, [outcomes[number] for number in ready], pipeline, lineage, version)
         for number, outcome in zip(ready, done, strict=True):
             outcomes[number] = outcome
     return [
@@ -131,19 +125,20 @@ def encodable(raw: Any, model: type) -> Raw:
 
 
 def evaluate(
-    collection: str, raws: Sequence[Any], pipeline: Sequence[Raw], lineage: Lineage, version: int
+    entry: Entry[Any], raws: Sequence[Any], pipeline: Sequence[Raw], lineage: Lineage, version: int
 ) -> Plan[list[Raw | DataError]]:
     """What a pipeline makes of documents that are at hand, without storing anything."""
     done: list[Raw | DataError] = []
     start = 0
+    limits = entry.limits
     while start < len(raws):
         end, size = start, 0
-        while end < len(raws) and end - start < LITERAL_DOCUMENTS_MAX:
+        while end < len(raws) and end - start < limits.convert_documents_max:
             size += len(bson.encode(raws[end], codec_options=CODEC_OPTIONS))
-            if size > LITERAL_BYTES_MAX and end > start:
+            if size > limits.convert_bytes_max and end > start:
                 break
             end += 1
-        done.extend((yield from _evaluate(collection, raws[start:end], pipeline, lineage, version)))
+        done.extend((yield from _evaluate(entry.collection, raws[start:end], pipeline, lineage, version)))
         start = end
     return done
 
@@ -244,7 +239,7 @@ def store_alone(entry: Entry[Any], converted: Converted, end: int | None = None)
     size = sum(
         len(bson.encode(each, codec_options=CODEC_OPTIONS)) for each in (converted.before, converted.after)
     )
-    if size > COMPARED_BYTES_MAX:
+    if size > entry.limits.compare_bytes_max:
         return (yield from transact(lambda: _unguarded(entry, converted.before["_id"], end)))
     write = guarded_write(converted)
     if write is None:

@@ -179,7 +179,7 @@ def update_one_raw(entry: Entry[Any], chosen: Raw, update: Any) -> Plan[Raw | No
     if not entry.versioned:
         return (yield from find_one_and_update(entry.collection, chosen, update))
     current = {"$and": [chosen, lazy.current_only(entry)]}
-    for _ in range(lazy.ATTEMPTS_MAX):
+    for _ in range(entry.limits.upgrade_attempts_max):
         raw = yield from find_one_and_update(entry.collection, current, update)
         if raw is not None:
             return raw

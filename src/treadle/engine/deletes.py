@@ -28,10 +28,6 @@ from treadle.query.safety import clean_filter
 
 D = TypeVar("D", bound=Document)
 
-CASCADE_MAX = 10_000
-# Nodes of a tree are deleted in one transaction.
-TOGETHER_MAX = 10_000
-
 
 def deletion_concerns(entry: Entry[Any]) -> bool:
     """Whether a deletion must be followed."""
@@ -119,10 +115,11 @@ class DeleteManyDocuments(ChunkedWork):
         return result.deleted_count
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
-        most = TOGETHER_MAX + 1 if self.together else 0
-        befores = yield from find(self.entry.collection, only(self.filter, self.keys), limit=most)
-        if self._inseparable is not None and len(befores) > TOGETHER_MAX:
-            raise self._inseparable.too_many(TOGETHER_MAX)
+        most = self.entry.limits.delete_together_max
+        limit = most + 1 if self.together else 0
+        befores = yield from find(self.entry.collection, only(self.filter, self.keys), limit=limit)
+        if self._inseparable is not None and len(befores) > most:
+            raise self._inseparable.too_many(most)
         yield from delete_documents(self.entry, befores, ledger)
         return len(befores)
 
@@ -165,11 +162,12 @@ def follow_references(
     entry: Entry[Any], rules: Sequence[CopyRule], keys: Sequence[Any], ledger: Ledger
 ) -> Plan[None]:
     """Do as `on_delete` says to the documents that refer to deleted ones."""
+    most = entry.limits.cascade_max
     for rule in rules:
         if rule.on_delete not in ("clear", "cascade"):
             continue
-        referring = yield from find(rule.target.collection, rule.referring(*keys), limit=CASCADE_MAX + 1)
-        if len(referring) > CASCADE_MAX:
+        referring = yield from find(rule.target.collection, rule.referring(*keys), limit=most + 1)
+        if len(referring) > most:
             raise _too_large(entry, rule)
         if not referring:
             continue
@@ -181,7 +179,7 @@ def follow_references(
 
 def _too_large(entry: Entry[Any], rule: CopyRule) -> UsageError:
     return UsageError(
-        f"more than {CASCADE_MAX:,} {rule.target.model.__name__} documents refer to this "
+        f"more than {entry.limits.cascade_max:,} {rule.target.model.__name__} documents refer to this "
         f"{entry.model.__name__}; delete or change them first, with delete_many or update_many",
         code="cascade-too-large",
     )
@@ -189,10 +187,11 @@ def _too_large(entry: Entry[Any], rule: CopyRule) -> UsageError:
 
 def _refuse_too_large(entry: Entry[Any], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
     """The same before anything is deleted, where there is no way back."""
+    most = entry.limits.cascade_max
     for rule in () if ledger.transactional else entry.feeding(CopyRule):
         if rule.on_delete in ("clear", "cascade"):
             referring = rule.referring(*keys)
-            if (yield from find(rule.target.collection, referring, {"_id": 1}, skip=CASCADE_MAX, limit=1)):
+            if (yield from find(rule.target.collection, referring, {"_id": 1}, skip=most, limit=1)):
                 raise _too_large(entry, rule)
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from treadle.engine import crud, lazy
 from treadle.engine.deletes import DeleteManyDocuments, DeleteOneDocument
-from treadle.engine.inserts import INSERT_MAX, Insert
+from treadle.engine.inserts import Insert
 from treadle.engine.kinds import ChangeKind, change_kind, former, search_command
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.writes import Replace, UpdateManyDocuments, UpdateOneDocument
@@ -20,17 +20,14 @@ from treadle.query.safety import Sort
 
 D = TypeVar("D", bound=Document)
 
-# Documents that are read at a time: PyMongo's own iteration costs as much per document as validating one.
-FIND_PAGE = 100
-
 
 class DocumentReader(PageReader[D]):
     """Pages of stored documents, each as the model has it."""
 
-    page = FIND_PAGE
-
     def __init__(self, entry: Entry[D], command: Read, filter: Any) -> None:
         self._command = command
+        # PyMongo's own iteration costs as much per document as validating one.
+        self.page = entry.limits.find_page
         self.done = False
         self._entry = entry
         self._filter = filter
@@ -99,14 +96,15 @@ class DocumentLayout(Layout[D]):
 
     def _inserts(self, documents: list[D]) -> Plan[list[Insert[D]]]:
         """The inserts of a bulk load: in chunks of one class, or as a rule wants them."""
+        most = self.entry.limits.insert_max
         for rule in self.entry.answering("in_pieces"):
-            pieces = yield from rule.in_pieces(documents, INSERT_MAX)
+            pieces = yield from rule.in_pieces(documents, most)
             return [Insert(self.entry, piece, {rule: given}) for piece, given in pieces]
         works = []
         for model, run in groupby(documents, type):
             same = list(run)
             entry: Entry[D] = self.protocol.graph.entry(model)
-            works += [Insert(entry, same[at : at + INSERT_MAX]) for at in range(0, len(same), INSERT_MAX)]
+            works += [Insert(entry, same[at : at + most]) for at in range(0, len(same), most)]
         return works
 
     def update(self, id_or_filter: Any, update: Any) -> Plan[D | None]:

@@ -25,10 +25,8 @@ from treadle.graph.reports import Finding
 from treadle.plan import Plan, Raw, aggregate, bulk_write, database_command, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import NAMESPACE_NOT_FOUND
-from treadle.query.keys import APART_MAX, KEY, freeze
+from treadle.query.keys import KEY, freeze
 
-# So many groups are recomputed at once, each found by an index.
-PAGE = APART_MAX
 INDEXES_MAX = 1000
 
 

@@ -22,7 +22,6 @@ from treadle.plan import Plan, Raw, aggregate, database_command
 from treadle.plan.server_errors import DUPLICATE_KEY, message_of
 from treadle.query.paths import models_of
 
-DUPLICATES_SHOWN_MAX = 5
 INDEXES_MAX = 1000  # the server itself allows 64
 # What an index may say without being another index.
 _COMPARED = (
@@ -298,7 +297,7 @@ def _duplicates(entry: Entry[Any], document: Mapping[str, Any], error: Operation
             {"$group": {"_id": {f"k{n}": f"${path}" for n, path in enumerate(paths)}, "n": {"$sum": 1}}},
             {"$match": {"n": {"$gt": 1}}},
             {"$sort": {"n": -1, "_id": 1}},
-            {"$limit": DUPLICATES_SHOWN_MAX},
+            {"$limit": entry.limits.examples_max},
         ],
         allowDiskUse=True,
     )

@@ -29,9 +29,6 @@ from treadle.query.paths import put, value_at
 
 D = TypeVar("D", bound=Document)
 
-# More documents than this are inserted in several commits.
-INSERT_MAX = 10_000
-
 
 def refuse_group(entry: Entry[Any], done: str) -> None:
     """Refuse what would make, replace or remove the document of a group."""

@@ -38,7 +38,6 @@ from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import is_poison
 
 COLLECTION = "treadle.intents"
-CHUNK = 2000
 log = logging.getLogger("treadle")
 
 
@@ -85,6 +84,7 @@ def finish(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) -> 
 def _end_of_chunk(fan_out: FanOut, last: Any) -> Plan[Any]:
     """The id of the last document of the next chunk; None if the rest is less than a chunk."""
     target = fan_out.rule.target
+    most = target.limits.fan_out_chunk
     condition: Raw = {fan_out.rule.reference_path: {"$eq": fan_out.source_id}, **target.scope}
     if last is not None:
         condition["_id"] = {"$gt": last}
@@ -92,7 +92,7 @@ def _end_of_chunk(fan_out: FanOut, last: Any) -> Plan[Any]:
         # Ids of several types cannot be cut into ranges.
         return None
     found = yield from find(
-        target.collection, condition, {"_id": 1}, sort=[("_id", 1)], skip=CHUNK - 1, limit=1
+        target.collection, condition, {"_id": 1}, sort=[("_id", 1)], skip=most - 1, limit=1
     )
     return found[0]["_id"] if found else None
 

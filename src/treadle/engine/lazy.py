@@ -23,11 +23,6 @@ from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Plan, Raw, aside, bulk_write, by_id, find, find_one, in_one_reply, replace_one, wait
 from treadle.plan.capabilities import Capabilities
 
-ATTEMPTS_MAX = 30
-PAUSE_SECONDS = 0.002
-LOOK_MAX_MILLISECONDS = 200
-CHUNK = 500
-
 log = logging.getLogger("treadle")
 
 
@@ -97,9 +92,9 @@ def attend(entry: Entry[Any], raws: Sequence[Raw], filter: Any) -> Plan[list[Raw
 def bring_up(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[int]:
     """Store the documents that match in the current version, because an update speaks of that one."""
     done = idle = 0
-    while idle < ATTEMPTS_MAX:
+    while idle < entry.limits.upgrade_attempts_max:
         older = _other_versions(entry)
-        most = in_one_reply(limit or CHUNK)
+        most = in_one_reply(limit or entry.limits.upgrade_chunk)
         found = yield from find(entry.collection, {"$and": [condition, older]}, **most)
         if not found:
             return done
@@ -109,7 +104,7 @@ def bring_up(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[int]:
             return done
         idle = 0 if brought else idle + 1
         if idle > 1:
-            yield from wait(PAUSE_SECONDS * idle)
+            yield from wait(entry.limits.upgrade_pause_seconds * idle)
     raise contended(entry)
 
 
@@ -221,8 +216,9 @@ def warn_once(entry: Entry[Any], filter: Any) -> Plan[None]:
 
 def _look_for(entry: Entry[Any], older: Raw) -> Plan[None]:
     assert entry.lineage is not None
+    most = entry.limits.old_documents_milliseconds
     try:
-        found = yield from find_one(entry.collection, older, {"_id": 1}, max_time_ms=LOOK_MAX_MILLISECONDS)
+        found = yield from find_one(entry.collection, older, {"_id": 1}, max_time_ms=most)
     except (ExecutionTimeout, OperationFailure):
         # A large collection without any, most likely; not worth a reader's time.
         return

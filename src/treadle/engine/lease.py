@@ -18,15 +18,10 @@ from typing import Any
 from pymongo.errors import OperationFailure
 
 from treadle.errors import DataError
+from treadle.graph.limits import Limits
 from treadle.plan import Plan, Raw, database_command, find_one, find_one_and_update, update_one, wait
 
 COLLECTION = "treadle.leases"
-WAIT_MAX_SECONDS = 60.0
-PAUSE_SECONDS = 0.005
-PAUSE_MAX_SECONDS = 0.1
-# How often, and after what pauses, to look whether the commands of a former holder have ended.
-ENDING_MAX = 250
-ENDING_SECONDS = 0.02
 
 
 def held(name: str, token: int, place: str) -> list[Raw]:
@@ -44,30 +39,30 @@ def held(name: str, token: int, place: str) -> list[Raw]:
 
 
 def acquire(
-    name: str, owner: str, seconds: float, is_dead: Callable[[str], bool], session: Any = None
+    limits: Limits, name: str, owner: str, seconds: float, is_dead: Callable[[str], bool]
 ) -> Plan[int]:
     """Wait for a lease and take it; its fencing token.
 
     A holder that has certainly ended is not waited for.
     """
-    waited, pause = 0.0, PAUSE_SECONDS
+    waited, pause = 0.0, limits.lease_pause_seconds
     while True:
-        token = yield from attempt(name, owner, seconds, is_dead, session)
+        token = yield from attempt(limits, name, owner, seconds, is_dead)
         if token is not None:
             return token
-        if waited > WAIT_MAX_SECONDS:
+        if waited > limits.lease_wait_seconds:
             raise DataError(
-                f"the lease {name!r} has been held by others for {WAIT_MAX_SECONDS:.0f} s; "
+                f"the lease {name!r} has been held by others for {limits.lease_wait_seconds:.0f} s; "
                 "see whether one of them hangs",
                 code="lease-busy",
             )
         yield from wait(pause)
         waited += pause
-        pause = min(pause * 1.5, PAUSE_MAX_SECONDS)
+        pause = min(pause * 1.5, limits.lease_pause_max_seconds)
 
 
 def attempt(
-    name: str, owner: str, seconds: float, is_dead: Callable[[str], bool], session: Any = None
+    limits: Limits, name: str, owner: str, seconds: float, is_dead: Callable[[str], bool], session: Any = None
 ) -> Plan[int | None]:
     """Take a lease if it is free, has run out, or its holder has ended; its fencing token, or None."""
     taken = _taking(owner, seconds, session)
@@ -89,7 +84,7 @@ def attempt(
     if before is None:
         return None
     if before.get("session") != session:
-        yield from _end_session(before.get("session"))
+        yield from _end_session(limits, before.get("session"))
     return int(before["n"]) + 1
 
 
@@ -99,7 +94,7 @@ def _taking(owner: str, seconds: float, session: Any) -> list[Raw]:
     return [{"$set": {**holder, "n": {"$add": ["$n", 1]}, "until": until}}]
 
 
-def _end_session(session: Any) -> Plan[None]:
+def _end_session(limits: Limits, session: Any) -> Plan[None]:
     """Let go of what a holder before may have locked in a transaction that it did not end.
 
     A command of its that still runs on the server is told to end, and ends a
@@ -110,12 +105,12 @@ def _end_session(session: Any) -> Plan[None]:
     running = [{"$currentOp": {}}, {"$match": {"lsid.id": session}}, {"$limit": 1}]
     try:
         yield from database_command({"killSessions": [{"id": session}]}, admin=True)
-        for _ in range(ENDING_MAX):
+        for _ in range(limits.session_end_looks):
             look = {"aggregate": 1, "pipeline": running, "cursor": {}}
             reply = yield from database_command(look, writes=False, admin=True)
             if not reply["cursor"]["firstBatch"]:
                 return
-            yield from wait(ENDING_SECONDS)
+            yield from wait(limits.session_end_seconds)
     except OperationFailure:
         # Without the right to do so, the server's own time limit does it.
         return

@@ -35,9 +35,6 @@ R = TypeVar("R")
 
 log = logging.getLogger("treadle")
 
-# How often a write gives way to something larger.
-GIVE_WAY_MAX = 20
-
 
 class WriteProtocol:
     """The writes of one Store, and what they left unfinished."""
@@ -54,7 +51,7 @@ class WriteProtocol:
 
     def write(self, work: Work[R], *, combine: bool = True) -> Plan[R]:
         """Perform a write with all that follows from it."""
-        for _ in range(GIVE_WAY_MAX):
+        for _ in range(self.graph.limits.give_way_max):
             try:
                 return (yield from self._write(work, combine))
             except Busy as busy:

@@ -29,14 +29,8 @@ from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 from treadle.query.paths import outermost
 
-# Copies beyond this many are made after the transaction, in chunks, under an intent.
-FAN_OUT_MAX = 2000
-# Fewer where each copy feeds others in turn.
-CHAINED_FAN_OUT_MAX = 100
 # Inside a caller's own transaction nothing can be left for later.
 UNBOUNDED = 2**31
-# Documents beyond this many are read in several commands.
-READ_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +239,9 @@ def read(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
         own = entry.group.key.targets if entry.group is not None else []
         projection = dict.fromkeys(outermost([*entry.watched, *own, "_id"]), 1)
     found: list[Raw] = []
-    for start in range(0, len(keys), READ_MAX):
-        chunk = keys[start : start + READ_MAX]
+    most = entry.limits.read_keys_max
+    for start in range(0, len(keys), most):
+        chunk = keys[start : start + most]
         found.extend((yield from find(entry.collection, entry.at_any(chunk), projection)))
     return {freeze(entry.key_of(each)): each for each in found}
 
@@ -284,7 +279,8 @@ def _copy(rule: CopyRule, change: Change, ledger: Ledger, copies_max: int | None
     followed = feeds_beyond(rule.target, rule.level)
     most = copies_max
     if most is None:
-        most = CHAINED_FAN_OUT_MAX if followed else FAN_OUT_MAX
+        limits = rule.target.limits
+        most = limits.chained_fan_out_max if followed else limits.fan_out_max
     if most != UNBOUNDED:
         referring = rule.referring(change.id)
         beyond = yield from find(rule.target.collection, referring, {"_id": 1}, skip=most, limit=1)

@@ -45,12 +45,6 @@ from treadle.query.paths import overlap, put, top, value_at
 R = TypeVar("R")
 
 LEASE = "standalone"
-LEASE_SECONDS = 60.0
-ATTEMPTS_MAX = 50
-PAUSE_SECONDS = 0.01
-CHAIN_MAX = 20
-# How long to wait before a second look, where no snapshot can be had.
-SECOND_LOOK_SECONDS = 0.05
 
 log = logging.getLogger("treadle")
 
@@ -113,7 +107,7 @@ class ByIntents(Commit):
 
     def _perform(self, works: Sequence[Work[Any]], writer: Writer) -> Plan[list[Any]]:
         outcomes: list[Any] = []
-        token = yield from acquire(LEASE, writer.owner, LEASE_SECONDS, writer.is_dead)
+        token = yield from self._acquire(writer)
         for work in works:
             ledger = IntentLedger(writer.owner)
             try:
@@ -136,6 +130,10 @@ class ByIntents(Commit):
             log.warning("the lease could not be released: %s", error)
             writer.left()
         return outcomes
+
+    def _acquire(self, writer: Writer) -> Plan[int]:
+        limits = self.graph.limits
+        return acquire(limits, LEASE, writer.owner, limits.standalone_lease_seconds, writer.is_dead)
 
     def follow(self, body: Callable[[Ledger], Plan[R]], writer: Writer) -> Plan[R]:
         ledger = IntentLedger(writer.owner)
@@ -162,7 +160,7 @@ class ByIntents(Commit):
         return changed
 
     def look(self, look: Callable[[], Plan[R]]) -> Plan[R]:
-        yield from wait(SECOND_LOOK_SECONDS)
+        yield from wait(self.graph.limits.standalone_look_seconds)
         return (yield from look())
 
     def abandon(self, owners: Sequence[str]) -> Plan[None]:
@@ -176,7 +174,7 @@ class ByIntents(Commit):
         mine = {"_id.kind": "write", "collection": {"$in": list(self.graph.by_collection)}}
         if (yield from find_one(COLLECTION, mine)) is None:
             return 0
-        token = yield from acquire(LEASE, writer.owner, LEASE_SECONDS, writer.is_dead)
+        token = yield from self._acquire(writer)
         try:
             pending = yield from find(COLLECTION, mine)
             for intent in pending:
@@ -216,7 +214,7 @@ class ByIntents(Commit):
             yield from self._refresh_written(entry, key, cards.get(freeze(key)))
             pending.extend((yield from self._follow(entry, key, by_id(key), intent["feeds"], ledger)))
         seen: set[Any] = set()
-        for _ in range(CHAIN_MAX):
+        for _ in range(self.graph.limits.standalone_chain_max):
             following: list[tuple[Entry[Any], Any]] = []
             for target, key in pending:
                 mark = (target.collection, freeze(key))
@@ -295,7 +293,8 @@ class ByIntents(Commit):
         if not any(Recomputation(each).rules for each in entry.related):
             return False
         made = False
-        for _ in range(ATTEMPTS_MAX):
+        limits = self.graph.limits
+        for _ in range(limits.standalone_attempts_max):
             document = yield from find_one(entry.collection, entry.at(key))
             if document is None:
                 if not (yield from self._make(entry, key)):
@@ -321,10 +320,10 @@ class ByIntents(Commit):
             after = yield from find_one_and_update(entry.collection, unchanged, pipeline)
             if after is not None:
                 return made or changed or _formulas_differ(entry, document, after)
-            yield from wait(PAUSE_SECONDS)
+            yield from wait(limits.standalone_pause_seconds)
         raise DataError(
-            f"{entry.model.__name__} {key!r} changed {ATTEMPTS_MAX} times while it was being recomputed; "
-            "try again when fewer writers are at it",
+            f"{entry.model.__name__} {key!r} changed {limits.standalone_attempts_max} times while it was "
+            "being recomputed; try again when fewer writers are at it",
             code="write-contended",
         )
 

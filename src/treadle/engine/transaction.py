@@ -95,7 +95,7 @@ class ByTransaction(Commit):
             held = {**entry.at_any(keys), **entry.exactly}
             yield from update_many(entry.collection, held, {"$inc": {REVISION: 1}})
 
-        attempt = attempting(lambda: self._mend(entry, keys), hold, len(keys))
+        attempt = attempting(entry.limits, lambda: self._mend(entry, keys), hold, len(keys))
         try:
             return (yield from transact(attempt))
         except (OperationFailure, BSONError, Contended) as error:
@@ -107,7 +107,7 @@ class ByTransaction(Commit):
                 yield from set_aside(entry.model.__name__, entry.collection, keys[0], error)
                 return []
             changed: list[Any] = []
-            for start, end in pieces(len(keys), error):
+            for start, end in pieces(entry.limits, len(keys), error):
                 changed += yield from self.mend(entry, keys[start:end])
             return changed
 

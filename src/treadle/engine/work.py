@@ -28,8 +28,6 @@ from treadle.query.keys import freeze
 
 R = TypeVar("R")
 
-CHUNK = 1000
-
 
 class Work(Generic[R]):
     """One write: what happens in the commit, and what the caller gets."""
@@ -100,14 +98,14 @@ class ChunkedWork(Work[int]):
 
     def next_keys(self, last: Any) -> Plan[list[Any]]:
         """The ids of the next chunk, after the last one."""
-        condition = self.filter
+        condition, most = self.filter, self.entry.limits.write_chunk
         if last is not None:
             condition = {"$and": [{"_id": {"$gt": last}}, condition]} if condition else {"_id": {"$gt": last}}
-        rows = yield from find(self.entry.collection, condition, {"_id": 1}, sort=[("_id", 1)], limit=CHUNK)
+        rows = yield from find(self.entry.collection, condition, {"_id": 1}, sort=[("_id", 1)], limit=most)
         if not rows and last is not None and self.entry.identity_shape.kind != "scalar":
             # A range ends where the type of the ids changes; an expression compares across types.
             further = {"$and": [{"$expr": {"$gt": ["$_id", {"$literal": last}]}}, self.filter]}
-            rows = yield from find(self.entry.collection, further, {"_id": 1}, sort=[("_id", 1)], limit=CHUNK)
+            rows = yield from find(self.entry.collection, further, {"_id": 1}, sort=[("_id", 1)], limit=most)
         return [each["_id"] for each in rows]
 
 

@@ -19,6 +19,7 @@ from treadle.errors import DeclarationError, UsageError
 from treadle.graph import kinds
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, GroupRule
+from treadle.graph.limits import Limits
 from treadle.graph.pattern import CARRIED_OUT, ClassPlace, Entry, Pattern, Place, Rule
 from treadle.graph.versions import WriteVersions
 from treadle.model.codec import Codec, codec_of
@@ -52,7 +53,15 @@ class Stage:
 class Graph:
     """All models of a Store, by class and by name."""
 
-    def __init__(self, models: Iterable[type[Document]], write_versions: WriteVersions = None) -> None:
+    def __init__(
+        self,
+        models: Iterable[type[Document]],
+        write_versions: WriteVersions = None,
+        limits: Limits | None = None,
+    ) -> None:
+        if not isinstance(limits, Limits | None):
+            raise UsageError(f"limits={limits!r} is no Limits", code="limits-invalid")
+        self.limits = limits or Limits()
         self.entries: dict[type[Document], Entry[Any]] = {}
         self.by_collection: dict[str, Entry[Any]] = {}
         # Collections that patterns need beside the models' own, for set-up.
@@ -86,7 +95,7 @@ class Graph:
             )
         if model in self.entries:
             return
-        entry: Entry[Any] = Entry(model)
+        entry: Entry[Any] = Entry(model, self.limits)
         root = kinds.root_of(model)
         if root is not None and root is not model:
             self._add(root)
@@ -144,7 +153,7 @@ class Graph:
 
     def add_side(self, model: type[Document], where: str) -> Entry[Any]:
         """The entry of a collection that a pattern keeps beside those of the models."""
-        entry: Entry[Any] = Entry(model)
+        entry: Entry[Any] = Entry(model, self.limits)
         if entry.collection in self.by_collection or entry.collection in self.sides:
             raise DeclarationError(
                 f"{where} names the collection {entry.collection!r}, which is used for something else; "

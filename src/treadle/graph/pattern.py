@@ -27,6 +27,7 @@ from pymongo import IndexModel
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.change import Batch, Changes
 from treadle.graph.layout import Layout
+from treadle.graph.limits import Limits
 from treadle.graph.reports import Finding, Report
 from treadle.graph.versions import Lineage
 from treadle.model.bson_types import RESERVED, to_bson
@@ -89,6 +90,7 @@ class Models(Protocol):
 
     entries: dict[type[Document], Entry[Any]]
     by_collection: dict[str, Entry[Any]]
+    limits: Limits
 
     @property
     def rules(self) -> list[Rule]:
@@ -290,13 +292,14 @@ CARRIED_OUT = (
 class Entry(Generic[D]):
     """One model of a Store, with all that its plans need to know."""
 
-    def __init__(self, model: type[D]) -> None:
+    def __init__(self, model: type[D], limits: Limits) -> None:
         if model.__treadle__.collection is None:
             raise DeclarationError(
                 f'{model.__name__} has no collection; write class {model.__name__}(Document, collection="…")',
                 code="collection-missing",
             )
         self.model = model
+        self.limits = limits
         self.settings = model.__treadle__
         self.collection: str = model.__treadle__.collection
         self.codec: Codec[D] = codec_of(model)

@@ -18,7 +18,7 @@ from treadle.patterns.approximation import flush as counters
 from treadle.patterns.approximation.buffer import Flushed
 from treadle.patterns.approximation.events import Drain
 from treadle.patterns.approximation.flush import ATTEMPTS_MAX
-from treadle.store import counter_exit, counter_handle
+from treadle.store import counter_exit
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import start_timer, start_timer_async
 from treadle.store.combine import AsyncCombiner
@@ -40,7 +40,9 @@ class AsyncCounter(CounterHandle):
         """A fresh buffer and its own timer; a forked child must not write what its parent will."""
         self._buffer.begin_anew()
         self._flushing = asyncio.Lock()
-        self._combiner = AsyncCombiner(self._record, counter_handle.GROUP_MAX)
+        self._combiner = AsyncCombiner(
+            self._record, self._limits.counter_combined_max, self._limits.combine_seconds
+        )
         if True:  # ASYNC
             self._without_timer()
         else:
@@ -151,7 +153,7 @@ class AsyncCounter(CounterHandle):
         self._buffer.take()
         self._buffer.unfinished.clear()
         left_out: dict[Any, Any] = {}
-        for _ in range(counter_handle.PARTS_MAX):
+        for _ in range(self._limits.counter_parts_max):
             work = Drain(self.rule, left_out)
             try:
                 outcome = await self._store._write(work, None, combine=False)
@@ -169,7 +171,7 @@ class AsyncCounter(CounterHandle):
         if self._resting():
             return
         try:
-            with pymongo.timeout(counter_handle.DUE_SECONDS_MAX):
+            with pymongo.timeout(self._limits.counter_due_seconds):
                 await self.flush()
         except Exception as error:
             self._failed(error)
@@ -192,7 +194,7 @@ class AsyncCounter(CounterHandle):
             )
         else:
             try:
-                with pymongo.timeout(counter_handle.EXIT_SECONDS_MAX):
+                with pymongo.timeout(self._limits.counter_exit_seconds):
                     self.flush()
             except Exception as error:
                 log.warning("%s: what was pending at exit is lost: %s", self.rule.place.label, error)

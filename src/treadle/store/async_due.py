@@ -16,9 +16,7 @@ from pymongo.errors import PyMongoError
 from treadle.store import shell
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import repeating_async
-from treadle.upkeep.schedule import LEASE_SECONDS, Ran, Scheduler
-
-RENEW_SECONDS = LEASE_SECONDS / 3
+from treadle.upkeep.schedule import Ran, Scheduler
 
 
 async def run_due(store: AsyncWriter, now: dt.datetime | None, dry_run: bool) -> list[Ran]:
@@ -31,8 +29,9 @@ async def run_due(store: AsyncWriter, now: dt.datetime | None, dry_run: bool) ->
             session=session.session_id["id"],
             is_dead=shell.is_dead,
         )
+        seconds = store.graph.limits.schedule_lease_seconds / store.graph.limits.lease_renewals
         try:
-            async with repeating_async(RENEW_SECONDS, lambda: store.runner.run(scheduler.renewal())):
+            async with repeating_async(seconds, lambda: store.runner.run(scheduler.renewal())):
                 return await store.runner.run(scheduler.run_due(now, dry_run), session)
         finally:
             with contextlib.suppress(PyMongoError):

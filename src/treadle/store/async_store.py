@@ -16,6 +16,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import PyMongoError
 
 from treadle.graph.layout import PageReader
+from treadle.graph.limits import Limits
 from treadle.graph.reports import Action, Finding, Report, Summary
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
@@ -55,22 +56,27 @@ class AsyncStore(AsyncWriter):
         database: AsyncDatabase[Any],
         models: Iterable[type[Document]],
         write_versions: WriteVersions = None,
+        limits: Limits | None = None,
     ) -> None:
-        super().__init__(database, models, write_versions)
+        super().__init__(database, models, write_versions, limits)
         self._counters: dict[Any, AsyncCounter] = {}
         self._owned_client: AsyncMongoClient[Any] | None = None
         self._stop_server: Callable[[], None] | None = None
 
     @classmethod
     def open(
-        cls, uri: str, models: Iterable[type[Document]], write_versions: WriteVersions = None
+        cls,
+        uri: str,
+        models: Iterable[type[Document]],
+        write_versions: WriteVersions = None,
+        limits: Limits | None = None,
     ) -> AsyncStore:
         """A store on the database that the URI's path names."""
         graph = list(models)
         name = shell.database_name(uri)
         client: AsyncMongoClient[Any] = AsyncMongoClient(uri)
         try:
-            store = cls(client[name], graph, write_versions)
+            store = cls(client[name], graph, write_versions, limits)
         except BaseException:
             if False:  # BLOCKING
                 # It began to connect at once; that of asyncio waits for its first call.
@@ -85,13 +91,14 @@ class AsyncStore(AsyncWriter):
         models: Iterable[type[Document]],
         path: str | Path | None = None,
         write_versions: WriteVersions = None,
+        limits: Limits | None = None,
     ) -> AsyncStore:
         """A store on a private local server that ends with this process."""
         from treadle.server import local as server
 
         running = server.start(path)
         try:
-            store = cls.open(shell.local_uri(running.uri), models, write_versions)
+            store = cls.open(shell.local_uri(running.uri), models, write_versions, limits)
         except BaseException:
             running.stop()
             raise
@@ -239,7 +246,7 @@ class AsyncStore(AsyncWriter):
         model: type[Document],
         to: int | None = None,
         dry_run: bool = False,
-        batch: int = migration.BATCH,
+        batch: int | None = None,
         throttle: float | None = None,
         retry: bool = False,
         stop: Callable[[], bool] | None = None,
@@ -247,6 +254,7 @@ class AsyncStore(AsyncWriter):
     ) -> Migrated:
         """Bring all documents of a model to a version, up or down, while readers and writers go on."""
         owner = f"{shell.owner()}/{ObjectId()}"
+        batch = self.graph.limits.migration_batch if batch is None else batch
         options = migration.Options(owner, shell.is_dead, batch, throttle, retry, stop, progress)
         entry, server = self.graph.entry(model), await self._capabilities()
         return await self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
@@ -332,13 +340,14 @@ class AsyncStore(AsyncWriter):
                 if isinstance(error, PyMongoError) and shell.clear(error) is not error:
                     raise shell.clear(error) from None
                 raise
-            for attempt in range(shell.COMMIT_ATTEMPTS_MAX):
+            most = self.graph.limits.commit_attempts_max
+            for attempt in range(most):
                 try:
                     if session.in_transaction or attempt:
                         await session.commit_transaction()
                     return
                 except PyMongoError as error:
-                    if not shell.may_commit_again(error, attempt):
+                    if not shell.may_commit_again(error, attempt, most):
                         raise shell.clear(error) from error.__cause__
 
     async def with_transaction(self, work: Callable[[AsyncClientSession], Awaitable[R]]) -> R:

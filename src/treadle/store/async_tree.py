@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import OperationFailure, PyMongoError
 
-from treadle.engine.documents import FIND_PAGE
 from treadle.engine.inserts import Insert
 from treadle.engine.work import Work
 from treadle.errors import UsageError
@@ -89,7 +88,7 @@ async def _stream(
             read, add = reads.otherwise(tree, pending, error)
             continue
         async with cursor:
-            while raws := await cursor.to_list(FIND_PAGE):
+            while raws := await cursor.to_list(tree.entry.limits.find_page):
                 if add is not None:
                     add(raws)
                 for raw in raws:

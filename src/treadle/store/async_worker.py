@@ -24,9 +24,6 @@ from treadle.upkeep import stream
 from treadle.upkeep.status import Lag, pending
 from treadle.upkeep.stream import Follower, LeaseLost
 
-RENEWALS_PER_LEASE = 3
-WAIT_MAX_SECONDS = 60.0
-
 
 class AsyncWorker:
     """Keeps what is declared with `maintain="stream"` right, whoever writes the sources."""
@@ -92,30 +89,31 @@ class AsyncWorker:
 
     def _renewing(self, follower: Follower) -> AbstractAsyncContextManager[None]:
         # The lease runs out by itself if the server cannot be reached.
-        seconds = stream.LEASE_SECONDS / RENEWALS_PER_LEASE
+        seconds = follower.limits.worker_lease_seconds / follower.limits.lease_renewals
         return repeating_async(seconds, lambda: self._store.runner.run(_renewal(self._name, follower)))
 
 
 def _renewal(name: str, follower: Follower) -> Plan[None]:
     """Renew the lease once, and notice if it is gone."""
-    token = follower.token
+    token, seconds = follower.token, follower.limits.worker_lease_seconds
     if token is None or follower.lost:
         return
-    if not (yield from lease.renew(name, token, stream.LEASE_SECONDS)) and token == follower.token:
+    if not (yield from lease.renew(name, token, seconds)) and token == follower.token:
         follower.lost = True
 
 
 def _until_idle(follower: Follower) -> Plan[int]:
     """Lead, catch up, resign."""
-    waited = 0.0
+    waited, limits = 0.0, follower.limits
     while not (yield from follower.lead()):
-        if waited >= WAIT_MAX_SECONDS:
+        if waited >= limits.worker_wait_seconds:
             raise DataError(
-                "another worker has been leading for a minute; it does this work, or ask it to stop",
+                f"another worker has been leading for {limits.worker_wait_seconds:.0f} s; it does this work, "
+                "or ask it to stop",
                 code="lease-busy",
             )
-        yield from wait(stream.STANDBY_SECONDS)
-        waited += stream.STANDBY_SECONDS
+        yield from wait(limits.worker_standby_seconds)
+        waited += limits.worker_standby_seconds
     try:
         handled = yield from follower.run_until_idle()
     except LeaseLost:

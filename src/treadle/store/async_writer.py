@@ -16,6 +16,7 @@ from treadle.engine.protocol import WriteProtocol
 from treadle.engine.work import Work
 from treadle.graph.graph import Graph
 from treadle.graph.layout import Layout
+from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan.capabilities import Capabilities, read_capabilities
@@ -36,9 +37,10 @@ class AsyncWriter:
         database: AsyncDatabase[Any],
         models: Iterable[type[Document]],
         write_versions: WriteVersions = None,
+        limits: Limits | None = None,
     ) -> None:
         shell.check_database(database, AsyncDatabase)
-        self.graph = Graph(models, write_versions)
+        self.graph = Graph(models, write_versions, limits)
         self.protocol = WriteProtocol(self.graph, lambda: f"{shell.owner()}/{ObjectId()}", shell.is_dead)
         self._layouts: dict[type[Document], Layout[Any]] = {
             entry.model: entry.layout or DocumentLayout(entry, self.protocol)
@@ -47,7 +49,8 @@ class AsyncWriter:
         self.runner = AsyncRunner(database, self._capabilities, self._share)
         self.database = database
         self._known: Capabilities | None = None
-        self._combiner = AsyncCombiner(self._commit)
+        bounds = self.graph.limits
+        self._combiner = AsyncCombiner(self._commit, bounds.combined_max, bounds.combine_seconds)
 
     def _calls(self, model: type[D]) -> Layout[D]:
         """What answers the calls on a model."""

@@ -19,9 +19,6 @@ from treadle.engine.work import Work
 from treadle.plan.server_errors import surely_not_committed
 from treadle.store import shell
 
-# How long a leader waits for the others of the last group to come back.
-LINGER_SECONDS = 0.0005
-
 
 class Combiner:
     """Lets writes of several threads share one transaction.
@@ -33,10 +30,12 @@ class Combiner:
     """
 
     def __init__(
-        self, commit: Callable[[Sequence[Work[Any]]], list[Any]], most: int = shell.GROUP_MAX
+        self, commit: Callable[[Sequence[Work[Any]]], list[Any]], most: int, linger_seconds: float
     ) -> None:
         self._commit = commit
         self._most = most
+        # How long a leader waits for the others of the last group to come back.
+        self._linger_seconds = linger_seconds
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -108,7 +107,7 @@ class Combiner:
     def _linger(self, group: list[_Waiting]) -> None:
         """Wait a moment for those who were in the last group too."""
         if len(group) < self._last_size:
-            time.sleep(LINGER_SECONDS)
+            time.sleep(self._linger_seconds)
             with self._lock:
                 group.extend(self._take(self._most - len(group)))
         self._last_size = len(group)
@@ -161,10 +160,12 @@ class AsyncCombiner:
     """
 
     def __init__(
-        self, commit: Callable[[Sequence[Work[Any]]], Awaitable[list[Any]]], most: int = shell.GROUP_MAX
+        self, commit: Callable[[Sequence[Work[Any]]], Awaitable[list[Any]]], most: int, linger_seconds: float
     ) -> None:
         self._commit = commit
         self._most = most
+        # How long a leader waits for the others of the last group to come back.
+        self._linger_seconds = linger_seconds
         self._waiting: deque[tuple[Work[Any], asyncio.Future[Any]]] = deque()
         self._busy = False
         self._last_size = 1
@@ -203,7 +204,7 @@ class AsyncCombiner:
     async def _lead(self, group: list[tuple[Work[Any], asyncio.Future[Any]]]) -> None:
         try:
             if len(group) < self._last_size:
-                await asyncio.sleep(LINGER_SECONDS)
+                await asyncio.sleep(self._linger_seconds)
                 group.extend(self._take(self._most - len(group)))
             self._last_size = len(group)
             outcomes: Sequence[Any] = await self._commit([work for work, _ in group])

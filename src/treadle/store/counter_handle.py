@@ -20,20 +20,6 @@ from treadle.plan import Plan, transact
 
 C = TypeVar("C")
 
-# How many callers of a durable counter share one write.
-GROUP_MAX = 5000
-# How long a flush may take that nobody asked for, and one at the end of the process.
-DUE_SECONDS_MAX = 10.0
-EXIT_SECONDS_MAX = 5.0
-# After a flush that failed, those that come by themselves wait this long.
-PAUSE_SECONDS = 1.0
-UNKNOWN_SHOWN_MAX = 5
-UNKNOWN_KEPT_MAX = 10_000
-# How many parts of a durable buffer one flush moves at most; others may be adding all the time.
-PARTS_MAX = 10_000
-# After a refusal a batch goes on in smaller ones: each further refusal is a new attempt.
-AGAIN_MAX = 200
-
 
 class NoClass:
     """The class of no id."""
@@ -58,7 +44,7 @@ class CounterHandle:
 
     def __init__(self, entry: Entry[Any], field: str, random: Callable[[], float] | None) -> None:
         self.rule: CounterFields = counters.rule_named(entry, field)
-        declared = self.rule.declared
+        declared, self._limits = self.rule.declared, entry.limits
         self._kind = declared.buffer
         self._random = random or chance.random
         self._buffer = Buffer(declared.every, declared.keys_max, self.rule.plus)
@@ -94,19 +80,19 @@ class CounterHandle:
     def _note(self, unknown: Mapping[Any, Any]) -> None:
         if not unknown:
             return
-        shown = ", ".join(repr(key) for key in list(unknown)[:UNKNOWN_SHOWN_MAX])
+        shown = ", ".join(repr(key) for key in list(unknown)[: self._limits.examples_max])
         log.warning(
             "%s: the amounts of %d ids cannot be added: %s", self.rule.place.label, len(unknown), shown
         )
         for key, n in unknown.items():
-            if key in self.unknown or len(self.unknown) < UNKNOWN_KEPT_MAX:
+            if key in self.unknown or len(self.unknown) < self._limits.counter_unknown_max:
                 self.unknown[key] = self.unknown.get(key, 0) + n
 
     def _failed(self, error: Exception) -> None:
         """A flush that came by itself failed: nothing is lost, and the next one tries again."""
         log.warning("%s: a flush failed and will be tried again: %s", self.rule.place.label, error)
         self._error = error
-        self._again_at = time.monotonic() + PAUSE_SECONDS
+        self._again_at = time.monotonic() + self._limits.counter_pause_seconds
         self._look_first_if_full()
 
     def _look_first_if_full(self) -> None:
@@ -136,8 +122,8 @@ class CounterHandle:
         # Another dict, because others may be reading this one.
         chunk.sums = {key: n for key, n in chunk.sums.items() if key not in bad}
         # The marks of a batch are its own, so that one with marks cannot be divided.
-        if not work.marks and len(chunk.sums) > AGAIN_MAX:
-            self._buffer.divide(AGAIN_MAX)
+        if not work.marks and len(chunk.sums) > self._limits.counter_again_chunk:
+            self._buffer.divide(self._limits.counter_again_chunk)
 
     def _done_with(self, chunk: Chunk, missing: Mapping[Any, Any], done: Flushed) -> None:
         done.documents += len(chunk.sums) - len(missing)

@@ -29,8 +29,6 @@ TRANSACTION_OPTIONS: dict[str, Any] = {
     "write_concern": MAJORITY,
     "read_preference": ReadPreference.PRIMARY,
 }
-COMMIT_ATTEMPTS_MAX = 5
-GROUP_MAX = 100
 LOCAL_DATABASE = "treadle"
 
 
@@ -111,9 +109,9 @@ def clear(error: PyMongoError) -> Exception:
     return error
 
 
-def may_commit_again(error: PyMongoError, attempt: int) -> bool:
+def may_commit_again(error: PyMongoError, attempt: int, most: int) -> bool:
     """Whether a commit's outcome is unknown, so that asking again is right."""
-    return attempt + 1 < COMMIT_ATTEMPTS_MAX and is_outcome_unknown(error)
+    return attempt + 1 < most and is_outcome_unknown(error)
 
 
 def outcome_unknown(error: BaseException) -> Exception:

@@ -21,7 +21,7 @@ from treadle.engine.contention import Contended, attempting, pieces
 from treadle.engine.deletes import delete_documents, detach
 from treadle.engine.groups import arrange
 from treadle.engine.ledger import Ledger
-from treadle.engine.react import FAN_OUT_MAX, UNBOUNDED, FanOut, copy_to, feeds_beyond, react
+from treadle.engine.react import UNBOUNDED, FanOut, copy_to, feeds_beyond, react
 from treadle.engine.recompute import Recomputation
 from treadle.engine.set_aside import set_aside
 from treadle.errors import DataError, UsageError
@@ -38,9 +38,6 @@ from treadle.query.paths import outermost, value_at
 from treadle.upkeep.events import Doubt, Mark
 
 # Documents that one transaction recomputes, and deletions that it follows.
-TARGETS_MAX = 500
-COPIES_MAX = 50
-GONE_MAX = 1000
 
 Finish = Callable[[], Plan[None]]
 # What may be about one document: the server's refusals, the data, and what the driver cannot read.
@@ -90,7 +87,8 @@ class Copies:
 
     def __len__(self) -> int:
         # Each may have many copies.
-        return len(self.keys) * (TARGETS_MAX // COPIES_MAX)
+        limits = self.rule.target.limits
+        return len(self.keys) * (limits.worker_targets_max // limits.worker_copies_max)
 
     @property
     def items(self) -> int:
@@ -135,19 +133,19 @@ def apply(graph: Graph, server: Capabilities, doubt: Doubt, fence: Finish, finis
     # Targets before copies: a card that was another reference's must not first be made half new.
     for entry, marks in doubt.targets.items():
         listed = list(marks.values())
-        units.extend(
-            Targets(entry, listed[at : at + TARGETS_MAX]) for at in range(0, len(listed), TARGETS_MAX)
-        )
+        most = graph.limits.worker_targets_max
+        units.extend(Targets(entry, listed[at : at + most]) for at in range(0, len(listed), most))
+    most, fan_out = graph.limits.worker_copies_max, graph.limits.fan_out_max
     for rule, keys in doubt.copies.items():
         few = []
         for key in keys.values() if rule.synced else ():
             referring = rule.referring(key)
-            if (yield from find(rule.target.collection, referring, {"_id": 1}, skip=FAN_OUT_MAX, limit=1)):
+            if (yield from find(rule.target.collection, referring, {"_id": 1}, skip=fan_out, limit=1)):
                 yield from copy_widely(graph, server, rule, key)
             else:
                 few.append(key)
-        units.extend(Copies(rule, few[at : at + COPIES_MAX]) for at in range(0, len(few), COPIES_MAX))
-    packed = _pack(units)
+        units.extend(Copies(rule, few[at : at + most]) for at in range(0, len(few), most))
+    packed = _pack(units, graph.limits.worker_targets_max)
     for number, together in enumerate(packed):
         last = number == len(packed) - 1
         yield from _transaction(graph, server, together, doubt, fence, finish if last else fence)
@@ -156,13 +154,13 @@ def apply(graph: Graph, server: Capabilities, doubt: Doubt, fence: Finish, finis
     return sum(len(unit) for unit in units)
 
 
-def _pack(units: Sequence[Targets | Copies]) -> list[list[Targets | Copies]]:
+def _pack(units: Sequence[Targets | Copies], most: int) -> list[list[Targets | Copies]]:
     packed: list[list[Targets | Copies]] = []
     room = 0
     for unit in units:
         if len(unit) > room or not packed:
             packed.append([])
-            room = TARGETS_MAX
+            room = most
         packed[-1].append(unit)
         room -= len(unit)
     return packed
@@ -202,7 +200,7 @@ def _attempting(
         for unit in units:
             yield from unit.hold()
 
-    return attempting(attempt, hold, sum(unit.items for unit in units))
+    return attempting(graph.limits, attempt, hold, sum(unit.items for unit in units))
 
 
 def _is_about_one_document(error: Exception) -> bool:
@@ -218,7 +216,7 @@ def _in_pieces(
     reason: Exception,
 ) -> Plan[None]:
     """Do a unit in pieces: until a document that cannot be written stands alone, or others leave room."""
-    for start, end in pieces(unit.items, reason):
+    for start, end in pieces(graph.limits, unit.items, reason):
         part = unit.part(start, end)
         try:
             yield from transact(_attempting(graph, server, [part], fence))
@@ -325,13 +323,14 @@ def _follow_deletion(
             doubt.mark(rule.target, each["_id"], sourced=True)
         return
     stuck: list[Any] = []
+    most = graph.limits.worker_gone_max
     while (yield from find_one(rule.source.collection, rule.source.one(key), {"_id": 1})) is None:
         within = {**condition, "_id": {"$nin": stuck}} if stuck else condition
-        found = yield from find(rule.target.collection, within, {"_id": 1}, limit=GONE_MAX)
+        found = yield from find(rule.target.collection, within, {"_id": 1}, limit=most)
         keys = [each["_id"] for each in found]
         if keys:
             stuck += yield from _cut_loose(graph, server, rule, key, keys, doubt, fence)
-        if len(keys) < GONE_MAX:
+        if len(keys) < most:
             return
 
 

@@ -30,13 +30,6 @@ from treadle.upkeep.position import resume
 
 BEATS = "treadle.beats"
 PRE_IMAGES_SINCE = (6, 0)
-# Beyond so many events it is quicker to compute everything anew.
-EVENTS_MAX = 300_000
-# The beat comes within milliseconds; where so many reads in a row bring nothing, something is wrong.
-EMPTY_READS_MAX = 30
-READ_MILLISECONDS = 1000
-BATCH_MAX = 20_000
-LOOKUP_MAX = 5_000
 
 
 def needs_before(graph: Graph) -> list[str]:
@@ -80,7 +73,7 @@ def changed_since(entry: Entry[Any], server: Capabilities, position: Raw, bounds
 def _read(
     group: GroupRule, server: Capabilities, position: Raw, bounds: Bounds, beat: Any, dirty: Dirty
 ) -> Plan[None]:
-    watched = _watched(group)
+    watched, limits = _watched(group), group.target.limits
     command = {
         "aggregate": 1,
         "pipeline": _pipeline(group, server, position, bounds),
@@ -88,13 +81,13 @@ def _read(
     }
     cursor = (yield from database_command(command, writes=False))["cursor"]["id"]
     events = empty = 0
-    while empty < EMPTY_READS_MAX:
+    while empty < limits.schedule_empty_reads_max:
         reply = yield from database_command(
             {
                 "getMore": cursor,
                 "collection": "$cmd.aggregate",
-                "batchSize": BATCH_MAX,
-                "maxTimeMS": READ_MILLISECONDS,
+                "batchSize": limits.schedule_events_page,
+                "maxTimeMS": limits.schedule_read_milliseconds,
             },
             writes=False,
         )
@@ -113,7 +106,7 @@ def _read(
         cursor = reply["cursor"]["id"]
         if not cursor:
             dirty.unknown = "the stream was ended by the server"
-        if events > EVENTS_MAX:
+        if events > limits.schedule_events_max:
             dirty.unknown = "more changed than would be worth looking at one by one"
         if dirty.unknown is not None:
             return
@@ -197,9 +190,9 @@ def _add(group: GroupRule, key: list[Any], dirty: Dirty) -> None:
 
 def _look_up(group: GroupRule, bounds: Bounds, dirty: Dirty) -> Plan[None]:
     """The present groups of sources that were updated."""
-    ids = list(dirty.ids.values())
-    for start in range(0, len(ids), LOOKUP_MAX):
-        chunk = ids[start : start + LOOKUP_MAX]
+    ids, most = list(dirty.ids.values()), group.target.limits.schedule_lookup_max
+    for start in range(0, len(ids), most):
+        chunk = ids[start : start + most]
         rows = yield from aggregate(
             group.source.collection,
             [

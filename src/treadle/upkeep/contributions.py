@@ -25,7 +25,6 @@ from treadle.upkeep import position
 from treadle.upkeep.events import Doubt
 
 COLLECTION = "treadle.contributions"
-PAGE = 1000
 
 
 def settle(doubt: Doubt) -> Plan[list[Any]]:
@@ -139,11 +138,12 @@ def forget(collections: Sequence[str]) -> Plan[None]:
         yield from delete_many(COLLECTION, {"_id.collection": {"$in": list(collections)}})
 
 
-def sources(collection: str, last: list[Any] | None, rules: Sequence[GatherRule]) -> Plan[list[Raw]]:
+def sources(entry: Entry[Any], last: list[Any] | None, rules: Sequence[GatherRule]) -> Plan[list[Raw]]:
     """The next page of a source collection, with what the rules find their targets by."""
-    stages: list[Raw] = [{"$sort": {"_id": 1}}, {"$limit": PAGE}]
+    stages: list[Raw] = [{"$sort": {"_id": 1}}, {"$limit": entry.limits.contributions_page}]
     if last is not None:
         # Compares ids of all types, which a plain range does not.
         stages.insert(0, {"$match": {"$expr": {"$gt": ["$_id", {"$literal": last[0]}]}}})
     fields = {path for rule in rules for path in rule.key.paths}
-    return (yield from aggregate(collection, [*stages, {"$project": dict.fromkeys(outermost(fields), 1)}]))
+    stages.append({"$project": dict.fromkeys(outermost(fields), 1)})
+    return (yield from aggregate(entry.collection, stages))

@@ -23,9 +23,6 @@ from treadle.upkeep import position
 from treadle.upkeep.closed import NOT_YET, Bounds, is_closed, scheduled_bounds
 from treadle.upkeep.verify import examined, own, verify, within
 
-PAGE = 100
-ROUNDS_MAX = 5
-
 
 def in_order(entries: Iterable[Entry[Any]]) -> list[Entry[Any]]:
     """Models whose fields feed others before those others."""
@@ -64,7 +61,7 @@ def _rebuild(graph: Graph, server: Capabilities, entry: Entry[Any], report: Repo
         return visited
     total = (yield from count_documents(entry.collection, entry.exactly)) if report else 0
     last: list[Any] | None = None
-    while documents := (yield from page(entry, last, PAGE)):
+    while documents := (yield from page(entry, last, entry.limits.rebuild_page)):
         last = [documents[-1]["_id"]]
         keys = [entry.key_of(each) for each in documents if within(entry, each, bounds)]
         yield from mend(graph, server, entry, keys, but="rebuild")
@@ -98,7 +95,7 @@ def repair(
     for entry in listed:
         if entry.layout is not None:
             laid_out += yield from entry.layout.repair(server, report)
-    for _ in range(ROUNDS_MAX):
+    for _ in range(graph.limits.rebuild_rounds_max):
         findings: list[Finding] = yield from verify(graph, server, chosen, report)
         by_model: dict[str, list[Finding]] = {}
         for finding in findings:
@@ -119,8 +116,9 @@ def repair(
 
 def _in_chunks(graph: Graph, server: Capabilities, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
     done: list[Any] = []
-    for start in range(0, len(keys), PAGE):
-        done += yield from mend(graph, server, entry, keys[start : start + PAGE])
+    size = entry.limits.rebuild_page
+    for start in range(0, len(keys), size):
+        done += yield from mend(graph, server, entry, keys[start : start + size])
     return done
 
 

@@ -33,7 +33,7 @@ from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, Raw, aggregate, count_documents, delete_many, find, find_one, update_one
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document
-from treadle.query.keys import APART_MAX, KEY, freeze
+from treadle.query.keys import KEY, freeze
 from treadle.query.windows import Window
 from treadle.upkeep import merging
 from treadle.upkeep.changes import changed_since
@@ -42,11 +42,6 @@ from treadle.upkeep.position import operation_time, signature
 from treadle.upkeep.rebuild import mend
 from treadle.upkeep.verify import examine
 
-LEASE_SECONDS = 15.0
-MEND_PAGE = 100
-# Beyond so many changed windows (or groups, where there are no windows) everything is computed.
-DIRTY_MAX = 5_000
-EXAMINE_PAGE = 200
 # A schedule of this length or more begins with the full minute, so that a cron job is not a second early.
 MINUTES_FROM = dt.timedelta(minutes=10)
 
@@ -124,11 +119,12 @@ class Scheduler:
         self.is_dead = is_dead
         self.token: int | None = None
         self.lost = False
+        self._seconds = graph.limits.schedule_lease_seconds
 
     def renewal(self) -> Plan[None]:
         """Hold the lease for longer, beside the work."""
         token = self.token
-        if token is not None and not (yield from lease.renew(merging.LEASE, token, LEASE_SECONDS)):
+        if token is not None and not (yield from lease.renew(merging.LEASE, token, self._seconds)):
             self.lost = True
 
     def run_due(self, now: dt.datetime | None, dry_run: bool) -> Plan[list[Ran]]:
@@ -163,7 +159,9 @@ class Scheduler:
         due = [job for job in planned if is_due(job, rows.get(job.name), given, server_now)]
         if dry_run or not due:
             return [job.describe(given or server_now) for job in due]
-        token = yield from lease.attempt(merging.LEASE, self.owner, LEASE_SECONDS, self.is_dead, self.session)
+        token = yield from lease.attempt(
+            self.graph.limits, merging.LEASE, self.owner, self._seconds, self.is_dead, self.session
+        )
         if token is None:
             return []
         self.token = token
@@ -228,7 +226,7 @@ class Scheduler:
     def _holding(self) -> Plan[None]:
         """Stop here if another runner has taken over."""
         assert self.token is not None
-        if self.lost or not (yield from lease.renew(merging.LEASE, self.token, LEASE_SECONDS)):
+        if self.lost or not (yield from lease.renew(merging.LEASE, self.token, self._seconds)):
             raise LeaseLost
 
     # -- rollups ------------------------------------------------------------------------------
@@ -265,7 +263,7 @@ class Scheduler:
         yield from self._holding()
         work = GroupWork(self.graph, self.server, entry, self.token, self._holding)
         scopes = work.scopes(keys)
-        if len(scopes) > DIRTY_MAX:
+        if len(scopes) > self.graph.limits.schedule_dirty_max:
             why = "more changed than would be worth computing one by one"
         if why or known is None:
             written, removed = yield from work.everything(bounds)
@@ -304,7 +302,7 @@ class Scheduler:
         last: list[Any] | None = None
         seen = 0
         while True:
-            documents = yield from page(entry, last, EXAMINE_PAGE)
+            documents = yield from page(entry, last, entry.limits.schedule_page)
             if not documents:
                 return seen
             last = [documents[-1]["_id"]]
@@ -354,9 +352,10 @@ class GroupWork:
             before = self._time_match(known, bounds)
             done = yield from self._perform(before, closing(merging.key_paths(self._key)), closing)
             written, removed = done
-        for start in range(0, len(scopes), APART_MAX):
+        size = self.entry.limits.group_page
+        for start in range(0, len(scopes), size):
             yield from self.holding()
-            chunk = scopes[start : start + APART_MAX]
+            chunk = scopes[start : start + size]
             before = {"$or": [self._sources(scope) for scope in chunk]}
 
             def within(at: Sequence[str], chunk: Sequence[list[Any]] = chunk) -> Raw:
@@ -494,9 +493,10 @@ class GroupWork:
         return present, len(rows) - present
 
     def _in_chunks(self, keys: Sequence[Any]) -> Plan[None]:
-        for start in range(0, len(keys), MEND_PAGE):
+        size = self.entry.limits.rebuild_page
+        for start in range(0, len(keys), size):
             yield from self.holding()
-            yield from mend(self.graph, self.server, self.entry, keys[start : start + MEND_PAGE])
+            yield from mend(self.graph, self.server, self.entry, keys[start : start + size])
 
 
 class _Any:

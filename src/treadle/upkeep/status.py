@@ -25,10 +25,6 @@ from treadle.upkeep.events import BEATS, Watch
 from treadle.upkeep.verify import verify
 
 VERIFICATIONS = "treadle.verifications"
-# More unhandled events than this are not counted one by one.
-EVENTS_MAX = 100_000
-EVENTS_PAGE = 10_000
-AWAIT_MILLISECONDS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +168,13 @@ def _pending_from(graph: Graph, begin: Raw) -> Plan[Pending]:
     cursor = (yield from database_command(opened, writes=False))["cursor"]["id"]
     documents: dict[str, set[Any]] = {}
     events, first = 0, None
-    while cursor and events < EVENTS_MAX:
+    limits = graph.limits
+    while cursor and events < limits.status_events_max:
         more = {
             "getMore": cursor,
             "collection": "$cmd.aggregate",
-            "batchSize": EVENTS_PAGE,
-            "maxTimeMS": AWAIT_MILLISECONDS,
+            "batchSize": limits.status_events_page,
+            "maxTimeMS": limits.status_await_milliseconds,
         }
         reply = yield from database_command(more, writes=False)
         cursor, found = reply["cursor"]["id"], reply["cursor"]["nextBatch"]

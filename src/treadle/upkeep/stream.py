@@ -52,20 +52,7 @@ from treadle.upkeep.position import COLLECTION, operation_time, resume, signatur
 from treadle.upkeep.rebuild import mend
 from treadle.upkeep.verify import examine
 
-LEASE_SECONDS = 6.0
-STANDBY_SECONDS = 0.5
-# Events that are taken together, and how long to wait for more where there are few.
-BATCH_MAX = 10_000
-LINGER_BELOW = 500
-LINGER_SECONDS = 0.1
-AWAIT_SECONDS = 1.0
-# The position is saved after so many quiet reads, or so many events that concerned nobody.
-HEARTBEAT_READS = 10
-UNSAVED_MAX = 5_000
-BACKOFF_SECONDS = 0.2
-BACKOFF_MAX_SECONDS = 15.0
-ATTEMPTS_MAX = 20
-RESYNC_PAGE = 200
+# How narrowly the stream is read after an event that was too large.
 WITHOUT_DOCUMENTS = 2
 
 log = logging.getLogger("treadle")
@@ -90,6 +77,7 @@ class Follower:
     ) -> None:
         require_streams(server)
         self.graph = graph
+        self.limits = graph.limits
         self.server = server
         self.name = name
         self.owner = owner
@@ -108,8 +96,7 @@ class Follower:
         self._cursor: int | None = None
         self._unsaved = 0
         self._quiet = 0
-        # How narrowly the stream is read: an event that is too large is looked for one by one, and then
-        # read without its documents.
+        # An event that is too large is looked for one by one, and then read without its documents.
         self._narrow = 0
         self._beats: set[Any] = set()
         # How often the position was given up for a later one, so that beats may have been skipped.
@@ -120,7 +107,8 @@ class Follower:
 
     def lead(self) -> Plan[bool]:
         """Become the one worker that is active, if nobody else is."""
-        token = yield from lease.attempt(self.name, self.owner, LEASE_SECONDS, self.is_dead, self.session)
+        limits, seconds = self.limits, self.limits.worker_lease_seconds
+        token = yield from lease.attempt(limits, self.name, self.owner, seconds, self.is_dead, self.session)
         if token is None:
             return False
         start = yield from operation_time()
@@ -238,19 +226,19 @@ class Follower:
 
     def run(self, stopping: Callable[[], bool], aside: Callable[[], Plan[None]] | None = None) -> Plan[None]:
         """Lead or stand by until `stopping`; `aside` is done between the batches."""
-        backoff = BACKOFF_SECONDS
+        backoff = self.limits.worker_backoff_seconds
         while not stopping():
             try:
                 if self.token is None or self.lost:
                     self.token = None
                     if not (yield from self.lead()):
-                        yield from wait(STANDBY_SECONDS)
+                        yield from wait(self.limits.worker_standby_seconds)
                         continue
                     log.info("worker %s leads", self.owner)
-                yield from self.step(AWAIT_SECONDS, linger=True)
+                yield from self.step(self.limits.worker_await_seconds, linger=True)
                 if aside is not None:
                     yield from aside()
-                backoff = BACKOFF_SECONDS
+                backoff = self.limits.worker_backoff_seconds
                 self._told.clear()
             except LeaseLost:
                 self.token = None
@@ -259,7 +247,7 @@ class Follower:
                 # Whatever it was, it must not end the worker: it would only meet it again.
                 self._tell_error(error)
                 yield from wait(backoff)
-                backoff = min(backoff * 2, BACKOFF_MAX_SECONDS)
+                backoff = min(backoff * 2, self.limits.worker_backoff_max_seconds)
         try:
             yield from self.resign()
         except PyMongoError as error:
@@ -280,10 +268,10 @@ class Follower:
                         beat, skipped = (yield from self._beat()), self._skipped
                 except PyMongoError as error:
                     attempts += 1
-                    if attempts > ATTEMPTS_MAX:
+                    if attempts > self.limits.worker_attempts_max:
                         raise
                     self._tell_error(error)
-                    yield from wait(BACKOFF_SECONDS)
+                    yield from wait(self.limits.worker_backoff_seconds)
             self._beats.clear()
             yield from delete_many(BEATS, {"_id": {"$lte": beat}})
             if handled == before:
@@ -305,16 +293,17 @@ class Follower:
         if self.owed:
             yield from self._resync_page()
             await_seconds, linger = 0.001, False
+        few = self.limits.worker_linger_below
         try:
             events = yield from self._read(await_seconds)
-            if linger and 0 < len(events) < LINGER_BELOW and self._cursor:
+            if linger and 0 < len(events) < few and self._cursor:
                 # More will have come meanwhile, and are done in one go.
-                yield from wait(LINGER_SECONDS)
+                yield from wait(self.limits.worker_linger_seconds)
                 events += yield from self._read(0.001)
-            while LINGER_BELOW <= len(events) < BATCH_MAX and self._cursor:
+            while few <= len(events) < self.limits.worker_batch_max and self._cursor:
                 more = yield from self._read(0.001)
                 events += more
-                if len(more) < LINGER_BELOW:
+                if len(more) < few:
                     # That was all for now. Whoever waits for none at all never begins beside busy writers.
                     break
         except OperationFailure as error:
@@ -324,7 +313,7 @@ class Follower:
             return (yield from self._handle(events))
         self.position, self._narrow = self._ahead, 0
         self._quiet += 1
-        if self._unsaved or self._quiet >= HEARTBEAT_READS:
+        if self._unsaved or self._quiet >= self.limits.worker_heartbeat_reads:
             yield from self._save({})
             self._saved()
         return 0
@@ -341,7 +330,7 @@ class Follower:
         command: Raw = {
             "getMore": self._cursor,
             "collection": "$cmd.aggregate",
-            "batchSize": 1 if self._narrow else BATCH_MAX,
+            "batchSize": 1 if self._narrow else self.limits.worker_batch_max,
             "maxTimeMS": max(1, int(await_seconds * 1000)),
         }
         reply = yield from database_command(command, writes=False)
@@ -403,7 +392,7 @@ class Follower:
                 self._count("recomputed", done)
                 if doubt.aside:
                     self._count("set_aside", doubt.aside)
-            elif self._unsaved > UNSAVED_MAX:
+            elif self._unsaved > self.limits.worker_unsaved_max:
                 yield from self._save({})
                 self._saved()
         except BaseException:
@@ -474,27 +463,28 @@ class Follower:
         """Verify and mend a page of what is owed."""
         owed = self.owed[0]
         entry = self.graph.by_collection[owed["collection"]]
+        size = self.limits.worker_resync_page
         if owed["ledger"]:
             rules = [rule for rule in self.watch.ledgered if rule.source.collection == entry.collection]
-            documents = yield from contributions.sources(entry.collection, owed["after"], rules)
+            documents = yield from contributions.sources(entry, owed["after"], rules)
             yield from contributions.record(entry, rules, documents)
         else:
             try:
-                documents = yield from page(entry, owed["after"], RESYNC_PAGE, whole=True)
+                documents = yield from page(entry, owed["after"], size, whole=True)
                 for exact, own in entry.by_class(documents):
                     yield from self._resync(exact, own)
             except BSONError:
                 # One of them cannot be read; each by itself, around that one.
                 shown = entry.key_projection()
-                documents = yield from page(entry, owed["after"], RESYNC_PAGE, shown, whole=True)
+                documents = yield from page(entry, owed["after"], size, shown, whole=True)
                 for exact, own in entry.by_class(documents):
                     yield from mend(self.graph, self.server, exact, [exact.key_of(each) for each in own])
             self._count("verified", len(documents))
             if not documents and entry.group is not None:
                 # Groups without a document, which no page of documents shows.
                 missing = yield from differing(entry)
-                for start in range(0, len(missing), RESYNC_PAGE):
-                    keys = missing[start : start + RESYNC_PAGE]
+                for start in range(0, len(missing), size):
+                    keys = missing[start : start + size]
                     self._count("mended", len((yield from mend(self.graph, self.server, entry, keys))))
         changes: Raw = {}
         if documents:

@@ -16,9 +16,6 @@ from treadle.plan import Plan, Raw, count_documents, find, in_one_reply
 from treadle.upkeep.collection_schema import collection_schema, newest_version
 from treadle.upkeep.migrations.run import beginning_after
 
-PAGE = 500
-SHOWN_MAX = 5
-
 
 def is_newer(entry: Entry[Any], validator: Mapping[str, Any]) -> bool:
     """Whether an existing validator was made by a later release, which must not be taken back."""
@@ -42,7 +39,7 @@ def describe_change(entry: Entry[Any], now: Raw, wanted: Raw) -> Plan[str]:
     number = yield from count_documents(entry.collection, invalid)
     if not number:
         return told
-    shown = yield from find(entry.collection, invalid, sort=[("_id", 1)], limit=SHOWN_MAX)
+    shown = yield from find(entry.collection, invalid, sort=[("_id", 1)], limit=entry.limits.examples_max)
     listed = "; ".join(f"_id {raw['_id']!r} ({_first(schema, raw).path})" for raw in shown)
     more = "; …" if number > len(shown) else ""
     verb = "document does" if number == 1 else "documents do"
@@ -72,7 +69,7 @@ def findings(entries: Iterable[Entry[Any]]) -> Plan[list[Finding]]:
             condition["$or"] = scopes
         last: list[Any] | None = None
         while True:
-            options = {**in_one_reply(PAGE), **beginning_after(last)}
+            options = {**in_one_reply(root.limits.verify_page), **beginning_after(last)}
             beyond = condition if last is None else {"$and": [condition, {"_id": {"$ne": last[0]}}]}
             fresh = yield from find(collection, beyond, sort=[("_id", 1)], **options)
             if not fresh:

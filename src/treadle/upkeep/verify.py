@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from treadle.engine.commit import commit_on
-from treadle.engine.groups import PAGE as GROUPS_PAGE
 from treadle.engine.groups import differing, examine_groups, orphan
 from treadle.engine.lease import holder
 from treadle.engine.pages import page, projection_of
@@ -30,11 +29,6 @@ from treadle.query.keys import freeze
 from treadle.query.paths import overlap, places_of, plain, value_at
 from treadle.upkeep.closed import NOT_YET, Bounds, is_closed, scheduled_bounds
 from treadle.upkeep.position import NAME as WORKER
-
-PAGE = 500
-# How long an active worker is given to put a value right.
-PATIENCE_LOOKS = 4
-PATIENCE_SECONDS = 0.5
 
 
 def verify(
@@ -76,7 +70,8 @@ def _verify_pages(
     total = (yield from count_documents(entry.collection, entry.exactly)) if report else 0
     done = 0
     last: list[Any] | None = None
-    while documents := (yield from page(entry, last, PAGE if entry.group is None else GROUPS_PAGE)):
+    size = entry.limits.verify_page if entry.group is None else entry.limits.group_page
+    while documents := (yield from page(entry, last, size)):
         last = [documents[-1]["_id"]]
         done += len(documents)
         documents = [each for each in documents if within(entry, each, bounds)]
@@ -101,8 +96,9 @@ def _verify_groups(
     findings: list[Finding] = []
     commit = commit_on(graph, server)
     keys = [key for key in (yield from differing(entry)) if bounds is None or is_closed(key, bounds)]
-    for start in range(0, len(keys), GROUPS_PAGE):
-        chunk = keys[start : start + GROUPS_PAGE]
+    size = entry.limits.group_page
+    for start in range(0, len(keys), size):
+        chunk = keys[start : start + size]
         findings += yield from commit.look(partial(examine_groups, server, entry, chunk))
     return findings
 
@@ -134,8 +130,8 @@ def _give_time(
     if not late or (yield from holder(WORKER)) is None:
         return list(findings)
     others = [each for each in findings if each not in late]
-    for _ in range(PATIENCE_LOOKS):
-        yield from wait(PATIENCE_SECONDS)
+    for _ in range(entry.limits.verify_looks):
+        yield from wait(entry.limits.verify_look_seconds)
         again = yield from _look_again(graph, server, entry, late)
         late = [each for each in again if any(_same_finding(each, earlier) for earlier in late)]
         if not late:

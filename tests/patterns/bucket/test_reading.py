@@ -10,7 +10,7 @@ from bson import ObjectId
 from bson.decimal128 import Decimal128
 
 from tests.patterns.bucket.sensors import HOUR, LAYOUTS, START, Reading, at, reading_in
-from treadle import Bucket, DataError, Document, Id, Store, UsageError
+from treadle import Bucket, DataError, Document, Id, Limits, Store, UsageError
 
 # -- reading -----------------------------------------------------------------------------------------
 
@@ -128,10 +128,9 @@ def test_find_streams(heard):
     assert "getMore" not in listener.names
 
 
-def test_a_sort_that_would_hold_everything_is_refused(filled, monkeypatch):
-    store, measured = filled("rows")
-    monkeypatch.setattr("treadle.patterns.bucket.reading.HELD_MAX", 10)
-    monkeypatch.setattr("treadle.patterns.bucket.reading.PAGE", 2)
+def test_a_sort_that_would_hold_everything_is_refused(run, filled):
+    _, measured = filled("rows")
+    store = run.store([measured], limits=Limits(bucket_held_max=10, bucket_page=2))
     with pytest.raises(UsageError) as caught:
         store.find(measured, sort="temp").to_list()
     assert "sort-too-large" == caught.value.code

@@ -17,7 +17,7 @@ from bson.decimal128 import Decimal128
 from pymongo import MongoClient, common
 
 from tests import faults, victim
-from treadle import Bucket, DataError, Document, Store, UsageError
+from treadle import Bucket, DataError, Document, Limits, Store, UsageError
 from treadle.plan.capabilities import Capabilities
 from treadle.server.local import start
 
@@ -336,14 +336,13 @@ def with_ids(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("source", ["readings", "old"])
-def test_single_documents_are_adopted(layout, source, run, database, monkeypatch):
+def test_single_documents_are_adopted(layout, source, run, database):
     """From the same collection or another, whatever their ids, in pages, with progress; what is no reading stays."""
-    monkeypatch.setattr("treadle.patterns.bucket.adoption.PAGE", 50)
     reading = reading_in(layout, adopt=None if source == "readings" else source, limit=None)
     options = database.codec_options.with_options(uuid_representation=4)
     database[source].with_options(codec_options=options).insert_many(with_ids(single(450)))
     database[source].insert_one({"sensor_id": "s0", "temp": 1.0})
-    store = run.store([reading])
+    store = run.store([reading], limits=Limits(adopt_page=50))
     store.setup()
     assert [] == store.setup()
     assert 451 == len([each for each in store.verify() if each.pattern == "bucket"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 from bson import ObjectId
@@ -17,10 +15,10 @@ from treadle import (
     ExtendedReference,
     Formula,
     Id,
+    Limits,
     MaterializedPath,
     ParentReference,
 )
-from treadle.patterns.tree import moves, pace, removes
 
 
 class Array(Document, collection="arrays", tree=AncestorArray(parent="parent_id", ancestors="ancestors")):
@@ -214,15 +212,13 @@ def right(model: type[Document], oracle: Oracle) -> dict[Any, Any]:
     return found
 
 
-@contextlib.contextmanager
-def small_bounds(size: int = 2) -> Iterator[None]:
-    """Let everything that is chunked be chunked in small trees too."""
-    before = moves.MOVE_MAX, pace.CHUNK, removes.REMOVE_MAX, removes.CHUNK
-    moves.MOVE_MAX = pace.CHUNK = removes.REMOVE_MAX = removes.CHUNK = size
-    try:
-        yield
-    finally:
-        moves.MOVE_MAX, pace.CHUNK, removes.REMOVE_MAX, removes.CHUNK = before
+def limits_of(size: int) -> Limits:
+    """So many nodes go at once, wherever a large tree is written in chunks."""
+    return Limits(tree_move_max=size, tree_move_chunk=size, tree_remove_max=size, tree_remove_chunk=size)
+
+
+# With these everything that is chunked is chunked in small trees too.
+SMALL = limits_of(2)
 
 
 def plant(store: Any, model: type[Document], shape: dict[str, Any], parent: Any = None) -> dict[str, Any]:

@@ -15,10 +15,19 @@ from pydantic import BaseModel
 
 from tests.patterns.tree.forest import Array, Counted, Deep, Place, Turning, names, plant
 from tests.support import Heard
-from treadle import AncestorArray, Bucket, Count, DataError, DeclarationError, Document, Id, Store, UsageError
-from treadle.engine import documents
+from treadle import (
+    AncestorArray,
+    Bucket,
+    Count,
+    DataError,
+    DeclarationError,
+    Document,
+    Id,
+    Limits,
+    Store,
+    UsageError,
+)
 from treadle.graph.graph import Graph
-from treadle.patterns.tree import bulk
 
 SHAPE = {"electronics": {"computers": {"laptops": {"gaming": {}}}, "phones": {}}, "books": {}}
 
@@ -147,8 +156,9 @@ def test_a_batch_may_come_in_any_order(store):
     assert ["top", "0", "2", "6", "13"] == names(store.tree(Array).ancestors(nodes[28].id))
 
 
-def test_a_batch_beyond_one_transaction_is_ordered_as_a_whole(store, monkeypatch):
-    monkeypatch.setattr(documents, "INSERT_MAX", 4)
+def test_a_batch_beyond_one_transaction_is_ordered_as_a_whole(run):
+    store = run.store([Array], limits=Limits(insert_max=4, tree_check_max=1))
+    store.setup()
     nodes = [Array(name="0")]
     for number in range(1, 23):
         nodes.append(Array(name=str(number), parent_id=nodes[(number - 1) // 2].id))
@@ -160,7 +170,6 @@ def test_a_batch_beyond_one_transaction_is_ordered_as_a_whole(store, monkeypatch
     with pytest.raises(DataError, match="to be the parent"):
         store.insert_many(bad)
     assert 23 == store.count(Array)
-    assert bulk.CHECK_MAX
 
 
 @pytest.mark.parametrize("outside", [False, True])

@@ -6,8 +6,7 @@ import pytest
 from bson import ObjectId
 
 from tests.patterns.tree.forest import Listed, Turning, names, plant
-from treadle import ChildReferences, DataError, DeclarationError, Document, Id, UsageError
-from treadle.engine import documents
+from treadle import ChildReferences, DataError, DeclarationError, Document, Id, Limits, UsageError
 from treadle.graph.graph import Graph
 
 SHAPE = {"books": {"programming": {"languages": {}, "databases": {"mongodb": {}, "dbm": {}}}}, "music": {}}
@@ -75,11 +74,10 @@ def test_a_batch_says_its_places_by_its_lists(store):
     assert 4 == store.count(Listed)
 
 
-def test_a_batch_with_lists_and_parents_takes_either(run, monkeypatch):
-    store = run.store([Turning])
-    store.setup()
+def test_a_batch_with_lists_and_parents_takes_either(run):
     for most in (10_000, 1):
-        monkeypatch.setattr(documents, "INSERT_MAX", most)
+        store = run.store([Turning], limits=Limits(insert_max=most))
+        store.setup()
         one, two, three = (Turning(name=f"{name}{most}") for name in "abc")
         one.children, three.parent_id = [two.id], two.id
         store.insert_many([three, one, two])
@@ -91,8 +89,9 @@ def test_a_batch_with_lists_and_parents_takes_either(run, monkeypatch):
     assert [] == store.verify()
 
 
-def test_a_batch_beyond_one_transaction_keeps_the_order_of_its_lists(store, monkeypatch):
-    monkeypatch.setattr(documents, "INSERT_MAX", 3)
+def test_a_batch_beyond_one_transaction_keeps_the_order_of_its_lists(run):
+    store = run.store([Listed], limits=Limits(insert_max=3))
+    store.setup()
     nodes = [Listed(name=str(number)) for number in range(12)]
     for number in range(1, 12):
         parent = nodes[(number - 1) // 4]

@@ -302,7 +302,7 @@ def test_threads_that_move_insert_and_remove_leave_a_tree(server, database, mode
 
     def write(seed: int) -> None:
         with MongoClient[Any](server.uri) as own:
-            mine = Store(own[database.name], [model]).tree(model)
+            mine = Store(own[database.name], [model], limits=forest.SMALL if small else None).tree(model)
             barrier.wait()
             for call, arguments in history(random.Random(seed), ids, model):
                 try:
@@ -316,12 +316,11 @@ def test_threads_that_move_insert_and_remove_leave_a_tree(server, database, mode
                     totals[0] += call == "insert"
                     totals[1] += result if call == "remove" else 0
 
-    with forest.small_bounds() if small else contextlib.nullcontext():
-        threads = [threading.Thread(target=write, args=(seed,)) for seed in range(WRITERS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    threads = [threading.Thread(target=write, args=(seed,)) for seed in range(WRITERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert [] == errors
     check(store, model, *totals)
 

@@ -15,9 +15,9 @@ from pymongo.errors import PyMongoError
 
 from tests import faults, victim
 from tests.faults import Heard
-from tests.patterns.tree import forest
 from tests.patterns.tree.forest import (
     FOUR,
+    SMALL,
     Array,
     Counted,
     Listed,
@@ -25,6 +25,7 @@ from tests.patterns.tree.forest import (
     Pathed,
     PathedUp,
     Turning,
+    limits_of,
     names,
     plant,
 )
@@ -50,12 +51,6 @@ KILLS_MAX = 2
 WRITES = ("insert", "update", "delete", "findAndModify", "commitTransaction")
 
 
-@pytest.fixture
-def chunked():
-    with forest.small_bounds():
-        yield
-
-
 def begun(store: Any, model: type[Document], node: Any, parent: Any) -> Any:
     """Only the first transaction of a large move; the token of what is owed."""
     work = Move(store.graph.entry(model), node, parent)
@@ -65,8 +60,8 @@ def begun(store: Any, model: type[Document], node: Any, parent: Any) -> Any:
 
 
 @pytest.mark.parametrize("model", REWRITING, ids=lambda model: model.__name__)
-def test_between_chunks_a_node_has_old_or_new_ancestors_and_verify_names_the_old(database, model, chunked):
-    store = Store(database, [model])
+def test_between_chunks_a_node_has_old_or_new_ancestors_and_verify_names_the_old(database, model):
+    store = Store(database, [model], limits=SMALL)
     store.setup()
     ids = plant(store, model, SHAPE)
     tree, inner = store.tree(model), tree_of(store.graph.entry(model))
@@ -92,7 +87,7 @@ def test_between_chunks_a_node_has_old_or_new_ancestors_and_verify_names_the_old
         else:
             # Without parents, only the topmost ones can be seen to hang in the air.
             assert bool(still_old) == bool(found)
-        ended = store.runner.transact(lambda: move_chunk(inner, store.graph, server, token, Pace()))
+        ended = store.runner.transact(lambda: move_chunk(inner, store.graph, server, token, Pace(2)))
         rounds += 1
     assert rounds > 3
     assert ["r", "new", "x", "x2", "x21"] == names(tree.ancestors(ids["x211"]))
@@ -101,9 +96,9 @@ def test_between_chunks_a_node_has_old_or_new_ancestors_and_verify_names_the_old
 
 
 @pytest.mark.parametrize("model", REWRITING, ids=lambda model: model.__name__)
-def test_what_is_inserted_meanwhile_moves_along(database, model, chunked):
+def test_what_is_inserted_meanwhile_moves_along(database, model):
     """Below a node that has been moved, below one that has not, and below the moved one itself."""
-    store = Store(database, [model])
+    store = Store(database, [model], limits=SMALL)
     store.setup()
     ids = plant(store, model, SHAPE)
     tree, inner = store.tree(model), tree_of(store.graph.entry(model))
@@ -116,7 +111,7 @@ def test_what_is_inserted_meanwhile_moves_along(database, model, chunked):
             if count < 3:
                 tree.insert(model(name=f"new {name} {count}"), ids[name])
         count += 1
-        if store.runner.transact(lambda: move_chunk(inner, store.graph, server, token, Pace())):
+        if store.runner.transact(lambda: move_chunk(inner, store.graph, server, token, Pace(2))):
             break
     assert [] == store.verify()
     assert 3 * 4 == sum(name.startswith("new x") for name in names(tree.descendants(ids["new"])))
@@ -125,9 +120,9 @@ def test_what_is_inserted_meanwhile_moves_along(database, model, chunked):
 
 @pytest.mark.parametrize("model", [Pathed, PathedUp], ids=lambda model: model.__name__)
 @pytest.mark.parametrize("root", [False, True], ids=["inner", "root"])
-def test_nobody_takes_the_old_path_while_descendants_still_have_it(database, model, root, chunked):
+def test_nobody_takes_the_old_path_while_descendants_still_have_it(database, model, root):
     """A new node there would seem to have them, and would be moved with them."""
-    store = Store(database, [model])
+    store = Store(database, [model], limits=SMALL)
     store.setup()
     ids = plant(store, model, SHAPE if not root else {**SHAPE["r"]["old"], "new": {}, "old": {}})
     tree = store.tree(model)
@@ -149,11 +144,11 @@ def test_nobody_takes_the_old_path_while_descendants_still_have_it(database, mod
 
 
 @pytest.mark.parametrize("model", [Pathed, PathedUp], ids=lambda model: model.__name__)
-def test_the_old_parent_of_a_move_that_nobody_ends_can_be_deleted(run, database, model, chunked):
-    store = Store(database, [model])
+def test_the_old_parent_of_a_move_that_nobody_ends_can_be_deleted(run, database, model):
+    store = Store(database, [model], limits=SMALL)
     store.setup()
     ids = plant(store, model, SHAPE)
-    mine = run.store([model])
+    mine = run.store([model], limits=SMALL)
     begun(store, model, ids["x"], ids["new"])
     assert "old" == mine.delete(model, ids["old"]).name
     assert [] == mine.verify()
@@ -161,9 +156,9 @@ def test_the_old_parent_of_a_move_that_nobody_ends_can_be_deleted(run, database,
 
 @pytest.mark.parametrize("model", [Pathed, PathedUp], ids=lambda model: model.__name__)
 @pytest.mark.parametrize("parent", ["x", "x2"])
-def test_a_segment_is_taken_also_while_its_owner_has_not_moved_yet(database, model, parent, chunked):
+def test_a_segment_is_taken_also_while_its_owner_has_not_moved_yet(database, model, parent):
     """Else the owner could never be moved, and no other move could ever begin."""
-    store = Store(database, [model])
+    store = Store(database, [model], limits=SMALL)
     store.setup()
     ids = plant(store, model, SHAPE)
     tree, inner = store.tree(model), tree_of(store.graph.entry(model))
@@ -175,19 +170,19 @@ def test_a_segment_is_taken_also_while_its_owner_has_not_moved_yet(database, mod
             tree.insert(model(name=child), ids[parent])
         assert "tree-segment-taken" == caught.value.code
         ended = store.runner.transact(
-            lambda: move_chunk(inner, store.graph, store._capabilities(), token, Pace())
+            lambda: move_chunk(inner, store.graph, store._capabilities(), token, Pace(2))
         )
     tree.move(ids["n1"], ids["x1"])
     assert [] == store.verify()
 
 
 @pytest.mark.parametrize("model", REWRITING, ids=lambda model: model.__name__)
-def test_repair_ends_a_large_move_before_it_derives_anything(run, database, model, chunked):
+def test_repair_ends_a_large_move_before_it_derives_anything(run, database, model):
     """Where paths are all there is, what has not moved yet would seem to have lost its parent."""
-    store = Store(database, [model])
+    store = Store(database, [model], limits=SMALL)
     store.setup()
     ids = plant(store, model, SHAPE)
-    mine = run.store([model])
+    mine = run.store([model], limits=SMALL)
     begun(store, model, ids["x"], ids["new"])
     mine.repair()
     assert [] == mine.verify()
@@ -207,11 +202,11 @@ class Heavy(
     path: str = ""
 
 
-def test_a_node_that_cannot_be_written_does_not_stop_a_large_move(server, chunked):
+def test_a_node_that_cannot_be_written_does_not_stop_a_large_move(server):
     """It is named by verify and set aside; the others move, and so does the tree afterwards."""
     with MongoClient[Any](server.uri) as client:
         client.drop_database("trees_heavy")
-        store = Store(client["trees_heavy"], [Heavy])
+        store = Store(client["trees_heavy"], [Heavy], limits=SMALL)
         store.setup()
         ids = plant(store, Heavy, SHAPE)
         raw = client["trees_heavy"].command
@@ -241,13 +236,13 @@ class Shop(Document, collection="shops"):
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "meanwhile"])
-def test_a_node_that_must_stay_stops_a_large_removal_and_nothing_else(server, late, chunked, monkeypatch):
+def test_a_node_that_must_stay_stops_a_large_removal_and_nothing_else(server, late, monkeypatch):
     """Before the first chunk, or, where the reference came later, as soon as it is met."""
     if late:
         monkeypatch.setattr(Remove, "_refuse_restricted", lambda self: iter(()))
     with MongoClient[Any](server.uri) as client:
         client.drop_database("trees_kept")
-        store = Store(client["trees_kept"], [Parented, Shop])
+        store = Store(client["trees_kept"], [Parented, Shop], limits=SMALL)
         store.setup()
         ids = plant(store, Parented, SHAPE)
         shop = store.insert(Shop(node_id=ids["x2"]))
@@ -267,12 +262,9 @@ def test_a_node_that_must_stay_stops_a_large_removal_and_nothing_else(server, la
 @pytest.mark.parametrize("bound", [2, 1000], ids=["chunked", "whole"])
 @pytest.mark.parametrize("model", [Parented, Listed, Array], ids=lambda model: model.__name__)
 def test_a_circle_of_raw_writes_brings_a_removal_to_no_endless_loop(server, model, bound):
-    with (
-        MongoClient[Any](server.uri) as client,
-        forest.small_bounds(bound),
-    ):
+    with MongoClient[Any](server.uri) as client:
         client.drop_database("trees_circle")
-        store = Store(client["trees_circle"], [model])
+        store = Store(client["trees_circle"], [model], limits=limits_of(bound))
         store.setup()
         ids = plant(store, model, {"r": {"a": {"b": {"c": {"d": {}}}}}})
         nodes = store.collection(model)
@@ -295,9 +287,9 @@ def test_a_circle_of_raw_writes_brings_a_removal_to_no_endless_loop(server, mode
 
 
 @pytest.mark.parametrize("model", REWRITING, ids=lambda model: model.__name__)
-def test_a_second_move_ends_the_first(database, model, chunked):
+def test_a_second_move_ends_the_first(database, model):
     """Or its look for circles would go by ancestors that are not true any more."""
-    store = Store(database, [model])
+    store = Store(database, [model], limits=SMALL)
     store.setup()
     ids = plant(store, model, SHAPE)
     begun(store, model, ids["x"], ids["n1"])
@@ -309,20 +301,20 @@ def test_a_second_move_ends_the_first(database, model, chunked):
 
 
 @pytest.mark.parametrize("model", REWRITING, ids=lambda model: model.__name__)
-def test_a_new_store_ends_what_another_left(run, database, model, chunked):
-    store = Store(database, [model])
+def test_a_new_store_ends_what_another_left(run, database, model):
+    store = Store(database, [model], limits=SMALL)
     store.setup()
     ids = plant(store, model, SHAPE)
     begun(store, model, ids["x"], ids["new"])
     assert store.verify()
-    fresh = run.store([model])
+    fresh = run.store([model], limits=SMALL)
     assert [] == fresh.verify()
     assert 0 == fresh.recover()
 
 
-def test_a_caller_s_own_transaction_moves_all_at_once(run, database, chunked):
+def test_a_caller_s_own_transaction_moves_all_at_once(run, database):
     """Nothing can be left for later there; and when it is aborted nothing has happened."""
-    store = run.store([Array])
+    store = run.store([Array], limits=SMALL)
     store.setup()
     ids = plant(store, Array, SHAPE)
     with pytest.raises(ZeroDivisionError), store.transaction() as session:
@@ -341,15 +333,15 @@ def test_a_caller_s_own_transaction_moves_all_at_once(run, database, chunked):
 
 
 @pytest.mark.parametrize("model", [*REWRITING, Parented], ids=lambda model: model.__name__)
-def test_a_large_lift_goes_in_chunks_with_what_is_inserted_meanwhile(database, model, chunked):
-    store = Store(database, [model])
+def test_a_large_lift_goes_in_chunks_with_what_is_inserted_meanwhile(database, model):
+    store = Store(database, [model], limits=SMALL)
     store.setup()
     ids = plant(store, model, SHAPE)
     tree, inner = store.tree(model), tree_of(store.graph.entry(model))
     work = Remove(store.graph.entry(model), ids["x"], "lift")
     store._write(work, None)
     assert work.token is not None
-    count, pace, ended = 0, Pace(), False
+    count, pace, ended = 0, Pace(2), False
     while not ended:
         if count < 3:
             for name in ("x", "x1", "x211"):
@@ -370,10 +362,10 @@ def test_a_large_lift_goes_in_chunks_with_what_is_inserted_meanwhile(database, m
 
 @pytest.mark.parametrize("other", ["x2", "x"], ids=["sibling", "self"])
 @pytest.mark.parametrize("model", [Pathed, PathedUp], ids=lambda model: model.__name__)
-def test_a_large_lift_that_would_meet_another_segment_changes_nothing(run, database, model, other, chunked):
-    store = run.store([model])
+def test_a_large_lift_that_would_meet_another_segment_changes_nothing(run, database, model, other):
+    store = run.store([model], limits=SMALL)
     store.setup()
-    ids = plant(Store(database, [model]), model, SHAPE)
+    ids = plant(Store(database, [model], limits=SMALL), model, SHAPE)
     store.tree(model).insert(model(name=other), ids["old"] if other == "x2" else ids["x"])
     before = list(database[model.__treadle__.collection].find())
     with pytest.raises(DataError) as caught:
@@ -411,15 +403,14 @@ def type_of(tree: Any) -> Any:
 def act(store: Store, model: type[Document], scenario: str) -> None:
     """One write on the tree of SHAPE, found by its names."""
     ids = {each["name"]: each["_id"] for each in store.collection(model).find()}
-    with forest.small_bounds():
-        SCENARIOS[scenario](store.tree(model), ids)
+    SCENARIOS[scenario](store.tree(model), ids)
 
 
 def perform(uri: str, database: str, model: str, scenario: str, skip: int) -> None:
     """In a process of its own: die before the command after `skip` others."""
     heard = Heard()
     with MongoClient[Any](uri, event_listeners=[heard]) as client:
-        store = Store(client[database], [MODELS[model]])
+        store = Store(client[database], [MODELS[model]], limits=SMALL)
         store.recover()
         heard.clear()
         heard.before(WRITES, skip, lambda: os.kill(os.getpid(), signal.SIGKILL))
@@ -452,7 +443,7 @@ def moments(
     refill(store, model, documents)
     heard = Heard()
     with MongoClient[Any](server.uri, event_listeners=[heard]) as client:
-        own = Store(client[store.database.name], [model])
+        own = Store(client[store.database.name], [model], limits=SMALL)
         own.recover()
         heard.clear()
         act(own, model, scenario)
@@ -476,7 +467,7 @@ def test_kill_9_at_any_point_and_recovery_ends_it(server, model, scenario, tried
     name = f"trees_{model}_{scenario}".lower()
     with MongoClient[Any](server.uri) as client:
         client.drop_database(name)
-        store = Store(client[name], [kind_of])
+        store = Store(client[name], [kind_of], limits=SMALL)
         store.setup()
         plant(store, kind_of, SHAPE)
         documents = list(store.collection(kind_of).find())
@@ -490,7 +481,7 @@ def test_kill_9_at_any_point_and_recovery_ends_it(server, model, scenario, tried
             assert kill(server, name, model, scenario, skip)
             # The dead one's transaction would keep its documents for a minute.
             client.admin.command("killAllSessions", [])
-            fresh = Store(client[name], [kind_of])
+            fresh = Store(client[name], [kind_of], limits=SMALL)
             fresh.recover()
             assert [] == fresh.verify(), skip
             assert outline(fresh, kind_of) in (before, after), skip
@@ -511,14 +502,14 @@ def test_a_lost_reply_leaves_a_tree(server, model, scenario, tried):
         MongoClient[Any](proxy.uri) as struck,
     ):
         client.drop_database(name)
-        store = Store(client[name], [model])
+        store = Store(client[name], [model], limits=SMALL)
         store.setup()
         plant(store, model, SHAPE)
         documents = list(store.collection(model).find())
         before = outline(store, model)
         points = moments(server, store, model, scenario, documents)
         after = outline(store, model)
-        through = Store(struck[name], [model])
+        through = Store(struck[name], [model], limits=SMALL)
         for skip in points:
             refill(store, model, documents)
             acknowledged = False
@@ -533,8 +524,8 @@ def test_a_lost_reply_leaves_a_tree(server, model, scenario, tried):
         client.drop_database(name)
 
 
-def test_finishing_twice_changes_nothing(database, chunked):
-    store = Store(database, [Array])
+def test_finishing_twice_changes_nothing(database):
+    store = Store(database, [Array], limits=SMALL)
     store.setup()
     ids = plant(store, Array, SHAPE)
     begun(store, Array, ids["x"], ids["new"])

@@ -8,12 +8,10 @@ import pytest
 from bson import ObjectId
 
 from tests.patterns.tree.forest import Array, Listed, Parented, names, plant
-from treadle import DataError, DeclarationError, Document, Id, ParentReference, Store, UsageError
+from treadle import DataError, DeclarationError, Document, Id, Limits, ParentReference, Store, UsageError
 from treadle.graph.graph import Graph
 from treadle.patterns.tree import reads
 from treadle.patterns.tree.moves import tree_of
-from treadle.store import async_tree
-from treadle.store.blocking import tree as blocking_tree
 
 SHAPE = {"r": {"a": {"a1": {"a2": {}}, "a3": {}}, "b": {}}, "s": {}}
 
@@ -108,13 +106,9 @@ def test_descendants_beyond_the_memory_of_graph_lookup_still_stream(store, datab
 
 @pytest.mark.parametrize("levels", [1, 2, 3, 4])
 @pytest.mark.parametrize("model", [Parented, Listed], ids=lambda model: model.__name__)
-def test_the_levels_below_the_first_ones_are_all_found(run, monkeypatch, model, levels):
+def test_the_levels_below_the_first_ones_are_all_found(run, model, levels):
     """The deeper levels are asked for in batches, however many `$graphLookup` has found."""
-    monkeypatch.setattr(reads, "GRAPH_LEVELS", levels)
-    monkeypatch.setattr(reads, "BATCH", 2)
-    monkeypatch.setattr(blocking_tree, "FIND_PAGE", 2)
-    monkeypatch.setattr(async_tree, "FIND_PAGE", 2)
-    store = run.store([model])
+    store = run.store([model], limits=Limits(tree_graph_levels=levels, tree_batch=2, find_page=2))
     store.setup()
     ids = plant(store, model, SHAPE)
     tree = store.tree(model)
@@ -124,8 +118,9 @@ def test_the_levels_below_the_first_ones_are_all_found(run, monkeypatch, model, 
         assert sorted(expected) == sorted(names(tree.descendants(ids["r"], max_depth=depth)))
 
 
-def test_descendants_in_a_circle_of_raw_writes_come_to_an_end(store, database, monkeypatch):
-    monkeypatch.setattr(reads, "GRAPH_LEVELS", 1)
+def test_descendants_in_a_circle_of_raw_writes_come_to_an_end(run, database):
+    store = run.store([Parented], limits=Limits(tree_graph_levels=1))
+    store.setup()
     ids = plant(store, Parented, SHAPE)
     database["parents"].update_one({"name": "r"}, {"$set": {"parent_id": ids["a2"]}})
     assert ["a", "a1", "a2", "a3", "b", "r"] == sorted(names(store.tree(Parented).descendants(ids["r"])))

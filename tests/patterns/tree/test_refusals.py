@@ -9,8 +9,7 @@ from pydantic import Field
 from pymongo import MongoClient
 from pymongo.errors import DuplicateKeyError
 
-from tests.patterns.tree import forest
-from tests.patterns.tree.forest import Listed, Parented, names, plant
+from tests.patterns.tree.forest import SMALL, Listed, Parented, names, plant
 from treadle import (
     AncestorArray,
     ChildReferences,
@@ -18,19 +17,13 @@ from treadle import (
     Document,
     ExtendedReference,
     Id,
+    Limits,
     MaterializedPath,
     Store,
     UsageError,
 )
-from treadle.engine import deletes
 
 CHAIN = {"r": {"old": {"x": {"x1": {"x11": {}}, "x2": {}, "x3": {}}}, "new": {}}}
-
-
-@pytest.fixture
-def chunked():
-    with forest.small_bounds():
-        yield
 
 
 @pytest.fixture
@@ -38,11 +31,11 @@ def opened(server):
     """A store of these models, and its database."""
     clients = []
 
-    def open_on(*models: type[Document]) -> tuple[Any, Any]:
+    def open_on(*models: type[Document], limits: Limits | None = None) -> tuple[Any, Any]:
         client: MongoClient[Any] = MongoClient(server.uri)
         client.drop_database("trees_refused")
         clients.append(client)
-        store = Store(client["trees_refused"], list(models))
+        store = Store(client["trees_refused"], list(models), limits=limits)
         store.setup()
         return store, client["trees_refused"]
 
@@ -85,8 +78,8 @@ class HeavyPath(
     path: str = ""
 
 
-def test_a_node_that_cannot_be_written_is_lifted_another_time(opened, chunked):
-    store, database = opened(Heavy)
+def test_a_node_that_cannot_be_written_is_lifted_another_time(opened):
+    store, database = opened(Heavy, limits=SMALL)
     ids = plant(store, Heavy, CHAIN)
     tree = store.tree(Heavy)
     spoil(database, "heavy", "x")
@@ -100,8 +93,8 @@ def test_a_node_that_cannot_be_written_is_lifted_another_time(opened, chunked):
     assert [] == store.verify()
 
 
-def test_repair_goes_on_past_a_node_that_cannot_be_written(opened, chunked):
-    store, database = opened(Heavy)
+def test_repair_goes_on_past_a_node_that_cannot_be_written(opened):
+    store, database = opened(Heavy, limits=SMALL)
     ids = plant(store, Heavy, CHAIN)
     for name in ("x1", "x3"):
         database.heavy.update_one({"name": name}, {"$set": {"ancestors": []}})
@@ -114,8 +107,8 @@ def test_repair_goes_on_past_a_node_that_cannot_be_written(opened, chunked):
 
 
 @pytest.mark.parametrize("lift", [False, True], ids=["move", "lift"])
-def test_what_is_below_a_path_that_stays_keeps_its_parent(opened, lift, chunked):
-    store, database = opened(HeavyPath)
+def test_what_is_below_a_path_that_stays_keeps_its_parent(opened, lift):
+    store, database = opened(HeavyPath, limits=SMALL)
     ids = plant(store, HeavyPath, CHAIN)
     tree = store.tree(HeavyPath)
     spoil(database, "heavy_paths", "x1")
@@ -179,9 +172,8 @@ class Product(Document, collection="products"):
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["remove", "delete"])
-def test_a_node_to_which_very_many_refer_can_be_removed(opened, plain, monkeypatch):
-    monkeypatch.setattr(deletes, "CASCADE_MAX", 20)
-    store, database = opened(Parented, Product)
+def test_a_node_to_which_very_many_refer_can_be_removed(opened, plain):
+    store, database = opened(Parented, Product, limits=Limits(cascade_max=20))
     ids = plant(store, Parented, {"r": {"x": {}}})
     store.insert_many([Product(node_id=ids["x"]) for _ in range(50)])
     if plain:
@@ -193,9 +185,8 @@ def test_a_node_to_which_very_many_refer_can_be_removed(opened, plain, monkeypat
     assert [] == store.verify()
 
 
-def test_a_subtree_to_which_very_many_refer_is_refused(opened, monkeypatch):
-    monkeypatch.setattr(deletes, "CASCADE_MAX", 20)
-    store, _ = opened(Parented, Product)
+def test_a_subtree_to_which_very_many_refer_is_refused(opened):
+    store, _ = opened(Parented, Product, limits=Limits(cascade_max=20))
     ids = plant(store, Parented, {"r": {"x": {}}})
     store.insert_many([Product(node_id=ids["x"]) for _ in range(50)])
     with pytest.raises(UsageError) as raised:

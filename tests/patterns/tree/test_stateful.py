@@ -20,6 +20,8 @@ from treadle import DataError, Document, Store, UsageError
 WIDE = os.environ.get("TREADLE_HYPOTHESIS") == "wide"
 PHASES = [Phase.generate, Phase.shrink] if os.environ.get("TREADLE_SHRINK") else [Phase.generate]
 NODES = 9
+# So many nodes go at once.
+SIZES = [2, 2000]
 
 numbers = st.integers(1, NODES)
 maybe = st.sampled_from([None, *range(1, NODES + 1)])
@@ -31,7 +33,7 @@ segments = st.sampled_from(["a", "ab", "a.b", "aXb", "ü|", "$a", "a b", "^", "%
 class World:
     """Where a machine runs. Hypothesis looks at a machine's attributes, and a database has them all."""
 
-    store: Any
+    stores: dict[int, Any]
     database: Any
 
 
@@ -41,8 +43,6 @@ class TreeMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.store = self.world.store
-        self.tree = self.store.tree(self.model)
         self.collection = self.world.database[self.model.__treadle__.collection]
         self.collection.delete_many({})
         self.oracle = Oracle()
@@ -62,18 +62,15 @@ class TreeMachine(RuleBasedStateMachine):
             yield
         assert caught.value.code in codes
 
-    @initialize(size=st.sampled_from([2, 2000]))
+    @initialize(size=st.sampled_from(SIZES))
     def begin(self, size):
-        self.bounds = forest.small_bounds(size)
-        self.bounds.__enter__()
+        self.size = size
+        self.store = self.world.stores[size]
+        self.tree = self.store.tree(self.model)
         # Not from nothing: most histories would else be about nodes that are not there.
         for number, parent in ((1, None), (2, 1), (3, 2), (4, 2), (5, 1)):
             self.tree.insert(make(self.model, number, f"n{number}"), self.id(parent))
             self.oracle.add(self.id(number), f"n{number}", self.id(parent))
-
-    def teardown(self) -> None:
-        if hasattr(self, "bounds"):
-            self.bounds.__exit__(None, None, None)
 
     # -- writes ----------------------------------------------------------------------------
 
@@ -192,12 +189,12 @@ class TreeMachine(RuleBasedStateMachine):
         clash = any(self.oracle.taken(parent, self.oracle.names[each], own) for each in children)
         # A child that is called as the node itself only fits when the node goes in the same transaction.
         same = any(self.oracle.names[each] == self.oracle.names[own] for each in children)
-        small = forest.moves.MOVE_MAX < NODES
+        small = self.size < NODES
         if self.pathed and (clash or (same and small)):
             return
-        in_chunks = small and len(self.oracle.below(own)) > forest.removes.REMOVE_MAX
+        in_chunks = small and len(self.oracle.below(own)) > self.size
         if small and self.model in (forest.Parented, Listed):
-            in_chunks = len(children) > forest.removes.REMOVE_MAX
+            in_chunks = len(children) > self.size
         assert 1 == self.tree.remove(own, children="lift")
         if in_chunks:
             # One child after another, each to the end of the list.
@@ -286,13 +283,13 @@ class TreeMachine(RuleBasedStateMachine):
 @pytest.mark.heavy
 @pytest.mark.parametrize("model", ALL, ids=lambda model: model.__name__)
 def test_any_history_leaves_the_tree_of_the_oracle(model, run, database):
-    store = run.store([model])
-    store.setup()
+    stores = {size: run.store([model], limits=forest.limits_of(size)) for size in SIZES}
+    stores[2].setup()
     bound = type(
-        f"{model.__name__}Machine", (TreeMachine,), {"model": model, "world": World(store, database)}
+        f"{model.__name__}Machine", (TreeMachine,), {"model": model, "world": World(stores, database)}
     )
     # The asyncio shell differs in its thin part only.
-    examples = 5 if isinstance(store, Store) else 2
+    examples = 5 if isinstance(stores[2], Store) else 2
     run_state_machine_as_test(
         bound,
         settings=settings(

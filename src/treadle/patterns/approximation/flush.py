@@ -141,8 +141,9 @@ def _bring_up(rule: CounterFields, keys: Sequence[Any], sums: Sums) -> Plan[dict
     The amounts of those that cannot be: they must not stop the others.
     """
     bad: set[Any] = set()
-    for start in range(0, len(keys), lazy.CHUNK):
-        within = {rule.by_path: {"$in": keys[start : start + lazy.CHUNK]}}
+    most = rule.target.limits.upgrade_chunk
+    for start in range(0, len(keys), most):
+        within = {rule.by_path: {"$in": keys[start : start + most]}}
         left = yield from lazy.bring_up_but(rule.target, within)
         bad |= {freeze(value_at(raw, rule.by_path)) for raw in left}
     return {key: n for key, n in sums.items() if freeze(to_bson(key, [])) in bad}

@@ -29,11 +29,6 @@ from treadle.plan.capabilities import Capabilities
 if TYPE_CHECKING:
     from treadle.patterns.bucket.layout import BucketLayout
 
-PAGE = 1000
-ATTEMPTS_MAX = 100
-PASSES_MAX = 1000
-# How many documents that cannot be adopted are named one by one.
-NAMED_MAX = 10
 # In place of an id that the reading will not keep.
 _ANY_ID = ObjectId(b"\0" * 12)
 
@@ -63,7 +58,7 @@ class Adoption:
         """The documents that are still to be moved."""
         findings = []
         for source, filter in self._sources():
-            scan = Scan(source, filter, PAGE, {"_id": 1})
+            scan = Scan(source, filter, self.spec.limits.adopt_page, {"_id": 1})
             while documents := (yield from scan.next()):
                 findings += [
                     Finding(
@@ -80,9 +75,9 @@ class Adoption:
         for source, filter in self._sources():
             total = (yield from count_documents(source, filter)) if report else 0
             # Writers that do not know of buckets yet may go on, so it ends when a pass finds nothing.
-            for _ in range(PASSES_MAX):
+            for _ in range(self.spec.limits.adopt_passes_max):
                 before, self._busy, self._unfit = adopted, 0, 0
-                scan = Scan(source, filter, PAGE)
+                scan = Scan(source, filter, self.spec.limits.adopt_page)
                 while documents := (yield from scan.next()):
                     fit = [each for each in documents if self._is_reading(each, source)]
                     if fit:
@@ -91,7 +86,7 @@ class Adoption:
                             report(Progress(self.name, adopted, max(total, adopted)))
                 if adopted == before and not self._busy:
                     break
-            if self._unfit > NAMED_MAX:
+            if self._unfit > self.spec.limits.adopt_named_max:
                 log.warning("%s: %s documents of %s are not adopted", self.name, f"{self._unfit:,}", source)
         return adopted
 
@@ -106,7 +101,7 @@ class Adoption:
             return True
         except TreadleError as error:
             self._unfit += 1
-            if self._named < NAMED_MAX:
+            if self._named < self.spec.limits.adopt_named_max:
                 self._named += 1
                 log.warning("%s: %s %r is not adopted: %s", self.name, source, document["_id"], error)
             return False
@@ -121,7 +116,7 @@ class Adoption:
         writer = self.layout.writer
         pending = writer.group([self.layout.normal(each) for each in documents], range(len(documents)))
         moved = 0
-        for _ in range(ATTEMPTS_MAX):
+        for _ in range(self.spec.limits.bucket_upkeep_attempts_max):
             again: list[Batch] = []
             for batch in split_large(self.spec, pending):
                 duplicates: list[int] = []

@@ -26,7 +26,7 @@ from treadle.graph.gather import freeze
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.patterns.bucket.contents import derived_parts, form_of, is_number, start_of, stored_form
 from treadle.patterns.bucket.matching import Opened, Selection, on_server, open_buckets
-from treadle.patterns.bucket.reading import PAGE, Scan, order_key
+from treadle.patterns.bucket.reading import Scan, order_key
 from treadle.patterns.bucket.spec import REVISION, Spec, milliseconds
 from treadle.patterns.bucket.writing import Writer
 from treadle.plan import (
@@ -45,10 +45,6 @@ from treadle.plan import (
 from treadle.plan.capabilities import Capabilities
 from treadle.query.paths import drop, has, put, top, value_at
 
-ATTEMPTS_MAX = 1000
-PAUSE_SECONDS = 0.002
-PAUSE_MAX_SECONDS = 0.05
-DELETED_PAGE = 500
 # What a change makes of the picked readings of a bucket: a reading in their place, or None to delete it.
 Change = Callable[[list[Raw]], Plan[list[Raw | None]]]
 Pair = tuple[Raw, Raw | None]
@@ -73,7 +69,8 @@ class Changer:
         pairs: list[Pair] = []
         # Readings that this very change moved into buckets which it has yet to visit.
         arrived: Counter[bytes] = Counter()
-        scan = Scan(self.collection, selection.buckets, page=1 if only_first else PAGE)
+        size = 1 if only_first else self.spec.limits.bucket_page
+        scan = Scan(self.collection, selection.buckets, size)
         while buckets := (yield from scan.next()):
             opened = yield from open_buckets(self.spec, self.collection, selection, buckets)
             for each in opened:
@@ -95,8 +92,9 @@ class Changer:
         arrived: Counter[bytes],
     ) -> Plan[list[Pair]]:
         """Change one bucket, again and again until nobody came between."""
-        pause = PAUSE_SECONDS
-        for attempt in range(ATTEMPTS_MAX):
+        limits = self.spec.limits
+        pause = limits.bucket_change_pause_seconds
+        for attempt in range(limits.bucket_change_attempts_max):
             if attempt:
                 bucket = yield from find_one(self.collection, {"_id": {"$eq": opened.bucket["_id"]}})
                 if bucket is None:
@@ -125,9 +123,10 @@ class Changer:
                 return list(zip(befores, afters, strict=True))
             if attempt > 2:
                 yield from wait(pause)
-                pause = min(pause * 1.5, PAUSE_MAX_SECONDS)
+                pause = min(pause * 1.5, limits.bucket_pause_max_seconds)
         raise DataError(
-            f"a bucket of {self.spec.label} was changed by others each time in {ATTEMPTS_MAX} attempts",
+            f"a bucket of {self.spec.label} was changed by others each time in "
+            f"{limits.bucket_change_attempts_max} attempts",
             code="bucket-contended",
         )
 
@@ -258,12 +257,11 @@ class Changer:
 
     def delete_buckets(self, selection: Selection) -> Plan[int]:
         """Delete buckets of which every reading is meant; how many readings there were."""
-        names = self.spec.names
+        names, limits = self.spec.names, self.spec.limits
         total = 0
-        for _ in range(ATTEMPTS_MAX):
-            scan = Scan(
-                self.collection, selection.buckets, DELETED_PAGE, {names.count: 1, REVISION: 1, "_id": 1}
-            )
+        for _ in range(limits.bucket_change_attempts_max):
+            shown = {names.count: 1, REVISION: 1, "_id": 1}
+            scan = Scan(self.collection, selection.buckets, limits.bucket_delete_page, shown)
             missed = False
             while buckets := (yield from scan.next()):
                 operations = [DeleteOne(guard(self.spec, bucket, light=True)) for bucket in buckets]

@@ -15,7 +15,6 @@ from treadle.patterns.bucket.contents import Form, is_number
 from treadle.patterns.bucket.spec import TIME_BITS, YEAR_ONE, Spec, moment
 from treadle.plan import Raw
 
-BATCH_BYTES_MAX = 8 * 1024 * 1024
 # An id from its bytes without the checks of its constructor, as unpickling does.
 _new_id = ObjectId.__new__
 
@@ -178,14 +177,14 @@ def split_large(spec: Spec, batches: Iterable[Batch]) -> Iterator[Batch]:
         else:
             most = len(bson.encode({"": batch.readings}, codec_options=CODEC_OPTIONS))
         batch.size = most
-        if most <= BATCH_BYTES_MAX:
+        if most <= spec.limits.bucket_bytes_max:
             yield batch
             continue
         begin = size = 0
         for place, reading in enumerate(batch.readings):
             # The number of its place in an array comes on top.
             bytes_now = len(bson.encode(reading, codec_options=CODEC_OPTIONS)) + 8
-            if size + bytes_now > BATCH_BYTES_MAX and place > begin:
+            if size + bytes_now > spec.limits.bucket_bytes_max and place > begin:
                 yield part_of(batch, begin, place)
                 begin, size = place, 0
             size += bytes_now

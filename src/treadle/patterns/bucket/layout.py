@@ -76,7 +76,7 @@ class BucketLayout(Layout[D]):
             selection.low, selection.high = start, spec.last(start)
         else:
             selection = select(spec, condition)
-        scan = Scan(self.collection, selection.buckets)
+        scan = Scan(self.collection, selection.buckets, self.spec.limits.bucket_page)
         while buckets := (yield from scan.next()):
             for each in (yield from open_buckets(spec, self.collection, selection, buckets)):
                 for place in each.picked:
@@ -169,7 +169,7 @@ class BucketLayout(Layout[D]):
             return select(self.spec, id_or_filter)
         selection = select(self.spec, self.id_filter(id_or_filter))
         found = 0
-        scan = Scan(self.collection, selection.buckets)
+        scan = Scan(self.collection, selection.buckets, self.spec.limits.bucket_page)
         while buckets := (yield from scan.next()):
             for each in (yield from open_buckets(self.spec, self.collection, selection, buckets)):
                 found += len(each.picked)

@@ -28,8 +28,6 @@ from treadle.query.paths import top
 from treadle.query.safety import clean_filter
 
 Predicate = Callable[[Raw], bool]
-JUDGED_MAX = 2000
-JUDGED_BYTES_MAX = 8 * 1024 * 1024
 _BOUNDS = frozenset({"$eq", "$gt", "$gte", "$lt", "$lte", "$in"})
 _PLAIN = frozenset({"scalar", "enum", "literal"})
 _REFUSED = frozenset({"$text", "$near", "$nearSphere", "$geoNear"})
@@ -477,7 +475,8 @@ def _judge(spec: Spec, collection: str, residual: Raw, opened: Sequence[Opened])
             del reading["_id"]
         chunk.append({**reading, RESERVED: {"place": index}})
         size += len(bson.encode(chunk[-1], codec_options=CODEC_OPTIONS))
-        if len(chunk) >= JUDGED_MAX or size >= JUDGED_BYTES_MAX or index == len(places) - 1:
+        full = len(chunk) >= spec.limits.bucket_judged_max or size >= spec.limits.bucket_bytes_max
+        if full or index == len(places) - 1:
             for found in (yield from on_server(collection, chunk, [{"$match": residual}])):
                 owner, position = places[found[RESERVED]["place"]]
                 kept[owner].append(position)

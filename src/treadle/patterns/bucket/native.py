@@ -54,9 +54,6 @@ from treadle.query.safety import Sort, clean, clean_filter, clean_update
 
 D = TypeVar("D", bound=Document)
 
-PAGE = 100
-ADOPTED_PAGE = 1000
-PASSES_MAX = 1000
 REFUSED = {
     ILLEGAL_OPERATION,
     INVALID_OPTIONS,
@@ -68,9 +65,8 @@ REFUSED = {
 class NativeReader(Generic[D]):
     """Documents of a time-series collection, as they come."""
 
-    page = PAGE
-
     def __init__(self, entry: Entry[D], command: Read) -> None:
+        self.page = entry.limits.find_page
         self.done = False
         self._command = command
         self._load = entry.codec.load
@@ -345,7 +341,7 @@ class NativeLayout(Layout[D]):
         findings: list[Finding] = []
         if self.declared.adopt is None:
             return findings
-        scan = Scan(self.declared.adopt, {}, ADOPTED_PAGE, {"_id": 1})
+        scan = Scan(self.declared.adopt, {}, self.entry.limits.adopt_page, {"_id": 1})
         while documents := (yield from scan.next()):
             findings += [
                 Finding(
@@ -373,9 +369,9 @@ class NativeLayout(Layout[D]):
             return 0
         total = (yield from count_documents(source, {})) if report else 0
         adopted = 0
-        for _ in range(PASSES_MAX):
+        for _ in range(self.entry.limits.adopt_passes_max):
             moved = 0
-            scan = Scan(source, {}, ADOPTED_PAGE)
+            scan = Scan(source, {}, self.entry.limits.adopt_page)
             while documents := (yield from scan.next()):
                 moved += yield from self._adopt_page(source, [each for each in documents if self._fits(each)])
                 if report:

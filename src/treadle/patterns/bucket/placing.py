@@ -21,9 +21,6 @@ from treadle.patterns.bucket.grouping import Batch, cut, drop_repeated, frozen, 
 from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Spec, milliseconds, moment
 from treadle.plan import Plan, Raw, aggregate, find, find_one_and_update, update_one
 
-# A window may have many buckets; room is in the last ones.
-LOOKED_AT_MAX = 8
-
 
 class Placer:
     """Finds the buckets for the readings of one model; tells `remember` what it found."""
@@ -62,7 +59,8 @@ class Placer:
         assert start is not None
         match = {**spec.key_filter(batch.key), names.start: {"$eq": moment(start)}}
         # What is unique must be looked for in all of them.
-        few: list[Raw] = [] if spec.unique is not None else [{"$limit": LOOKED_AT_MAX}]
+        most = spec.limits.bucket_candidates_max
+        few: list[Raw] = [] if spec.unique is not None else [{"$limit": most}]
         stages = [{"$match": match}, {"$sort": {SEQUENCE: -1}}, *few, {"$project": shown}]
         return (yield from aggregate(self.collection, stages))
 

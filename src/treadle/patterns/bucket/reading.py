@@ -33,11 +33,6 @@ from treadle.query.safety import Sort, clean, sort_keys
 
 D = TypeVar("D", bound=Document)
 
-PAGE = 32
-PAGE_SMALL = 4
-HELD_MAX = 1_000_000
-SUMMARIES_MAX = 1_000_000
-
 
 class Reader(Generic[D]):
     """Turns pages of buckets into readings, filtered, sorted and cut."""
@@ -60,7 +55,8 @@ class Reader(Generic[D]):
         _check_sort(spec, self.keys)
         self.skip = skip
         self.remaining = limit or None
-        self.page = PAGE_SMALL if limit and limit + skip <= 1000 else PAGE
+        few = limit and limit + skip <= 1000
+        self.page = spec.limits.bucket_small_page if few else spec.limits.bucket_page
         self.done = False
         self._held: list[tuple[Raw, dt.datetime]] = []
         self._by_time = bool(self.keys) and self.keys[0][0] == spec.time.stored if self.keys else False
@@ -68,7 +64,8 @@ class Reader(Generic[D]):
     @property
     def command(self) -> Read:
         """The read whose cursor gives the buckets."""
-        options: Raw = {"batch_size": self.page * 4} if self.page == PAGE_SMALL else {}
+        small = self.page == self.spec.limits.bucket_small_page
+        options: Raw = {"batch_size": self.page * 4} if small else {}
         if self._by_time:
             options |= {"sort": [self._bucket_order()], "allow_disk_use": True}
         return Read(self.collection, "find", (self.selection.buckets,), options)
@@ -121,13 +118,14 @@ class Reader(Generic[D]):
             self._held.sort(key=lambda pair: order_key(value_at(pair[0], name)), reverse=direction == -1)
 
     def _hold(self) -> list[D]:
+        most = self.spec.limits.bucket_held_max
         wanted = None if self.remaining is None else self.skip + self.remaining
         if wanted is not None and len(self._held) > 2 * wanted + 1000:
             self._sort()
             del self._held[wanted:]
-        elif wanted is None and len(self._held) > HELD_MAX:
+        elif wanted is None and len(self._held) > most:
             raise UsageError(
-                f"more than {HELD_MAX:,} readings of {self.spec.label} would have to be held to sort them by "
+                f"more than {most:,} readings of {self.spec.label} would have to be held to sort them by "
                 f"{self.keys}; sort by {self.spec.time.stored!r}, narrow the filter, or give a limit",
                 code="sort-too-large",
             )
@@ -214,7 +212,7 @@ def count(spec: Spec, collection: str, filter: Any) -> Plan[int]:
 
 def _count_opened(spec: Spec, collection: str, selection: Selection) -> Plan[int]:
     total = 0
-    scan = Scan(collection, selection.buckets)
+    scan = Scan(collection, selection.buckets, spec.limits.bucket_page)
     while buckets := (yield from scan.next()):
         for each in (yield from open_buckets(spec, collection, selection, buckets)):
             total += len(each.picked)
@@ -224,7 +222,7 @@ def _count_opened(spec: Spec, collection: str, selection: Selection) -> Plan[int
 class Scan:
     """The buckets that match, page by page: those with ids as Treadle makes them, then all others."""
 
-    def __init__(self, collection: str, filter: Raw, page: int = PAGE, projection: Raw | None = None) -> None:
+    def __init__(self, collection: str, filter: Raw, page: int, projection: Raw | None = None) -> None:
         self.collection = collection
         self.filter = filter
         self.page = page
@@ -431,7 +429,7 @@ def summary(spec: Spec, collection: str, key: Any, start: Any, end: Any) -> Plan
         condition,
         {names.start: 1, names.end: 1, names.count: 1, names.stats: 1, "_id": 0},
         sort=[(names.start, 1)],
-        limit=SUMMARIES_MAX,
+        limit=spec.limits.bucket_summaries_max,
         naive=True,
         allow_disk_use=True,
     )

@@ -64,7 +64,8 @@ class BucketRule(Rule):
     def __init__(self, place: Place, declared: Bucket) -> None:
         super().__init__(place)
         self.due_work = "packing" if declared.layout == "packed" else ""
-        self._layout = BucketLayout(self.target, bind(declared, self.target.model, self.target.codec))
+        target = self.target
+        self._layout = BucketLayout(target, bind(declared, target.model, target.codec, target.limits))
 
     def maintained(self) -> set[str]:
         return set()

@@ -22,6 +22,7 @@ from bson import ObjectId
 from bson.decimal128 import Decimal128
 
 from treadle.errors import DeclarationError
+from treadle.graph.limits import Limits
 from treadle.graph.pattern import Place
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, UTC
 from treadle.model.codec import Codec, StoredField
@@ -35,7 +36,6 @@ CLOSED = f"{RESERVED}.closed"
 REVISION = f"{RESERVED}.n"
 PARTS = ("start", "end", "count", "readings", "stats")
 LIMIT_MAX = 1_000_000
-KEYS_REMEMBERED_MAX = 50_000
 MOMENTS_REMEMBERED_MAX = 4096
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=UTC)
 WEEK = 7 * 24 * 3600 * 1000
@@ -86,8 +86,9 @@ class Names:
 class Spec:
     """A bound declaration; everything in stored names."""
 
-    def __init__(self, declared: Any, model: type[Document], codec: Codec[Any]) -> None:
+    def __init__(self, declared: Any, model: type[Document], codec: Codec[Any], limits: Limits) -> None:
         self.declared = declared
+        self.limits = limits
         self.model = model
         self.codec = codec
         self.layout: Literal["rows", "columns", "packed"] = declared.layout
@@ -142,7 +143,7 @@ class Spec:
         known = self.known(values)
         found = self._hashes.get(known)
         if found is None:
-            if len(self._hashes) >= KEYS_REMEMBERED_MAX:
+            if len(self._hashes) >= self.limits.bucket_keys_max:
                 self._hashes.clear()
             found = self._hashes[known] = _hash(values)
         return found
@@ -194,9 +195,9 @@ def _hash(values: Sequence[Any]) -> int:
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big") >> (64 - HASH_BITS)
 
 
-def bind(declared: Any, model: type[Document], codec: Codec[Any]) -> Spec:
+def bind(declared: Any, model: type[Document], codec: Codec[Any], limits: Limits) -> Spec:
     """Check a declaration against its model."""
-    return Spec(declared, model, codec)
+    return Spec(declared, model, codec, limits)
 
 
 def _bytes_max(inner: Sequence[StoredField], model: type[Document]) -> int | None:

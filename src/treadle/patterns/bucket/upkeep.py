@@ -38,10 +38,6 @@ from treadle.query.paths import value_at
 if TYPE_CHECKING:
     from treadle.patterns.bucket.layout import BucketLayout
 
-PAGE = 50
-ATTEMPTS_MAX = 100
-# How long after its end a window is taken to be closed; later readings open a bucket of their own.
-GRACE_SECONDS = 300
 
 log = logging.getLogger("treadle")
 
@@ -61,7 +57,7 @@ class Upkeep:
         """Every bucket that is not what its readings say, and every reading that is in none."""
         findings = yield from Adoption(self.layout).waiting()
         done = self._progress(report, (yield from count_documents(self.collection, {})) if report else 0)
-        scan = Scan(self.collection, self._buckets(), PAGE)
+        scan = Scan(self.collection, self._buckets(), self.spec.limits.bucket_upkeep_page)
         while buckets := (yield from scan.next()):
             for bucket in buckets:
                 findings += yield from self._examine(bucket)
@@ -194,7 +190,7 @@ class Upkeep:
     def repair(self, server: Capabilities, report: Report | None) -> Plan[int]:
         """Mend what `verify` finds; how many documents were mended."""
         mended = yield from Adoption(self.layout).adopt(server, report)
-        scan = Scan(self.collection, self._buckets(), PAGE)
+        scan = Scan(self.collection, self._buckets(), self.spec.limits.bucket_upkeep_page)
         while buckets := (yield from scan.next()):
             for bucket in buckets:
                 if (yield from self._examine(bucket)):
@@ -204,7 +200,7 @@ class Upkeep:
     def _mend(self, key: Any, server: Capabilities) -> Plan[bool]:
         """Make one bucket what its readings say; readings of other windows move there."""
         spec = self.spec
-        for _ in range(ATTEMPTS_MAX):
+        for _ in range(spec.limits.bucket_upkeep_attempts_max):
             bucket = yield from find_one(self.collection, {"_id": {"$eq": key}})
             if bucket is None:
                 return True
@@ -246,7 +242,7 @@ class Upkeep:
         total = (yield from count_documents(self.collection, {})) if report else 0
         done = self._progress(report, total)
         visited = 0
-        scan = Scan(self.collection, self._buckets(), PAGE)
+        scan = Scan(self.collection, self._buckets(), self.spec.limits.bucket_upkeep_page)
         while buckets := (yield from scan.next()):
             for bucket in buckets:
                 if (yield from self._examine(bucket)):
@@ -268,13 +264,14 @@ class Upkeep:
             return True
         if spec.span is None:
             return False
-        over = moment(start_of(spec, bucket) + spec.span) + dt.timedelta(seconds=GRACE_SECONDS)
-        return over <= now
+        # Later readings open a bucket of their own.
+        grace = dt.timedelta(seconds=spec.limits.bucket_grace_seconds)
+        return moment(start_of(spec, bucket) + spec.span) + grace <= now
 
     def _convert(self, key: Any, bucket: Raw | None, now: dt.datetime) -> Plan[bool]:
         """Store a bucket in the form that the declaration wants; whether it had another."""
         spec = self.spec
-        for attempt in range(ATTEMPTS_MAX):
+        for attempt in range(spec.limits.bucket_upkeep_attempts_max):
             if attempt or bucket is None:
                 bucket = yield from find_one(self.collection, {"_id": {"$eq": key}})
             if bucket is None:
@@ -302,13 +299,13 @@ class Upkeep:
         if spec.span is None:
             # With the start, so that the index of open buckets serves.
             return {**held, spec.names.start: {"$exists": True}, NEXT: {"$exists": True}}
-        over = milliseconds(now) - spec.span - GRACE_SECONDS * 1000
+        over = milliseconds(now) - spec.span - int(spec.limits.bucket_grace_seconds * 1000)
         return {**held, spec.names.start: {"$lte": moment(over)}}
 
     def compact(self, now: dt.datetime) -> Plan[int]:
         """Pack the buckets whose windows are over; how many there were."""
         packed = 0
-        scan = Scan(self.collection, self.due(now), PAGE)
+        scan = Scan(self.collection, self.due(now), self.spec.limits.bucket_upkeep_page)
         while buckets := (yield from scan.next()):
             for bucket in buckets:
                 packed += yield from self._convert(bucket["_id"], bucket, now)

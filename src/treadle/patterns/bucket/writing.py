@@ -23,6 +23,7 @@ from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError, OperationFailure
 
 from treadle.errors import DataError, UsageError
+from treadle.graph.limits import Limits
 from treadle.model.bson_types import RESERVED
 from treadle.patterns.bucket.contents import Form, aggregate_of, columns_of_batch, stats_of, values_of
 from treadle.patterns.bucket.grouping import Batch, group, part_of, split_large
@@ -31,18 +32,9 @@ from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Spec, milliseco
 from treadle.plan import Plan, Raw, bulk_write, insert_many, transact, update_one, wait
 from treadle.plan.server_errors import BAD_VALUE, DUPLICATE_KEY, TOO_LARGE, is_increment_overflow, refusals
 
-ATTEMPTS_MAX = 500
-PAUSE_SECONDS = 0.001
-PAUSE_MAX_SECONDS = 0.05
-REMEMBERED_MAX = 20_000
-OPERATIONS_MAX = 5_000
+# How many readings make it worth to try a new bucket first, and how many appends a transaction.
 FRESH_MIN = 8
-# How many appends make a transaction worth its commit, and how many it carries at most.
 TOGETHER_MIN = 4
-TOGETHER_MAX = 1_000
-TOGETHER_BYTES_MAX = 8 * 1024 * 1024
-# After a transaction that was in vain, so many calls do without; each time twice as many.
-ALONE_MAX = 256
 
 
 class Writer:
@@ -50,6 +42,7 @@ class Writer:
 
     def __init__(self, spec: Spec, collection: str) -> None:
         self.spec = spec
+        self.limits = spec.limits
         self.collection = collection
         self.form: Form = "rows" if spec.layout == "rows" else "columns"
         self.placer = Placer(spec, collection, self.form, self.remember)
@@ -83,10 +76,10 @@ class Writer:
                 located += self._guess(batch)
         if any(batch.fresh for batch in located):
             located = yield from self._write_fresh(located)
-        if together and not careful and _is_worth_it(located):
+        if together and not careful and _is_worth_it(located, self.limits):
             located = yield from self._write_together(located)
-        pause = PAUSE_SECONDS
-        for attempt in range(ATTEMPTS_MAX):
+        pause = self.limits.bucket_pause_seconds
+        for attempt in range(self.limits.bucket_attempts_max):
             later: list[Batch] = []
             for batch in pending:
                 found, rest = yield from self.placer.locate(batch, duplicates)
@@ -99,9 +92,9 @@ class Writer:
             if failed and attempt > 2:
                 # Others were quicker; each time one of them got on.
                 yield from wait(pause)
-                pause = min(PAUSE_MAX_SECONDS, pause * 1.5)
+                pause = min(self.limits.bucket_pause_max_seconds, pause * 1.5)
         raise DataError(
-            f"readings of {spec.label} found no bucket in {ATTEMPTS_MAX} attempts; "
+            f"readings of {spec.label} found no bucket in {self.limits.bucket_attempts_max} attempts; "
             "run verify, and setup() if the unique index is missing",
             code="bucket-contended",
         )
@@ -135,7 +128,7 @@ class Writer:
         self._note((self.spec.known(batch.outer), batch.start), batch.sequence, count + len(batch.readings))
 
     def _note(self, name: Any, sequence: int, count: int) -> None:
-        if len(self._last) >= REMEMBERED_MAX:
+        if len(self._last) >= self.limits.bucket_remembered_max:
             self._last.clear()
         self._last[name] = sequence, count
 
@@ -166,15 +159,17 @@ class Writer:
         else:
             self._alone_next = 0
             return []
-        self._alone = self._alone_next = min(ALONE_MAX, 2 * self._alone_next or 1)
+        # Each time twice as many calls do without a transaction.
+        self._alone = self._alone_next = min(self.limits.bucket_alone_max, 2 * self._alone_next or 1)
         return batches
 
     def _write_fresh(self, batches: Sequence[Batch]) -> Plan[list[Batch]]:
         """Insert what are probably new buckets; the batches that are still to be appended."""
         rest = [batch for batch in batches if not batch.fresh]
         fresh = [batch for batch in batches if batch.fresh]
-        for at in range(0, len(fresh), OPERATIONS_MAX):
-            part = fresh[at : at + OPERATIONS_MAX]
+        most = self.limits.bucket_operations_max
+        for at in range(0, len(fresh), most):
+            part = fresh[at : at + most]
             try:
                 yield from insert_many(
                     self.collection, [self._bucket(batch) for batch in part], ordered=False
@@ -220,8 +215,9 @@ class Writer:
                 self._noted(batches[0], error.code)
                 failed.append(batches[0])
             return failed
-        for at in range(0, len(batches), OPERATIONS_MAX):
-            part = batches[at : at + OPERATIONS_MAX]
+        most = self.limits.bucket_operations_max
+        for at in range(0, len(batches), most):
+            part = batches[at : at + most]
             operations = [UpdateOne(*self._operation(batch), upsert=True) for batch in part]
             try:
                 yield from bulk_write(self.collection, operations, ordered=False)
@@ -327,11 +323,11 @@ class Writer:
         filter.setdefault("$and", []).append({path: {"$nin": present}})
 
 
-def _is_worth_it(batches: Sequence[Batch]) -> bool:
+def _is_worth_it(batches: Sequence[Batch], limits: Limits) -> bool:
     """Whether appends gain by a transaction, and are not too much for one."""
-    if not TOGETHER_MIN <= len(batches) <= TOGETHER_MAX:
+    if not TOGETHER_MIN <= len(batches) <= limits.bucket_together_max:
         return False
-    return sum(batch.size for batch in batches) <= TOGETHER_BYTES_MAX
+    return sum(batch.size for batch in batches) <= limits.bucket_bytes_max
 
 
 class _InVain(Exception):

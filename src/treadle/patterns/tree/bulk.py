@@ -14,7 +14,6 @@ from treadle.patterns.tree.segments import path_above
 from treadle.plan import Plan, Raw, find
 
 D = TypeVar("D", bound=Document)
-CHECK_MAX = 10_000
 
 
 def in_pieces(tree: Tree, documents: Sequence[D], most: int) -> Plan[list[tuple[list[D], list[Any]]]]:
@@ -58,8 +57,9 @@ def _check_outside(tree: Tree, raws: Sequence[Raw], parents: dict[Any, Any]) -> 
     inside = {freeze(raw["_id"]) for raw in raws}
     outside = {freeze(key): key for key in parents.values() if key is not None and freeze(key) not in inside}
     keys = list(outside.values())
-    for start in range(0, len(keys), CHECK_MAX):
-        chunk = keys[start : start + CHECK_MAX]
+    most = tree.entry.limits.tree_check_max
+    for start in range(0, len(keys), most):
+        chunk = keys[start : start + most]
         found = yield from find(tree.entry.collection, {"_id": {"$in": chunk}}, {"_id": 1})
         present = {freeze(each["_id"]) for each in found}
         for key in chunk:

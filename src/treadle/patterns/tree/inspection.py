@@ -35,10 +35,6 @@ from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document
 from treadle.query.comparison import same
 from treadle.query.paths import value_at
 
-PAGE = 500
-# How often mending gives way to large moves.
-ATTEMPTS_MAX = 20
-
 
 def order_of(key: Any) -> bytes:
     """Something by which ids of any type have one order, the same in every process."""
@@ -280,7 +276,7 @@ def verify_tree(server: Capabilities, tree: Tree, report: Report | None = None) 
     total = (yield from count_documents(tree.entry.collection, {})) if report else 0
     done = 0
     last: list[Any] | None = None
-    while documents := (yield from page(tree.entry, last, PAGE)):
+    while documents := (yield from page(tree.entry, last, tree.entry.limits.verify_page)):
         last = [documents[-1]["_id"]]
         suspects = yield from examine(tree, documents)
         if suspects:
@@ -325,7 +321,7 @@ def _mend_between_moves(
     graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]
 ) -> Plan[list[Any]]:
     """Mend in a transaction; not while a large move is half done, of which paths alone cannot tell."""
-    for _ in range(ATTEMPTS_MAX):
+    for _ in range(tree.entry.limits.tree_attempts_max):
         yield from finish(tree, graph, server)
         try:
             return (yield from transact(lambda: _mend(graph, server, tree, keys)))
@@ -371,7 +367,7 @@ def rebuild_tree(graph: Graph, server: Capabilities, tree: Tree, report: Report 
     total = (yield from count_documents(tree.entry.collection, {})) if report else 0
     done = 0
     last: list[Any] | None = None
-    while documents := (yield from page(tree.entry, last, PAGE)):
+    while documents := (yield from page(tree.entry, last, tree.entry.limits.verify_page)):
         last = [documents[-1]["_id"]]
         wrong = {freeze(each.document_id): each.document_id for each in (yield from examine(tree, documents))}
         if wrong:

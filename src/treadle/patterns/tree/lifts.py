@@ -36,8 +36,6 @@ from treadle.patterns.tree.segments import SEPARATOR, at_most, below, path_above
 from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_many
 from treadle.plan.capabilities import Capabilities
 
-CHECK_MAX = 10_000
-
 
 def lifted(tree: Tree, key: Any, old_path: Any, above: Any) -> Raw:
     """The fields of what is below a node, one level up; expressions."""
@@ -92,11 +90,11 @@ def _refuse_taken(tree: Tree, node: Raw) -> Plan[None]:
         return
     above = path_above(own) or SEPARATOR
     depth = len(split(own) or []) + 1
-    last, end = own, below(own)["$lt"]
+    last, end, most = own, below(own)["$lt"], tree.entry.limits.tree_check_max
     while True:
         condition = {tree.path: {"$gt": last, "$lt": end, **at_most(depth)}}
         children = yield from find(
-            tree.entry.collection, condition, {tree.path: 1}, sort=[(tree.path, 1)], limit=CHECK_MAX
+            tree.entry.collection, condition, {tree.path: 1}, sort=[(tree.path, 1)], limit=most
         )
         if not children:
             return

@@ -65,8 +65,6 @@ from treadle.query.paths import put
 
 D = TypeVar("D", bound=Document)
 
-# More descendants than this are moved in several transactions.
-MOVE_MAX = 2000
 _ALL = 1_000_000_000
 
 
@@ -254,7 +252,8 @@ def _many(tree: Tree, work: Raw) -> Plan[bool]:
         return False
     else:
         condition = {tree.roles["path"]: below(work["path_from"])}
-    beyond = yield from find(tree.entry.collection, condition, {"_id": 1}, skip=MOVE_MAX, limit=1)
+    most = tree.entry.limits.tree_move_max
+    beyond = yield from find(tree.entry.collection, condition, {"_id": 1}, skip=most, limit=1)
     return bool(beyond)
 
 
@@ -350,7 +349,7 @@ def finish(tree: Tree, graph: Graph, server: Capabilities) -> Plan[None]:
     owed = yield from state.owed_by(tree)
     if owed is None:
         return
-    token, pace = owed["token"], Pace()
+    token, pace = owed["token"], Pace(tree.entry.limits.tree_move_chunk)
     chunk = {"move": move_chunk, "remove": remove_chunk, "lift": lift_chunk}[owed["kind"]]
     ended = False
     while not ended:
@@ -373,7 +372,7 @@ def pass_over(tree: Tree, token: Any, key: Any, error: Exception) -> Plan[None]:
     owed = yield from state.owed_by(tree)
     if owed is None or owed["token"] != token:
         return
-    if len(owed.get("passed") or []) >= state.PASSED_MAX:
+    if len(owed.get("passed") or []) >= tree.entry.limits.tree_passed_max:
         raise error
     yield from set_aside(tree.rules[0].place.label, tree.entry.collection, key, error)
     path: str | None = None

@@ -9,15 +9,12 @@ from pymongo.errors import OperationFailure
 from treadle.errors import DataError
 from treadle.plan.server_errors import is_about_one_document
 
-# Nodes of a large subtree that are written in one transaction.
-CHUNK = 2000
-
 
 class Pace:
     """How many nodes go at once: fewer where one stands in the way, until it is alone."""
 
-    def __init__(self) -> None:
-        self.most = CHUNK
+    def __init__(self, chunk: int) -> None:
+        self.most = self._chunk = chunk
         self.tried: list[Any] = []
 
     def slower(self, error: Exception) -> bool:
@@ -30,7 +27,7 @@ class Pace:
         return True
 
     def faster(self) -> None:
-        self.most = min(self.most * 4, CHUNK)
+        self.most = min(self.most * 4, self._chunk)
 
 
 def in_the_way(error: Exception) -> bool:

@@ -25,16 +25,6 @@ from treadle.query.safety import Sort, sort_keys
 Stream: TypeAlias = "Read | Levels | list[Raw]"
 NODE = "__treadle_node"
 DEPTH = "__treadle_depth"
-# The server's error where $graphLookup would need more than its 100 MB.
-KEYS_BATCH = 1000
-# Parents whose children are asked for together, where $graphLookup would need too much memory.
-BATCH = 1000
-# Levels that $graphLookup is asked for; beyond them one question per batch of parents is quicker.
-GRAPH_LEVELS = 4
-# Deeper than this is a circle.
-DEPTH_MAX = 10_000
-# How many subtrees are looked into with one query.
-RANGES_BATCH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +46,7 @@ class Pending:
 
     def __init__(self, stream: Levels) -> None:
         self._stream = stream
+        self._limits = stream.tree.entry.limits
         self._by_parent = "parent" in stream.tree.lead
         # Per level what its nodes are found by: ids of their parents, or their own ids.
         self._levels: list[list[Any]] = []
@@ -64,8 +55,8 @@ class Pending:
 
     def add_first(self, raws: Sequence[Raw]) -> None:
         """Note what is below the deepest of the nodes that `$graphLookup` found."""
-        self._depth = GRAPH_LEVELS
-        self.add([raw for raw in raws if raw.pop(DEPTH) == GRAPH_LEVELS - 1])
+        self._depth = self._limits.tree_graph_levels
+        self.add([raw for raw in raws if raw.pop(DEPTH) == self._depth - 1])
 
     def add(self, raws: Sequence[Raw]) -> None:
         """Note what is below nodes of the level that is being read."""
@@ -90,10 +81,10 @@ class Pending:
             self._levels.pop()
         if not self._levels:
             return None
-        last = self._levels[-1]
-        batch, last[:] = last[-BATCH:], last[:-BATCH]
+        last, most = self._levels[-1], self._limits.tree_batch
+        batch, last[:] = last[-most:], last[:-most]
         self._depth = len(self._levels)
-        if self._depth > DEPTH_MAX:
+        if self._depth > self._limits.tree_depth_max:
             raise endless(self._stream.tree)
         if self._by_parent:
             return below_batch(self._stream.tree, batch)
@@ -221,7 +212,8 @@ def descendants(
         return _find(tree, {lead["path"].stored: _within(path, max_depth)}, sort, limit)
     if sort or limit:
         return _graph(tree, key, max_depth, sort, limit)
-    levels = GRAPH_LEVELS if max_depth is None else min(max_depth, GRAPH_LEVELS)
+    most = tree.entry.limits.tree_graph_levels
+    levels = most if max_depth is None else min(max_depth, most)
     return Levels(tree, key, _graph(tree, key, levels, depth_field=DEPTH), max_depth)
 
 
@@ -299,11 +291,11 @@ def keys_below(
     level = [key]
     # Raw writes may have made circles, and this must come to an end all the same.
     seen = {freeze(key)}
-    depth = 0
+    depth, most = 0, tree.entry.limits.tree_batch
     while level and (max_depth is None or depth < max_depth) and (limit is None or len(keys) < limit):
         batch: list[Any] = []
-        for start in range(0, len(level), KEYS_BATCH):
-            read = below_batch(tree, level[start : start + KEYS_BATCH])
+        for start in range(0, len(level), most):
+            read = below_batch(tree, level[start : start + most])
             if read.method == "find":
                 found = yield Read(
                     read.collection, "find", (*read.arguments, {"_id": 1}), {"limit": limit or 0}
@@ -470,8 +462,9 @@ def outside_child(tree: Tree, nodes: Sequence[Raw]) -> Plan[Any]:
     # What lies below a node also lies below the topmost of these that is above it.
     real = sorted(each for each in paths if split(each) is not None)
     tops = [own for own in real if not any(above in paths for above in prefixes(own))]
-    for start in range(0, len(tops), RANGES_BATCH):
-        ranges = [{tree.roles["path"]: below(own)} for own in tops[start : start + RANGES_BATCH]]
+    most = tree.entry.limits.tree_ranges_batch
+    for start in range(0, len(tops), most):
+        ranges = [{tree.roles["path"]: below(own)} for own in tops[start : start + most]]
         nodes_below = yield from find(tree.entry.collection, {"$or": ranges}, {"_id": 1}, limit=len(keys) + 1)
         for node in nodes_below:
             if freeze(node["_id"]) not in among:

@@ -38,9 +38,6 @@ from treadle.plan import Plan, Raw, Read, by_id, find, find_one, update_many
 from treadle.plan.capabilities import Capabilities
 
 Children = Literal["refuse", "subtree", "lift"]
-REMOVE_MAX = 2000
-CHUNK = 1000
-CHECK_MAX = 10_000
 _ALL = 1_000_000_000
 
 
@@ -79,8 +76,9 @@ class Remove(Work[int]):
         if self.mode != "subtree":
             yield from delete_documents(self.entry, [node], ledger)
             return 1
-        keys = yield from _keys_below(tree, self.key, _ALL if self.whole else REMOVE_MAX + 1)
-        if len(keys) > REMOVE_MAX and not self.whole:
+        most = tree.entry.limits.tree_remove_max
+        keys = yield from _keys_below(tree, self.key, _ALL if self.whole else most + 1)
+        if len(keys) > most and not self.whole:
             yield from self._refuse_restricted()
             self.token = (yield from state.owe(tree, {"kind": "remove", "node": self.key}))["token"]
             return 0
@@ -93,8 +91,9 @@ class Remove(Work[int]):
         if not restricting(self.entry):
             return
         keys = yield from _keys_below(self.tree, self.key, _ALL)
-        for start in range(0, len(keys), CHECK_MAX):
-            yield from check_restrictions(restricting(self.entry), keys[start : start + CHECK_MAX])
+        most = self.entry.limits.tree_check_max
+        for start in range(0, len(keys), most):
+            yield from check_restrictions(restricting(self.entry), keys[start : start + most])
 
     def _lift(self, node: Raw, ledger: Ledger) -> Plan[bool]:
         """Give the children to the node's parent, at the node's own place among them.
@@ -104,7 +103,7 @@ class Remove(Work[int]):
         tree = self.tree
         keys: list[Any] = []
         if tree.parent is not None or tree.rewrites:
-            limit = _ALL if self.whole else REMOVE_MAX + 1
+            limit = _ALL if self.whole else tree.entry.limits.tree_remove_max + 1
             keys = yield from self._keys_to_lift(limit)
             if len(keys) >= limit:
                 self.token = (yield from owe_lift(tree, node))["token"]
@@ -165,10 +164,10 @@ def _leaves(tree: Tree, key: Any) -> Plan[list[Any]]:
     """Some nodes of a subtree that have no children; the node itself when it is the last."""
     if "path" in tree.lead and "parent" not in tree.lead:
         return (yield from _last_by_path(tree, key))
-    batch = [key]
+    batch, most = [key], tree.entry.limits.tree_remove_chunk
     seen = {freeze(key)}
     while True:
-        found = yield from _keys(tree, _limited(below_batch(tree, batch), CHUNK))
+        found = yield from _keys(tree, _limited(below_batch(tree, batch), most))
         if not found:
             return batch
         batch = [each for each in found if freeze(each) not in seen]
@@ -180,7 +179,8 @@ def _leaves(tree: Tree, key: Any) -> Plan[list[Any]]:
 
 def _last_by_path(tree: Tree, key: Any) -> Plan[list[Any]]:
     """Backwards along the paths, where whatever is below a node comes before it."""
-    stream = yield from descendants(tree, key, sort=[(tree.roles["path"], -1)], limit=CHUNK)
+    most = tree.entry.limits.tree_remove_chunk
+    stream = yield from descendants(tree, key, sort=[(tree.roles["path"], -1)], limit=most)
     return (yield from _keys(tree, stream)) or [key]
 
 

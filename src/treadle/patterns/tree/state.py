@@ -21,10 +21,6 @@ from treadle.patterns.tree.fields import Tree
 from treadle.plan import Plan, Raw, find_one, find_one_and_update, update_one
 
 COLLECTION = "treadle.trees"
-# Of how many works it is remembered how much they did, for their callers.
-ENDED_MAX = 50
-# How many nodes a large move passes over that cannot be written.
-PASSED_MAX = 1000
 
 log = logging.getLogger("treadle")
 
@@ -90,12 +86,12 @@ def pass_over(tree: Tree, token: Any, key: Any, path: str | None = None) -> Plan
 def settle(tree: Tree, token: Any, stopped: str | None = None) -> Plan[None]:
     """Let work go that was done, or that cannot be; keep for a while how much it was, and why it stopped."""
     ended = {"token": "$owed.token", "done": "$owed.done", "stopped": {"$literal": stopped}}
-    ended_before = {"$ifNull": ["$ended", []]}
+    ended_before, most = {"$ifNull": ["$ended", []]}, tree.entry.limits.tree_ended_max
     yield from update_one(
         COLLECTION,
         {"_id": tree.entry.collection, "owed.token": token},
         [
-            {"$set": {"ended": {"$slice": [{"$concatArrays": [[ended], ended_before]}, ENDED_MAX]}}},
+            {"$set": {"ended": {"$slice": [{"$concatArrays": [[ended], ended_before]}, most]}}},
             {"$unset": "owed"},
         ],
     )

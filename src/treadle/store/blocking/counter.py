@@ -19,7 +19,7 @@ from treadle.patterns.approximation import flush as counters
 from treadle.patterns.approximation.buffer import Flushed
 from treadle.patterns.approximation.events import Drain
 from treadle.patterns.approximation.flush import ATTEMPTS_MAX
-from treadle.store import counter_exit, counter_handle
+from treadle.store import counter_exit
 from treadle.store.background import start_timer
 from treadle.store.blocking.writer import Writer
 from treadle.store.combine import Combiner
@@ -41,7 +41,9 @@ class Counter(CounterHandle):
         """A fresh buffer and its own timer; a forked child must not write what its parent will."""
         self._buffer.begin_anew()
         self._flushing = threading.RLock()
-        self._combiner = Combiner(self._record, counter_handle.GROUP_MAX)
+        self._combiner = Combiner(
+            self._record, self._limits.counter_combined_max, self._limits.combine_seconds
+        )
         self._stop = start_timer(weakref.ref(self), self._seconds)
 
     def add(self, id: Any, n: Any = 1) -> None:
@@ -130,7 +132,7 @@ class Counter(CounterHandle):
         self._buffer.take()
         self._buffer.unfinished.clear()
         left_out: dict[Any, Any] = {}
-        for _ in range(counter_handle.PARTS_MAX):
+        for _ in range(self._limits.counter_parts_max):
             work = Drain(self.rule, left_out)
             try:
                 outcome = self._store._write(work, None, combine=False)
@@ -148,7 +150,7 @@ class Counter(CounterHandle):
         if self._resting():
             return
         try:
-            with pymongo.timeout(counter_handle.DUE_SECONDS_MAX):
+            with pymongo.timeout(self._limits.counter_due_seconds):
                 self.flush()
         except Exception as error:
             self._failed(error)
@@ -163,7 +165,7 @@ class Counter(CounterHandle):
         if self._kind != "memory" or self._buffer.empty:
             return
         try:
-            with pymongo.timeout(counter_handle.EXIT_SECONDS_MAX):
+            with pymongo.timeout(self._limits.counter_exit_seconds):
                 self.flush()
         except Exception as error:
             log.warning("%s: what was pending at exit is lost: %s", self.rule.place.label, error)

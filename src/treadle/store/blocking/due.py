@@ -17,9 +17,7 @@ from pymongo.errors import PyMongoError
 from treadle.store import shell
 from treadle.store.background import repeating
 from treadle.store.blocking.writer import Writer
-from treadle.upkeep.schedule import LEASE_SECONDS, Ran, Scheduler
-
-RENEW_SECONDS = LEASE_SECONDS / 3
+from treadle.upkeep.schedule import Ran, Scheduler
 
 
 def run_due(store: Writer, now: dt.datetime | None, dry_run: bool) -> list[Ran]:
@@ -32,8 +30,9 @@ def run_due(store: Writer, now: dt.datetime | None, dry_run: bool) -> list[Ran]:
             session=session.session_id["id"],
             is_dead=shell.is_dead,
         )
+        seconds = store.graph.limits.schedule_lease_seconds / store.graph.limits.lease_renewals
         try:
-            with repeating(RENEW_SECONDS, lambda: store.runner.run(scheduler.renewal())):
+            with repeating(seconds, lambda: store.runner.run(scheduler.renewal())):
                 return store.runner.run(scheduler.run_due(now, dry_run), session)
         finally:
             with contextlib.suppress(PyMongoError):

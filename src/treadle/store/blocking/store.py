@@ -17,6 +17,7 @@ from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
 from treadle.graph.layout import PageReader
+from treadle.graph.limits import Limits
 from treadle.graph.reports import Action, Finding, Report, Summary
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
@@ -56,20 +57,27 @@ class Store(Writer):
         database: Database[Any],
         models: Iterable[type[Document]],
         write_versions: WriteVersions = None,
+        limits: Limits | None = None,
     ) -> None:
-        super().__init__(database, models, write_versions)
+        super().__init__(database, models, write_versions, limits)
         self._counters: dict[Any, Counter] = {}
         self._owned_client: MongoClient[Any] | None = None
         self._stop_server: Callable[[], None] | None = None
 
     @classmethod
-    def open(cls, uri: str, models: Iterable[type[Document]], write_versions: WriteVersions = None) -> Store:
+    def open(
+        cls,
+        uri: str,
+        models: Iterable[type[Document]],
+        write_versions: WriteVersions = None,
+        limits: Limits | None = None,
+    ) -> Store:
         """A store on the database that the URI's path names."""
         graph = list(models)
         name = shell.database_name(uri)
         client: MongoClient[Any] = MongoClient(uri)
         try:
-            store = cls(client[name], graph, write_versions)
+            store = cls(client[name], graph, write_versions, limits)
         except BaseException:
             # It began to connect at once; that of asyncio waits for its first call.
             client.close()
@@ -83,13 +91,14 @@ class Store(Writer):
         models: Iterable[type[Document]],
         path: str | Path | None = None,
         write_versions: WriteVersions = None,
+        limits: Limits | None = None,
     ) -> Store:
         """A store on a private local server that ends with this process."""
         from treadle.server import local as server
 
         running = server.start(path)
         try:
-            store = cls.open(shell.local_uri(running.uri), models, write_versions)
+            store = cls.open(shell.local_uri(running.uri), models, write_versions, limits)
         except BaseException:
             running.stop()
             raise
@@ -229,7 +238,7 @@ class Store(Writer):
         model: type[Document],
         to: int | None = None,
         dry_run: bool = False,
-        batch: int = migration.BATCH,
+        batch: int | None = None,
         throttle: float | None = None,
         retry: bool = False,
         stop: Callable[[], bool] | None = None,
@@ -237,6 +246,7 @@ class Store(Writer):
     ) -> Migrated:
         """Bring all documents of a model to a version, up or down, while readers and writers go on."""
         owner = f"{shell.owner()}/{ObjectId()}"
+        batch = self.graph.limits.migration_batch if batch is None else batch
         options = migration.Options(owner, shell.is_dead, batch, throttle, retry, stop, progress)
         entry, server = self.graph.entry(model), self._capabilities()
         return self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
@@ -318,13 +328,14 @@ class Store(Writer):
                 if isinstance(error, PyMongoError) and shell.clear(error) is not error:
                     raise shell.clear(error) from None
                 raise
-            for attempt in range(shell.COMMIT_ATTEMPTS_MAX):
+            most = self.graph.limits.commit_attempts_max
+            for attempt in range(most):
                 try:
                     if session.in_transaction or attempt:
                         session.commit_transaction()
                     return
                 except PyMongoError as error:
-                    if not shell.may_commit_again(error, attempt):
+                    if not shell.may_commit_again(error, attempt, most):
                         raise shell.clear(error) from error.__cause__
 
     def with_transaction(self, work: Callable[[ClientSession], R]) -> R:

@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeVar
 from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure, PyMongoError
 
-from treadle.engine.documents import FIND_PAGE
 from treadle.engine.inserts import Insert
 from treadle.engine.work import Work
 from treadle.errors import UsageError
@@ -85,7 +84,7 @@ def _stream(tree: Tree, runner: Runner, plan: Plan[Stream], load: Load[D], sessi
             read, add = reads.otherwise(tree, pending, error)
             continue
         with cursor:
-            while raws := cursor.to_list(FIND_PAGE):
+            while raws := cursor.to_list(tree.entry.limits.find_page):
                 if add is not None:
                     add(raws)
                 for raw in raws:

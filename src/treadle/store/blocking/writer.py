@@ -17,6 +17,7 @@ from treadle.engine.protocol import WriteProtocol
 from treadle.engine.work import Work
 from treadle.graph.graph import Graph
 from treadle.graph.layout import Layout
+from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan.capabilities import Capabilities, read_capabilities
@@ -37,9 +38,10 @@ class Writer:
         database: Database[Any],
         models: Iterable[type[Document]],
         write_versions: WriteVersions = None,
+        limits: Limits | None = None,
     ) -> None:
         shell.check_database(database, Database)
-        self.graph = Graph(models, write_versions)
+        self.graph = Graph(models, write_versions, limits)
         self.protocol = WriteProtocol(self.graph, lambda: f"{shell.owner()}/{ObjectId()}", shell.is_dead)
         self._layouts: dict[type[Document], Layout[Any]] = {
             entry.model: entry.layout or DocumentLayout(entry, self.protocol)
@@ -48,7 +50,8 @@ class Writer:
         self.runner = Runner(database, self._capabilities, self._share)
         self.database = database
         self._known: Capabilities | None = None
-        self._combiner = Combiner(self._commit)
+        bounds = self.graph.limits
+        self._combiner = Combiner(self._commit, bounds.combined_max, bounds.combine_seconds)
 
     def _calls(self, model: type[D]) -> Layout[D]:
         """What answers the calls on a model."""

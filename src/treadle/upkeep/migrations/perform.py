@@ -44,14 +44,6 @@ from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import ILLEGAL_OPERATION, lies_in_a_document, message_of, translate
 from treadle.upkeep.migrations.ranges import migrate_range
 from treadle.upkeep.migrations.run import (
-    FOLLOWED_BATCH,
-    LEASE_SECONDS,
-    PASSES_MAX,
-    PAUSE_SECONDS,
-    ROUNDS_MAX,
-    SAMPLED_MAX,
-    SAMPLES,
-    WAIT_STEP_SECONDS,
     Migrated,
     Options,
     Run,
@@ -64,8 +56,6 @@ from treadle.upkeep.migrations.run import (
     set_aside,
 )
 
-# A result that is sent by itself, once a batch was refused.
-LARGE_BYTES = 4 * 1024 * 1024
 ONLY_IN_A_TRANSACTION = (
     "it is too large to be compared with what was read, so that storing it takes a transaction, which a "
     "standalone server does not have"
@@ -77,7 +67,8 @@ ONLY_IN_A_TRANSACTION = (
 def migrate(run: Run) -> Plan[Migrated]:
     """Bring every document to the version asked for; what was done."""
     options = run.options
-    token = yield from lease.attempt(run.name, options.owner, LEASE_SECONDS, options.is_dead)
+    seconds = run.limits.migration_lease_seconds
+    token = yield from lease.attempt(run.limits, run.name, options.owner, seconds, options.is_dead)
     if token is None:
         held = yield from find_one(lease.COLLECTION, {"_id": run.name})
         raise DataError(
@@ -114,7 +105,7 @@ def _passes(run: Run) -> Plan[bool]:
     last = noted.get("after") if noted.get("key") == run.key and not run.options.retry else None
     if run.options.report:
         run.total = yield from count_documents(run.entry.collection, run.stale)
-    for _ in range(PASSES_MAX):
+    for _ in range(run.limits.migration_passes_max):
         before = run.done
         if not (yield from _pass(run, last)):
             return False
@@ -126,7 +117,7 @@ def _passes(run: Run) -> Plan[bool]:
             return True
         if run.done == before:
             # Writers of the other version were quicker everywhere; give them a moment.
-            yield from wait(PAUSE_SECONDS * 10)
+            yield from wait(run.limits.migration_pause_seconds * 10)
     return False
 
 
@@ -157,7 +148,7 @@ def _is_pipeline(run: Run, step: Any) -> bool:
 
 def _note(run: Run, last: list[Any] | None) -> Plan[None]:
     """Hold the lease for longer, and note how far the run has come; both in one write."""
-    until = {"$add": ["$$NOW", int(LEASE_SECONDS * 1000)]}
+    until = {"$add": ["$$NOW", int(run.limits.migration_lease_seconds * 1000)]}
     progress = {"key": run.key, "after": last, "done": run.done}
     held = yield from update_one(
         lease.COLLECTION,
@@ -175,13 +166,14 @@ def _note(run: Run, last: list[Any] | None) -> Plan[None]:
 def _hold_back(run: Run, number: int) -> Plan[None]:
     """Wait so long that no more documents per second are migrated than allowed."""
     left = number / run.options.throttle if run.options.throttle else 0.0
+    step = run.limits.migration_wait_seconds
     while left > 0:
-        yield from wait(min(left, WAIT_STEP_SECONDS))
-        left -= WAIT_STEP_SECONDS
+        yield from wait(min(left, step))
+        left -= step
         if run.options.stop is not None and run.options.stop():
             return
         if left > 0:
-            yield from lease.renew(run.name, run.token, LEASE_SECONDS)
+            yield from lease.renew(run.name, run.token, run.limits.migration_lease_seconds)
 
 
 # -- batches of documents ------------------------------------------------------------------------
@@ -190,7 +182,7 @@ def _hold_back(run: Run, number: int) -> Plan[None]:
 def _batch(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int] | None]:
     """Migrate the next documents; the last id and their number, None where there are no more."""
     batch = run.options.batch
-    size = run.options.sized(min(batch, FOLLOWED_BATCH) if run.followed else batch)
+    size = run.options.sized(min(batch, run.limits.migration_followed_batch) if run.followed else batch)
     # The last one would come again where it could not be migrated.
     condition = run.stale if last is None else {"$and": [run.stale, {"_id": {"$ne": last[0]}}]}
     options = {**in_one_reply(size), **beginning_after(last)}
@@ -218,7 +210,7 @@ def _migrate(run: Run, documents: Sequence[Raw]) -> Plan[None]:
     """Convert documents and write them back; those that changed meanwhile again, a few times."""
     pending = list(documents)
     checked = False
-    for attempt in range(ROUNDS_MAX):
+    for attempt in range(run.limits.migration_rounds_max):
         converted = yield from _convertible(run, pending, checked)
         writes = [
             (each.before["_id"], write) for each in converted if (write := guarded_write(each)) is not None
@@ -242,7 +234,7 @@ def _migrate(run: Run, documents: Sequence[Raw]) -> Plan[None]:
         keys = [each.before["_id"] for each in converted]
         pending = yield from find(run.entry.collection, {"$and": [{"_id": {"$in": keys}}, run.stale]})
         pending = yield from _without_set_aside(run, pending)
-        yield from wait(PAUSE_SECONDS * attempt)
+        yield from wait(run.limits.migration_pause_seconds * attempt)
     # Left for the next pass: somebody writes them all the time.
 
 
@@ -267,14 +259,14 @@ def _convertible(run: Run, documents: Sequence[Raw], checked: bool) -> Plan[list
     for raw, outcome in zip(documents, outcomes, strict=True):
         if isinstance(outcome, DataError):
             yield from put_aside(run, raw["_id"], str(outcome))
-        elif not checked or _plain(outcome):
+        elif not checked or _plain(outcome, run.limits.migration_large_bytes):
             converted.append(outcome)
         else:
             yield from _alone(run, outcome)
     return converted
 
 
-def _plain(outcome: Converted) -> bool:
+def _plain(outcome: Converted, most: int) -> bool:
     """Whether a result can be sent with others."""
     try:
         sizes = [
@@ -282,7 +274,7 @@ def _plain(outcome: Converted) -> bool:
         ]
     except ENCODING_ERRORS:
         return False
-    return max(sizes) < LARGE_BYTES
+    return max(sizes) < most
 
 
 def _alone(run: Run, outcome: Converted) -> Plan[None]:
@@ -359,20 +351,21 @@ def _migrate_followed(run: Run, documents: Sequence[Raw], checked: bool = False)
 def rehearse(run: Run) -> Plan[Migrated]:
     """What a run would do: how many documents, and what becomes of some of them."""
     remaining = yield from count_documents(run.entry.collection, run.stale)
-    found = yield from find(run.entry.collection, run.stale, sort=[("_id", 1)], limit=SAMPLED_MAX)
+    most = run.limits.migration_sampled_max
+    found = yield from find(run.entry.collection, run.stale, sort=[("_id", 1)], limit=most)
     samples: list[Sample] = []
     aside: list[SetAside] = []
     for raw, outcome in zip(found, (yield from convert(run.entry, found, run.to)), strict=True):
         if isinstance(outcome, DataError):
             aside.append(SetAside(run.lineage.model.__name__, raw["_id"], str(outcome)))
-        elif len(samples) < SAMPLES:
+        elif len(samples) < run.limits.migration_samples:
             samples.append(Sample(raw["_id"], raw, outcome.after))
     return Migrated(
         run.entry.model.__name__, run.to, 0, remaining, not remaining, tuple(aside), tuple(samples)
     )
 
 
-def together(results: Sequence[Migrated]) -> Migrated:
+def together(results: Sequence[Migrated], samples: int) -> Migrated:
     """The outcome of several runs of one model as one."""
     first = results[0]
     return Migrated(
@@ -382,7 +375,7 @@ def together(results: Sequence[Migrated]) -> Migrated:
         sum(each.remaining for each in results),
         all(each.finished for each in results),
         tuple(one for each in results for one in each.set_aside),
-        tuple(one for each in results for one in each.samples)[:SAMPLES],
+        tuple(one for each in results for one in each.samples)[:samples],
     )
 
 
@@ -395,4 +388,4 @@ def perform(
         results.append((yield from (rehearse(run) if dry_run else migrate(run))))
         if not results[-1].finished and not dry_run:
             break
-    return together(results)
+    return together(results, graph.limits.migration_samples)

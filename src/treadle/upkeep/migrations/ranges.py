@@ -11,19 +11,15 @@ from treadle.engine.set_aside import SET_ASIDE
 from treadle.graph.gather import freeze
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, update_many
 from treadle.plan.server_errors import lies_in_a_document
-from treadle.upkeep.migrations.run import (
-    BATCH,
-    RANGE,
-    Run,
-    beginning_after,
-    put_aside,
-)
+from treadle.upkeep.migrations.run import Run, beginning_after, put_aside
 
 
 def migrate_range(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int] | None]:
     """Let the server migrate a range of documents; the last id and their number."""
     collection = run.entry.collection
-    size = run.options.sized(RANGE if run.options.batch == BATCH else run.options.batch)
+    # A server-side batch costs the client nothing but its two ends.
+    usual = run.options.batch == run.limits.migration_batch
+    size = run.options.sized(run.limits.migration_range if usual else run.options.batch)
     ids = {"_id": 1}
     first = yield from find(collection, {}, ids, sort=[("_id", 1)], limit=2, **beginning_after(last))
     fresh = [each["_id"] for each in first if last is None or freeze(each["_id"]) != freeze(last[0])]
@@ -94,8 +90,9 @@ def _apply(run: Run, within: Raw, origin: int, way: list[Raw], version: int) -> 
             raise
     found = yield from find(run.entry.collection, condition, {"_id": 1}, sort=[("_id", 1)])
     keys = [each["_id"] for each in found]
-    for start in range(0, len(keys), BATCH):
-        yield from _apply_singly(run, keys[start : start + BATCH], pipeline, condition["$and"][1:], final)
+    most = run.limits.migration_batch
+    for start in range(0, len(keys), most):
+        yield from _apply_singly(run, keys[start : start + most], pipeline, condition["$and"][1:], final)
 
 
 def _apply_singly(

@@ -10,24 +10,12 @@ from treadle.engine.set_aside import SET_ASIDE
 from treadle.errors import UsageError
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
+from treadle.graph.limits import Limits
 from treadle.graph.pattern import Entry
 from treadle.graph.reports import Report
 from treadle.graph.versions import Lineage
 from treadle.plan import Plan, Raw, aggregate, delete_many, find, update_one
 from treadle.plan.capabilities import Capabilities
-
-BATCH = 1000
-# A server-side batch costs the client nothing but its two ends.
-RANGE = 50_000
-FOLLOWED_BATCH = 100
-PASSES_MAX = 20
-ROUNDS_MAX = 10
-SAMPLES = 3
-SAMPLED_MAX = 100
-LEASE_SECONDS = 60.0
-WAIT_STEP_SECONDS = 10.0
-PAUSE_SECONDS = 0.005
-LISTED_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +55,7 @@ class Options:
 
     owner: str
     is_dead: Callable[[str], bool]
-    batch: int = BATCH
+    batch: int
     throttle: float | None = None
     retry: bool = False
     stop: Callable[[], bool] | None = None
@@ -107,6 +95,10 @@ class Run:
     aside: int = 0
     # How many were left when it ended, where that was counted.
     left: int | None = None
+
+    @property
+    def limits(self) -> Limits:
+        return self.entry.limits
 
     @property
     def name(self) -> str:
@@ -212,7 +204,7 @@ def set_aside(entry: Entry[Any]) -> Plan[list[SetAside]]:
         SET_ASIDE,
         {"_id.rule": {"$in": list(names)}, "_id.collection": entry.collection},
         sort=[("_id", 1)],
-        limit=LISTED_MAX,
+        limit=entry.limits.migration_listed_max,
     )
     return [
         SetAside(names[row["_id"]["rule"]].model.__name__, row["_id"]["key"], row["reason"]) for row in rows
@@ -242,8 +234,9 @@ def beginning_after(last: list[Any] | None) -> Raw:
 def forget_settled(run: Run) -> Plan[None]:
     """Let go of notes about documents that are gone, or that have reached the version after all."""
     noted: Raw = {"_id.rule": run.label, "_id.collection": run.entry.collection}
+    most = run.limits.migration_listed_max
     while True:
-        rows = yield from find(SET_ASIDE, noted, {"_id": 1}, sort=[("_id", 1)], limit=LISTED_MAX)
+        rows = yield from find(SET_ASIDE, noted, {"_id": 1}, sort=[("_id", 1)], limit=most)
         if not rows:
             return
         keys = [row["_id"]["key"] for row in rows]

@@ -1,0 +1,195 @@
+"""Every bound of a Store, in one value.
+
+Not here are the facts of a format, of the server or of a declaration, such as
+how large `limit=` of a bucket may be: another value would make no sense of
+what is stored already.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from treadle.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Sizes, pages, attempts and waits: `Store(database, models, limits=Limits(insert_max=1_000))`."""
+
+    # -- reads and writes of documents
+    find_page: int = 100  # documents that find reads at a time
+    read_keys_max: int = 1_000  # documents that one query asks for by their keys
+    examples_max: int = 5  # examples that a message names
+    insert_max: int = 10_000  # documents that insert_many stores in one commit
+    write_chunk: int = 1_000  # documents that update_many and delete_many write in one commit
+    combined_max: int = 100  # writes of threads or tasks that share one commit
+    combine_seconds: float = 0.0005  # how long a writer under contention waits for others to join it
+    commit_attempts_max: int = 5  # commits whose outcome is unknown are sent again
+    give_way_max: int = 20  # how often a write lets something larger finish first
+    contended_attempts_max: int = 3  # failed attempts after which a contended transaction is cut
+    contended_pieces: int = 8  # how many pieces it is cut to
+
+    # -- what follows from a write
+    fan_out_max: int = 2_000  # copies of one source that are made in the commit of its write
+    chained_fan_out_max: int = 100  # the same, where the copies feed others
+    fan_out_chunk: int = 2_000  # copies that are made at a time after the commit
+    cascade_max: int = 10_000  # documents that are deleted or changed with the one that they refer to
+    delete_together_max: int = 10_000  # documents that are deleted all together or not at all
+    group_page: int = 200  # groups that are examined at a time
+
+    # -- leases, and servers without transactions
+    lease_wait_seconds: float = 60.0  # how long to wait for a lease that others hold
+    lease_pause_seconds: float = 0.005  # the first pause between two attempts to take it
+    lease_pause_max_seconds: float = 0.1  # the longest
+    lease_renewals: int = 3  # how often a lease is renewed within its time
+    session_end_looks: int = 250  # how often to look whether a former holder's commands have ended
+    session_end_seconds: float = 0.02  # the pause between two looks
+    standalone_lease_seconds: float = 60.0  # the lease of the one writer
+    standalone_attempts_max: int = 50  # recomputations of a document that others keep changing
+    standalone_pause_seconds: float = 0.01  # the pause between two
+    standalone_chain_max: int = 20  # documents in a row that feed each other
+    standalone_look_seconds: float = 0.05  # the pause before a second look, in place of a snapshot
+
+    # -- versions and migrations
+    convert_documents_max: int = 500  # documents that the server converts in one command
+    convert_bytes_max: int = 6 * 1024 * 1024  # their size; a command holds 16 MB
+    compare_bytes_max: int = 12 * 1024 * 1024  # what one update compares and sets
+    upgrade_chunk: int = 500  # older documents that an update brings up at a time
+    upgrade_attempts_max: int = 30  # attempts while others write older versions
+    upgrade_pause_seconds: float = 0.002  # the pause between two, times their number
+    old_documents_milliseconds: int = 200  # how long a reader looks for older documents, to warn of them
+    migration_batch: int = 1_000  # documents that a migration converts at a time
+    migration_range: int = 50_000  # documents that the server converts by itself in one update
+    migration_followed_batch: int = 100  # documents at a time where others follow
+    migration_passes_max: int = 20  # passes over a collection that is written meanwhile
+    migration_rounds_max: int = 10  # attempts at a batch that others keep changing
+    migration_samples: int = 3  # documents that a dry run shows
+    migration_sampled_max: int = 100  # documents among which it looks for them
+    migration_listed_max: int = 1_000  # documents set aside that are listed at a time
+    migration_lease_seconds: float = 60.0  # the lease of the process that migrates
+    migration_wait_seconds: float = 10.0  # the longest sleep at a time of a migration with a rate
+    migration_pause_seconds: float = 0.005  # the pause after a conflict
+    migration_large_bytes: int = (
+        4 * 1024 * 1024
+    )  # a larger document is sent by itself, once a batch was refused
+
+    # -- verify, rebuild and status
+    verify_page: int = 500  # documents that are examined at a time
+    verify_looks: int = 4  # further looks at what seems wrong while a worker is behind
+    verify_look_seconds: float = 0.5  # the pause before each
+    rebuild_page: int = 100  # documents that are recomputed in one commit
+    rebuild_rounds_max: int = 5  # how often repair verifies again
+    status_events_max: int = 100_000  # pending events that are counted
+    status_events_page: int = 10_000  # events read at a time
+    status_await_milliseconds: int = 100  # how long a read waits for events
+
+    # -- the worker
+    worker_lease_seconds: float = 6.0  # how long the lease of a worker that was killed keeps others away
+    worker_standby_seconds: float = 0.5  # how often another looks whether it may take over
+    worker_wait_seconds: float = 60.0  # how long catch_up waits for another worker
+    worker_batch_max: int = 10_000  # events that are applied at a time
+    worker_linger_below: int = 500  # fewer events wait for more
+    worker_linger_seconds: float = 0.1  # how long
+    worker_await_seconds: float = 1.0  # how long a read waits for events
+    worker_heartbeat_reads: int = 10  # empty reads after which the position is saved
+    worker_unsaved_max: int = 5_000  # events of no concern after which it is saved
+    worker_backoff_seconds: float = 0.2  # the first pause after an error
+    worker_backoff_max_seconds: float = 15.0  # the longest
+    worker_attempts_max: int = 20  # attempts of catch_up
+    worker_resync_page: int = 200  # documents at a time where events were lost
+    worker_targets_max: int = 500  # targets in one transaction
+    worker_copies_max: int = 50  # sources of copies in one transaction
+    worker_gone_max: int = 1_000  # references to deleted documents that are removed at a time
+    contributions_page: int = 1_000  # rows of the ledger that are read at a time
+
+    # -- schedules
+    schedule_lease_seconds: float = 15.0  # the lease of a run
+    schedule_dirty_max: int = 5_000  # changed groups; with more, whole windows are computed
+    schedule_page: int = 200  # documents that are examined at a time
+    schedule_events_max: int = 300_000  # events read before a run; with more, everything is computed
+    schedule_events_page: int = 20_000  # events read at a time
+    schedule_empty_reads_max: int = 30  # reads without an event before the stream is given up
+    schedule_read_milliseconds: int = 1_000  # how long a read waits
+    schedule_lookup_max: int = 5_000  # documents that are looked up by id at a time
+
+    # -- counters
+    counter_chunk: int = 25_000  # keys that are flushed in one batch
+    counter_again_chunk: int = 200  # keys in one batch after a refusal
+    counter_fold_max: int = 1_024  # counts that a thread keeps before they are summed
+    counter_combined_max: int = 5_000  # durable counts that are recorded together
+    counter_attempts_max: int = 3  # attempts at a batch that meets refusals
+    counter_due_seconds: float = 10.0  # how long a flush on time may take
+    counter_exit_seconds: float = 5.0  # how long the flush at the end of the process may take
+    counter_pause_seconds: float = 1.0  # the pause after a failed flush
+    counter_unknown_max: int = 10_000  # keys without a document that are remembered
+    counter_parts_max: int = 10_000  # batches of one flush
+    counter_events_max: int = 500  # recorded events that are summed at a time
+    counter_events_again_max: int = 20  # the same, after a refusal
+    counter_amounts_max: int = 1_000  # amounts in one recorded event
+    counter_overdue_periods: int = 3  # periods after which verify calls recorded events overdue
+    counter_overdue_seconds: float = 2.0  # and at least so long
+    counter_overdue_max: int = 1_000  # overdue counters that verify names
+    counter_writers_seconds: float = 7 * 24 * 3600.0  # how long the last batch of a writer is remembered
+
+    # -- trees
+    tree_move_max: int = 2_000  # nodes of a subtree that moves in one transaction
+    tree_move_chunk: int = 2_000  # nodes at a time of a larger one
+    tree_remove_max: int = 2_000  # nodes that are removed in one transaction
+    tree_remove_chunk: int = 1_000  # nodes at a time of more
+    tree_check_max: int = 10_000  # nodes that are checked at a time
+    tree_batch: int = 1_000  # nodes whose children are read at a time
+    tree_ranges_batch: int = 100  # subtrees that are read at a time by their paths
+    tree_graph_levels: int = 4  # levels that $graphLookup is asked for; deeper ones are read by batches
+    tree_depth_max: int = 10_000  # levels after which a tree is taken for a cycle
+    tree_ended_max: int = 50  # large moves and removals whose outcome is remembered for their callers
+    tree_passed_max: int = 1_000  # nodes that a large move passes over because they cannot be written
+    tree_attempts_max: int = 20  # how often repair lets large moves finish first
+
+    # -- outlier arrays
+    array_extend_max: int = 10_000  # items that are added in one transaction
+    array_bytes_max: int = 8_000_000  # their size, and that of what one document holds
+    array_pages_max: int = 4  # pages of overflow that are read at a time
+    array_documents_max: int = 1_000  # items at a time where each is a document
+    array_page_max: int = 100_000  # size= of page()
+    array_attempts_max: int = 50  # attempts to read an array that others keep changing
+    array_pause_seconds: float = 0.02  # the pause between two
+    array_orphans_max: int = 1_000  # overflow documents without an owner that verify names
+
+    # -- buckets and time series
+    bucket_page: int = 32  # buckets that are read at a time
+    bucket_small_page: int = 4  # the same, for few readings
+    bucket_held_max: int = 1_000_000  # readings that are held to sort them
+    bucket_summaries_max: int = 1_000_000  # windows of one summary
+    bucket_operations_max: int = 5_000  # buckets that are written in one command
+    bucket_bytes_max: int = 8 * 1024 * 1024  # readings in one command
+    bucket_together_max: int = 1_000  # buckets that are written in one transaction
+    bucket_judged_max: int = 2_000  # readings that the server judges in one query
+    bucket_candidates_max: int = 8  # the last buckets of a window, among which one with room is looked for
+    bucket_remembered_max: int = 20_000  # windows whose last bucket is remembered
+    bucket_keys_max: int = 50_000  # keys whose hashes are remembered
+    bucket_alone_max: int = 256  # calls that do without a transaction after one was in vain
+    bucket_attempts_max: int = 500  # attempts to add readings
+    bucket_change_attempts_max: int = 1_000  # attempts to change a bucket
+    bucket_pause_seconds: float = 0.001  # the first pause between two attempts to add
+    bucket_change_pause_seconds: float = 0.002  # and to change
+    bucket_pause_max_seconds: float = 0.05  # the longest of both
+    bucket_delete_page: int = 500  # buckets that are deleted at a time
+    bucket_upkeep_page: int = 50  # buckets that are verified, rebuilt or packed at a time
+    bucket_upkeep_attempts_max: int = 100  # attempts at one bucket, and at a batch of adoption
+    bucket_grace_seconds: float = 300.0  # how long after its end a window is taken to be closed
+    adopt_page: int = 1_000  # documents that are adopted at a time
+    adopt_passes_max: int = 1_000  # passes over a collection that is written meanwhile
+    adopt_named_max: int = 10  # documents that cannot be adopted and are named
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, default = getattr(self, field.name), field.default
+            numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+            whole = isinstance(default, int)
+            if not numeric or not 0 < value < math.inf or (whole and not isinstance(value, int)):
+                kind = "a whole number" if whole else "a number"
+                raise UsageError(
+                    f"Limits({field.name}={value!r}) is no bound; it takes {kind} above 0",
+                    code="limits-invalid",
+                )
