@@ -22,15 +22,12 @@ from treadle.plan import (
     Read,
     by_id,
     count_documents,
-    delete_many,
     find_one,
-    find_one_and_delete,
     find_one_and_update,
-    replace_one,
     update_many,
 )
 from treadle.plan.server_errors import translate
-from treadle.query.safety import Sort, clean_filter, clean_update, sort_keys
+from treadle.query.safety import Sort, clean_filter, sort_keys
 
 D = TypeVar("D", bound=Document)
 
@@ -165,15 +162,6 @@ def which(entry: Entry[Any], id_or_filter: Any) -> dict[str, Any]:
     return entry.one(entry.identity(id_or_filter)) if entry.scope else by_id(entry.identity(id_or_filter))
 
 
-def update(entry: Entry[D], id_or_filter: Any, change: Any) -> Plan[D | None]:
-    """Update one document; the document after it, or None if there is none."""
-    cleaned = clean_update(entry.codec, change)
-    chosen = which(entry, id_or_filter)
-    with translated(entry.model.__name__, [chosen, {"update": cleaned}]):
-        raw = yield from update_one_raw(entry, chosen, cleaned)
-    return None if raw is None else entry.codec.load(raw)
-
-
 def update_one_raw(entry: Entry[Any], chosen: Raw, update: Any) -> Plan[Raw | None]:
     """Update one document and see it; one of an older version is brought up first."""
     if not entry.versioned:
@@ -198,26 +186,6 @@ def update_many_raw(entry: Entry[Any], chosen: Raw, update: Any) -> Plan[int]:
     return result.matched_count
 
 
-def update_all(entry: Entry[Any], filter: Any, change: Any) -> Plan[int]:
-    """Update every matching document; how many matched."""
-    require_filter(entry, filter)
-    cleaned = clean_update(entry.codec, change)
-    with translated(entry.model.__name__, [{"update": cleaned}]):
-        return (yield from update_many_raw(entry, clean_filter(entry.codec, filter), cleaned))
-
-
-def replace(entry: Entry[D], document: D) -> Plan[D]:
-    """Write all that the document holds over the stored one of the same id."""
-    altered: list[Any] = []
-    raw = dump(entry, document, altered)
-    shown = as_stored(entry, document, raw, altered)
-    with translated(entry.model.__name__, [raw]):
-        result = yield from replace_one(entry.collection, {**by_id(raw["_id"]), **entry.exactly}, raw)
-    if not result.matched_count:
-        raise gone(entry, raw["_id"])
-    return shown
-
-
 def gone(entry: Entry[Any], identity: Any) -> DataError:
     return DataError(
         f"{entry.model.__name__} {identity!r} is not stored (any more), so it cannot be replaced; "
@@ -230,16 +198,6 @@ def gone(entry: Entry[Any], identity: Any) -> DataError:
     )
 
 
-def delete(entry: Entry[D], id_or_filter: Any) -> Plan[D | None]:
-    """Delete one document; the document as it was, or None."""
-    chosen = which(entry, id_or_filter)
-    with translated(entry.model.__name__, [chosen]):
-        raw = yield from find_one_and_delete(entry.collection, chosen)
-    if raw is not None and entry.attends:
-        raw = (yield from lazy.in_memory(entry, [raw]))[0]
-    return None if raw is None else entry.codec.load(raw)
-
-
 def require_filter(entry: Entry[Any], filter: Any) -> None:
     """Refuse None where all documents would be written by mistake; {} says so on purpose."""
     if filter is None:
@@ -247,12 +205,3 @@ def require_filter(entry: Entry[Any], filter: Any) -> None:
             f"which {entry.model.__name__} documents? A filter is needed here; {{}} means all of them",
             code="filter-invalid",
         )
-
-
-def delete_all(entry: Entry[Any], filter: Any) -> Plan[int]:
-    """Delete every matching document; how many there were."""
-    require_filter(entry, filter)
-    cleaned = clean_filter(entry.codec, filter)
-    with translated(entry.model.__name__, [cleaned]):
-        result = yield from delete_many(entry.collection, cleaned)
-    return result.deleted_count

@@ -11,7 +11,7 @@ from pymongo import UpdateOne
 from treadle.engine import crud, lazy
 from treadle.engine.inserts import refuse_group
 from treadle.engine.ledger import Ledger
-from treadle.engine.pipelines import BUMP
+from treadle.engine.pipelines import BUMP, changed_fields
 from treadle.engine.work import ChunkedWork, Work, only
 from treadle.engine.writes import UpdateManyDocuments, follow_own
 from treadle.errors import DataError, UsageError
@@ -56,40 +56,32 @@ class DeleteOneDocument(Work[D | None]):
     def alone(self) -> bool:
         return not deletion_concerns(self.entry)
 
-    def direct(self, graph: Graph, server: Capabilities) -> Plan[Raw | None]:
-        return (yield from self._shown((yield from find_one_and_delete(self.entry.collection, self.filter))))
+    def direct(self) -> Plan[Raw | None]:
+        with crud.translated(self.entry.model.__name__, [self.filter]):
+            raw = yield from find_one_and_delete(self.entry.collection, self.filter)
+        return (yield from self._current(raw))
 
-    def _shown(self, raw: Raw | None) -> Plan[Raw | None]:
+    def _current(self, raw: Raw | None) -> Plan[Raw | None]:
+        """The deleted document as the current version has it."""
         if raw is None or not self.entry.attends:
             return raw
         return (yield from lazy.in_memory(self.entry, [raw]))[0]
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
-        if entry.answering("before_delete"):
+        if entry.answering("before_delete") or ledger.reads_before(entry):
             before = yield from find_one(entry.collection, self.filter)
-            yield from delete_documents(entry, [] if before is None else [before], ledger)
-            return before
-        if ledger.reads_before(entry):
-            one = yield from find_one(entry.collection, self.filter, entry.identifying)
-            if one is None:
-                return None
-            entry = entry.of(one)
-            yield from check_restrictions(restricting(entry), [one["_id"]])
-            yield from _refuse_too_large(entry, [one["_id"]], ledger)
-            yield from ledger.note_before(entry, [one["_id"]])
-            before = yield from find_one_and_delete(entry.collection, by_id(one["_id"]))
+            if before is not None:
+                yield from delete_documents(entry, [before], ledger)
         else:
             before = yield from find_one_and_delete(entry.collection, self.filter)
-        if before is None:
-            return None
-        entry = entry.of(before)
-        ledger.add(Change(entry.collection, before["_id"], before, None))
-        yield from follow_deletions(entry, [before["_id"]], ledger)
-        return (yield from self._shown(before))
+            if before is not None:
+                ledger.add(Change(entry.collection, before["_id"], before, None))
+                yield from follow_deletions(entry.of(before), [before["_id"]], ledger)
+        return (yield from self._current(before))
 
     def result(self, outcome: Raw | None) -> D | None:
-        return None if outcome is None else self.entry.codec.load(copy.deepcopy(outcome))
+        return None if outcome is None else self.entry.codec.load(outcome)
 
     def smaller(self) -> Plan[list[ChunkedWork]]:
         return (yield from smaller_first(self.entry, self.filter, limit=1))
@@ -100,19 +92,19 @@ class DeleteManyDocuments(ChunkedWork):
 
     def __init__(self, entry: Entry[Any], filter: Any) -> None:
         refuse_group(entry, "deleted")
+        crud.require_filter(entry, filter)
         self.entry = entry
         self._inseparable = next((rule for rule in entry.rules if rule.deletes_together), None)
         self.together = self._inseparable is not None
-        crud.require_filter(entry, filter)
         self.filter = clean_filter(entry.codec, filter)
 
     @property
     def alone(self) -> bool:
         return not deletion_concerns(self.entry)
 
-    def direct(self, graph: Graph, server: Capabilities) -> Plan[int]:
-        result = yield from delete_many(self.entry.collection, self.filter)
-        return result.deleted_count
+    def direct(self) -> Plan[int]:
+        with crud.translated(self.entry.model.__name__, [self.filter]):
+            return (yield from delete_many(self.entry.collection, self.filter)).deleted_count
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
         most = self.entry.limits.delete_together_max
@@ -224,11 +216,11 @@ def check_restrictions(rules: Sequence[CopyRule], keys: Sequence[Any]) -> Plan[N
 
 
 def refuse_if_referred(rule: CopyRule, condition: Raw) -> Plan[None]:
-    found = yield from find_one(rule.target.collection, condition, {"_id": 1})
-    if found is not None:
+    other = yield from find_one(rule.target.collection, condition, {"_id": 1})
+    if other is not None:
         raise DataError(
             f"this {rule.source.model.__name__} cannot be deleted, because {rule.target.model.__name__} "
-            f"{found['_id']!r} refers to it ({rule.place.label} has on_delete='restrict'); delete that first",
+            f"{other['_id']!r} refers to it ({rule.place.label} has on_delete='restrict'); delete that first",
             code="reference-restricted",
         )
 
@@ -244,8 +236,8 @@ def detach(rule: CopyRule, referring: Sequence[Raw], keys: Sequence[Any], ledger
     for before in referring:
         after = copy.deepcopy(before)
         rule.detach(after, gone)
-        sets = {name: {"$literal": value} for name, value in after.items() if before.get(name) != value}
-        operations.append(UpdateOne(by_id(before["_id"]), [{"$set": {**sets, **BUMP}}]))
+        sets = {**changed_fields(before, after), **BUMP}
+        operations.append(UpdateOne(by_id(before["_id"]), [{"$set": sets}]))
         pairs.append((before, after))
     yield from bulk_write(target.collection, operations, ordered=False)
     # Other cards may hang on the same reference.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from treadle.engine import crud, lazy
 from treadle.engine.deletes import DeleteManyDocuments, DeleteOneDocument
 from treadle.engine.inserts import Insert
-from treadle.engine.kinds import ChangeKind, change_kind, former, search_command
+from treadle.engine.kinds import ChangeKind, former, search_command
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.writes import Replace, UpdateManyDocuments, UpdateOneDocument
 from treadle.graph.layout import Layout, PageReader
@@ -108,32 +108,20 @@ class DocumentLayout(Layout[D]):
         return works
 
     def update(self, id_or_filter: Any, update: Any) -> Plan[D | None]:
-        if self.entry.plain:
-            return crud.update(self.entry, id_or_filter, update)
         return self.protocol.write(UpdateOneDocument(self.entry, id_or_filter, update))
 
     def update_all(self, filter: Any, update: Any) -> Plan[int]:
-        if self.entry.plain:
-            return crud.update_all(self.entry, filter, update)
         return self.protocol.write_chunks(UpdateManyDocuments(self.entry, filter, update))
 
     def replace(self, document: D) -> Plan[D]:
-        if self.entry.plain:
-            return crud.replace(self.entry, document)
         return self.protocol.write(Replace(self.entry, document))
 
     def change_kind(self, document: D, was: type[Document]) -> Plan[D]:
         before = former(self.protocol.graph, document, was)
-        if self.entry.plain and before.plain:
-            return change_kind(self.entry, before, document)
-        return self.protocol.write(ChangeKind(self.entry, before, document))
+        return self.protocol.write(ChangeKind(self.entry, document, before))
 
     def delete(self, id_or_filter: Any) -> Plan[D | None]:
-        if self.entry.plain:
-            return crud.delete(self.entry, id_or_filter)
         return self.protocol.write(DeleteOneDocument(self.entry, id_or_filter))
 
     def delete_all(self, filter: Any) -> Plan[int]:
-        if self.entry.plain:
-            return crud.delete_all(self.entry, filter)
         return self.protocol.write_chunks(DeleteManyDocuments(self.entry, filter))

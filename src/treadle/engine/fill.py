@@ -7,8 +7,8 @@ from typing import Any
 
 from treadle.engine.guards import guard
 from treadle.engine.pages import by_ids
-from treadle.engine.pipelines import formula_stages
-from treadle.graph.derived import CopyRule, LocalRule
+from treadle.engine.pipelines import derivation, formula_stages
+from treadle.graph.derived import CopyRule
 from treadle.graph.pattern import REVISION, Entry
 from treadle.plan import Plan, Raw, by_id, find, find_one_and_update, update_many
 from treadle.query.keys import freeze, may_be_id
@@ -33,7 +33,7 @@ def fill_copies(
     `rules` restricts it to some of the copies.
     """
     by_source: dict[Entry[Any], list[CopyRule]] = {}
-    for rule in entry.having(CopyRule) if rules is None else rules:
+    for rule in derivation(entry).copies if rules is None else rules:
         by_source.setdefault(rule.source, []).append(rule)
     for source, of_source in by_source.items():
         identities: dict[Any, Any] = {}
@@ -51,9 +51,9 @@ def fill_copies(
 
 def fill_own(entry: Entry[Any], pairs: Sequence[tuple[Raw | None, Raw]]) -> Plan[None]:
     """Set what the new documents take from others and from themselves, formulas apart."""
-    if entry.having(CopyRule):
+    if derivation(entry).copies:
         yield from fill_copies(entry, pairs)
-    for local in entry.having(LocalRule):
+    for local in derivation(entry).locals:
         values = yield from local.values([raw for _, raw in pairs])
         for (_, raw), value in zip(pairs, values, strict=True):
             put(raw, local.path, value)

@@ -40,18 +40,9 @@ def perform(
         now = yield from by_ids(entry.collection, keys)
         pairs = [(before, now[freeze(before["_id"])]) for before in befores if freeze(before["_id"]) in now]
         # By their kind after the write: a migration may give one to documents that had none.
-        afters = yield from _followed(entry, pairs)
+        afters = yield from follow_own(entry.root, pairs)
         for (before, _), after in zip(pairs, afters, strict=True):
             ledger.add(Change(entry.collection, before["_id"], before, after))
         return failures, result.matched_count
 
     return (yield from commit_on(graph, server).follow(body, Writer("migrate")))
-
-
-def _followed(entry: Entry[Any], pairs: list[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
-    by_key: dict[Any, Raw] = {}
-    for exact, group in entry.root.by_class([(after, before) for before, after in pairs]):
-        same = [(before, after) for after, before in group]
-        for after in (yield from follow_own(exact, same)):
-            by_key[freeze(after["_id"])] = after
-    return [by_key[freeze(after["_id"])] for _, after in pairs]

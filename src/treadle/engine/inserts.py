@@ -10,12 +10,11 @@ from treadle.engine import crud
 from treadle.engine.fill import compute_formulas, fill_own
 from treadle.engine.guards import guard
 from treadle.engine.ledger import Ledger
+from treadle.engine.pipelines import derivation, stamps_of
 from treadle.engine.recompute import recompute
 from treadle.engine.work import Work
 from treadle.errors import UsageError
 from treadle.graph.change import Batch, Change
-from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
-from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.model.bson_types import RESERVED
@@ -53,52 +52,42 @@ class Insert(Work[list[D]]):
         refuse_group(entry, "inserted")
         self.entry = entry
         self.documents = list(documents)
+        derived = self._derived = derivation(entry)
         # Nobody refers to an id that nobody can know, unless the documents refer to each other.
-        among_themselves = any(rule.target.collection == entry.collection for rule in entry.feeding(CopyRule))
+        among_themselves = any(rule.target.collection == entry.collection for rule in derived.copied)
         self.promises = [None if among_themselves else promise(document) for document in self.documents]
-        self.altered: list[list[Any]] = [[] for _ in self.documents]
-        raws = [
-            crud.dump(entry, document, altered)
-            for document, altered in zip(self.documents, self.altered, strict=True)
-        ]
-        for document, raw, altered, promised in zip(
-            self.documents, raws, self.altered, self.promises, strict=True
-        ):
+        altered: list[list[Any]] = [[] for _ in self.documents]
+        raws = [crud.dump(entry, *each) for each in zip(self.documents, altered, strict=True)]
+        for raw, promised in zip(raws, self.promises, strict=True):
             if promised is not None:
                 raw["_id"] = promised.value
-            crud.as_stored(entry, document, raw, altered)
+        # The documents as later reads will show them, if Treadle maintains nothing in them.
+        self.shown = [
+            crud.as_stored(entry, *each) for each in zip(self.documents, raws, altered, strict=True)
+        ]
         if len(raws) > 1:
             check_batch(raws, entry.model.__name__)
         fresh = [promised is not None for promised in self.promises]
         self.batch = Batch(raws, fresh, given={rule: list(each) for rule, each in (given or {}).items()})
         for raw in raws:
-            self._blank(raw)
+            raw.pop(RESERVED, None)
+            for path, value in derived.blanks.items():
+                put(raw, path, copy.deepcopy(value))
         for rule in entry.answering("prepare"):
             self.batch.notes[rule] = [rule.prepare(raw) for raw in raws]
-
-    def _blank(self, raw: Raw) -> None:
-        """Put what nothing feeds yet into a new document."""
-        raw.pop(RESERVED, None)
-        for rule in self.entry.having(GatherRule):
-            for path, value in rule.empty().items():
-                put(raw, path, copy.deepcopy(value))
-            for stamp in rule.stamps():
-                put(raw, stamp, None)
-        for formula in self.entry.having(FormulaRule):
-            put(raw, formula.path, None)
 
     @property
     def alone(self) -> bool:
         """Whether one plain command will do."""
-        entry = self.entry
+        derived = self._derived
         known = not all(self.batch.fresh)
         return not (
-            bool(entry.feeding(GatherRule))
-            or bool(entry.having(FormulaRule))
-            or bool(entry.having(LocalRule))
-            or any(rule.guards_source for rule in entry.having(CopyRule))
-            or (known and bool([*entry.having(GatherRule, "write"), *entry.feeding(CopyRule)]))
-            or not all(rule.inserts_alone(self.batch) for rule in entry.answering("inserts_alone"))
+            derived.fed
+            or derived.formulas
+            or derived.locals
+            or any(rule.guards_source for rule in derived.copies)
+            or (known and (derived.written or derived.copied))
+            or not all(rule.inserts_alone(self.batch) for rule in self.entry.answering("inserts_alone"))
         )
 
     @property
@@ -112,75 +101,71 @@ class Insert(Work[list[D]]):
         both = copy.copy(self)
         both.documents = [*self.documents, *other.documents]
         both.promises = [*self.promises, *other.promises]
-        both.altered = [*self.altered, *other.altered]
+        both.shown = [*self.shown, *other.shown]
         both.batch = self.batch.joined(other.batch)
         return both
 
-    def direct(self, graph: Graph, server: Capabilities) -> Plan[list[Raw]]:
-        return (yield from self.body(graph, server, Ledger()))
+    def direct(self) -> Plan[list[Raw]]:
+        return (yield from self._store(Ledger()))
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[list[Raw]]:
-        entry, batch = self.entry, self.batch
-        raws = batch.raws
-        batch.order = None
+        entry, derived, raws = self.entry, self._derived, self.batch.raws
         yield from ledger.note_new(entry, [raw["_id"] for raw in raws])
-        yield from self._gather_existing(server)
-        states = {}
-        for rule in entry.answering("before_insert"):
-            states[rule] = yield from rule.before_insert(batch, ledger)
-        yield from fill_own(entry, [(None, raw) for raw in raws])
-        with crud.translated(entry.model.__name__, raws, entry):
-            if len(raws) == 1:
-                yield from insert_one(entry.collection, raws[0])
-            else:
-                yield from insert_many(entry.collection, batch.order or raws)
-        for rule in entry.answering("after_insert"):
-            yield from rule.after_insert(batch, states.get(rule), ledger)
-        yield from self._stamp()
-        if entry.having(FormulaRule):
+        known = self.batch.known if derived.written else []
+        if known:
+            yield from self._gather(known, server)
+        raws = yield from self._store(ledger)
+        dates = stamps_of(derived.written) if known else {}
+        if dates:
+            yield from self._date(known, dates)
+        if derived.formulas:
             raws = yield from compute_formulas(entry, [raw["_id"] for raw in raws])
-        for raw, fresh in zip(raws, batch.fresh, strict=True):
+        for raw, fresh in zip(raws, self.batch.fresh, strict=True):
             ledger.add(Change(entry.collection, raw["_id"], None, raw, fresh))
         return raws
 
-    def _stamp(self) -> Plan[None]:
-        """Date the values of targets that were filled from their sources."""
-        gathers = self.entry.having(GatherRule, "write")
-        stamps = {stamp: "$$NOW" for rule in gathers for stamp in rule.stamps()}
-        known = {freeze(raw["_id"]): raw for raw in self.batch.known}
-        if not stamps or not known:
-            return
-        condition = {"_id": {"$in": [raw["_id"] for raw in known.values()]}}
-        yield from update_many(self.entry.collection, condition, [{"$set": stamps}])
-        for dated in (yield from find(self.entry.collection, condition, dict.fromkeys(stamps, 1))):
-            for stamp in stamps:
-                put(known[freeze(dated["_id"])], stamp, value_at(dated, stamp))
+    def _store(self, ledger: Ledger) -> Plan[list[Raw]]:
+        """Store the documents, with what rules put into them and write beside them."""
+        entry, batch = self.entry, self.batch
+        batch.order = None
+        states = {}
+        for rule in entry.answering("before_insert"):
+            states[rule] = yield from rule.before_insert(batch, ledger)
+        if self._derived.fills:
+            yield from fill_own(entry, [(None, raw) for raw in batch.raws])
+        with crud.translated(entry.model.__name__, batch.raws, entry):
+            if len(batch.raws) == 1:
+                yield from insert_one(entry.collection, batch.raws[0])
+            else:
+                yield from insert_many(entry.collection, batch.order or batch.raws)
+        for rule in entry.answering("after_insert"):
+            yield from rule.after_insert(batch, states.get(rule), ledger)
+        return batch.raws
 
     def exposed(self) -> list[Any]:
         return [each.value for each in self.promises if each is not None and each.known]
 
-    def _gather_existing(self, server: Capabilities) -> Plan[None]:
-        """Fill a target that is inserted after its sources."""
-        entry, known = self.entry, self.batch.known
-        gathers = entry.having(GatherRule, "write")
-        if not known or not gathers:
-            return
+    def _gather(self, known: Sequence[Raw], server: Capabilities) -> Plan[None]:
+        """Fill targets that are inserted after their sources."""
         keys = [raw["_id"] for raw in known]
-        yield from guard(entry.collection, keys)
-        values = yield from recompute(gathers, keys, server.version)
+        yield from guard(self.entry.collection, keys)
+        values = yield from recompute(self._derived.written, keys, server.version)
         for raw in known:
             for path, value in values[freeze(raw["_id"])].items():
                 put(raw, path, value)
 
-    def result(self, outcome: list[Raw]) -> list[D]:
-        return [
-            self._as_stored(document, raw, altered)
-            for document, raw, altered in zip(self.documents, outcome, self.altered, strict=True)
-        ]
+    def _date(self, known: Sequence[Raw], dates: Raw) -> Plan[None]:
+        """Date the values that were gathered."""
+        by_key = {freeze(raw["_id"]): raw for raw in known}
+        condition = {"_id": {"$in": [raw["_id"] for raw in known]}}
+        yield from update_many(self.entry.collection, condition, [{"$set": dates}])
+        for row in (yield from find(self.entry.collection, condition, dict.fromkeys(dates, 1))):
+            for path in dates:
+                put(by_key[freeze(row["_id"])], path, value_at(row, path))
 
-    def _as_stored(self, document: D, raw: Raw, altered: list[Any]) -> D:
-        made(document.__dict__["id"])
-        document.__pydantic_fields_set__.add("id")
-        if not altered and not self.entry.protected:
-            return document
-        return self.entry.codec.load(copy.deepcopy(raw))
+    def result(self, outcome: list[Raw]) -> list[D]:
+        for document in self.documents:
+            made(document.__dict__["id"])
+        if not self.entry.protected:
+            return self.shown
+        return [self.entry.codec.load(copy.deepcopy(raw)) for raw in outcome]

@@ -13,29 +13,27 @@ here are the calls that exist for their sake.
 
 from __future__ import annotations
 
-import copy
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from treadle.engine import crud
 from treadle.engine.deletes import check_restrictions, follow_references, restricting
-from treadle.engine.fill import compute_formulas, fill_copies
 from treadle.engine.guards import guard
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.ledger import Ledger
+from treadle.engine.pipelines import derivation
 from treadle.engine.recompute import recompute
 from treadle.engine.writes import Replace
 from treadle.errors import DataError, UsageError
-from treadle.graph.change import Change
-from treadle.graph.derived import CopyRule, FormulaRule
-from treadle.graph.gather import GatherRule
+from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
-from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
-from treadle.plan import Plan, Raw, Read, by_id, find_one, replace_one
+from treadle.plan import Plan, Raw, Read, by_id, find_one
 from treadle.plan.capabilities import Capabilities
-from treadle.query.paths import has, put, value_at
+from treadle.query.keys import freeze
+from treadle.query.paths import put
 from treadle.query.safety import clean_filter
 
 D = TypeVar("D", bound=Document)
@@ -93,83 +91,50 @@ def former(graph: Graph, document: Document, was: Any) -> Entry[Any]:
     return before
 
 
-def change_kind(entry: Entry[D], before: Entry[Any], document: D) -> Plan[D]:
-    """Write a document over the stored one of the same id, if that is of the kind it was said to be."""
-    altered: list[Any] = []
-    raw = crud.dump(entry, document, altered)
-    shown = crud.as_stored(entry, document, raw, altered)
-    with crud.translated(entry.model.__name__, [raw]):
-        result = yield from replace_one(entry.collection, {**by_id(raw["_id"]), **_only(before)}, raw)
-    if not result.matched_count:
-        raise (yield from _differs(entry, before, raw["_id"]))
-    return shown
-
-
-def _only(entry: Entry[Any]) -> Raw:
-    assert entry.family is not None
-    return {entry.family.discriminator: {"$eq": entry.settings.kind}}
-
-
-def _differs(entry: Entry[Any], before: Entry[Any], identity: Any) -> Plan[DataError]:
-    assert entry.family is not None
-    stored = yield from find_one(entry.collection, by_id(identity), {entry.family.discriminator: 1})
-    if stored is None:
-        return crud.gone(entry, identity)
-    kind = stored.get(entry.family.discriminator)
-    return DataError(
-        f"the document with _id {identity!r} is stored as kind {kind!r}, not as {before.settings.kind!r} "
-        f"({before.model.__name__}), so it was left alone; read it again and decide anew",
-        code="kind-differs",
-    )
-
-
 class ChangeKind(Replace[D]):
-    """The same where rules follow: the old kind's are left, the new kind's are entered."""
+    """A document over the stored one of another kind: it leaves that kind's rules and enters its own."""
 
-    def __init__(self, entry: Entry[D], before: Entry[Any], document: D) -> None:
-        super().__init__(entry, document)
-        self.replaces = before
+    def _stored(self) -> Raw:
+        assert self.was.family is not None
+        return {**by_id(self.raw["_id"]), self.was.family.discriminator: {"$eq": self.was.settings.kind}}
 
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
-        entry, was = self.entry, self.replaces
-        identity = self.raw["_id"]
-        before = yield from find_one(entry.collection, {**by_id(identity), **_only(was)})
-        if before is None:
-            raise (yield from _differs(entry, was, identity))
-        # For those who refer to the old kind only, the document is gone.
-        left = [rule for rule in was.feeding(CopyRule, None) if not rule.source.holds(self.raw)]
-        yield from check_restrictions([rule for rule in restricting(was) if rule in left], [identity])
-        assert entry.family is not None
-        yield from ledger.note_before(entry.family.root, [identity])
-        after = yield from self._after(server, before)
-        yield from fill_copies(entry, [(before, after)])
-        with crud.translated(entry.model.__name__, [after]):
-            yield from replace_one(entry.collection, by_id(identity), after)
-        if entry.having(FormulaRule):
-            (after,) = yield from compute_formulas(entry, [identity])
-        ledger.add(Change(entry.collection, identity, before, after))
-        for rule in was.answering("after_delete"):
-            if rule not in entry.rules:
-                yield from rule.after_delete([identity], ledger)
-        gone = [rule for rule in was.feeding(CopyRule) if rule in left]
-        yield from follow_references(was, gone, [identity], ledger)
+    def _refusal(self) -> Plan[DataError]:
+        assert self.was.family is not None
+        identity, name = self.raw["_id"], self.was.family.discriminator
+        stored = yield from find_one(self.entry.collection, by_id(identity), {name: 1})
+        if stored is None:
+            return crud.gone(self.entry, identity)
+        return DataError(
+            f"the document with _id {identity!r} is stored as kind {stored.get(name)!r}, not as "
+            f"{self.was.settings.kind!r} ({self.was.model.__name__}), so it was left alone; read it again "
+            "and decide anew",
+            code="kind-differs",
+        )
+
+    def _left(self, rules: Sequence[CopyRule]) -> list[CopyRule]:
+        """The references to the old kind only, for which the document is gone."""
+        return [rule for rule in rules if not rule.source.holds(self.raw)]
+
+    def _note(self, before: Raw, ledger: Ledger) -> Plan[None]:
+        yield from check_restrictions(self._left(restricting(self.was)), [before["_id"]])
+        yield from ledger.note_before(self.entry.root, [before["_id"]])
+
+    def _after(self, before: Raw, server: Capabilities) -> Plan[Raw]:
+        after = yield from super()._after(before, server)
+        identity, old = after["_id"], derivation(self.was).gathers
+        new = [rule for rule in derivation(self.entry).gathers if rule not in old]
+        if new:
+            yield from guard(self.entry.collection, [identity])
+            values = yield from recompute(new, [identity], server.version)
+            for path, value in values[freeze(identity)].items():
+                put(after, path, value)
         return after
 
-    def _after(self, server: Capabilities, before: Raw) -> Plan[Raw]:
-        """The document of the new kind, with what both kinds maintain kept and the rest gathered."""
-        entry, was = self.entry, self.replaces
-        after = copy.deepcopy(self.raw)
-        for path, rule in entry.protected.items():
-            kept = was.protected.get(path) is rule and not rule.refills
-            if kept and has(before, path):
-                put(after, path, value_at(before, path))
-        if RESERVED in before:
-            after[RESERVED] = copy.deepcopy(before[RESERVED])
-        new = [rule for rule in entry.having(GatherRule) if rule not in was.having(GatherRule)]
-        if new:
-            identity = after["_id"]
-            yield from guard(entry.collection, [identity])
-            for values in (yield from recompute(new, [identity], server.version)).values():
-                for path, value in values.items():
-                    put(after, path, value)
+    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
+        after = yield from super().body(graph, server, ledger)
+        keys = [after["_id"]]
+        for rule in self.was.answering("after_delete"):
+            if rule not in self.entry.rules:
+                yield from rule.after_delete(keys, ledger)
+        yield from follow_references(self.was, self._left(self.was.feeding(CopyRule)), keys, ledger)
         return after

@@ -1,17 +1,47 @@
-"""The update of a target: its values, what follows from them, then its formulas."""
+"""What the rules of a model ask of each write of it; and the update of a target."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from treadle.graph.derived import FormulaRule
+from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.kinds import scoped_formula
 from treadle.graph.pattern import REVISION, Entry
 from treadle.plan import Raw
 
 BUMP: Raw = {REVISION: {"$add": [{"$ifNull": [f"${REVISION}", 0]}, 1]}}
+
+
+class Derivation:
+    """What one model derives, and what is derived from it, as its writes need to know it."""
+
+    def __init__(self, entry: Entry[Any]) -> None:
+        self.gathers = entry.having(GatherRule)
+        self.copies = entry.having(CopyRule)
+        self.locals = entry.having(LocalRule)
+        self.formulas = entry.having(FormulaRule)
+        self.formula_stages = _formula_stages(entry)
+        # Whether a document must be filled in before it is stored.
+        self.fills = bool(self.copies or self.locals)
+        # What each write maintains, with the dates of computation by level.
+        self.written = entry.having(GatherRule, "write")
+        self.dates = {rule.level: stamps_of(self.written, rule.level) for rule in self.written}
+        # What a new document holds as long as nothing feeds it.
+        self.blanks: dict[str, Any] = {}
+        for rule in self.gathers:
+            self.blanks |= {**rule.empty(), **dict.fromkeys(rule.stamps())}
+        self.blanks |= dict.fromkeys(rule.path for rule in self.formulas)
+        # What is made of its documents with each write, and the last level that is.
+        self.fed = entry.feeding(GatherRule)
+        self.copied = entry.feeding(CopyRule)
+        self.last_level = max((rule.level for rule in entry.feeds), default=0)
+
+
+def derivation(entry: Entry[Any]) -> Derivation:
+    """The derivation of a model, made once."""
+    return entry.once(Derivation, lambda: Derivation(entry))
 
 
 def update_pipeline(target: Entry[Any], first: dict[str, Any], second: dict[str, Any]) -> list[Raw]:
@@ -22,8 +52,17 @@ def update_pipeline(target: Entry[Any], first: dict[str, Any], second: dict[str,
     return [*stages, *formula_stages(target)]
 
 
+def changed_fields(before: Raw, after: Raw) -> Raw:
+    """The fields of a document that a write changes, as literals for a `$set`."""
+    return {name: {"$literal": value} for name, value in after.items() if before.get(name) != value}
+
+
 def formula_stages(target: Entry[Any]) -> list[Raw]:
     """The target's formulas, those that read others after these."""
+    return derivation(target).formula_stages
+
+
+def _formula_stages(target: Entry[Any]) -> list[Raw]:
     if target.family is not None:
         # Each for itself: formulas of several kinds may set the same field.
         formulas = dict.fromkeys(rule for each in target.related for rule in each.having(FormulaRule))
@@ -40,6 +79,7 @@ def formula_stages(target: Entry[Any]) -> list[Raw]:
     return [{"$set": sets} for _, sets in sorted(by_level.items())]
 
 
-def stamps_of(rules: Sequence[GatherRule]) -> dict[str, Any]:
-    """The dates of computation that a rewrite of these rules sets."""
-    return {stamp: "$$NOW" for rule in rules for stamp in rule.stamps()}
+def stamps_of(rules: Sequence[GatherRule], level: int | None = None) -> Raw:
+    """The dates of computation that a rewrite of these rules sets; of one level, if asked."""
+    dated = [rule for rule in rules if level is None or rule.level == level]
+    return {stamp: "$$NOW" for rule in dated for stamp in rule.stamps()}

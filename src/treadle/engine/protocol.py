@@ -51,6 +51,8 @@ class WriteProtocol:
 
     def write(self, work: Work[R], *, combine: bool = True) -> Plan[R]:
         """Perform a write with all that follows from it."""
+        if work.entry.plain and work.alone:
+            return work.result((yield from work.direct()))
         for _ in range(self.graph.limits.give_way_max):
             try:
                 return (yield from self._write(work, combine))
@@ -81,7 +83,7 @@ class WriteProtocol:
         if work.entry.unready:
             yield from outside(lambda: require_indexes(work.entry.unready))
         if work.alone:
-            outcome = yield from work.direct(self.graph, server)
+            outcome = yield from work.direct()
         elif inside:
             outcome = yield from ByTransaction(self.graph, server).inside(work)
         else:

@@ -8,7 +8,7 @@ update of it, which ends with the target's formulas.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from pymongo import UpdateOne
 from treadle.engine.fill import fill_copies
 from treadle.engine.guards import guard
 from treadle.engine.ledger import Ledger
-from treadle.engine.pipelines import formula_stages, update_pipeline
+from treadle.engine.pipelines import changed_fields, derivation, formula_stages, update_pipeline
 from treadle.engine.recompute import recompute
 from treadle.graph.change import Change
 from treadle.graph.derived import CopyRule
@@ -57,10 +57,9 @@ def react(
     later: list[FanOut] = []
     for stage in graph.stages:
         effects: dict[Entry[Any], dict[Any, _Effect]] = {}
-        for entry, gathers in stage.gathers:
+        for entry, gathers, asked in stage.gathers:
             changes = ledger.of(entry.collection)
             if changes:
-                asked = [gather for gather in gathers if gather.server_side]
                 answers = (yield from ledger.evaluate_after(asked, changes)) if asked else {}
                 for gather in gathers:
                     of_target = effects.setdefault(gather.target, {})
@@ -133,24 +132,19 @@ def _update_targets(
         for frozen, values in (yield from recompute(rules, keys, server.version)).items():
             sets[frozen][0].update({path: {"$literal": value} for path, value in values.items()})
     keys = [effects[frozen].key for frozen in sets]
-    stamps = {
-        stamp: "$$NOW"
-        for rule in target.having(GatherRule, "write")
-        for stamp in rule.stamps()
-        if rule.level == level
-    }
+    derived = derivation(target)
+    dates, followed = derived.dates.get(level, {}), derived.last_level > level
     updates = {
-        frozen: update_pipeline(target, {**first, **stamps}, second)
+        frozen: update_pipeline(target, {**first, **dates}, second)
         for frozen, (first, second) in sets.items()
     }
-    followed = feeds_beyond(target, level)
     before = (yield from read(target, keys)) if followed else {}
     if followed:
         yield from ledger.note_before(target, [each["_id"] for each in before.values()])
     if target.group is not None:
         yield from _update_groups(target, effects, updates, level)
     else:
-        matched = yield from update_each(target, list(zip(keys, updates.values(), strict=True)))
+        matched, _ = yield from update_each(target, list(zip(keys, updates.values(), strict=True)))
         if matched < len(updates):
             # Some targets do not exist (yet); whoever inserts one must meet this transaction.
             yield from guard(target.collection, keys)
@@ -164,59 +158,59 @@ def _update_groups(
     """Update the documents of groups: make those whose first source came, remove those whose last went."""
     group = target.group
     assert group is not None
-    operations = []
+    operations: list[tuple[Any, list[Raw]]] = []
+    makes: set[int] = set()
     shrinking = []
     blank: Raw = {"$set": group.blank()}
     for frozen, pipeline in updates.items():
         effect = effects[frozen]
         gone, come = len(effect.removed.get(group, ())), len(effect.added.get(group, ()))
-        makes = level == group.level and come > 0
         if gone > come:
             shrinking.append(effect.key)
-        operations.append((target.at(effect.key), [blank, *pipeline] if makes else pipeline, makes))
-    made = yield from _upsert(target.collection, operations)
-    if made and target.having(CopyRule):
-        yield from fill_new(target, made)
+        if level == group.level and come > 0:
+            makes.add(len(operations))
+            pipeline = [blank, *pipeline]
+        operations.append((effect.key, pipeline))
+    _, new = yield from update_each(target, operations, makes)
+    if new and target.having(CopyRule):
+        yield from fill_new(target, new)
     if shrinking:
         yield from delete_many(
             target.collection, {"$and": [target.at_any(shrinking), {group.path: {"$lte": 0}}]}
         )
 
 
-def _upsert(collection: str, updates: Sequence[tuple[Raw, list[Raw], bool]]) -> Plan[list[Any]]:
-    """Perform updates, some of which may make documents; the ids of those made."""
-    if len(updates) == 1:
-        # The driver's bulk machinery costs as much as a whole update.
-        filter, pipeline, makes = updates[0]
-        single = yield from update_one(collection, filter, pipeline, upsert=makes)
-        return [] if single.upserted_id is None else [single.upserted_id]
-    operations = [UpdateOne(filter, pipeline, upsert=makes) for filter, pipeline, makes in updates]
-    result = yield from bulk_write(collection, operations, ordered=False)
-    return list((result.upserted_ids or {}).values())
-
-
 def fill_new(target: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
     """Fill the cards of documents that were just made."""
-    made = yield from find(target.collection, {"_id": {"$in": list(ids)}})
-    pairs: list[tuple[Raw | None, Raw]] = [(None, copy.deepcopy(each)) for each in made]
+    documents = yield from find(target.collection, {"_id": {"$in": list(ids)}})
+    pairs: list[tuple[Raw | None, Raw]] = [(None, copy.deepcopy(each)) for each in documents]
     yield from fill_copies(target, pairs, lenient=True)
     operations = []
-    for old, (_, new) in zip(made, pairs, strict=True):
-        sets = {name: {"$literal": value} for name, value in new.items() if old.get(name) != value}
-        if sets:
+    for old, (_, new) in zip(documents, pairs, strict=True):
+        if sets := changed_fields(old, new):
             operations.append(UpdateOne(by_id(old["_id"]), update_pipeline(target, sets, {})))
     if operations:
         yield from bulk_write(target.collection, operations, ordered=False)
 
 
-def update_each(target: Entry[Any], updates: Sequence[tuple[Any, list[Raw]]]) -> Plan[int]:
-    """Update documents, each in its own way, in one command; how many there were."""
+def update_each(
+    target: Entry[Any], updates: Sequence[tuple[Any, list[Raw]]], makes: Collection[int] = ()
+) -> Plan[tuple[int, list[Any]]]:
+    """Update documents by key, each in its own way; how many there were, and the ids of new ones.
+
+    The updates at the positions `makes` make a document where there is none.
+    """
     if len(updates) == 1:
         # The driver's bulk machinery costs as much as a whole update.
-        key, pipeline = updates[0]
-        return (yield from update_one(target.collection, target.one(key), pipeline)).matched_count
-    operations = [UpdateOne(target.one(key), pipeline) for key, pipeline in updates]
-    return (yield from bulk_write(target.collection, operations, ordered=False)).matched_count
+        ((key, pipeline),) = updates
+        one = yield from update_one(target.collection, target.at(key), pipeline, upsert=bool(makes))
+        return one.matched_count, [] if one.upserted_id is None else [one.upserted_id]
+    operations = [
+        UpdateOne(target.at(key), pipeline, upsert=number in makes)
+        for number, (key, pipeline) in enumerate(updates)
+    ]
+    result = yield from bulk_write(target.collection, operations, ordered=False)
+    return result.matched_count, list((result.upserted_ids or {}).values())
 
 
 def _together(anew: dict[GatherRule, list[Any]]) -> list[tuple[list[GatherRule], list[Any]]]:
@@ -229,7 +223,7 @@ def _together(anew: dict[GatherRule, list[Any]]) -> list[tuple[list[GatherRule],
 
 def feeds_beyond(target: Entry[Any], level: int) -> bool:
     """Whether anything is fed by what this level maintains in the target."""
-    return any(rule.level > level for rule in target.feeds)
+    return derivation(target).last_level > level
 
 
 def read(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
@@ -238,28 +232,24 @@ def read(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
     if entry.watched is not None:
         own = entry.group.key.targets if entry.group is not None else []
         projection = dict.fromkeys(outermost([*entry.watched, *own, "_id"]), 1)
-    found: list[Raw] = []
+    rows: list[Raw] = []
     most = entry.limits.read_keys_max
     for start in range(0, len(keys), most):
         chunk = keys[start : start + most]
-        found.extend((yield from find(entry.collection, entry.at_any(chunk), projection)))
-    return {freeze(entry.key_of(each)): each for each in found}
+        rows.extend((yield from find(entry.collection, entry.at_any(chunk), projection)))
+    return {freeze(entry.key_of(each)): each for each in rows}
 
 
 def note_after(
     entry: Entry[Any], before: dict[Any, Raw], ledger: Ledger, keys: Sequence[Any] | None = None
 ) -> Plan[None]:
     """Read the documents again and note their changes; with `keys`, also those that came or went."""
-    changed: list[tuple[Raw | None, Raw | None]]
-    if keys is None:
-        keys = [entry.key_of(each) for each in before.values()]
-        after = yield from read(entry, keys)
-        changed = [(old, after[frozen]) for frozen, old in before.items() if frozen in after]
-    else:
-        after = yield from read(entry, keys)
-        changed = [(before.get(frozen), after.get(frozen)) for frozen in {**before, **after}]
-    for old, new in changed:
-        ledger.add(Change(entry.collection, (old or new or {})["_id"], old, new))
+    known = [entry.key_of(each) for each in before.values()] if keys is None else keys
+    after = yield from read(entry, known)
+    for frozen in {**before, **after}:
+        old, new = before.get(frozen), after.get(frozen)
+        if new is not None or keys is not None:
+            ledger.add(Change(entry.collection, (old or new or {})["_id"], old, new))
 
 
 def _copy(rule: CopyRule, change: Change, ledger: Ledger, copies_max: int | None) -> Plan[list[FanOut]]:
@@ -299,10 +289,10 @@ def copy_to(
         return
     target = rule.target
     referring = {**within, **rule.referring(source_id)}
-    found = yield from find(target.collection, referring, target.key_projection())
-    ids = [each["_id"] for each in found]
+    rows = yield from find(target.collection, referring, target.key_projection())
+    ids = [each["_id"] for each in rows]
     if ids:
-        before = yield from read(target, [target.key_of(each) for each in found])
+        before = yield from read(target, [target.key_of(each) for each in rows])
         yield from ledger.note_before(target, ids)
         yield from update_copies(rule, source_id, source, {"_id": {"$in": ids}})
         yield from note_after(target, before, ledger)
@@ -314,9 +304,7 @@ def update_copies(rule: CopyRule, source_id: Any, source: Raw, within: Raw) -> P
     condition = {**within, **rule.referring(source_id)}
     formulas = formula_stages(target)
     update, filters = rule.sync_update(source_id, source, formulas)
-    if filters is None:
-        yield from update_many(target.collection, condition, update)
-        return
-    yield from update_many(target.collection, condition, update, array_filters=filters)
-    if formulas:
+    options = {} if filters is None else {"array_filters": filters}
+    yield from update_many(target.collection, condition, update, **options)
+    if formulas and filters is not None:
         yield from update_many(target.collection, condition, formulas)

@@ -45,8 +45,8 @@ class Work(Generic[R]):
         """Whether nothing else follows from it, so that `direct` will do."""
         return False
 
-    def direct(self, graph: Graph, server: Capabilities) -> Plan[Any]:
-        """The write as one plain command."""
+    def direct(self) -> Plan[Any]:
+        """The write as plain commands, where it is `alone`."""
         raise NotImplementedError  # pragma: no cover
 
     def result(self, outcome: Any) -> R:

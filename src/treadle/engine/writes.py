@@ -14,11 +14,10 @@ from treadle.engine.fill import compute_formulas, fill_own
 from treadle.engine.inserts import refuse_group
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
-from treadle.engine.pipelines import formula_stages
+from treadle.engine.pipelines import changed_fields, derivation
 from treadle.engine.work import ChunkedWork, Work, only
-from treadle.errors import UsageError
+from treadle.errors import DataError, UsageError
 from treadle.graph.change import Change
-from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
@@ -42,8 +41,6 @@ from treadle.query.paths import has, overlap, plain, put, value_at
 from treadle.query.safety import clean_filter, clean_update, touched_paths
 
 D = TypeVar("D", bound=Document)
-
-# -- update ---------------------------------------------------------------------------
 
 
 def check_update(entry: Entry[Any], update: Update) -> set[str] | None:
@@ -108,20 +105,21 @@ class _Update:
     """What updates of one document and of many have in common."""
 
     entry: Entry[Any]
+    filter: Raw
     update: Any
 
     def _prepare(self, entry: Entry[Any], update: Any) -> None:
         self.entry = entry
         self.update = clean_update(entry.codec, update)
-        self.touched = check_update(entry, self.update)
+        self.touched = set() if entry.plain else check_update(entry, self.update)
 
     @property
     def alone(self) -> bool:
         followed = concerns(self.entry, self.touched) or may_upgrade(self.entry)
         return not followed and not writes_older(self.entry)
 
-    def _clearly(self) -> AbstractContextManager[None]:
-        return crud.translated(self.entry.model.__name__, [{"update": self.update}])
+    def _translated(self) -> AbstractContextManager[None]:
+        return crud.translated(self.entry.model.__name__, [self.filter, {"update": self.update}])
 
     def _apply(
         self,
@@ -141,7 +139,7 @@ class _Update:
         if older:
             stored = befores
             yield from ledger.note_before(entry, keys)
-        with self._clearly():
+        with self._translated():
             afters = yield from write(keys)
         pairs = [(each, afters[key]) for each in befores if (key := freeze(each["_id"])) in afters]
         final = yield from follow_own(entry, pairs)
@@ -160,8 +158,8 @@ class UpdateOneDocument(_Update, Work[D | None]):
         self._prepare(entry, update)
         self.filter = crud.which(entry, id_or_filter)
 
-    def direct(self, graph: Graph, server: Capabilities) -> Plan[Raw | None]:
-        with self._clearly():
+    def direct(self) -> Plan[Raw | None]:
+        with self._translated():
             return (yield from crud.update_one_raw(self.entry, self.filter, self.update))
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
@@ -182,14 +180,14 @@ class UpdateOneDocument(_Update, Work[D | None]):
 
     def _only_copied(self, ledger: Ledger) -> Plan[Raw | None]:
         """An update of a source that has nothing but copies: what it was does not matter."""
-        with self._clearly():
+        with self._translated():
             after = yield from find_one_and_update(self.entry.collection, self.filter, self.update)
         if after is not None:
             ledger.add(Change(self.entry.collection, after["_id"], {}, after))
         return after
 
     def result(self, outcome: Raw | None) -> D | None:
-        return None if outcome is None else self.entry.codec.load(copy.deepcopy(outcome))
+        return None if outcome is None else self.entry.codec.load(outcome)
 
 
 class UpdateManyDocuments(_Update, ChunkedWork):
@@ -200,8 +198,8 @@ class UpdateManyDocuments(_Update, ChunkedWork):
         self._prepare(entry, update)
         self.filter = clean_filter(entry.codec, filter)
 
-    def direct(self, graph: Graph, server: Capabilities) -> Plan[int]:
-        with self._clearly():
+    def direct(self) -> Plan[int]:
+        with self._translated():
             return (yield from crud.update_many_raw(self.entry, self.filter, self.update))
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
@@ -216,29 +214,29 @@ class UpdateManyDocuments(_Update, ChunkedWork):
 
 
 def follow_own(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
-    """Refill changed references and recompute formulas of documents just written."""
-    if entry.family is not None:
-        return (yield from _follow_kinds(entry, pairs))
-    return (yield from _follow_class(entry, pairs))
+    """Refill changed references and recompute formulas of documents just written; the documents after.
 
-
-def _follow_kinds(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
-    """The same for documents of several kinds, each by the rules of its own."""
+    Each by the rules of its kind after the write.
+    """
+    if entry.family is None:
+        return (yield from _follow_class(entry, pairs))
     followed: dict[Any, Raw] = {}
-    for exact, group in entry.by_class(pairs):
-        for after in (yield from _follow_class(exact, group)):
+    for exact, group in entry.by_class([(after, before) for before, after in pairs]):
+        for after in (yield from _follow_class(exact, [(before, after) for after, before in group])):
             followed[freeze(after["_id"])] = after
     return [followed[freeze(after["_id"])] for _, after in pairs]
 
 
 def _follow_class(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
-    afters, stages = [after for _, after in pairs], formula_stages(entry)
-    derives = bool(entry.having(CopyRule)) or bool(entry.having(LocalRule))
-    filled = copy.deepcopy(afters) if derives else afters
-    yield from fill_own(entry, list(zip([before for before, _ in pairs], filled, strict=True)))
+    derived = derivation(entry)
+    stages, afters = derived.formula_stages, [after for _, after in pairs]
+    filled = afters
+    if derived.fills:
+        filled = copy.deepcopy(afters)
+        yield from fill_own(entry, list(zip([before for before, _ in pairs], filled, strict=True)))
     updates = []
     for written, after in zip(afters, filled, strict=True):
-        sets = {name: {"$literal": value} for name, value in after.items() if written.get(name) != value}
+        sets = changed_fields(written, after)
         if sets or stages:
             updates.append((by_id(after["_id"]), [*([{"$set": sets}] if sets else []), *stages]))
     if not updates:
@@ -253,50 +251,79 @@ def _follow_class(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[l
     return [now[freeze(each["_id"])] for each in filled]
 
 
-# -- replace ------------------------------------------------------------------------------
-
-
 class Replace(Work[D]):
     """A whole document, except for what Treadle maintains in it."""
 
     entry: Entry[D]
 
-    def __init__(self, entry: Entry[D], document: D) -> None:
+    def __init__(self, entry: Entry[D], document: D, was: Entry[Any] | None = None) -> None:
         refuse_group(entry, "replaced")
         self.entry = entry
-        self.document = document
-        self.raw = crud.dump(entry, document, [])
         # The class that the stored document must have.
-        self.replaces: Entry[Any] = entry
+        self.was: Entry[Any] = was or entry
+        altered: list[Any] = []
+        self.raw = crud.dump(entry, document, altered)
+        self.shown = crud.as_stored(entry, document, self.raw, altered) if self.alone else document
+
+    @property
+    def alone(self) -> bool:
+        return self.entry.plain and self.was.plain
+
+    def _stored(self) -> Raw:
+        """The filter for the document as it is said to be stored."""
+        return {**by_id(self.raw["_id"]), **self.was.exactly}
+
+    def _refusal(self) -> Plan[DataError]:
+        """The error where there is no such document."""
+        return crud.gone(self.entry, self.raw["_id"])
+        yield  # pragma: no cover
+
+    def direct(self) -> Plan[Raw]:
+        entry = self.entry
+        with crud.translated(entry.model.__name__, [self.raw], entry):
+            result = yield from replace_one(entry.collection, self._stored(), self.raw)
+        if not result.matched_count:
+            raise (yield from self._refusal())
+        return self.raw
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
-        entry = self.entry
-        identity = self.raw["_id"]
-        before = yield from find_one(entry.collection, {**by_id(identity), **self.replaces.exactly})
+        entry, identity = self.entry, self.raw["_id"]
+        before = yield from find_one(entry.collection, self._stored())
         if before is None:
-            raise crud.gone(entry, identity)
-        yield from ledger.note_before(entry, [identity])
-        for rule in entry.answering("before_replace"):
-            rule.before_replace(before, self.raw)
-        after = copy.deepcopy(self.raw)
-        for path, rule in entry.protected.items():
-            if not rule.refills and has(before, path):
-                put(after, path, value_at(before, path))
-        if RESERVED in before:
-            after[RESERVED] = before[RESERVED]
-        yield from fill_own(entry, [(before, after)])
+            raise (yield from self._refusal())
+        yield from self._note(before, ledger)
+        after = yield from self._after(before, server)
+        if derivation(entry).fills:
+            yield from fill_own(entry, [(before, after)])
         with crud.translated(entry.model.__name__, [after], entry):
             if entry.kept:
                 after = yield from _replace_keeping(entry, after)
             else:
                 yield from replace_one(entry.collection, by_id(identity), after)
-        if entry.having(FormulaRule):
+        if derivation(entry).formulas:
             (after,) = yield from compute_formulas(entry, [identity])
         ledger.add(Change(entry.collection, identity, before, after))
         return after
 
+    def _note(self, before: Raw, ledger: Ledger) -> Plan[None]:
+        """Refuse what must not be replaced, and note what was."""
+        yield from ledger.note_before(self.entry, [before["_id"]])
+        for rule in self.entry.answering("before_replace"):
+            rule.before_replace(before, self.raw)
+
+    def _after(self, before: Raw, server: Capabilities) -> Plan[Raw]:
+        """The new document, with what is maintained in the stored one kept."""
+        after = copy.deepcopy(self.raw)
+        for path, rule in self.entry.protected.items():
+            if self.was.protected.get(path) is rule and not rule.refills and has(before, path):
+                put(after, path, value_at(before, path))
+        if RESERVED in before:
+            after[RESERVED] = before[RESERVED]
+        return after
+        yield  # pragma: no cover
+
     def result(self, outcome: Raw) -> D:
-        return self.entry.codec.load(copy.deepcopy(outcome))
+        return self.shown if self.alone else self.entry.codec.load(outcome)
 
 
 def _replace_keeping(entry: Entry[Any], document: Raw) -> Plan[Raw]:

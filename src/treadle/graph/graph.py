@@ -43,10 +43,10 @@ DERIVED = (GatherRule, CopyRule, FormulaRule, LocalRule)
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The rules of one level: gathering ones by their source, and those that copy."""
+    """The rules of one level: those that gather, by source, with those that need the server; and copies."""
 
     level: int
-    gathers: list[tuple[Entry[Any], list[GatherRule]]]
+    gathers: list[tuple[Entry[Any], list[GatherRule], list[GatherRule]]]
     copies: list[CopyRule]
 
 
@@ -244,20 +244,18 @@ class Graph:
             rule.level = level(rule)
 
     def _stage(self, level: int) -> Stage:
-        gathers = [
-            (
-                entry,
-                [rule for rule in entry.feeding(GatherRule) if rule.level == level and rule.source is entry],
-            )
-            for entry in self.entries.values()
-        ]
+        gathers = []
+        for entry in self.entries.values():
+            own = [rule for rule in entry.feeding(GatherRule) if rule.level == level and rule.source is entry]
+            if own:
+                gathers.append((entry, own, [rule for rule in own if rule.server_side]))
         copies = [
             rule
             for entry in self.entries.values()
             for rule in entry.having(CopyRule, "write")
             if rule.level == level and rule.target is entry
         ]
-        return Stage(level, [pair for pair in gathers if pair[1]], copies)
+        return Stage(level, gathers, copies)
 
     def _feeding(self, rule: Rule) -> Iterator[Rule]:
         """The rules whose maintained fields this rule reads."""

@@ -317,7 +317,7 @@ class Sample(Work[bool]):
     def alone(self) -> bool:
         return self._alone
 
-    def direct(self, graph: Graph, server: Capabilities) -> Plan[bool]:
+    def direct(self) -> Plan[bool]:
         return (yield from self._add(Ledger()))
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[bool]:
