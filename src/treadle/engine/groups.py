@@ -14,6 +14,7 @@ from typing import Any
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
+from treadle.engine.indexes import existing_indexes
 from treadle.engine.ledger import Ledger
 from treadle.engine.pipelines import update_pipeline
 from treadle.engine.recompute import recompute
@@ -22,12 +23,10 @@ from treadle.graph.change import Change
 from treadle.graph.gather import GatherRule, GroupRule, contribution_stages
 from treadle.graph.pattern import Entry
 from treadle.graph.reports import Finding
-from treadle.plan import Plan, Raw, aggregate, bulk_write, database_command, delete_many, find
+from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import NAMESPACE_NOT_FOUND
 from treadle.query.keys import KEY, freeze
-
-INDEXES_MAX = 1000
 
 
 def require_indexes(unready: list[GroupRule]) -> Plan[None]:
@@ -43,20 +42,17 @@ def require_indexes(unready: list[GroupRule]) -> Plan[None]:
 
 
 def _has_index(group: GroupRule) -> Plan[bool]:
-    wanted = set(group.key.targets)
     try:
-        reply = yield from database_command(
-            {"listIndexes": group.target.collection, "cursor": {"batchSize": INDEXES_MAX}}, writes=False
-        )
+        indexes = yield from existing_indexes(group.target.collection)
     except OperationFailure as error:
         if error.code != NAMESPACE_NOT_FOUND:
             raise
         return False
+    keys, partial = set(group.key.targets), ("partialFilterExpression", "sparse")
     return any(
-        index.get("unique") and set(index["key"]) == wanted and not index.get("partialFilterExpression")
-        and not index.get("sparse")
-        for index in reply["cursor"]["firstBatch"]
-    )  # fmt: skip
+        index.get("unique") and set(index["key"]) == keys and not any(map(index.get, partial))
+        for index in indexes
+    )
 
 
 def differing(entry: Entry[Any]) -> Plan[list[list[Any]]]:

@@ -24,7 +24,7 @@ from treadle.engine.ledger import Ledger
 from treadle.engine.react import copy_to, feeds_beyond
 from treadle.engine.standalone import ByIntents
 from treadle.engine.transaction import ByTransaction
-from treadle.engine.work import Busy, ChunkedWork, Failed, Work, Writer, as_they_are_now
+from treadle.engine.work import Busy, ChunkedWork, Commit, Failed, Work, Writer, as_they_are_now
 from treadle.errors import UsageError
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
@@ -43,6 +43,7 @@ class WriteProtocol:
         self.graph = graph
         self._owner = owner
         self._is_dead = is_dead
+        self._commit: Commit | None = None
         # Whether a write left something for recovery, and the writers that may still hold something.
         self.unfinished = False
         self.interrupted: list[str] = []
@@ -101,7 +102,7 @@ class WriteProtocol:
 
     def _catch_up(self, entry: Entry[Any], keys: Sequence[Any], outcome: Any) -> Plan[Any]:
         """Let new documents meet those that were made meanwhile and refer to them."""
-        commit = commit_on(self.graph, (yield from server_facts()))
+        commit = yield from self._commit_here()
 
         def copy(ledger: Ledger) -> Plan[None]:
             for source in (yield from find(entry.collection, {"_id": {"$in": list(keys)}})):
@@ -127,8 +128,15 @@ class WriteProtocol:
 
     def commit(self, works: Sequence[Work[Any]]) -> Plan[list[Any]]:
         """The outcomes of works that share one commit."""
+        commit = yield from self._commit_here()
+        return (yield from commit.perform(works, self._writer()))
+
+    def _commit_here(self) -> Plan[Commit]:
+        """The way to commit that this server has."""
         server = yield from server_facts()
-        return (yield from commit_on(self.graph, server).perform(works, self._writer()))
+        if self._commit is None or self._commit.server is not server:
+            self._commit = commit_on(self.graph, server)
+        return self._commit
 
     def _writer(self) -> Writer:
         owner = self._owner()
@@ -150,7 +158,7 @@ class WriteProtocol:
         """Let go of what interrupted writers of this process may still hold."""
         interrupted = list(self.interrupted)
         if interrupted:
-            yield from commit_on(self.graph, (yield from server_facts())).abandon(interrupted)
+            yield from (yield from self._commit_here()).abandon(interrupted)
             self.interrupted = [each for each in self.interrupted if each not in interrupted]
 
     def recover(self) -> Plan[int]:

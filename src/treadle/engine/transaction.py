@@ -47,17 +47,17 @@ class ByTransaction(Commit):
             for work in grouped:
                 outcomes.append((yield from work.body(self.graph, self.server, ledger)))
             later = yield from react(self.graph, self.server, ledger, copies_max=copies_max)
-            owed = yield from intents.record(later, writer.owner)
-            return (yield from _final(grouped, outcomes)), list(zip(later, owed, strict=True))
+            pending = (yield from intents.record(later, writer.owner)) if later else []
+            return (yield from _final(grouped, outcomes)), list(zip(later, pending, strict=True))
 
         try:
-            outcomes, owed = yield from transact(attempt)
+            outcomes, pending = yield from transact(attempt)
         except OperationFailure as error:
             if not is_poison(error):
                 raise
             # One copy cannot be written. Make the copies afterwards, where it can be set aside.
-            outcomes, owed = yield from transact(lambda: attempt(0))
-        for fan_out, intent in owed:
+            outcomes, pending = yield from transact(lambda: attempt(0))
+        for fan_out, intent in pending:
             try:
                 yield from intents.finish(self.graph, self.server, fan_out, intent)
             except Exception as error:

@@ -7,7 +7,6 @@ a whole has read all of it; when in doubt, that is what is noted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 
@@ -40,9 +39,6 @@ class Watched(dict[str, Any]):
         """The same as an ordinary dict, without noting anything."""
         # Not dict.copy, which would go by the methods below.
         return dict(dict.items(self))
-
-    def _note_all(self) -> None:
-        self.read = None
 
     # Called for each field of each document of a migration, and therefore without further calls.
 
@@ -86,67 +82,16 @@ class Watched(dict[str, Any]):
         for key, value in dict(*others, **more).items():
             self[key] = value
 
-    # What sees the whole document.
-
-    def __iter__(self) -> Iterator[str]:
-        self._note_all()
-        return super().__iter__()
-
-    def __reversed__(self) -> Iterator[str]:
-        self._note_all()
-        return super().__reversed__()
-
-    def __len__(self) -> int:
-        self._note_all()
-        return super().__len__()
+    def copy(self) -> dict[str, Any]:
+        self.read = None
+        return self.plain()
 
     def __bool__(self) -> bool:
-        self._note_all()
-        return super().__len__() > 0
-
-    def keys(self) -> Any:
-        self._note_all()
-        return super().keys()
-
-    def values(self) -> Any:
-        self._note_all()
-        return super().values()
-
-    def items(self) -> Any:
-        self._note_all()
-        return super().items()
-
-    def copy(self) -> dict[str, Any]:
-        self._note_all()
-        return dict(super().items())
-
-    def popitem(self) -> Any:
-        self._note_all()
-        return super().popitem()
-
-    def clear(self) -> None:
-        self._note_all()
-        super().clear()
-
-    def __eq__(self, other: object) -> bool:
-        self._note_all()
-        return super().__eq__(other)
-
-    def __ne__(self, other: object) -> bool:
-        self._note_all()
-        return super().__ne__(other)
+        return len(self) > 0
 
     __hash__ = None
 
-    def __or__(self, other: Any) -> Any:
-        self._note_all()
-        return self.copy() | other
-
-    def __ror__(self, other: Any) -> Any:
-        self._note_all()
-        return other | self.copy()
-
-    def __ior__(self, other: Any) -> Any:
+    def __ior__(self, other: Any) -> Any:  # type: ignore[misc]
         self.update(other)
         return self
 
@@ -154,12 +99,25 @@ class Watched(dict[str, Any]):
         return self.copy()
 
     def __deepcopy__(self, memo: Any) -> dict[str, Any]:
-        self._note_all()
-        return {key: copied(value) for key, value in super().items()}
+        return {key: copied(value) for key, value in self.copy().items()}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return dict, (self.copy(),)
 
-    def __repr__(self) -> str:
-        self._note_all()
-        return super().__repr__()
+
+def _reading_all(name: str) -> Any:
+    """A method of dict that sees the whole document."""
+    method = getattr(dict, name)
+
+    def read_all(self: Watched, *others: Any) -> Any:
+        self.read = None
+        return method(self, *others)
+
+    return read_all
+
+
+for _name in (
+    "__iter__", "__reversed__", "__len__", "__eq__", "__ne__", "__or__", "__ror__", "__repr__",
+    "keys", "values", "items", "popitem", "clear",
+):  # fmt: skip
+    setattr(Watched, _name, _reading_all(_name))
