@@ -73,7 +73,7 @@ class Insert(Work[list[D]]):
             raw.pop(RESERVED, None)
             for path, value in derived.blanks.items():
                 put(raw, path, copy.deepcopy(value))
-        for rule in entry.answering("prepare"):
+        for rule in derived.prepares:
             self.batch.notes[rule] = [rule.prepare(raw) for raw in raws]
 
     @property
@@ -126,19 +126,19 @@ class Insert(Work[list[D]]):
 
     def _store(self, ledger: Ledger) -> Plan[list[Raw]]:
         """Store the documents, with what rules put into them and write beside them."""
-        entry, batch = self.entry, self.batch
+        entry, derived, batch = self.entry, self._derived, self.batch
         batch.order = None
         states = {}
-        for rule in entry.answering("before_insert"):
+        for rule in derived.before_insert:
             states[rule] = yield from rule.before_insert(batch, ledger)
-        if self._derived.fills:
+        if derived.fills:
             yield from fill_own(entry, [(None, raw) for raw in batch.raws])
         with crud.translated(entry.model.__name__, batch.raws, entry):
             if len(batch.raws) == 1:
                 yield from insert_one(entry.collection, batch.raws[0])
             else:
                 yield from insert_many(entry.collection, batch.order or batch.raws)
-        for rule in entry.answering("after_insert"):
+        for rule in derived.after_insert:
             yield from rule.after_insert(batch, states.get(rule), ledger)
         return batch.raws
 

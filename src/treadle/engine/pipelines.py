@@ -33,6 +33,10 @@ class Derivation:
         for rule in self.gathers:
             self.blanks |= {**rule.empty(), **dict.fromkeys(rule.stamps())}
         self.blanks |= dict.fromkeys(rule.path for rule in self.formulas)
+        # Who takes part in an insert.
+        self.prepares = entry.answering("prepare")
+        self.before_insert = entry.answering("before_insert")
+        self.after_insert = entry.answering("after_insert")
         # What is made of its documents with each write, and the last level that is.
         self.fed = entry.feeding(GatherRule)
         self.copied = entry.feeding(CopyRule)
@@ -41,7 +45,10 @@ class Derivation:
 
 def derivation(entry: Entry[Any]) -> Derivation:
     """The derivation of a model, made once."""
-    return entry.once(Derivation, lambda: Derivation(entry))
+    if entry.derivation is None:
+        entry.derivation = Derivation(entry)
+    derived: Derivation = entry.derivation
+    return derived
 
 
 def update_pipeline(target: Entry[Any], first: dict[str, Any], second: dict[str, Any]) -> list[Raw]:

@@ -309,7 +309,8 @@ class Entry(Generic[D]):
         self.rules: list[Rule] = []
         self.sourcing: list[Rule] = []
         self._lookups: dict[Any, list[Any]] = {}
-        self._made: dict[Any, Any] = {}
+        # What these ask of each write; the engine makes it at the first one.
+        self.derivation: Any = None
         # How its documents are stored, where that is not one by one.
         self.layout: Layout[D] | None = None
         # The rule that makes and removes documents of this model, if it stands for groups (a `GroupRule`).
@@ -375,21 +376,13 @@ class Entry(Generic[D]):
             ]
         return self._lookups[method]
 
-    def once(self, key: Any, make: Callable[[], R]) -> R:
-        """What follows from the rules of this model, made when it is first asked for."""
-        if key not in self._made:
-            self._made[key] = make()
-        made: R = self._made[key]
-        return made
-
     def add(self, rule: Rule) -> None:
         """Make a rule part of this model."""
         self.rules.append(rule)
-        self.forget_lookups()
+        self._lookups.clear()
 
     def forget_lookups(self) -> None:
         self._lookups.clear()
-        self._made.clear()
 
     @property
     def kept(self) -> dict[str, Any]:
