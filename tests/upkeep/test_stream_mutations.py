@@ -19,9 +19,11 @@ from pydantic import BaseModel
 
 from treadle import Count, Document, ExtendedReference, Id, Store, Sum
 from treadle.engine import lease
+from treadle.engine.lease import LeaseLost
 from treadle.plan import find, find_one_and_update, transact, update_one
 from treadle.upkeep import apply, contributions, events, position, rebuild, stream
-from treadle.upkeep.stream import Follower, LeaseLost
+from treadle.upkeep.dirty import Event
+from treadle.upkeep.stream import Follower
 
 
 class Sale(Document, collection="sales"):
@@ -102,7 +104,7 @@ def _die_at(collection: str, database: Any) -> None:
         with pytest.raises(Death):
             run(follower._handle(read(follower, run)))
         store.runner.__dict__.pop("_perform")
-        run(lease.release(follower.name, follower.token))
+        run(follower.lease.release())
     store.worker().run_until_idle()
     assert [5, 0, 0] == totals(database, keys)
 
@@ -241,9 +243,9 @@ def check_others_are_brought_right_beside_one_that_cannot_be(database: Any) -> N
 def save_the_token_first(monkeypatch: pytest.MonkeyPatch) -> None:
     real = stream.apply
 
-    def early(graph: Any, server: Any, doubt: Any, fence: Any, finish: Any) -> Any:
+    def early(graph: Any, server: Any, dirty: Any, fence: Any, finish: Any) -> Any:
         yield from transact(finish)
-        return (yield from real(graph, server, doubt, fence, fence))
+        return (yield from real(graph, server, dirty, fence, fence))
 
     monkeypatch.setattr(stream, "apply", early)
 
@@ -257,7 +259,7 @@ def add_what_events_bring_and_save_the_token_last(monkeypatch: pytest.MonkeyPatc
             elif event["ns"]["coll"] == stream.BEATS:
                 self._beats.add(event["documentKey"]["_id"])
         self.position = self._ahead
-        yield from self._save({})
+        yield from self._save()
         return len(found)
 
     monkeypatch.setattr(Follower, "_handle", handle)
@@ -274,43 +276,37 @@ def take_a_batch_for_done_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def fence_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def save(self: Any, changes: Any) -> Any:
-        sets = {**changes, **self.position, "owed": self.owed}
-        yield from update_one(position.COLLECTION, {"_id": self.name}, {"$set": sets})
+    def write(self: Any, update: Any) -> Any:
+        yield from update_one(position.COLLECTION, {"_id": self.name}, update)
 
-    def fence(self: Any) -> Any:
-        yield from ()
-
-    monkeypatch.setattr(Follower, "_save", save)
-    monkeypatch.setattr(Follower, "_fence", fence)
+    monkeypatch.setattr(Follower, "_write_if_leading", write)
 
 
 def watch_sources_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events.Watch, "_note_own", lambda *given: None)
+    monkeypatch.setattr(events._Own, "note", lambda *given: None)
 
 
 def ask_for_no_former_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = events.Watch._note_source
+    real = events._Gathered.note
 
-    def note(self: Any, rule: Any, kind: str, event: Any, *rest: Any) -> None:
-        if kind != "delete":
-            real(self, rule, kind, event, *rest)
+    def note(self: Any, event: Any, dirty: Any) -> None:
+        if event.kind != "delete":
+            real(self, event, dirty)
 
-    monkeypatch.setattr(events.Watch, "_note_source", note)
+    monkeypatch.setattr(events._Gathered, "note", note)
 
 
 def look_up_where_a_source_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of what each event says; the ledger then holds the present."""
     real = contributions.settle
 
-    def settle(doubt: Any) -> Any:
+    def settle(dirty: Any) -> Any:
         entries = []
-        for rule, key, _ in doubt.entries:
-            found = yield from find(rule.source.collection, {"_id": key})
-            keys = tuple(target for each in found for target, _ in rule.contributions(each))
-            entries.append((rule, key, events.Fed(keys, exact=True)))
-        doubt.entries = entries
-        return (yield from real(doubt))
+        for rule, event in dirty.entries:
+            (present,) = yield from find(rule.source.collection, {"_id": event.key})
+            entries.append((rule, Event("replace", event.key, None, {"fullDocument": present})))
+        dirty.entries = entries
+        return (yield from real(dirty))
 
     monkeypatch.setattr(contributions, "settle", settle)
 
@@ -345,7 +341,7 @@ def begin_to_stream_after_the_scan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def let_one_document_stop_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply, "_is_about_one_document", lambda error: False)
+    monkeypatch.setattr(apply, "divides", lambda error: False)
     monkeypatch.setattr(stream, "ATTEMPTS_MAX", 2)
 
 

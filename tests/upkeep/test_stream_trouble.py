@@ -32,6 +32,7 @@ from tests.upkeep.marketplace import (
 )
 from treadle import DataError, Store
 from treadle.engine import lease
+from treadle.engine.lease import LeaseLost
 from treadle.server import local as server
 from treadle.upkeep import stream
 
@@ -262,7 +263,7 @@ def test_a_worker_that_was_replaced_moves_nothing(market, database):
         database["sales"].update_many({"shop_id": keys[0]}, {"$inc": {"amount": 10}})
         run(successor.step(0.5, linger=False), theirs)
         before = database["treadle.streams"].find_one()
-        with pytest.raises(stream.LeaseLost):
+        with pytest.raises(LeaseLost):
             run(zombie._handle(events), mine)
         assert before == database["treadle.streams"].find_one()
         run(successor.resign(), theirs)

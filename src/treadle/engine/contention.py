@@ -1,21 +1,23 @@
-"""Transactions on documents that others write all the time.
+"""Transactions on documents that others write all the time, or of which one cannot be written.
 
 What was read of such documents is old before it can be written: the whole
 transaction begins again, and a large one may never end. So it takes its
 chance once; spoilt, it writes its documents before it reads anything, and
 others wait; and if that is of no use, because there are too many, it gives
-up for smaller pieces.
+up for smaller pieces. In pieces, too, the one document is found that stops
+all the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from treadle.graph.limits import Limits
 from treadle.plan import Plan
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Contended(Exception):
@@ -40,9 +42,31 @@ def attempting(
     return patiently
 
 
-def pieces(limits: Limits, items: int, reason: Exception) -> Iterator[tuple[int, int]]:
-    """Where to cut: in halves around what cannot be written, smaller where others leave no room."""
+def in_pieces(
+    limits: Limits,
+    items: Sequence[T],
+    attempt: Callable[[Sequence[T]], Plan[list[R]]],
+    alone: Callable[[T, Exception], Plan[list[R]]],
+    divides: Callable[[Exception], bool],
+    reason: Exception | None = None,
+) -> Plan[list[R]]:
+    """Attempt all items at once; where that fails, in halves, until the one that fails stands `alone`.
+
+    `divides` tells the errors for which that helps. Where others leave no
+    room the pieces are smaller. With a `reason` all at once has failed before.
+    """
+    if reason is None:
+        try:
+            return (yield from attempt(items))
+        except Exception as error:
+            if not divides(error):
+                raise
+            if len(items) == 1:
+                return (yield from alone(items[0], error))
+            reason = error
     number = limits.contended_pieces if isinstance(reason, Contended) else 2
-    size = max(1, -(-items // number))
-    for start in range(0, items, size):
-        yield start, min(start + size, items)
+    size = max(1, -(-len(items) // number))
+    results: list[R] = []
+    for start in range(0, len(items), size):
+        results += yield from in_pieces(limits, items[start : start + size], attempt, alone, divides)
+    return results

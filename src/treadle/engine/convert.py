@@ -16,6 +16,7 @@ import bson
 from pymongo import ReplaceOne, UpdateOne
 from pymongo.errors import OperationFailure
 
+from treadle.engine.contention import in_pieces
 from treadle.errors import DataError, UsageError
 from treadle.graph.pattern import Entry
 from treadle.graph.versions import Lineage, Way, failed
@@ -128,9 +129,25 @@ def evaluate(
     entry: Entry[Any], raws: Sequence[Any], pipeline: Sequence[Raw], lineage: Lineage, version: int
 ) -> Plan[list[Raw | DataError]]:
     """What a pipeline makes of documents that are at hand, without storing anything."""
+
+    def fail(raw: Raw, reason: str) -> DataError:
+        return failed(lineage.model, raw.get("_id"), version, reason)
+
+    def attempt(some: Sequence[Raw]) -> Plan[list[Raw | DataError]]:
+        rows = yield from aggregate(entry.collection, [*_given(some), *pipeline])
+        if len(rows) != len(some):
+            return [fail(raw, "the pipeline dropped it") for raw in some]
+        return [
+            row if row.get("_id") == raw.get("_id") else fail(raw, "the pipeline changed the _id")
+            for raw, row in zip(some, rows, strict=True)
+        ]
+
+    def alone(raw: Raw, error: Exception) -> Plan[list[Raw | DataError]]:
+        return [fail(raw, message_of(error)[:300])]
+        yield  # pragma: no cover
+
     done: list[Raw | DataError] = []
-    start = 0
-    limits = entry.limits
+    start, limits = 0, entry.limits
     while start < len(raws):
         end, size = start, 0
         while end < len(raws) and end - start < limits.convert_documents_max:
@@ -138,40 +155,23 @@ def evaluate(
             if size > limits.convert_bytes_max and end > start:
                 break
             end += 1
-        done.extend((yield from _evaluate(entry.collection, raws[start:end], pipeline, lineage, version)))
+        done += yield from in_pieces(
+            limits, raws[start:end], attempt, alone, lambda error: isinstance(error, OperationFailure)
+        )
         start = end
     return done
 
 
-def _evaluate(
-    collection: str, raws: Sequence[Any], pipeline: Sequence[Raw], lineage: Lineage, version: int
-) -> Plan[list[Raw | DataError]]:
-    numbered = [{"n": number, "document": raw} for number, raw in enumerate(raws)]
-    stages: list[Raw] = [
+def _given(raws: Sequence[Raw]) -> list[Raw]:
+    """Stages that begin with documents which are at hand."""
+    return [
         # One document to begin with, even where the collection is empty.
         {"$limit": 1},
         {"$facet": {"none": [{"$limit": 1}]}},
-        {"$project": {"given": {"$literal": numbered}}},
+        {"$project": {"given": {"$literal": list(raws)}}},
         {"$unwind": "$given"},
-        {"$replaceWith": "$given.document"},
-        *pipeline,
+        {"$replaceWith": "$given"},
     ]
-    try:
-        rows = yield from aggregate(collection, stages)
-    except OperationFailure as error:
-        if len(raws) > 1:
-            middle = len(raws) // 2
-            first = yield from _evaluate(collection, raws[:middle], pipeline, lineage, version)
-            return [*first, *(yield from _evaluate(collection, raws[middle:], pipeline, lineage, version))]
-        return [failed(lineage.model, raws[0].get("_id"), version, message_of(error)[:300])]
-    found: list[Raw | DataError] = list(rows)
-    if len(found) != len(raws):
-        return [failed(lineage.model, raw.get("_id"), version, "the pipeline dropped it") for raw in raws]
-    for number, raw in enumerate(raws):
-        row = found[number]
-        if isinstance(row, dict) and row.get("_id") != raw.get("_id"):
-            found[number] = failed(lineage.model, raw.get("_id"), version, "the pipeline changed the _id")
-    return found
 
 
 # -- storing what was converted --------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Work that is still owed, written down before it can be forgotten.
+"""Work that is still pending, written down before it can be forgotten.
 
 An intent says which documents may be out of step. Doing it is recomputation
 from the sources, so doing it twice is harmless, and `recover` does whatever a
@@ -19,6 +19,7 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
+from treadle.engine.contention import in_pieces
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import UNBOUNDED, FanOut, copy_to, feeds_beyond, react
 from treadle.engine.set_aside import set_aside
@@ -85,7 +86,7 @@ def _end_of_chunk(fan_out: FanOut, last: Any) -> Plan[Any]:
     """The id of the last document of the next chunk; None if the rest is less than a chunk."""
     target = fan_out.rule.target
     most = target.limits.fan_out_chunk
-    condition: Raw = {fan_out.rule.reference_path: {"$eq": fan_out.source_id}, **target.scope}
+    condition: Raw = fan_out.rule.referring(fan_out.source_id)
     if last is not None:
         condition["_id"] = {"$gt": last}
     if target.identity_shape.kind != "scalar":
@@ -103,7 +104,7 @@ def _copy_chunk(
     """Copy to some targets; a document that cannot take the copy is set aside."""
     rule = fan_out.rule
 
-    def attempt() -> Plan[None]:
+    def copy(within: Raw, upper: Any = None) -> Plan[None]:
         source = yield from find_one_and_update(
             rule.source.collection, rule.source.one(fan_out.source_id), {"$inc": {REVISION: 1}}
         )
@@ -118,36 +119,30 @@ def _copy_chunk(
                 COLLECTION, {"_id": _fan_out_id(fan_out), "n": number}, {"$set": {"after": upper}}
             )
 
+    def attempt(keys: Sequence[Any]) -> Plan[list[None]]:
+        yield from transact(lambda: copy({"_id": {"$in": list(keys)}}))
+        return []
+
+    def alone(key: Any, error: Exception) -> Plan[list[None]]:
+        yield from set_aside(rule.place.label, rule.target.collection, key, error)
+        return []
+
     try:
-        yield from transact(attempt)
+        yield from transact(lambda: copy(within, upper))
     except OperationFailure as error:
         if not is_poison(error):
             raise
-        yield from _copy_around_poison(graph, server, fan_out, within, number, error)
-
-
-def _copy_around_poison(
-    graph: Graph, server: Capabilities, fan_out: FanOut, within: Raw, number: int, error: OperationFailure
-) -> Plan[None]:
-    """Halve a chunk until the document that stops it stands alone."""
-    rule = fan_out.rule
-    condition = {**within, rule.reference_path: {"$eq": fan_out.source_id}, **rule.target.scope}
-    found = yield from find(rule.target.collection, condition, {"_id": 1})
-    keys = [each["_id"] for each in found]
-    if len(keys) == 1:
-        yield from set_aside(rule.place.label, rule.target.collection, keys[0], error)
-        return
-    middle = len(keys) // 2
-    for half in (keys[:middle], keys[middle:]):
-        if half:
-            yield from _copy_chunk(graph, server, fan_out, {"_id": {"$in": half}}, None, number)
+        condition = {**within, **rule.referring(fan_out.source_id)}
+        rows = yield from find(rule.target.collection, condition, {"_id": 1})
+        keys = [row["_id"] for row in rows]
+        yield from in_pieces(graph.limits, keys, attempt, alone, is_poison, error)
 
 
 # -- recovery -------------------------------------------------------------------------------
 
 
 def recover(graph: Graph, server: Capabilities) -> Plan[int]:
-    """Finish the fan-outs that are still owed; how many there were."""
+    """Finish the pending fan-outs; how many there were."""
     done = 0
     rules = {rule.place.label: rule for entry in graph.entries.values() for rule in entry.having(CopyRule)}
     for intent in (yield from find(COLLECTION, {"_id.kind": "fan-out"})):

@@ -24,18 +24,75 @@ from treadle.plan import Plan, Raw, database_command, find_one, find_one_and_upd
 COLLECTION = "treadle.leases"
 
 
-def held(name: str, token: int, place: str) -> list[Raw]:
-    """Stages that let nothing through if the lease is another's by now; they need a free field.
+class LeaseLost(Exception):
+    """Somebody else holds the lease by now; whatever was to be done under it is not done."""
 
-    For a command that a holder sent before it was killed, and that the server
-    begins after somebody else has taken the lease.
-    """
-    own = [{"$match": {"_id": name, "n": token}}, {"$project": {"_id": 1}}]
-    return [
-        {"$lookup": {"from": COLLECTION, "pipeline": own, "as": place}},
-        {"$match": {place: {"$ne": []}}},
-        {"$project": {place: 0}},
-    ]
+
+class Lease:
+    """A lease as its holder sees it, with the fencing token while it is held."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        name: str,
+        seconds: float,
+        owner: str,
+        is_dead: Callable[[str], bool],
+        session: Any = None,
+    ) -> None:
+        self.limits = limits
+        self.name = name
+        self.seconds = seconds
+        self.owner = owner
+        self.is_dead = is_dead
+        self.session = session
+        self.token: int | None = None
+        # Set when a renewal finds the lease gone.
+        self.lost = False
+
+    @property
+    def held(self) -> bool:
+        """Whether it is held, as far as is known."""
+        return self.token is not None and not self.lost
+
+    def take(self) -> Plan[bool]:
+        """Take it if it is free; whether it is held now."""
+        self.token = yield from attempt(
+            self.limits, self.name, self.owner, self.seconds, self.is_dead, self.session
+        )
+        self.lost = False
+        return self.token is not None
+
+    def renew(self) -> Plan[None]:
+        """Hold it for longer, beside the work, and notice if it is gone."""
+        token = self.token
+        if token is not None and not (yield from renew(self.name, token, self.seconds)):
+            self.lost = self.lost or token == self.token
+
+    def check(self) -> Plan[None]:
+        """Hold it for longer; raises `LeaseLost` if it is gone."""
+        yield from self.renew()
+        if not self.held:
+            raise LeaseLost
+
+    def held_stages(self, place: str) -> list[Raw]:
+        """Stages that let nothing through if the lease is another's by now; they need a free field.
+
+        For a command that a holder sent before it was killed, and that the server
+        begins after somebody else has taken the lease.
+        """
+        own = [{"$match": {"_id": self.name, "n": self.token}}, {"$project": {"_id": 1}}]
+        return [
+            {"$lookup": {"from": COLLECTION, "pipeline": own, "as": place}},
+            {"$match": {place: {"$ne": []}}},
+            {"$project": {place: 0}},
+        ]
+
+    def release(self) -> Plan[None]:
+        """Let others have it."""
+        token, self.token = self.token, None
+        if token is not None:
+            yield from release(self.name, token)
 
 
 def acquire(
@@ -116,10 +173,10 @@ def _end_session(limits: Limits, session: Any) -> Plan[None]:
         return
 
 
-def renew(name: str, token: int, seconds: float) -> Plan[bool]:
-    """Hold a lease for longer; whether it is still held."""
-    until = {"$add": ["$$NOW", int(seconds * 1000)]}
-    held = yield from update_one(COLLECTION, {"_id": name, "n": token}, [{"$set": {"until": until}}])
+def renew(name: str, token: int, seconds: float, besides: Raw | None = None) -> Plan[bool]:
+    """Hold a lease for longer, and set what stands in it besides; whether it is still held."""
+    sets = {"until": {"$add": ["$$NOW", int(seconds * 1000)]}, **(besides or {})}
+    held = yield from update_one(COLLECTION, {"_id": name, "n": token}, [{"$set": sets}])
     return bool(held.matched_count)
 
 

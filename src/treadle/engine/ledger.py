@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-import bson
-
 from treadle.graph.change import Change
 from treadle.graph.gather import GatherRule, contribution_stages
 from treadle.graph.pattern import Entry
-from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw, aggregate
 from treadle.query.keys import KEY, freeze
 
@@ -85,7 +82,8 @@ def evaluate(rules: Sequence[GatherRule], ids: Sequence[Any]) -> Plan[Contributi
         return found
     together: dict[Any, list[GatherRule]] = {}
     for rule in rules:
-        together.setdefault(_signature(rule), []).append(rule)
+        alone = None if set(rule.evaluation()) <= {"value"} else rule
+        together.setdefault((rule.alike, alone), []).append(rule)
     for alike in together.values():
         rows: list[Raw] = yield from aggregate(
             alike[0].source.collection,
@@ -122,13 +120,6 @@ def keys_now(rules: Sequence[GatherRule], documents: Sequence[Raw]) -> Plan[dict
             told[signature] = [row[KEY] for row in rows]
         found[rule] = told[signature]
     return found
-
-
-def _signature(rule: GatherRule) -> Any:
-    """Rules that agree in this can be evaluated by one command."""
-    where = bson.encode(rule.where, codec_options=CODEC_OPTIONS)
-    alone = None if set(rule.evaluation()) <= {"value"} else rule
-    return rule.source.collection, rule.key.signature, where, rule.per_element, alone
 
 
 def _projection(rules: Sequence[GatherRule]) -> Raw:

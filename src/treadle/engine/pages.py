@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from treadle.graph.pattern import Entry
-from treadle.plan import Plan, Raw, find
+from treadle.graph.reports import Progress, Report
+from treadle.plan import Plan, Raw, count_documents, find
 from treadle.query.keys import freeze
 
 
@@ -31,12 +32,35 @@ def page(
     """
     chosen = {} if whole else entry.exactly
     shown = projection or projection_of(entry)
-    if last is None:
-        return (yield from find(entry.collection, chosen, shown, sort=[("_id", 1)], limit=limit))
-    # A range query would end where the type of the ids changes; index bounds do not.
-    bounds: Raw = {"min": {"_id": last[0]}, "hint": [("_id", 1)]}
-    rows = yield from find(entry.collection, chosen, shown, sort=[("_id", 1)], limit=limit + 1, **bounds)
-    return [each for each in rows if freeze(each["_id"]) != freeze(last[0])][:limit]
+    most = limit if last is None else limit + 1
+    rows = yield from find(
+        entry.collection, chosen, shown, sort=[("_id", 1)], limit=most, **starting_at(last)
+    )
+    return rows if last is None else [row for row in rows if freeze(row["_id"]) != freeze(last[0])][:limit]
+
+
+def starting_at(last: list[Any] | None) -> Raw:
+    """What makes a find start at an id; a range query would end where the type of the ids changes."""
+    return {} if last is None else {"min": {"_id": last[0]}, "hint": [("_id", 1)]}
+
+
+def go_through(
+    entry: Entry[Any],
+    limit: int,
+    visit: Callable[[Sequence[Raw]], Plan[None]],
+    report: Report | None = None,
+) -> Plan[int]:
+    """Show all documents of a model's very class to `visit`, page by page; how many there were."""
+    total = (yield from count_documents(entry.collection, entry.exactly)) if report else 0
+    done = 0
+    last: list[Any] | None = None
+    while documents := (yield from page(entry, last, limit)):
+        last = [documents[-1]["_id"]]
+        done += len(documents)
+        yield from visit(documents)
+        if report:
+            report(Progress(entry.model.__name__, done, max(total, done)))
+    return done
 
 
 def projection_of(entry: Entry[Any]) -> Raw | None:

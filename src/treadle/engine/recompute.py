@@ -13,15 +13,12 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import bson
-from pymongo.errors import OperationFailure
-
+from treadle.engine.contention import in_pieces
 from treadle.engine.fill import fill_copies
 from treadle.engine.pipelines import stamps_of, update_pipeline
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, source_stages
 from treadle.graph.pattern import Entry, Maintain, Rule
-from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw, aggregate
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import is_about_one_document
@@ -45,34 +42,27 @@ def recompute(rules: Iterable[GatherRule], keys: Sequence[Any], version: tuple[i
             for key, parts in (yield from rule.found(keys, version)).items():
                 values[key].update(parts)
         else:
-            groups.setdefault(_signature(rule), []).append(rule)
+            groups.setdefault(rule.alike, []).append(rule)
     for together in groups.values():
-        rows = yield from _group(together, keys)
+        accumulators = [rule.accumulators() for rule in together]
+        rows = yield from _group(together[0], keys, accumulators)
         for key in values:
+            row = rows.get(key)
             for number, rule in enumerate(together):
-                row = rows.get(key)
-                group = {name: row[f"{name}{number}"] for name in rule.accumulators()} if row else None
+                group = {name: row[f"{name}{number}"] for name in accumulators[number]} if row else None
                 values[key].update(rule.finish(group))
     return values
 
 
-def _signature(rule: GatherRule) -> Any:
-    """Rules that agree in this share one `$group`."""
-    where = bson.encode(rule.where, codec_options=CODEC_OPTIONS)
-    return rule.source.collection, rule.key.signature, where, rule.per_element
-
-
-def _group(rules: Sequence[GatherRule], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
-    accumulators = {
+def _group(rule: GatherRule, keys: Sequence[Any], accumulators: Sequence[Raw]) -> Plan[dict[Any, Raw]]:
+    """Per target what the accumulators of several rules give; `rule` is one of them."""
+    numbered = {
         f"{name}{number}": accumulator
-        for number, rule in enumerate(rules)
-        for name, accumulator in rule.accumulators().items()
+        for number, each in enumerate(accumulators)
+        for name, accumulator in each.items()
     }
-    rows = yield from aggregate(
-        rules[0].source.collection,
-        [*source_stages(rules[0], keys), {"$group": {"_id": f"${KEY}", **accumulators}}],
-    )
-    return {freeze(row["_id"]): row for row in rows}
+    stages = [*source_stages(rule, keys), {"$group": {"_id": f"${KEY}", **numbered}}]
+    return {freeze(row["_id"]): row for row in (yield from aggregate(rule.source.collection, stages))}
 
 
 class Recomputation:
@@ -88,6 +78,16 @@ class Recomputation:
         paths |= {rule.top for rule in self.copies} | {rule.path for rule in self.locals}
         # What a rewrite sets; copies with the field that holds them.
         self.paths = outermost(paths)
+        # What must be read of documents: all where copies or others need it, else the values alone.
+        self.shown: Raw | None = None
+        if not (self.copies or self.locals or entry.feeds):
+            own = [*paths, *(rule.path for rule in self.formulas), *entry.key_projection()]
+            self.shown = dict.fromkeys(outermost(own), 1)
+
+    @classmethod
+    def of(cls, entry: Entry[Any], maintain: Maintain | None = None) -> Recomputation:
+        """The one of a model, made once."""
+        return entry.once((cls, maintain), lambda: cls(entry, maintain))
 
     @property
     def rules(self) -> list[Rule]:
@@ -140,21 +140,18 @@ class Recomputation:
     def _formulas_now(self, keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
         """What the formulas of these documents give; nothing for one that the server cannot compute."""
         computed = {f"f{number}": formula.expression for number, formula in enumerate(self.formulas)}
-        # Not $project, where a plain number would mean to include a field.
-        stages = [{"$match": {"_id": {"$in": list(keys)}}}, {"$replaceWith": {"_id": "$_id", **computed}}]
-        try:
-            rows = yield from aggregate(self.entry.collection, stages)
-        except OperationFailure as error:
-            if not is_about_one_document(error):
-                raise
-            if len(keys) == 1:
-                name = self.entry.model.__name__
-                log.warning("a formula of %s %r cannot be computed: %s", name, keys[0], error)
-                return {}
-            singles: dict[Any, Raw] = {}
-            for key in keys:
-                singles.update((yield from self._formulas_now([key])))
-            return singles
+
+        def attempt(some: Sequence[Any]) -> Plan[list[Raw]]:
+            # Not $project, where a plain number would mean to include a field.
+            stages = [{"$match": {"_id": {"$in": list(some)}}}, {"$replaceWith": {"_id": "$_id", **computed}}]
+            return (yield from aggregate(self.entry.collection, stages))
+
+        def alone(key: Any, error: Exception) -> Plan[list[Raw]]:
+            log.warning("a formula of %s %r cannot be computed: %s", self.entry.model.__name__, key, error)
+            return []
+            yield  # pragma: no cover
+
+        rows = yield from in_pieces(self.entry.limits, keys, attempt, alone, is_about_one_document)
         return {freeze(row["_id"]): row for row in rows}
 
     def sets(self, document: Raw, right: Raw, *, whole: bool = False) -> Raw:

@@ -290,7 +290,7 @@ class ByIntents(Commit):
         reference. The document of a group is made where it is missing, and
         removed where the group is empty.
         """
-        if not any(Recomputation(each).rules for each in entry.related):
+        if not any(Recomputation.of(each).rules for each in entry.related):
             return False
         made = False
         limits = self.graph.limits
@@ -303,7 +303,7 @@ class ByIntents(Commit):
                 made = True
                 continue
             entry = entry.of(document)
-            recomputation = Recomputation(entry)
+            recomputation = Recomputation.of(entry)
             right = yield from self._expected(recomputation, document, cards)
             sets = recomputation.sets(document, right, whole=True)
             unchanged = _unchanged(entry, document, sets)
@@ -345,7 +345,7 @@ class ByIntents(Commit):
         blank: Raw = {}
         for part, value in zip(group.key.parts, key, strict=True):
             put(blank, part.target, value)
-        recomputation = Recomputation(entry)
+        recomputation = Recomputation.of(entry)
         right = yield from self._expected(recomputation, blank, None)
         if not value_at(right, group.path):
             return False

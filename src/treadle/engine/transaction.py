@@ -12,23 +12,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from bson.errors import BSONError
-from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
 from treadle.engine import intents
-from treadle.engine.contention import Contended, attempting, pieces
-from treadle.engine.groups import Arranged, arrange
+from treadle.engine.contention import Contended, attempting, in_pieces
 from treadle.engine.ledger import Ledger
-from treadle.engine.pages import by_ids
 from treadle.engine.react import UNBOUNDED, FanOut, react
 from treadle.engine.recompute import Recomputation
+from treadle.engine.rewrite import rewrite
 from treadle.engine.set_aside import set_aside
 from treadle.engine.work import Commit, Work, Writer, as_they_are_now
-from treadle.graph.change import Change
 from treadle.graph.pattern import REVISION, Entry
-from treadle.plan import Plan, Raw, bulk_write, by_id, find, transact, update_many
+from treadle.plan import Plan, Raw, transact, update_many
 from treadle.plan.server_errors import is_about_one_document, is_poison, is_transient
-from treadle.query.keys import freeze
 
 R = TypeVar("R")
 
@@ -91,57 +87,32 @@ class ByTransaction(Commit):
     # -- repair --------------------------------------------------------------------------------
 
     def mend(self, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
-        def hold() -> Plan[None]:
-            held = {**entry.at_any(keys), **entry.exactly}
-            yield from update_many(entry.collection, held, {"$inc": {REVISION: 1}})
+        recomputation = Recomputation.of(entry)
 
-        attempt = attempting(entry.limits, lambda: self._mend(entry, keys), hold, len(keys))
-        try:
-            return (yield from transact(attempt))
-        except (OperationFailure, BSONError, Contended) as error:
-            if isinstance(error, OperationFailure) and (
-                is_transient(error) or not is_about_one_document(error)
-            ):
-                raise
-            if len(keys) == 1:
-                yield from set_aside(entry.model.__name__, entry.collection, keys[0], error)
-                return []
-            changed: list[Any] = []
-            for start, end in pieces(entry.limits, len(keys), error):
-                changed += yield from self.mend(entry, keys[start:end])
-            return changed
+        def attempt(some: Sequence[Any]) -> Plan[list[Any]]:
+            def hold() -> Plan[None]:
+                held = {**entry.at_any(some), **entry.exactly}
+                yield from update_many(entry.collection, held, {"$inc": {REVISION: 1}})
 
-    def _mend(self, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
-        ledger = Ledger()
-        recomputation = Recomputation(entry)
-        arranged = Arranged([], [])
-        if entry.group is not None:
-            arranged = yield from arrange(self.server, entry, keys, ledger)
-        made = {freeze(each) for each in arranged.made}
-        documents = yield from find(entry.collection, {**entry.at_any(keys), **entry.exactly})
-        present = [each["_id"] for each in documents]
-        yield from ledger.note_before(entry, [each for each in present if freeze(each) not in made])
-        # Really writes the sources of copies; of the worker's too, which finds a copy right and leaves it,
-        # while this transaction still holds an older value for it.
-        expected = yield from recomputation.expected(self.server, documents, guarded=True)
-        operations = []
-        changed = [*arranged.removed]
-        for document, right in zip(documents, expected, strict=True):
-            wrong = recomputation.differs(document, right) or freeze(document["_id"]) in made
-            if wrong:
-                changed.append(entry.key_of(document))
-            pipeline = recomputation.rewrite(recomputation.sets(document, right), stamped=wrong)
-            operations.append(UpdateOne(by_id(document["_id"]), pipeline))
-        if operations:
-            yield from bulk_write(entry.collection, operations, ordered=False)
-        if changed and entry.feeds:
-            afters = yield from by_ids(entry.collection, present)
-            for document in documents:
-                frozen = freeze(document["_id"])
-                before = None if frozen in made else document
-                ledger.add(Change(entry.collection, document["_id"], before, afters[frozen]))
-            yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
-        return changed
+            def mend() -> Plan[list[Any]]:
+                ledger = Ledger()
+                changed = yield from rewrite(self.server, recomputation, some, ledger, within=entry.exactly)
+                yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
+                return changed
+
+            return (yield from transact(attempting(entry.limits, mend, hold, len(some))))
+
+        def alone(key: Any, error: Exception) -> Plan[list[Any]]:
+            yield from set_aside(entry.model.__name__, entry.collection, key, error)
+            return []
+
+        return (yield from in_pieces(entry.limits, keys, attempt, alone, _divides))
+
+
+def _divides(error: Exception) -> bool:
+    """Whether fewer documents at once may fare better."""
+    one = is_about_one_document(error) and not is_transient(error)
+    return one or isinstance(error, (BSONError, Contended))
 
 
 def _final(works: Sequence[Work[Any]], outcomes: Sequence[Any]) -> Plan[list[Any]]:

@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, Final
 
+import bson
 from pymongo import ASCENDING, IndexModel
 
 from treadle.errors import DeclarationError
 from treadle.graph.pattern import STATE, Entry, Maintain, Models, Place, Rule
+from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw
 from treadle.query.keys import GroupKey, Key, ReferenceKey
 from treadle.query.keys import freeze as freeze
@@ -110,6 +113,12 @@ class GatherRule(Rule):
         # Values inside the array that holds the key belong to that one element.
         self.per_element = False
 
+    @cached_property
+    def alike(self) -> Any:
+        """Rules that agree in this have the same contributions, and share one `$group`."""
+        where = bson.encode(self.where, codec_options=CODEC_OPTIONS)
+        return self.source.collection, self.key.signature, where, self.per_element
+
     @property
     def by(self) -> Path:
         """The field in which a source names its target."""
@@ -150,13 +159,6 @@ class GatherRule(Rule):
             return self._element_contributions(raw, depth)
         assert isinstance(key, ReferenceKey)
         return [(each, self.value(raw)) for each in key.several(raw)]
-
-    def keys_of(self, raw: Raw) -> list[Any]:
-        """The targets that a source names, whatever its kind and whether or not it counts for them."""
-        if isinstance(self.key, ReferenceKey) and self.key.array_depth:
-            return self.key.several(raw)
-        one = self.key.one(raw)
-        return [] if one is None else [one]
 
     def _element_contributions(self, raw: Raw, depth: int) -> list[tuple[Any, Any]]:
         found = []

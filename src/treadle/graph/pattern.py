@@ -311,6 +311,7 @@ class Entry(Generic[D]):
         self._lookups: dict[Any, list[Any]] = {}
         # What these ask of each write; the engine makes it at the first one.
         self.derivation: Any = None
+        self._made: dict[Any, Any] = {}
         # How its documents are stored, where that is not one by one.
         self.layout: Layout[D] | None = None
         # The rule that makes and removes documents of this model, if it stands for groups (a `GroupRule`).
@@ -376,13 +377,21 @@ class Entry(Generic[D]):
             ]
         return self._lookups[method]
 
+    def once(self, key: Any, make: Callable[[], R]) -> R:
+        """What follows from the rules of this model, made when it is first asked for."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: R = self._made[key]
+        return made
+
     def add(self, rule: Rule) -> None:
         """Make a rule part of this model."""
         self.rules.append(rule)
-        self._lookups.clear()
+        self.forget_lookups()
 
     def forget_lookups(self) -> None:
         self._lookups.clear()
+        self._made.clear()
 
     @property
     def kept(self) -> dict[str, Any]:

@@ -128,8 +128,10 @@ def is_poison(error: BaseException) -> bool:
     return isinstance(error, OperationFailure) and error.code in POISON
 
 
-def is_about_one_document(error: OperationFailure) -> bool:
+def is_about_one_document(error: BaseException) -> bool:
     """Whether a document stands in the way: poison, or an expression that fails on it."""
+    if not isinstance(error, OperationFailure):
+        return False
     if isinstance(error, (WriteError, BulkWriteError)):
         # What is said of a single write is about its document, unless every write would fail of it.
         # Not a duplicate: it may be another writer's document, which is there by now.

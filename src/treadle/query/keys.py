@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import decimal
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -62,6 +62,16 @@ def may_be_id(key: Any) -> bool:
     return key is not None and not isinstance(key, (list, Regex))
 
 
+def freeze_all(keys: Iterable[Any], *, ids: bool = False) -> list[Any]:
+    """Each key frozen; with `ids`, None in the place of what cannot be one."""
+    return [freeze(key) if not ids or may_be_id(key) else None for key in keys]
+
+
+def distinct(keys: Iterable[Any]) -> list[Any]:
+    """Keys without those that the server takes for equal to another."""
+    return list({freeze(key): key for key in keys}.values())
+
+
 class Key:
     """What the rules of derived data ask of a key."""
 
@@ -80,6 +90,10 @@ class Key:
     def one(self, raw: Raw) -> Any:
         """The key of a source, which has at most one; None for none."""
         raise NotImplementedError  # pragma: no cover
+
+    def of_sources(self, raws: Iterable[Raw]) -> list[Any]:
+        """The keys of all these sources, whatever their kind and whether or not they count."""
+        return [key for raw in raws if (key := self.one(raw)) is not None]
 
     def match(self, keys: Sequence[Any]) -> Raw:
         """A filter, by an index, that lets at least all sources of these targets through."""
@@ -112,7 +126,12 @@ class ReferenceKey(Key):
 
     def several(self, raw: Raw) -> list[Any]:
         """The distinct keys of a source that holds them in an array."""
-        return list({freeze(key): key for key in values_at(raw, self.by.steps) if key is not None}.values())
+        return distinct(key for key in values_at(raw, self.by.steps) if key is not None)
+
+    def of_sources(self, raws: Iterable[Raw]) -> list[Any]:
+        if self.array_depth:
+            return [key for raw in raws for key in self.several(raw)]
+        return super().of_sources(raws)
 
     def match(self, keys: Sequence[Any]) -> Raw:
         return {self.by.stored: {"$in": list(keys)}}
@@ -216,8 +235,7 @@ class GroupKey(Key):
             return {"$or": [self._sources(key) for key in keys]}
         conditions = []
         for number, part in enumerate(self.parts):
-            distinct = list({freeze([key[number]]): key[number] for key in keys}.values())
-            conditions.append(part.match(distinct))
+            conditions.append(part.match(distinct(key[number] for key in keys)))
         return {"$and": conditions}
 
     def _sources(self, key: Sequence[Any]) -> Raw:

@@ -151,6 +151,11 @@ def top(path: str) -> str:
     return path.partition(".")[0]
 
 
+def tops(paths: Iterable[str]) -> set[str]:
+    """The fields of the document itself that stored paths begin with."""
+    return {top(path) for path in paths}
+
+
 def inside(path: str, depth: int) -> str:
     """What is left of a path after so many steps."""
     return ".".join(path.split(".")[depth:])

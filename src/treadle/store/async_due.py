@@ -31,8 +31,8 @@ async def run_due(store: AsyncWriter, now: dt.datetime | None, dry_run: bool) ->
         )
         seconds = store.graph.limits.schedule_lease_seconds / store.graph.limits.lease_renewals
         try:
-            async with repeating_async(seconds, lambda: store.runner.run(scheduler.renewal())):
+            async with repeating_async(seconds, lambda: store.runner.run(scheduler.lease.renew())):
                 return await store.runner.run(scheduler.run_due(now, dry_run), session)
         finally:
             with contextlib.suppress(PyMongoError):
-                await store.runner.run(scheduler.resign())
+                await store.runner.run(scheduler.lease.release())

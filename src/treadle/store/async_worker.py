@@ -13,7 +13,7 @@ from typing import Any
 from bson import ObjectId
 from pymongo.errors import PyMongoError
 
-from treadle.engine import lease
+from treadle.engine.lease import LeaseLost
 from treadle.errors import DataError
 from treadle.plan import Plan, wait
 from treadle.plan.capabilities import Capabilities
@@ -22,7 +22,7 @@ from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import on_terminate, repeating_async
 from treadle.upkeep import stream
 from treadle.upkeep.status import Lag, pending
-from treadle.upkeep.stream import Follower, LeaseLost
+from treadle.upkeep.stream import Follower
 
 
 class AsyncWorker:
@@ -38,7 +38,7 @@ class AsyncWorker:
     @property
     def leading(self) -> bool:
         """Whether this is the one worker that is active just now."""
-        return self._follower is not None and self._follower.token is not None and not self._follower.lost
+        return self._follower is not None and self._follower.lease.held
 
     @property
     def totals(self) -> dict[str, int]:
@@ -90,16 +90,7 @@ class AsyncWorker:
     def _renewing(self, follower: Follower) -> AbstractAsyncContextManager[None]:
         # The lease runs out by itself if the server cannot be reached.
         seconds = follower.limits.worker_lease_seconds / follower.limits.lease_renewals
-        return repeating_async(seconds, lambda: self._store.runner.run(_renewal(self._name, follower)))
-
-
-def _renewal(name: str, follower: Follower) -> Plan[None]:
-    """Renew the lease once, and notice if it is gone."""
-    token, seconds = follower.token, follower.limits.worker_lease_seconds
-    if token is None or follower.lost:
-        return
-    if not (yield from lease.renew(name, token, seconds)) and token == follower.token:
-        follower.lost = True
+        return repeating_async(seconds, lambda: self._store.runner.run(follower.lease.renew()))
 
 
 def _until_idle(follower: Follower) -> Plan[int]:

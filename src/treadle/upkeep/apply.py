@@ -1,4 +1,4 @@
-"""Bringing right what the worker's events made doubtful, in transactions.
+"""Bringing right what the worker's events made dirty, in transactions.
 
 Everything is recomputed from the sources as they are inside the transaction.
 A document that cannot be written (too large, or refused by a validator) is
@@ -13,69 +13,89 @@ from dataclasses import dataclass
 from typing import Any
 
 from bson.errors import BSONError
-from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
 from treadle.engine import intents
-from treadle.engine.contention import Contended, attempting, pieces
+from treadle.engine.contention import Contended, attempting, in_pieces
 from treadle.engine.deletes import delete_documents, detach
-from treadle.engine.groups import arrange
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import UNBOUNDED, FanOut, copy_to, feeds_beyond, react
 from treadle.engine.recompute import Recomputation
+from treadle.engine.rewrite import rewrite
 from treadle.engine.set_aside import set_aside
 from treadle.errors import DataError, UsageError
-from treadle.graph.change import Change
 from treadle.graph.derived import CopyRule
-from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import REVISION, Entry
-from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one, transact, update_many
+from treadle.graph.pattern import REVISION
+from treadle.plan import Plan, Raw, find, find_one, transact, update_many
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import is_about_one_document
-from treadle.query.comparison import same
-from treadle.query.paths import outermost, value_at
-from treadle.upkeep.events import Doubt, Mark
-
-# Documents that one transaction recomputes, and deletions that it follows.
+from treadle.query.keys import distinct, freeze, freeze_all
+from treadle.upkeep.dirty import Dirty, Mark
 
 Finish = Callable[[], Plan[None]]
-# What may be about one document: the server's refusals, the data, and what the driver cannot read.
-POISONOUS = (OperationFailure, DataError, UsageError, BSONError)
-# Of a target that an event's key names in another numeric type, nothing more is known.
-UNKNOWN = Mark(None, sourced=True)
+
+
+def apply(graph: Graph, server: Capabilities, dirty: Dirty, fence: Finish, finish: Finish) -> Plan[int]:
+    """Recompute all that is dirty; `finish` belongs to the last transaction, `fence` to the others.
+
+    How many documents and sources were looked at.
+    """
+    return (yield from _Application(graph, server, dirty, fence).perform(finish))
+
+
+def divides(error: Exception) -> bool:
+    """Whether one document may stand in the way: it is refused, cannot be read, or others write it."""
+    if isinstance(error, OperationFailure):
+        return is_about_one_document(error)
+    return isinstance(error, (DataError, UsageError, BSONError, Contended))
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Documents of one model whose own values are doubtful."""
+    """Documents of one model whose own values are dirty."""
 
-    entry: Entry[Any]
-    marks: Sequence[Mark]
+    recomputation: Recomputation
+    items: Sequence[Mark]
 
     def __len__(self) -> int:
-        return len(self.marks)
+        return len(self.items)
 
-    @property
-    def items(self) -> int:
-        return len(self.marks)
-
-    def part(self, start: int, end: int) -> Targets:
-        return Targets(self.entry, self.marks[start:end])
+    def part(self, items: Sequence[Any]) -> Targets:
+        return Targets(self.recomputation, items)
 
     def hold(self) -> Plan[None]:
         """Write these documents before their sources are read, so that other writers wait meanwhile."""
-        sourced = [mark.key for mark in self.marks if mark.sourced]
+        entry = self.recomputation.entry
+        sourced = [mark.key for mark in self.items if mark.sourced]
         if sourced:
-            condition = self.entry.at_any(sourced)
-            yield from update_many(self.entry.collection, condition, {"$inc": {REVISION: 1}})
+            yield from update_many(entry.collection, entry.at_any(sourced), {"$inc": {REVISION: 1}})
 
-    def bring_right(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[None]:
-        yield from recompute_targets(server, self.entry, self.marks, ledger)
+    def bring_right(self, server: Capabilities, ledger: Ledger) -> Plan[None]:
+        """Recompute the stream-maintained values of these documents.
 
-    def set_aside(self, graph: Graph, server: Capabilities, error: Exception) -> Plan[None]:
-        entry = self.entry
-        yield from set_aside(entry.model.__name__, entry.collection, self.marks[0].key, error)
+        One whose sources changed is really written even if its value stays: a
+        slower recomputation of `repair` must meet it. One that was only touched
+        itself is written if something is wrong, so that the worker does not
+        follow its own writes for ever.
+        """
+        keys, recomputation = [mark.key for mark in self.items], self.recomputation
+        marks = dict(zip(freeze_all(keys), self.items, strict=True))
+        # One that an event's key names in another numeric type is forced: nothing more is known of it.
+        unforced = {frozen for frozen, mark in marks.items() if not mark.sourced}
+        keeping = [rule for rule in recomputation.copies if rule.snapshots]
+
+        def recall(document: Raw) -> Raw:
+            """A document with the values of a moment that are each reference's own."""
+            mark = marks.get(freeze(recomputation.entry.key_of(document)), Mark(None))
+            before = copy.deepcopy(document)
+            for rule in keeping:
+                rule.recall(before, mark.cards, mark.renewed)
+            return before
+
+        yield from rewrite(
+            server, recomputation, keys, ledger, recall=recall if keeping else None, unforced=unforced
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,269 +103,151 @@ class Copies:
     """Sources whose copies must follow them."""
 
     rule: CopyRule
-    keys: Sequence[Any]
+    items: Sequence[Any]
 
     def __len__(self) -> int:
         # Each may have many copies.
         limits = self.rule.target.limits
-        return len(self.keys) * (limits.worker_targets_max // limits.worker_copies_max)
+        return len(self.items) * (limits.worker_targets_max // limits.worker_copies_max)
 
-    @property
-    def items(self) -> int:
-        return len(self.keys)
-
-    def part(self, start: int, end: int) -> Copies:
-        return Copies(self.rule, self.keys[start:end])
+    def part(self, items: Sequence[Any]) -> Copies:
+        return Copies(self.rule, items)
 
     def hold(self) -> Plan[None]:
         """Copies are written as soon as their source is read."""
         yield from ()
 
-    def bring_right(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[None]:
+    def bring_right(self, server: Capabilities, ledger: Ledger) -> Plan[None]:
         rule = self.rule
         followed = feeds_beyond(rule.target, rule.level)
-        sources = yield from find(
-            rule.source.collection, {"_id": {"$in": list(self.keys)}, **rule.source.scope}
-        )
-        for source in sources:
+        chosen = {"_id": {"$in": list(self.items)}, **rule.source.scope}
+        for source in (yield from find(rule.source.collection, chosen)):
             yield from copy_to(rule, source["_id"], source, {}, followed, ledger)
 
-    def set_aside(self, graph: Graph, server: Capabilities, error: Exception) -> Plan[None]:
-        # One of the copies cannot be written: all but that one.
-        yield from copy_widely(graph, server, self.rule, self.keys[0])
+
+Unit = Targets | Copies
 
 
-def apply(graph: Graph, server: Capabilities, doubt: Doubt, fence: Finish, finish: Finish) -> Plan[int]:
-    """Recompute all that is doubtful; `finish` belongs to the last transaction, `fence` to the others.
+class _Application:
+    """The work of one batch."""
 
-    How many documents and sources were looked at.
-    """
-    for rule, gone in doubt.gone.items():
-        for key in gone.values():
-            yield from _follow_deletion(graph, server, rule, key, doubt, fence)
-    for rule, new in doubt.copies.items():
-        if not rule.synced:
-            # Nothing to follow; but who was there before its source takes the values of this moment.
-            referring = rule.referring(*new.values())
-            for each in (yield from find(rule.target.collection, referring, {"_id": 1})):
-                doubt.mark(rule.target, each["_id"], sourced=False)
-    units: list[Targets | Copies] = []
-    # Targets before copies: a card that was another reference's must not first be made half new.
-    for entry, marks in doubt.targets.items():
-        listed = list(marks.values())
-        most = graph.limits.worker_targets_max
-        units.extend(Targets(entry, listed[at : at + most]) for at in range(0, len(listed), most))
-    most, fan_out = graph.limits.worker_copies_max, graph.limits.fan_out_max
-    for rule, keys in doubt.copies.items():
-        few = []
-        for key in keys.values() if rule.synced else ():
-            referring = rule.referring(key)
-            if (yield from find(rule.target.collection, referring, {"_id": 1}, skip=fan_out, limit=1)):
-                yield from copy_widely(graph, server, rule, key)
-            else:
-                few.append(key)
-        units.extend(Copies(rule, few[at : at + most]) for at in range(0, len(few), most))
-    packed = _pack(units, graph.limits.worker_targets_max)
-    for number, together in enumerate(packed):
-        last = number == len(packed) - 1
-        yield from _transaction(graph, server, together, doubt, fence, finish if last else fence)
-    if not packed:
-        yield from transact(finish)
-    return sum(len(unit) for unit in units)
+    def __init__(self, graph: Graph, server: Capabilities, dirty: Dirty, fence: Finish) -> None:
+        self.graph = graph
+        self.limits = graph.limits
+        self.server = server
+        self.dirty = dirty
+        self.fence = fence
 
+    def perform(self, finish: Finish) -> Plan[int]:
+        for rule, gone in self.dirty.gone.items():
+            for key in distinct(gone):
+                yield from self._follow_deletion(rule, key)
+        for rule, new in self.dirty.copies.items():
+            if not rule.synced:
+                # Nothing to follow; but who was there before its source takes the values of this moment.
+                yield from self._mark_referring(rule, distinct(new), sourced=False)
+        units: list[Unit] = []
+        # Targets before copies: a card that was another reference's must not first be made half new.
+        for entry, marks in self.dirty.targets().items():
+            recomputation = Recomputation.of(entry, "stream")
+            units += [Targets(recomputation, some) for some in _chunks(marks, self.limits.worker_targets_max)]
+        for rule, changed in self.dirty.copies.items():
+            few = []
+            for key in distinct(changed) if rule.synced else ():
+                referring, most = rule.referring(key), self.limits.fan_out_max
+                if (yield from find(rule.target.collection, referring, {"_id": 1}, skip=most, limit=1)):
+                    yield from self._copy_widely(rule, key)
+                else:
+                    few.append(key)
+            units += [Copies(rule, some) for some in _chunks(few, self.limits.worker_copies_max)]
+        packed = _pack(units, self.limits.worker_targets_max)
+        for together in packed[:-1]:
+            yield from self._bring_right(together, self.fence)
+        yield from self._bring_right(packed[-1] if packed else [], finish)
+        return sum(len(unit) for unit in units)
 
-def _pack(units: Sequence[Targets | Copies], most: int) -> list[list[Targets | Copies]]:
-    packed: list[list[Targets | Copies]] = []
-    room = 0
-    for unit in units:
-        if len(unit) > room or not packed:
-            packed.append([])
-            room = most
-        packed[-1].append(unit)
-        room -= len(unit)
-    return packed
+    def _mark_referring(self, rule: CopyRule, keys: Sequence[Any], *, sourced: bool) -> Plan[None]:
+        for each in (yield from find(rule.target.collection, rule.referring(*keys), {"_id": 1})):
+            self.dirty.mark(rule.target, each["_id"], sourced=sourced)
 
-
-def _transaction(
-    graph: Graph,
-    server: Capabilities,
-    units: Sequence[Targets | Copies],
-    doubt: Doubt,
-    fence: Finish,
-    end: Finish,
-) -> Plan[None]:
-    try:
-        yield from transact(_attempting(graph, server, units, end))
-    except (*POISONOUS, Contended) as error:
-        if not _is_about_one_document(error):
-            raise
-        for unit in units:
-            yield from _in_pieces(graph, server, unit, doubt, fence, error)
-        yield from transact(end)
-
-
-def _attempting(
-    graph: Graph, server: Capabilities, units: Sequence[Targets | Copies], end: Finish
-) -> Callable[[], Plan[None]]:
-    """What a transaction does, each time it is attempted."""
-
-    def attempt() -> Plan[None]:
-        ledger = Ledger()
-        for unit in units:
-            yield from unit.bring_right(graph, server, ledger)
-        yield from react(graph, server, ledger, copies_max=UNBOUNDED)
-        yield from end()
-
-    def hold() -> Plan[None]:
-        for unit in units:
-            yield from unit.hold()
-
-    return attempting(graph.limits, attempt, hold, sum(unit.items for unit in units))
-
-
-def _is_about_one_document(error: Exception) -> bool:
-    return not isinstance(error, OperationFailure) or is_about_one_document(error)
-
-
-def _in_pieces(
-    graph: Graph,
-    server: Capabilities,
-    unit: Targets | Copies,
-    doubt: Doubt,
-    fence: Finish,
-    reason: Exception,
-) -> Plan[None]:
-    """Do a unit in pieces: until a document that cannot be written stands alone, or others leave room."""
-    for start, end in pieces(graph.limits, unit.items, reason):
-        part = unit.part(start, end)
+    def _bring_right(self, units: Sequence[Unit], end: Finish) -> Plan[None]:
+        """Do units in one transaction; in pieces, until a document that cannot be written stands alone."""
         try:
-            yield from transact(_attempting(graph, server, [part], fence))
-        except (*POISONOUS, Contended) as error:
-            if not _is_about_one_document(error):
+            yield from self._transaction(units, end)
+        except Exception as error:
+            if not divides(error):
                 raise
-            if part.items > 1:
-                yield from _in_pieces(graph, server, part, doubt, fence, error)
-                continue
-            doubt.aside += 1
-            yield from part.set_aside(graph, server, error)
+            for unit in units:
+                yield from self._in_pieces(unit, error)
+            yield from transact(end)
 
+    def _transaction(self, units: Sequence[Unit], end: Finish) -> Plan[None]:
+        def attempt() -> Plan[None]:
+            ledger = Ledger()
+            for unit in units:
+                yield from unit.bring_right(self.server, ledger)
+            yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
+            yield from end()
 
-def copy_widely(graph: Graph, server: Capabilities, rule: CopyRule, key: Any) -> Plan[None]:
-    """Make the copies of one source in chunks, around any that cannot be made."""
-    yield from intents.finish(graph, server, FanOut(rule, key), {"after": None, "n": -1})
+        def hold() -> Plan[None]:
+            for unit in units:
+                yield from unit.hold()
 
+        yield from transact(attempting(self.limits, attempt, hold, sum(len(unit.items) for unit in units)))
 
-# -- targets -----------------------------------------------------------------------------------
+    def _in_pieces(self, unit: Unit, reason: Exception) -> Plan[None]:
+        def attempt(items: Sequence[Any]) -> Plan[list[None]]:
+            yield from self._transaction([unit.part(items)], self.fence)
+            return []
 
+        def alone(item: Any, error: Exception) -> Plan[list[None]]:
+            self.dirty.aside += 1
+            if isinstance(unit, Copies):
+                # One of the copies cannot be written: all but that one.
+                yield from self._copy_widely(unit.rule, item)
+            else:
+                entry = unit.recomputation.entry
+                yield from set_aside(entry.model.__name__, entry.collection, item.key, error)
+            return []
 
-def recompute_targets(
-    server: Capabilities, entry: Entry[Any], marks: Sequence[Mark], ledger: Ledger
-) -> Plan[None]:
-    """Recompute the stream-maintained values of these documents.
+        yield from in_pieces(self.limits, unit.items, attempt, alone, divides, reason)
 
-    One whose sources changed is really written even if its value stays: a
-    slower recomputation of `repair` must meet it. One that was only touched
-    itself is written if something is wrong, so that the worker does not
-    follow its own writes for ever.
-    """
-    recomputation = Recomputation(entry, "stream")
-    by_key = {freeze(mark.key): mark for mark in marks}
-    keys = [mark.key for mark in marks]
-    made: set[Any] = set()
-    if entry.group is not None:
-        arranged = yield from arrange(server, entry, keys, ledger)
-        made = {freeze(each) for each in arranged.made}
-    documents = yield from find(entry.collection, entry.at_any(keys), _shown(recomputation))
-    if not documents:
-        return
-    present = [each["_id"] for each in documents]
-    if entry.feeds:
-        yield from ledger.note_before(entry, [each for each in present if freeze(each) not in made])
-    of_document = [by_key.get(freeze(entry.key_of(each)), UNKNOWN) for each in documents]
-    befores = [_recalled(recomputation, *pair) for pair in zip(documents, of_document, strict=True)]
-    expected = yield from recomputation.expected(server, documents, befores)
-    operations = []
-    for document, right, mark in zip(documents, expected, of_document, strict=True):
-        sets = {
-            path: literal
-            for path, literal in recomputation.sets(document, right, whole=True).items()
-            if not same(value_at(document, path), literal["$literal"])
-        }
-        if sets or mark.sourced or recomputation.differs(document, right):
-            pipeline = recomputation.rewrite(sets, stamped=bool(sets) or mark.sourced)
-            operations.append(UpdateOne(by_id(document["_id"]), pipeline))
-    if not operations:
-        return
-    yield from bulk_write(entry.collection, operations, ordered=False)
-    if entry.feeds:
-        rows = yield from find(entry.collection, {"_id": {"$in": present}})
-        afters = {freeze(each["_id"]): each for each in rows}
-        for document in documents:
-            frozen = freeze(document["_id"])
-            before = None if frozen in made else document
-            ledger.add(Change(entry.collection, document["_id"], before, afters[frozen]))
+    def _copy_widely(self, rule: CopyRule, key: Any) -> Plan[None]:
+        """Make the copies of one source in chunks, around any that cannot be made."""
+        yield from intents.finish(self.graph, self.server, FanOut(rule, key), {"after": None, "n": -1})
 
+    # -- deleted sources ---------------------------------------------------------------------------
 
-def _shown(recomputation: Recomputation) -> Raw | None:
-    """What is read of the documents: all of it where copies or others need it, else the values alone."""
-    entry = recomputation.entry
-    if recomputation.copies or recomputation.locals or entry.feeds:
-        return None
-    paths = [*recomputation.paths, *(rule.path for rule in recomputation.formulas), "_id"]
-    return {
-        **dict.fromkeys(outermost(paths), 1),
-        **(entry.key_projection() if entry.group is not None else {}),
-    }
-
-
-def _recalled(recomputation: Recomputation, document: Raw, mark: Mark) -> Raw:
-    """A document with the values of a moment that are each reference's own."""
-    keeping = [rule for rule in recomputation.copies if rule.snapshots]
-    if not keeping:
-        return document
-    before = copy.deepcopy(document)
-    for rule in keeping:
-        rule.recall(before, mark.cards, mark.renewed)
-    return before
-
-
-# -- deleted sources -------------------------------------------------------------------------------
-
-
-def _follow_deletion(
-    graph: Graph, server: Capabilities, rule: CopyRule, key: Any, doubt: Doubt, fence: Finish
-) -> Plan[None]:
-    """Do as `on_delete` says to what refers to a source that is gone, a thousand at a time."""
-    condition: Raw = rule.referring(key)
-    if rule.on_delete == "restrict":
-        # A writer that does not use Treadle deleted it all the same; the copies lose their source.
-        for each in (yield from find(rule.target.collection, condition, {"_id": 1})):
-            doubt.mark(rule.target, each["_id"], sourced=True)
-        return
-    stuck: list[Any] = []
-    most = graph.limits.worker_gone_max
-    while (yield from find_one(rule.source.collection, rule.source.one(key), {"_id": 1})) is None:
-        within = {**condition, "_id": {"$nin": stuck}} if stuck else condition
-        found = yield from find(rule.target.collection, within, {"_id": 1}, limit=most)
-        keys = [each["_id"] for each in found]
-        if keys:
-            stuck += yield from _cut_loose(graph, server, rule, key, keys, doubt, fence)
-        if len(keys) < most:
+    def _follow_deletion(self, rule: CopyRule, key: Any) -> Plan[None]:
+        """Do as `on_delete` says to what refers to a source that is gone, a thousand at a time."""
+        if rule.on_delete == "restrict":
+            # A writer that does not use Treadle deleted it all the same; the copies lose their source.
+            yield from self._mark_referring(rule, [key], sourced=True)
             return
 
+        def attempt(keys: Sequence[Any]) -> Plan[list[Any]]:
+            yield from transact(lambda: self._detach(rule, key, keys))
+            return []
 
-def _cut_loose(
-    graph: Graph,
-    server: Capabilities,
-    rule: CopyRule,
-    key: Any,
-    keys: Sequence[Any],
-    doubt: Doubt,
-    fence: Finish,
-) -> Plan[list[Any]]:
-    """Delete these documents, or clear their references; those for which it cannot be done, set aside."""
+        def alone(stuck: Any, error: Exception) -> Plan[list[Any]]:
+            # Another reference forbids it, or the document cannot be written: somebody must decide.
+            self.dirty.aside += 1
+            yield from set_aside(rule.place.label, rule.target.collection, stuck, error)
+            return [stuck]
 
-    def attempt() -> Plan[None]:
+        stuck: list[Any] = []
+        most = self.limits.worker_gone_max
+        while (yield from find_one(rule.source.collection, rule.source.one(key), {"_id": 1})) is None:
+            within = {**rule.referring(key), **({"_id": {"$nin": stuck}} if stuck else {})}
+            rows = yield from find(rule.target.collection, within, {"_id": 1}, limit=most)
+            if rows:
+                keys = [row["_id"] for row in rows]
+                stuck += yield from in_pieces(self.limits, keys, attempt, alone, divides)
+            if len(rows) < most:
+                return
+
+    def _detach(self, rule: CopyRule, key: Any, keys: Sequence[Any]) -> Plan[None]:
+        """Delete these documents, or clear their references."""
         if (yield from find_one(rule.source.collection, rule.source.one(key), {"_id": 1})) is not None:
             # It came back; its insertion is another event.
             return
@@ -356,20 +258,22 @@ def _cut_loose(
             yield from delete_documents(rule.target, referring, ledger)
         elif referring:
             yield from detach(rule, referring, [key], ledger)
-        yield from react(graph, server, ledger, copies_max=UNBOUNDED)
-        yield from fence()
+        yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
+        yield from self.fence()
 
-    try:
-        yield from transact(attempt)
-    except POISONOUS as error:
-        if not _is_about_one_document(error):
-            raise
-        if len(keys) == 1:
-            # Another reference forbids it, or the document cannot be written: somebody must decide.
-            doubt.aside += 1
-            yield from set_aside(rule.place.label, rule.target.collection, keys[0], error)
-            return [keys[0]]
-        middle = len(keys) // 2
-        first = yield from _cut_loose(graph, server, rule, key, keys[:middle], doubt, fence)
-        return [*first, *(yield from _cut_loose(graph, server, rule, key, keys[middle:], doubt, fence))]
-    return []
+
+def _chunks(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def _pack(units: Sequence[Unit], most: int) -> list[list[Unit]]:
+    """Units that one transaction does together."""
+    packed: list[list[Unit]] = []
+    room = 0
+    for unit in units:
+        if len(unit) > room or not packed:
+            packed.append([])
+            room = most
+        packed[-1].append(unit)
+        room -= len(unit)
+    return packed

@@ -12,50 +12,110 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pymongo import DeleteOne, UpdateOne
 
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry
-from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
+from treadle.plan import Plan, Raw, bulk_write, delete_many, find
 from treadle.query.keys import GroupKey, freeze
-from treadle.query.paths import outermost, put, value_at
-from treadle.upkeep import position
-from treadle.upkeep.events import Doubt
+from treadle.query.paths import overlap, plain, put, value_at
+from treadle.upkeep.change_stream import AFTER
+from treadle.upkeep.dirty import Dirty, Event
 
 COLLECTION = "treadle.contributions"
 
 
-def settle(doubt: Doubt) -> Plan[list[Any]]:
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What an event says about the targets of a source from now on.
+
+    The keys of the targets it names: exactly these, or these besides those
+    before. Of a source that belongs to a group, the fields that decide which:
+    all of them if `exact`, else those that changed.
+    """
+
+    keys: tuple[Any, ...] = ()
+    fields: tuple[tuple[str, Any], ...] = ()
+    exact: bool = False
+
+
+def settle(dirty: Dirty) -> Plan[list[Any]]:
     """Mark what changed sources fed and feed; the writes that bring the ledger up to date."""
-    if not doubt.entries:
+    if not dirty.entries:
         return []
-    names = {freeze(name): name for name in (_name(rule.source, key) for rule, key, _ in doubt.entries)}
+    every = [_name(rule.source, event.key) for rule, event in dirty.entries]
+    names = {freeze(name): name for name in every}
     rows: dict[Any, dict[str, dict[Any, Any]]] = {}
     for row in (yield from find(COLLECTION, {"_id": {"$in": list(names.values())}})):
         rows[freeze(row["_id"])] = {
             each["rule"]: {freeze(key): key for key in each["keys"]} for each in row["fed"]
         }
-    states: dict[GatherRule, list[Raw]] = {}
-    for rule, source, fed in doubt.entries:
-        known = rows.setdefault(freeze(_name(rule.source, source)), {})
+    for rule, event in dirty.entries:
+        fed = told_by(rule, event)
+        known = rows.setdefault(freeze(_name(rule.source, event.key)), {})
         before = known.get(rule.place.label, {})
         if isinstance(rule.key, GroupKey):
             # The one thing that is noted of it is what decides its group.
             old = next(iter(before.values()), None)
             new = _changed(None if fed.exact else old, fed.fields)
-            states.setdefault(rule, []).extend(each for each in (old, new) if each is not None)
+            states = dirty.sources.setdefault(rule, [])
+            states.extend(each for each in (old, new) if each is not None)
             known[rule.place.label] = {} if new is None else {0: new}
             continue
         now = {freeze(key): key for key in fed.keys}
         for key in {**before, **now}.values():
-            doubt.mark(rule.target, key, sourced=True)
+            dirty.mark(rule.target, key, sourced=True)
         known[rule.place.label] = now if fed.exact else {**before, **now}
-    for rule, decisive in states.items():
-        for key in (yield from groups_of(rule, decisive)):
-            doubt.mark(rule.target, key, sourced=True)
     return [_write(names[frozen], known) for frozen, known in rows.items()]
+
+
+def told_by(rule: GatherRule, event: Event) -> Fed:
+    """The keys that an event says a source feeds, from the event alone.
+
+    The document as it is now would not do: it may have moved on, and a target
+    that counted it in between would never be told.
+    """
+    if event.kind == "delete":
+        return Fed(exact=True)
+    if isinstance(rule.key, GroupKey):
+        return _fields(rule.key, event)
+    after = event.raw.get(AFTER)
+    if after is not None and event.kind in ("insert", "replace"):
+        return Fed(tuple(rule.key.of_sources([after])), exact=True)
+    (path,) = rule.key.paths
+    keys: list[Any] = []
+    exact = False
+    for each in event.raw.get("values") or ():
+        name = plain(each["k"])
+        if not overlap(name, path):
+            continue
+        inside: Raw = {}
+        put(inside, name, each["v"])
+        keys += rule.key.of_sources([inside])
+        exact = exact or (name == each["k"] and path.startswith(name))
+    if any(overlap(plain(name), path) and plain(name) == name for name in event.raw.get("removed") or ()):
+        exact = True
+    return Fed(tuple(keys), exact=exact)
+
+
+def _fields(key: GroupKey, event: Event) -> Fed:
+    """The values that decide a source's group, as far as an event tells them."""
+    paths = sorted(key.paths)
+    if event.kind in ("insert", "replace"):
+        raw = event.raw.get(AFTER) or {}
+        return Fed(fields=tuple((path, value_at(raw, path)) for path in paths), exact=True)
+    changed: list[tuple[str, Any]] = []
+    for each in event.raw.get("values") or ():
+        for path in paths:
+            if path == each["k"] or path.startswith(each["k"] + "."):
+                rest = path[len(each["k"]) + 1 :]
+                changed.append((path, value_at(each["v"], rest)))
+    for name in event.raw.get("removed") or ():
+        changed.extend((path, None) for path in paths if path == name or path.startswith(name + "."))
+    return Fed(fields=tuple(changed))
 
 
 def _changed(state: Raw | None, fields: Sequence[tuple[str, Any]]) -> Raw | None:
@@ -66,24 +126,6 @@ def _changed(state: Raw | None, fields: Sequence[tuple[str, Any]]) -> Raw | None
     for path, value in fields:
         put(new, path, value)
     return new
-
-
-def groups_of(rule: GatherRule, states: Sequence[Raw]) -> Plan[list[Any]]:
-    """The groups that these fields decide; windows in a time zone are the server's to tell."""
-    assert isinstance(rule.key, GroupKey)
-    if rule.key.local:
-        found = [rule.key.one(state) for state in states]
-        return [key for key in found if key is not None]
-    each = {
-        "$map": {
-            "input": {"$literal": list(states)},
-            "in": [part.expression("$this.") for part in rule.key.parts],
-        }
-    }
-    # Any document will do to compute with; the worker's own row is always there.
-    rows = yield from aggregate(position.COLLECTION, [{"$limit": 1}, {"$project": {"keys": each}}])
-    checked = [rule.key.checked(values) for row in rows for values in row["keys"]]
-    return [key for key in checked if key is not None]
 
 
 def _name(source: Entry[Any], key: Any) -> Raw:
@@ -102,19 +144,15 @@ def record(source: Entry[Any], rules: Sequence[GatherRule], documents: Iterable[
     operations = []
     for document in documents:
         for rule in rules:
-            keys: list[Any] = []
+            name, label = _name(source, document["_id"]), rule.place.label
             if isinstance(rule.key, GroupKey):
                 state: Raw = {}
                 for path in rule.key.paths:
                     put(state, path, value_at(document, path))
                 # The worker may have noted a newer one, which stays.
-                operations.extend(
-                    _joined(_name(source, document["_id"]), rule.place.label, [state], only_first=True)
-                )
-            else:
-                keys = rule.keys_of(document)
-            if keys:
-                operations.extend(_joined(_name(source, document["_id"]), rule.place.label, keys))
+                operations += _joined(name, label, [state], only_first=True)
+            elif keys := rule.key.of_sources([document]):
+                operations += _joined(name, label, keys)
     if operations:
         yield from bulk_write(COLLECTION, operations)
 
@@ -136,14 +174,3 @@ def forget(collections: Sequence[str]) -> Plan[None]:
     """Drop the rows of collections whose former states the server keeps by now."""
     if collections:
         yield from delete_many(COLLECTION, {"_id.collection": {"$in": list(collections)}})
-
-
-def sources(entry: Entry[Any], last: list[Any] | None, rules: Sequence[GatherRule]) -> Plan[list[Raw]]:
-    """The next page of a source collection, with what the rules find their targets by."""
-    stages: list[Raw] = [{"$sort": {"_id": 1}}, {"$limit": entry.limits.contributions_page}]
-    if last is not None:
-        # Compares ids of all types, which a plain range does not.
-        stages.insert(0, {"$match": {"$expr": {"$gt": ["$_id", {"$literal": last[0]}]}}})
-    fields = {path for rule in rules for path in rule.key.paths}
-    stages.append({"$project": dict.fromkeys(outermost(fields), 1)})
-    return (yield from aggregate(entry.collection, stages))

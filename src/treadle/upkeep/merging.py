@@ -2,28 +2,41 @@
 
 Rules with conditions of their own are branches: each is grouped by itself, and
 the branches are joined by key before anything is written, so that a target is
-written once and never seen half done.
+written once and never seen half done. What a merge cannot do is mended in
+transactions, group by group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import bson
+from pymongo.errors import OperationFailure
 
-from treadle.engine import lease
+from treadle.engine.lease import Lease
 from treadle.engine.pipelines import BUMP, formula_stages, stamps_of
-from treadle.graph.gather import GatherRule
+from treadle.graph.derived import CopyRule
+from treadle.graph.gather import GatherRule, GroupRule, contribution_stages
+from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION, Entry
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
-from treadle.plan import Plan, Raw, aggregate
-from treadle.query.keys import KEY, GroupKey
+from treadle.plan import Plan, Raw, aggregate, count_documents, delete_many, find, find_one
+from treadle.plan.capabilities import Capabilities
+from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document
+from treadle.query.keys import KEY, GroupKey, distinct
+from treadle.upkeep.closed import Bounds, closed_match
+from treadle.upkeep.rebuild import mend
 
 # Which run has written a document; a number that only grows, and that of its lease.
 RUN = f"{RESERVED}.run"
 LEASE = "schedule"
 HELD = "treadle_held"
+
+# A filter for groups, whose key stands at these paths.
+GroupFilter = Callable[[Sequence[str]], Raw]
+# The values that some parts of a key have, by the number of the part.
+Scope = dict[int, Any]
 
 
 def perform(collection: str, stages: Sequence[Raw]) -> Plan[None]:
@@ -36,11 +49,10 @@ def perform(collection: str, stages: Sequence[Raw]) -> Plan[None]:
 
 def _branches(rules: Sequence[GatherRule]) -> list[list[GatherRule]]:
     """Rules that one `$group` computes, those with the fewest conditions first."""
-    found: dict[Any, list[GatherRule]] = {}
+    branches: dict[Any, list[GatherRule]] = {}
     for rule in rules:
-        where = bson.encode(rule.where, codec_options=CODEC_OPTIONS)
-        found.setdefault((rule.key.signature, where, rule.per_element), []).append(rule)
-    return list(found.values())
+        branches.setdefault(rule.alike, []).append(rule)
+    return list(branches.values())
 
 
 class Accumulators:
@@ -57,9 +69,9 @@ class Accumulators:
             paths = self.of_rule.setdefault(rule, {})
             for name, accumulator in rule.accumulators().items():
                 same = branch, bson.encode(accumulator, codec_options=CODEC_OPTIONS)
-                found = self._names.setdefault(same, f"a{len(self._names)}")
-                stage[found] = accumulator
-                paths[name] = f"${found}"
+                field = self._names.setdefault(same, f"a{len(self._names)}")
+                stage[field] = accumulator
+                paths[name] = f"${field}"
         return stage
 
     @property
@@ -119,7 +131,9 @@ def group_stages(entry: Entry[Any], before: Raw, after: Raw) -> list[Raw]:
     return [*stages, {"$project": shown}]
 
 
-def merge_groups(entry: Entry[Any], before: Raw, after: Raw, run: int, *, empty: bool = False) -> list[Raw]:
+def merge_groups(
+    entry: Entry[Any], before: Raw, after: Raw, lease: Lease, *, empty: bool = False
+) -> list[Raw]:
     """The whole recomputation of groups, ending in `$merge`; each document is stamped with the run.
 
     Into an empty collection they are only inserted, which is quicker.
@@ -130,7 +144,7 @@ def merge_groups(entry: Entry[Any], before: Raw, after: Raw, run: int, *, empty:
     formulas = formula_stages(entry)
     paths = sorted({path for rule in entry.having(GatherRule) for path in _parts(rule)})
     taken: Raw = {path: f"$$new.{path}" for path in paths}
-    matched: list[Raw] = [{"$set": {**taken, **stamps, RUN: run, **BUMP}}, *formulas]
+    matched: list[Raw] = [{"$set": {**taken, **stamps, RUN: lease.token, **BUMP}}, *formulas]
     into: Raw = {
         "into": entry.collection,
         "whenMatched": "fail" if empty else matched,
@@ -138,8 +152,8 @@ def merge_groups(entry: Entry[Any], before: Raw, after: Raw, run: int, *, empty:
     }
     if not group.key.identity:
         into["on"] = group.key.targets
-    new: list[Raw] = [{"$set": {**stamps, RUN: run, REVISION: 1}}, *formulas]
-    return [*group_stages(entry, before, after), *lease.held(LEASE, run, HELD), *new, {"$merge": into}]
+    new: list[Raw] = [{"$set": {**stamps, RUN: lease.token, REVISION: 1}}, *formulas]
+    return [*group_stages(entry, before, after), *lease.held_stages(HELD), *new, {"$merge": into}]
 
 
 def _parts(rule: GatherRule) -> Iterator[str]:
@@ -154,7 +168,7 @@ class _Anything(dict[str, str]):
 # -- fields of targets that exist ---------------------------------------------------------------------
 
 
-def merge_fields(entry: Entry[Any], rules: Sequence[GatherRule], run: int) -> list[Raw]:
+def merge_fields(entry: Entry[Any], rules: Sequence[GatherRule], lease: Lease) -> list[Raw]:
     """The recomputation of fields in all targets, from the targets' collection.
 
     Begins with every target, so that one whose last source has left is set
@@ -193,4 +207,150 @@ def merge_fields(entry: Entry[Any], rules: Sequence[GatherRule], run: int) -> li
         *formula_stages(entry),
     ]
     into = {"into": entry.collection, "whenMatched": matched, "whenNotMatched": "discard"}
-    return [*stages, {"$project": {"_id": 1, **shown}}, *lease.held(LEASE, run, HELD), {"$merge": into}]
+    return [*stages, {"$project": {"_id": 1, **shown}}, *lease.held_stages(HELD), {"$merge": into}]
+
+
+# -- the groups of one run ------------------------------------------------------------------------------
+
+
+class GroupWork:
+    """The recomputation of groups in one run, and how many documents it wrote and removed."""
+
+    def __init__(self, graph: Graph, server: Capabilities, entry: Entry[Any], lease: Lease) -> None:
+        self.graph = graph
+        self.server = server
+        self.entry = entry
+        self.lease = lease
+        self.group: GroupRule = entry.group
+        self.key = self.group.key
+        self.written = 0
+        self.removed = 0
+
+    def everything(self, bounds: Bounds) -> Plan[None]:
+        """All closed groups."""
+        sources = self._sources_between([None] * len(bounds), bounds)
+        yield from self._compute(sources, lambda paths: closed_match(paths, bounds))
+
+    def some(self, scopes: Sequence[Scope], known: Bounds, bounds: Bounds) -> Plan[None]:
+        """The groups that closed since, and those that changed."""
+
+        def closing(paths: Sequence[str]) -> Raw:
+            pairs = zip(paths, known, strict=True)
+            newly = [{path: {"$gte": old}} for path, old in pairs if old is not None]
+            return {"$and": [closed_match(paths, bounds), {"$or": newly}]}
+
+        if known != bounds:
+            yield from self._compute(self._sources_between(known, bounds), closing)
+        size = self.entry.limits.group_page
+        for start in range(0, len(scopes), size):
+            yield from self.lease.check()
+            chunk = scopes[start : start + size]
+
+            def within(paths: Sequence[str], chunk: Sequence[Scope] = chunk) -> Raw:
+                return {
+                    "$or": [
+                        {paths[number]: {"$eq": value} for number, value in each.items()} for each in chunk
+                    ]
+                }
+
+            yield from self._compute({"$or": [self._sources_in(scope) for scope in chunk]}, within)
+
+    # -- which groups -----------------------------------------------------------------------
+
+    def scopes(self, keys: Sequence[list[Any]]) -> list[Scope]:
+        """Whole windows where there are windows, else single groups."""
+        windows = [number for number, part in enumerate(self.key.parts) if part.window is not None]
+        numbers = windows or range(len(self.key.parts))
+        return distinct({number: key[number] for number in numbers} for key in keys)
+
+    def _sources_in(self, scope: Scope) -> Raw:
+        return {"$and": [self.key.parts[number].match([value]) for number, value in scope.items()]}
+
+    def _sources_between(self, first: Bounds, last: Bounds) -> Raw:
+        """A filter by dates that lets at least the sources of these windows through."""
+        windows = [
+            (part, part.window, start, end)
+            for part, start, end in zip(self.key.parts, first, last, strict=True)
+            if part.window is not None and end is not None
+        ]
+        if len(windows) != 1 or windows[0][0].optional:
+            return {}
+        ((part, window, start, end),) = windows
+        condition: Raw = {"$lt": window.span(end)[1] if not window.utc else end}
+        if start is not None:
+            condition["$gte"] = window.span(start)[0]
+        return {part.source: condition}
+
+    # -- how ----------------------------------------------------------------------------------
+
+    def _compute(self, sources: Raw, within: GroupFilter) -> Plan[None]:
+        """Compute groups from sources that match; remove the documents of those that are gone."""
+        entry, key = self.entry, self.key
+        if entry.feeds:
+            # What others are fed by must be followed, which a merge on the server would not see to.
+            yield from self._mend(within)
+            return
+        try:
+            yield from self._merge(sources, within(key_paths(key)))
+        except OperationFailure as error:
+            if not is_about_one_document(error):
+                raise
+            # One document cannot be written: all but that one.
+            yield from self._mend(within)
+            return
+        yield from self.lease.check()
+        optional = [] if key.identity else [part.target for part in key.parts if part.optional]
+        # Groups without a value were left out of the merge.
+        conditions = [within(key.targets), *({path: {"$ne": None}} for path in optional)]
+        chosen = [each for each in conditions if each]
+        mine = {"$and": [*chosen, {RUN: self.lease.token}]}
+        self.written += yield from count_documents(entry.collection, mine)
+        unstamped = {"$or": [{RUN: {"$lt": self.lease.token}}, {RUN: None}]}
+        self.removed += (
+            yield from delete_many(entry.collection, {"$and": [*chosen, unstamped]})
+        ).deleted_count
+        if optional:
+            nulls = [{f"{KEY}.{number}": None} for number, part in enumerate(key.parts) if part.optional]
+            yield from self._mend(within, {"$or": nulls})
+        if entry.having(CopyRule):
+            rows = yield from find(entry.collection, mine, entry.key_projection())
+            yield from self._mend_keys([entry.key_of(each) for each in rows])
+
+    def _merge(self, sources: Raw, after: Raw) -> Plan[None]:
+        entry, source = self.entry, self.group.source.collection
+        if (yield from find_one(entry.collection, {}, {"_id": 1})) is None:
+            try:
+                yield from perform(source, merge_groups(entry, sources, after, self.lease, empty=True))
+                return
+            except OperationFailure as error:
+                if error.code != DUPLICATE_KEY:
+                    raise
+                # Somebody repaired a group meanwhile.
+        yield from perform(source, merge_groups(entry, sources, after, self.lease))
+
+    def _mend(self, within: GroupFilter, besides: Raw | None = None) -> Plan[None]:
+        """The same in transactions, group by group, with all that follows."""
+        paths = [f"{KEY}.{number}" for number in range(len(self.key.parts))]
+        chosen = [each for each in (within(paths), besides) if each]
+        only: list[Raw] = [{"$match": {"$and": chosen}}] if chosen else []
+        alike = {"$group": {"_id": f"${KEY}"}}
+        documents = [{"$project": {KEY: self.key.target_expression()}}, *only, alike]
+        rows = yield from aggregate(
+            self.group.source.collection,
+            [
+                *contribution_stages(self.group, None),
+                *only,
+                alike,
+                {"$set": {"sources": 1}},
+                {"$unionWith": {"coll": self.entry.collection, "pipeline": documents}},
+                {"$group": {"_id": "$_id", "sources": {"$sum": "$sources"}}},
+            ],
+            allowDiskUse=True,
+        )
+        yield from self._mend_keys([row["_id"] for row in rows])
+        present = sum(1 for row in rows if row["sources"])
+        self.written += present
+        self.removed += len(rows) - present
+
+    def _mend_keys(self, keys: Sequence[Any]) -> Plan[None]:
+        yield from mend(self.graph, self.server, self.entry, keys, before=self.lease.check)

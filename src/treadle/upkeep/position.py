@@ -2,17 +2,17 @@
 
 A row of `treadle.streams` holds the place (a resume token, or the operation
 time at which to begin), the number of the lease that may move it, the rules
-that have been built, and what still has to be gone over.
+that have been built, and the collections that are still to be gone over (`owed`).
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from typing import Any
 
 from treadle.graph.pattern import Pattern, Rule
-from treadle.plan import Plan, Raw, database_command, update_one
+from treadle.plan import Plan, Raw, update_one
+from treadle.upkeep.change_stream import operation_time
 
 NAME = "worker"
 COLLECTION = "treadle.streams"
@@ -31,28 +31,14 @@ def signature(rule: Rule) -> str:
     return f"{rule.place.label}:{zlib.crc32(described.encode()):08x}"
 
 
-def resume(position: Raw) -> Raw:
-    """The change stream's option for where to begin."""
-    if position.get("token") is not None:
-        return {"startAfter": position["token"]}
-    return {"startAtOperationTime": position["start"]}
-
-
-def operation_time() -> Plan[Any]:
-    """The server's present place in its history."""
-    return (yield from database_command({"ping": 1}, writes=False))["operationTime"]
+def first_row() -> Plan[Raw]:
+    """The row of a worker that has read nothing yet: it begins at the server's present place."""
+    return {"start": (yield from operation_time()), "token": None, "rules": [], "owed": [], "ledgers": []}
 
 
 def begin(name: str = NAME) -> Plan[None]:
     """Note the place in history from which the worker is to stream, unless it has one."""
-    first = {
-        "start": (yield from operation_time()),
-        "token": None,
-        "rules": [],
-        "owed": [],
-        "ledgers": [],
-        "n": 0,
-    }
+    first = {**(yield from first_row()), "n": 0}
     yield from update_one(COLLECTION, {"_id": name}, {"$setOnInsert": first}, upsert=True)
 
 

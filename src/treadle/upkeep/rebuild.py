@@ -6,21 +6,21 @@ target, so that writers can go on: who collides starts again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from treadle.engine.commit import commit_on
 from treadle.engine.groups import differing, keys_found, require_indexes
-from treadle.engine.pages import page
+from treadle.engine.pages import go_through
 from treadle.engine.recompute import Recomputation
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
-from treadle.graph.reports import Finding, Progress, Report
-from treadle.plan import Plan, count_documents
+from treadle.graph.reports import Report
+from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
-from treadle.query.keys import freeze
+from treadle.query.keys import distinct, freeze
 from treadle.upkeep import position
-from treadle.upkeep.closed import NOT_YET, Bounds, is_closed, scheduled_bounds
+from treadle.upkeep.closed import NOT_YET, is_closed, scheduled_bounds
 from treadle.upkeep.verify import examined, own, verify, within
 
 
@@ -52,36 +52,27 @@ def rebuild(
 
 
 def _rebuild(graph: Graph, server: Capabilities, entry: Entry[Any], report: Report | None) -> Plan[int]:
-    visited = done = 0
+    visited = 0
     for rule in own(entry, "rebuild"):
         visited += yield from rule.rebuild(graph, server, report)
     bounds = yield from scheduled_bounds(entry)
     if bounds is NOT_YET or not examined(entry):
         # Of a scheduled model the first run computes it.
         return visited
-    total = (yield from count_documents(entry.collection, entry.exactly)) if report else 0
-    last: list[Any] | None = None
-    while documents := (yield from page(entry, last, entry.limits.rebuild_page)):
-        last = [documents[-1]["_id"]]
+
+    def visit(documents: Sequence[Raw]) -> Plan[None]:
         keys = [entry.key_of(each) for each in documents if within(entry, each, bounds)]
         yield from mend(graph, server, entry, keys, but="rebuild")
-        done += len(documents)
-        if report:
-            report(Progress(entry.model.__name__, done, max(total, done)))
+
+    visited = yield from go_through(entry, entry.limits.rebuild_page, visit, report)
     for rule in own(entry, "tidy"):
         yield from rule.tidy()
     if entry.group is not None:
-        done += yield from _missing_groups(graph, server, entry, bounds)
-    return done
-
-
-def _missing_groups(
-    graph: Graph, server: Capabilities, entry: Entry[Any], bounds: Bounds | None
-) -> Plan[int]:
-    """Groups that have no document yet, or too many."""
-    keys = [key for key in (yield from differing(entry)) if not bounds or is_closed(key, bounds)]
-    yield from _in_chunks(graph, server, entry, keys)
-    return len(keys)
+        # Groups that have no document yet, or too many.
+        keys = [key for key in (yield from differing(entry)) if not bounds or is_closed(key, bounds)]
+        yield from mend(graph, server, entry, keys)
+        visited += len(keys)
+    return visited
 
 
 def repair(
@@ -96,17 +87,14 @@ def repair(
         if entry.layout is not None:
             laid_out += yield from entry.layout.repair(server, report)
     for _ in range(graph.limits.rebuild_rounds_max):
-        findings: list[Finding] = yield from verify(graph, server, chosen, report)
-        by_model: dict[str, list[Finding]] = {}
-        for finding in findings:
-            by_model.setdefault(finding.model, []).append(finding)
+        findings = yield from verify(graph, server, chosen, report)
         progress = False
         for entry in chosen:
-            mine = by_model.get(entry.model.__name__, [])
-            keys = list({freeze(each.document_id): each.document_id for each in mine}.values())
+            mine = [each for each in findings if each.model == entry.model.__name__]
+            keys = distinct(each.document_id for each in mine)
             if entry.group is not None:
                 keys = yield from keys_found(entry, mine)
-            done = yield from _in_chunks(graph, server, entry, keys)
+            done = yield from mend(graph, server, entry, keys)
             progress = progress or bool(done)
             mended.update((entry.collection, freeze(key)) for key in done)
         if not progress:
@@ -114,29 +102,31 @@ def repair(
     return len(mended) + laid_out
 
 
-def _in_chunks(graph: Graph, server: Capabilities, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
-    done: list[Any] = []
+def mend(
+    graph: Graph,
+    server: Capabilities,
+    entry: Entry[Any],
+    keys: Sequence[Any],
+    *,
+    but: str = "",
+    before: Callable[[], Plan[None]] | None = None,
+) -> Plan[list[Any]]:
+    """Bring these documents in order, and what they feed, a page at a time; the keys of those that changed.
+
+    `but` leaves out the rules that answer another method, which was asked
+    before. `before` is done first for each page.
+    """
+    if keys and entry.group is not None:
+        yield from require_indexes([] if entry.group.key.identity else [entry.group])
+    rules = [rule for rule in entry.answering("mend") if not but or rule not in entry.answering(but)]
+    changed: list[Any] = []
     size = entry.limits.rebuild_page
     for start in range(0, len(keys), size):
-        done += yield from mend(graph, server, entry, keys[start : start + size])
-    return done
-
-
-def mend(
-    graph: Graph, server: Capabilities, entry: Entry[Any], keys: Sequence[Any], *, but: str = ""
-) -> Plan[list[Any]]:
-    """Bring these documents in order, and what they feed; the keys of those that changed.
-
-    `but` leaves out the rules that answer another method, which was asked before.
-    """
-    if entry.group is not None:
-        yield from require_indexes([] if entry.group.key.identity else [entry.group])
-    if not keys:
-        return []
-    changed: list[Any] = []
-    for rule in entry.answering("mend"):
-        if not but or rule not in entry.answering(but):
-            changed += yield from rule.mend(graph, server, keys)
-    if Recomputation(entry).rules:
-        changed += yield from commit_on(graph, server).mend(entry, keys)
-    return list({freeze(key): key for key in changed}.values())
+        some = keys[start : start + size]
+        if before is not None:
+            yield from before()
+        for rule in rules:
+            changed += yield from rule.mend(graph, server, some)
+        if Recomputation.of(entry).rules:
+            changed += yield from commit_on(graph, server).mend(entry, some)
+    return distinct(changed)

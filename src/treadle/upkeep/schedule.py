@@ -22,23 +22,22 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine import lease
 from treadle.engine.groups import require_indexes
-from treadle.engine.pages import page
+from treadle.engine.lease import Lease, LeaseLost
+from treadle.engine.pages import go_through
 from treadle.errors import DataError, UsageError
-from treadle.graph.derived import CopyRule
-from treadle.graph.gather import GatherRule, contribution_stages
+from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
-from treadle.plan import Plan, Raw, aggregate, count_documents, delete_many, find, find_one, update_one
+from treadle.plan import Plan, Raw, count_documents, find, find_one, update_one
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document
-from treadle.query.keys import KEY, freeze
-from treadle.query.windows import Window
+from treadle.plan.server_errors import is_about_one_document
+from treadle.query.keys import freeze
 from treadle.upkeep import merging
+from treadle.upkeep.change_stream import operation_time
 from treadle.upkeep.changes import changed_since
-from treadle.upkeep.closed import COLLECTION, Bounds, bounds_at, clock, closed_match, is_closed
-from treadle.upkeep.position import operation_time, signature
+from treadle.upkeep.closed import COLLECTION, Bounds, bounds_at, clock, is_closed
+from treadle.upkeep.position import signature
 from treadle.upkeep.rebuild import mend
 from treadle.upkeep.verify import examine
 
@@ -46,10 +45,6 @@ from treadle.upkeep.verify import examine
 MINUTES_FROM = dt.timedelta(minutes=10)
 
 log = logging.getLogger("treadle")
-
-
-class LeaseLost(Exception):
-    """Another runner has begun; this one stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +86,7 @@ class Job:
 
 def jobs(graph: Graph) -> list[Job]:
     """What is scheduled, in the order in which one feeds the other."""
-    found: list[Job] = []
+    planned: list[Job] = []
     for entry in graph.entries.values():
         by_period: dict[dt.timedelta, list[Rule]] = {}
         for rule in entry.rules:
@@ -100,10 +95,10 @@ def jobs(graph: Graph) -> list[Job]:
         name = entry.model.__name__
         if entry.group is not None and entry.group.maintain == "schedule":
             (every,) = {rule.every for rule in entry.having(GatherRule) if rule.every is not None}
-            found.append(Job(name, entry, tuple(by_period.pop(every)), every))
+            planned.append(Job(name, entry, tuple(by_period.pop(every)), every))
         for every, rules in by_period.items():
-            found.append(Job(f"{name} every {every}", entry, tuple(rules), every))
-    return sorted(found, key=lambda job: job.level)
+            planned.append(Job(f"{name} every {every}", entry, tuple(rules), every))
+    return sorted(planned, key=lambda job: job.level)
 
 
 class Scheduler:
@@ -114,23 +109,14 @@ class Scheduler:
     ) -> None:
         self.graph = graph
         self.server = server
-        self.owner = owner
-        self.session = session
-        self.is_dead = is_dead
-        self.token: int | None = None
-        self.lost = False
-        self._seconds = graph.limits.schedule_lease_seconds
-
-    def renewal(self) -> Plan[None]:
-        """Hold the lease for longer, beside the work."""
-        token = self.token
-        if token is not None and not (yield from lease.renew(merging.LEASE, token, self._seconds)):
-            self.lost = True
+        self.lease = Lease(
+            graph.limits, merging.LEASE, graph.limits.schedule_lease_seconds, owner, is_dead, session
+        )
 
     def run_due(self, now: dt.datetime | None, dry_run: bool) -> Plan[list[Ran]]:
         """Do what is due, unless another runner is at it; what was done."""
-        done = yield from self._run_jobs(now, dry_run)
         given = None if now is None else _aware(now)
+        done = yield from self._run_jobs(given, dry_run)
         # What rules do on their own needs no lease: two who do it do not disturb each other.
         for rule in self.graph.rules:
             if not rule.due_work:
@@ -148,23 +134,18 @@ class Scheduler:
                 done.append(ran if dry_run else replace(ran, written=number))
         return done
 
-    def _run_jobs(self, now: dt.datetime | None, dry_run: bool) -> Plan[list[Ran]]:
+    def _run_jobs(self, given: dt.datetime | None, dry_run: bool) -> Plan[list[Ran]]:
         """Compute what is scheduled and due."""
         planned = jobs(self.graph)
         if not planned:
             return []
-        given = None if now is None else _aware(now)
         server_now = yield from clock()
         rows = {row["_id"]: row for row in (yield from find(COLLECTION, {}))}
         due = [job for job in planned if is_due(job, rows.get(job.name), given, server_now)]
         if dry_run or not due:
             return [job.describe(given or server_now) for job in due]
-        token = yield from lease.attempt(
-            self.graph.limits, merging.LEASE, self.owner, self._seconds, self.is_dead, self.session
-        )
-        if token is None:
+        if not (yield from self.lease.take()):
             return []
-        self.token = token
         done: list[Ran] = []
         try:
             for job in due:
@@ -175,17 +156,10 @@ class Scheduler:
                     done.append((yield from self._run(job, row or {}, given or server_now)))
         except LeaseLost:
             log.warning("another scheduled run has begun; this one stops")
-            return done
         return done
 
-    def resign(self) -> Plan[None]:
-        """Let others work, also after an error."""
-        if self.token is not None:
-            token, self.token = self.token, None
-            yield from lease.release(merging.LEASE, token)
-
     def _run(self, job: Job, row: Raw, now: dt.datetime) -> Plan[Ran]:
-        """One job; an error is noted and told, and the next job goes on."""
+        """One job; an error is noted and logged, and the next job goes on."""
         started = yield from clock()
         changes: Raw = {}
         try:
@@ -194,7 +168,7 @@ class Scheduler:
             else:
                 ran = yield from self._compute(job, now)
         except (OperationFailure, DataError, UsageError) as error:
-            yield from self._holding()
+            yield from self.lease.check()
             log.warning("%s: the scheduled run failed: %s", job.name, error)
             ran = replace(job.describe(now), error=str(error)[:500])
         finished = yield from clock()
@@ -206,7 +180,7 @@ class Scheduler:
         """Keep what a run did, if this runner still holds the lease."""
         sets: Raw = {
             **changes,
-            "n": self.token,
+            "n": self.lease.token,
             "rules": list(ran.rules),
             "every_seconds": job.every.total_seconds(),
             "last_run": started,
@@ -219,15 +193,9 @@ class Scheduler:
         }
         if ran.error is None:
             sets["due"] = next_due(job, row.get("due"), ran.at)
-        yield from self._holding()
+        yield from self.lease.check()
         yield from update_one(COLLECTION, {"_id": job.name}, {"$setOnInsert": {"n": 0}}, upsert=True)
-        yield from update_one(COLLECTION, {"_id": job.name, "n": {"$lte": self.token}}, {"$set": sets})
-
-    def _holding(self) -> Plan[None]:
-        """Stop here if another runner has taken over."""
-        assert self.token is not None
-        if self.lost or not (yield from lease.renew(merging.LEASE, self.token, self._seconds)):
-            raise LeaseLost
+        yield from update_one(COLLECTION, {"_id": job.name, "n": {"$lte": self.lease.token}}, {"$set": sets})
 
     # -- rollups ------------------------------------------------------------------------------
 
@@ -235,7 +203,6 @@ class Scheduler:
         """Compute the groups that closed since the last run, and those that changed since."""
         entry, group = job.entry, job.entry.group
         assert group is not None
-        assert self.token is not None
         if not group.key.identity:
             yield from require_indexes([group])
         bounds = yield from bounds_at(group, now)
@@ -254,22 +221,22 @@ class Scheduler:
         else:
             position = {"token": None, "start": (yield from operation_time())}
             if not why and known is not None and row.get("position") is not None:
-                dirty = yield from changed_since(entry, self.server, row["position"], known)
-                why = dirty.unknown or ""
-                position = dirty.position or position
-                keys = [key for key in dirty.keys.values() if is_closed(key, known)]
+                changed = yield from changed_since(entry, self.server, row["position"], known)
+                why = changed.unknown or ""
+                position = changed.position or position
+                keys = [key for key in changed.keys.values() if is_closed(key, known)]
             else:
                 why = why or "the last run noted no place in the stream"
-        yield from self._holding()
-        work = GroupWork(self.graph, self.server, entry, self.token, self._holding)
+        yield from self.lease.check()
+        work = merging.GroupWork(self.graph, self.server, entry, self.lease)
         scopes = work.scopes(keys)
         if len(scopes) > self.graph.limits.schedule_dirty_max:
             why = "more changed than would be worth computing one by one"
         if why or known is None:
-            written, removed = yield from work.everything(bounds)
+            yield from work.everything(bounds)
         else:
-            written, removed = yield from work.some(scopes, known, bounds)
-        ran = replace(job.describe(now), whole=bool(why), why=why, written=written, removed=removed)
+            yield from work.some(scopes, known, bounds)
+        ran = replace(job.describe(now), whole=bool(why), why=why, written=work.written, removed=work.removed)
         return ran, {"bounds": bounds, "position": position, "declared": declared}
 
     # -- fields ---------------------------------------------------------------------------------
@@ -277,7 +244,6 @@ class Scheduler:
     def _compute(self, job: Job, now: dt.datetime) -> Plan[Ran]:
         """Compute the fields of all documents of a model."""
         entry = job.entry
-        assert self.token is not None
         mergeable = [rule for rule in job.rules if isinstance(rule, GatherRule) and rule.accumulators()]
         if entry.feeds or entry.group is not None:
             # Others follow from it, which a merge on the server would not see to.
@@ -285,7 +251,7 @@ class Scheduler:
         written = 0
         rest = [rule for rule in job.rules if rule not in mergeable]
         if mergeable:
-            stages = merging.merge_fields(entry, mergeable, self.token)
+            stages = merging.merge_fields(entry, mergeable, self.lease)
             try:
                 yield from merging.perform(entry.collection, stages)
                 written = yield from count_documents(entry.collection, {})
@@ -299,212 +265,15 @@ class Scheduler:
 
     def _mend_all(self, entry: Entry[Any]) -> Plan[int]:
         """Look at every document and mend those that are not right; how many were looked at."""
-        last: list[Any] | None = None
-        seen = 0
-        while True:
-            documents = yield from page(entry, last, entry.limits.schedule_page)
-            if not documents:
-                return seen
-            last = [documents[-1]["_id"]]
-            seen += len(documents)
+
+        def visit(documents: Sequence[Raw]) -> Plan[None]:
             findings = yield from examine(self.server, entry, documents)
-            wrong = {each.document_id for each in findings} if findings else set()
-            keys = [entry.key_of(each) for each in documents if each["_id"] in wrong] if wrong else []
-            yield from self._holding()
-            if keys:
-                yield from mend(self.graph, self.server, entry, keys)
+            wrong = {freeze(each.document_id) for each in findings}
+            yield from self.lease.check()
+            keys = [entry.key_of(each) for each in documents if freeze(each["_id"]) in wrong]
+            yield from mend(self.graph, self.server, entry, keys)
 
-
-@dataclass(frozen=True, slots=True)
-class GroupWork:
-    """The recomputation of groups in one run."""
-
-    graph: Graph
-    server: Capabilities
-    entry: Entry[Any]
-    run: int
-    holding: Callable[[], Plan[None]]
-
-    @property
-    def _by_merge(self) -> bool:
-        # What others are fed by must be followed, which a merge on the server would not see to.
-        return not self.entry.feeds
-
-    def everything(self, bounds: Bounds) -> Plan[tuple[int, int]]:
-        """All closed groups; how many documents were written and removed."""
-        before = self._time_match([None] * len(bounds), bounds)
-        paths = merging.key_paths(self._key)
-        return (
-            yield from self._perform(before, closed_match(paths, bounds), lambda at: closed_match(at, bounds))
-        )
-
-    def some(self, scopes: Sequence[list[Any]], known: Bounds, bounds: Bounds) -> Plan[tuple[int, int]]:
-        """The groups that closed since, and those that changed."""
-        written = removed = 0
-        if known != bounds:
-
-            def closing(at: Sequence[str]) -> Raw:
-                newly = [
-                    {path: {"$gte": old}} for path, old in zip(at, known, strict=True) if old is not None
-                ]
-                return {"$and": [closed_match(at, bounds), {"$or": newly}]}
-
-            before = self._time_match(known, bounds)
-            done = yield from self._perform(before, closing(merging.key_paths(self._key)), closing)
-            written, removed = done
-        size = self.entry.limits.group_page
-        for start in range(0, len(scopes), size):
-            yield from self.holding()
-            chunk = scopes[start : start + size]
-            before = {"$or": [self._sources(scope) for scope in chunk]}
-
-            def within(at: Sequence[str], chunk: Sequence[list[Any]] = chunk) -> Raw:
-                return {"$or": [self._at(at, scope) for scope in chunk]}
-
-            more = yield from self._perform(before, within(merging.key_paths(self._key)), within)
-            written, removed = written + more[0], removed + more[1]
-        return written, removed
-
-    # -- which groups -----------------------------------------------------------------------
-
-    @property
-    def _key(self) -> Any:
-        assert self.entry.group is not None
-        return self.entry.group.key
-
-    def scopes(self, keys: Sequence[list[Any]]) -> list[list[Any]]:
-        """Whole windows where there are windows, else single groups; None stands for any value."""
-        windowed = any(part.window is not None for part in self._key.parts)
-        scopes = [
-            [
-                value if part.window is not None or not windowed else ANY
-                for value, part in zip(key, self._key.parts, strict=True)
-            ]
-            for key in keys
-        ]
-        return list(
-            {freeze(["" if each is ANY else each for each in scope]): scope for scope in scopes}.values()
-        )
-
-    def _sources(self, scope: Sequence[Any]) -> Raw:
-        parts = zip(self._key.parts, scope, strict=True)
-        return {"$and": [part.match([value]) for part, value in parts if value is not ANY]}
-
-    def _at(self, paths: Sequence[str], scope: Sequence[Any]) -> Raw:
-        return {path: {"$eq": value} for path, value in zip(paths, scope, strict=True) if value is not ANY}
-
-    def _time_match(self, first: Bounds, last: Bounds) -> Raw:
-        """A filter by dates that lets at least the sources of these windows through."""
-        windows = [
-            (part, start, end)
-            for part, start, end in zip(self._key.parts, first, last, strict=True)
-            if part.window is not None and end is not None
-        ]
-        if len(windows) != 1 or windows[0][0].optional:
-            return {}
-        ((part, start, end),) = windows
-        window: Window = part.window
-        condition: Raw = {"$lt": window.span(end)[1] if not window.utc else end}
-        if start is not None:
-            condition["$gte"] = window.span(start)[0]
-        return {part.source: condition}
-
-    # -- how ----------------------------------------------------------------------------------
-
-    def _perform(
-        self, before: Raw, after: Raw, within: Callable[[Sequence[str]], Raw]
-    ) -> Plan[tuple[int, int]]:
-        """Compute groups from sources that match; remove the documents of those that are gone."""
-        entry, key = self.entry, self._key
-        if not self._by_merge:
-            return (yield from self._mend(within))
-        try:
-            yield from self._merge(before, after)
-        except OperationFailure as error:
-            if not is_about_one_document(error):
-                raise
-            # One document cannot be written: all but that one.
-            return (yield from self._mend(within))
-        yield from self.holding()
-        here: list[Raw] = [within(key.targets)]
-        # Groups without a value were left out of the merge.
-        here += [{part.target: {"$ne": None}} for part in key.parts if part.optional and not key.identity]
-        chosen = {"$and": [each for each in here if each]} if any(here) else {}
-        written = yield from count_documents(entry.collection, {**chosen, merging.RUN: self.run})
-        unstamped = {"$or": [{merging.RUN: {"$lt": self.run}}, {merging.RUN: None}]}
-        gone = yield from delete_many(entry.collection, {"$and": [*([chosen] if chosen else []), unstamped]})
-        removed = gone.deleted_count
-        if any(part.optional for part in key.parts) and not key.identity:
-            nulls = {"$or": [{f"{KEY}.{n}": None} for n, part in enumerate(key.parts) if part.optional]}
-            more = yield from self._mend(within, nulls)
-            written, removed = written + more[0], removed + more[1]
-        if entry.having(CopyRule):
-            written_now = yield from find(
-                entry.collection, {**chosen, merging.RUN: self.run}, entry.key_projection()
-            )
-            yield from self._in_chunks([entry.key_of(each) for each in written_now])
-        return written, removed
-
-    def _merge(self, before: Raw, after: Raw) -> Plan[None]:
-        entry, group = self.entry, self.entry.group
-        assert group is not None
-        if (yield from find_one(entry.collection, {}, {"_id": 1})) is None:
-            stages = merging.merge_groups(entry, before, after, self.run, empty=True)
-            try:
-                yield from merging.perform(group.source.collection, stages)
-                return
-            except OperationFailure as error:
-                if error.code != DUPLICATE_KEY:
-                    raise
-                # Somebody repaired a group meanwhile.
-        yield from merging.perform(
-            group.source.collection, merging.merge_groups(entry, before, after, self.run)
-        )
-
-    def _mend(
-        self, within: Callable[[Sequence[str]], Raw], besides: Raw | None = None
-    ) -> Plan[tuple[int, int]]:
-        """The same in transactions, group by group, with all that follows."""
-        entry, group = self.entry, self.entry.group
-        assert group is not None
-        paths = [f"{KEY}.{number}" for number in range(len(group.key.parts))]
-        chosen = [each for each in (within(paths), besides) if each]
-        only: list[Raw] = [{"$match": {"$and": chosen}}] if chosen else []
-        documents = [{"$project": {KEY: group.key.target_expression()}}, *only]
-        rows = yield from aggregate(
-            group.source.collection,
-            [
-                *contribution_stages(group, None),
-                *only,
-                {"$group": {"_id": f"${KEY}"}},
-                {"$set": {"sources": 1}},
-                {
-                    "$unionWith": {
-                        "coll": entry.collection,
-                        "pipeline": [*documents, {"$group": {"_id": f"${KEY}"}}],
-                    }
-                },
-                {"$group": {"_id": "$_id", "sources": {"$sum": "$sources"}}},
-            ],
-            allowDiskUse=True,
-        )
-        yield from self._in_chunks([row["_id"] for row in rows])
-        present = sum(1 for row in rows if row["sources"])
-        return present, len(rows) - present
-
-    def _in_chunks(self, keys: Sequence[Any]) -> Plan[None]:
-        size = self.entry.limits.rebuild_page
-        for start in range(0, len(keys), size):
-            yield from self.holding()
-            yield from mend(self.graph, self.server, self.entry, keys[start : start + size])
-
-
-class _Any:
-    def __repr__(self) -> str:
-        return "ANY"
-
-
-ANY = _Any()
+        return (yield from go_through(entry, entry.limits.schedule_page, visit))
 
 
 # -- when ---------------------------------------------------------------------------------------

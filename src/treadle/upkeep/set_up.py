@@ -30,9 +30,10 @@ from treadle.plan import Plan, Raw, create, database_command
 from treadle.plan.capabilities import read_capabilities
 from treadle.plan.dry_run import dry
 from treadle.upkeep import validation
+from treadle.upkeep.change_stream import has_pre_images, keeps_former_states
 from treadle.upkeep.changes import needs_before
 from treadle.upkeep.collection_schema import collection_schema
-from treadle.upkeep.events import PRE_IMAGES_SINCE, Watch
+from treadle.upkeep.events import Watch
 
 
 def setup(graph: Graph, dry_run: bool = False) -> Plan[list[Action]]:
@@ -68,7 +69,7 @@ def _setup(graph: Graph) -> Plan[list[Action]]:
             continue
         yield from _set_up_collection(entry, existing.get(entry.collection), actions)
         yield from set_up_indexes(entry, missing[entry.collection], changes[entry.collection], actions)
-    if server.streams and server.version >= PRE_IMAGES_SINCE:
+    if keeps_former_states(server):
         # Elsewhere the worker keeps a ledger of contributions instead.
         yield from _keep_former_states(graph, existing, actions)
     return actions
@@ -77,8 +78,7 @@ def _setup(graph: Graph) -> Plan[list[Action]]:
 def _keep_former_states(graph: Graph, existing: Mapping[str, Raw], actions: list[Action]) -> Plan[None]:
     """Let the server keep former states of documents where the worker has to know them."""
     for collection in sorted({*Watch(graph).needs_before(), *needs_before(graph)}):
-        option = existing.get(collection, {}).get("options", {}).get("changeStreamPreAndPostImages") or {}
-        if not option.get("enabled"):
+        if not has_pre_images(existing.get(collection, {})):
             actions.append(Action("keep former states of", collection, "for the worker"))
             yield from database_command(
                 {"collMod": collection, "changeStreamPreAndPostImages": {"enabled": True}}

@@ -16,12 +16,14 @@ from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.graph.reports import Finding, Report
-from treadle.plan import Plan, Raw, bulk_write, database_command, find, find_one
+from treadle.plan import Plan, Raw, bulk_write, find, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import HISTORY_LOST
 from treadle.upkeep import position
+from treadle.upkeep.change_stream import BEATS, ChangeStream, operation_time
 from treadle.upkeep.closed import COLLECTION as SCHEDULES
-from treadle.upkeep.events import BEATS, Watch
+from treadle.upkeep.closed import clock
+from treadle.upkeep.events import Watch
 from treadle.upkeep.verify import verify
 
 VERIFICATIONS = "treadle.verifications"
@@ -142,13 +144,13 @@ def pending(graph: Graph, name: str) -> Plan[Pending]:
     row = yield from find_one(position.COLLECTION, {"_id": name})
     if row is None:
         return Pending()
-    begins = [position.resume(row)]
+    places = [row]
     if row["token"] is not None and row["start"] is not None:
         # By time, where the token's own event is of a collection that is not watched here.
-        begins.append({"startAtOperationTime": row["start"]})
-    for begin in begins:
+        places.append({"token": None, "start": row["start"]})
+    for place in places:
         try:
-            return (yield from _pending_from(graph, begin))
+            return (yield from _pending_from(graph, place))
         except OperationFailure as error:
             if error.code not in HISTORY_LOST:
                 raise
@@ -156,50 +158,40 @@ def pending(graph: Graph, name: str) -> Plan[Pending]:
     return Pending(Lag((yield from _seconds_since(row.get("saved"))), 0))
 
 
-def _pending_from(graph: Graph, begin: Raw) -> Plan[Pending]:
-    stages = [stage for stage in Watch(graph).pipeline(begin, [BEATS], lean=True) if "$project" not in stage]
-    shown = [
+def _pending_from(graph: Graph, place: Raw) -> Plan[Pending]:
+    stages = [
+        *Watch(graph).stages(place),
         {"$match": {"ns.coll": {"$ne": BEATS}}},
         {"$project": {"clusterTime": 1, "ns": 1, "documentKey": 1}},
     ]
     # What is written from here on is not counted, or beside busy writers counting would not end.
-    now = yield from position.operation_time()
-    opened = {"aggregate": 1, "pipeline": [*stages, *shown], "cursor": {"batchSize": 0}}
-    cursor = (yield from database_command(opened, writes=False))["cursor"]["id"]
+    now = yield from operation_time()
+    stream = ChangeStream()
+    yield from stream.open(stages)
     documents: dict[str, set[Any]] = {}
-    events, first = 0, None
-    limits = graph.limits
-    while cursor and events < limits.status_events_max:
-        more = {
-            "getMore": cursor,
-            "collection": "$cmd.aggregate",
-            "batchSize": limits.status_events_page,
-            "maxTimeMS": limits.status_await_milliseconds,
-        }
-        reply = yield from database_command(more, writes=False)
-        cursor, found = reply["cursor"]["id"], reply["cursor"]["nextBatch"]
-        batch = [event for event in found if event["clusterTime"] <= now]
+    number, first, limits = 0, None, graph.limits
+    while stream.cursor is not None and number < limits.status_events_max:
+        events = yield from stream.read(limits.status_events_page, limits.status_await_milliseconds / 1000)
+        batch = [event for event in events if event["clusterTime"] <= now]
         if not batch:
             break
         first = first or batch[0]["clusterTime"].as_datetime()
-        events += len(batch)
+        number += len(batch)
         for event in batch:
             if "documentKey" in event:
                 key = freeze(event["documentKey"]["_id"])
                 documents.setdefault(event["ns"]["coll"], set()).add(key)
-        if len(batch) < len(found):
+        if len(batch) < len(events):
             break
-    if cursor:
-        yield from database_command({"killCursors": "$cmd.aggregate", "cursors": [cursor]}, writes=False)
-    return Pending(Lag((yield from _seconds_since(first)), events), documents)
+    yield from stream.close()
+    return Pending(Lag((yield from _seconds_since(first)), number), documents)
 
 
 def _seconds_since(moment: datetime | None) -> Plan[float]:
     """How long ago something was, by the server's clock."""
     if moment is None:
         return 0.0
-    hello = yield from database_command({"hello": 1}, writes=False, admin=True)
-    return max(0.0, float((hello["localTime"] - moment).total_seconds()))
+    return max(0.0, ((yield from clock()) - moment).total_seconds())
 
 
 # -- what verify found last ---------------------------------------------------------------------

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from treadle.engine.pages import starting_at
 from treadle.graph.pattern import Entry
 from treadle.graph.reports import Finding
 from treadle.model.schema_check import Fault, faults
 from treadle.plan import Plan, Raw, count_documents, find, in_one_reply
 from treadle.upkeep.collection_schema import collection_schema, newest_version
-from treadle.upkeep.migrations.run import beginning_after
 
 
 def is_newer(entry: Entry[Any], validator: Mapping[str, Any]) -> bool:
@@ -69,7 +69,7 @@ def findings(entries: Iterable[Entry[Any]]) -> Plan[list[Finding]]:
             condition["$or"] = scopes
         last: list[Any] | None = None
         while True:
-            options = {**in_one_reply(root.limits.verify_page), **beginning_after(last)}
+            options = {**in_one_reply(root.limits.verify_page), **starting_at(last)}
             beyond = condition if last is None else {"$and": [condition, {"_id": {"$ne": last[0]}}]}
             fresh = yield from find(collection, beyond, sort=[("_id", 1)], **options)
             if not fresh:

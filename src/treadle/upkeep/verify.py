@@ -15,17 +15,17 @@ from typing import Any
 from treadle.engine.commit import commit_on
 from treadle.engine.groups import differing, examine_groups, orphan
 from treadle.engine.lease import holder
-from treadle.engine.pages import page, projection_of
+from treadle.engine.pages import go_through, projection_of
 from treadle.engine.recompute import Recomputation
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import STATE, Entry, Rule
-from treadle.graph.reports import Finding, Progress, Report
-from treadle.plan import Plan, Raw, count_documents, find, wait
+from treadle.graph.reports import Finding, Report
+from treadle.plan import Plan, Raw, find, wait
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import same
-from treadle.query.keys import freeze
+from treadle.query.keys import distinct, freeze
 from treadle.query.paths import overlap, places_of, plain, value_at
 from treadle.upkeep.closed import NOT_YET, Bounds, is_closed, scheduled_bounds
 from treadle.upkeep.position import NAME as WORKER
@@ -60,27 +60,23 @@ def own(entry: Entry[Any], method: str) -> list[Rule]:
 
 def examined(entry: Entry[Any]) -> bool:
     """Whether the documents of a model are looked at page by page."""
-    return bool(entry.answering("examine") or Recomputation(entry).rules)
+    return bool(entry.answering("examine") or Recomputation.of(entry).rules)
 
 
 def _verify_pages(
     graph: Graph, server: Capabilities, entry: Entry[Any], bounds: Bounds | None, report: Report | None
 ) -> Plan[list[Finding]]:
     findings: list[Finding] = []
-    total = (yield from count_documents(entry.collection, entry.exactly)) if report else 0
-    done = 0
-    last: list[Any] | None = None
-    size = entry.limits.verify_page if entry.group is None else entry.limits.group_page
-    while documents := (yield from page(entry, last, size)):
-        last = [documents[-1]["_id"]]
-        done += len(documents)
-        documents = [each for each in documents if within(entry, each, bounds)]
-        suspects = yield from examine(server, entry, documents)
+
+    def visit(documents: Sequence[Raw]) -> Plan[None]:
+        computed = [each for each in documents if within(entry, each, bounds)]
+        suspects = yield from examine(server, entry, computed)
         if suspects:
             confirmed = yield from _look_again(graph, server, entry, suspects)
-            findings += yield from _give_time(graph, server, entry, confirmed)
-        if report:
-            report(Progress(entry.model.__name__, done, max(total, done)))
+            findings.extend((yield from _give_time(graph, server, entry, confirmed)))
+
+    size = entry.limits.verify_page if entry.group is None else entry.limits.group_page
+    yield from go_through(entry, size, visit, report)
     return findings
 
 
@@ -107,7 +103,7 @@ def _look_again(
     graph: Graph, server: Capabilities, entry: Entry[Any], suspects: Sequence[Finding]
 ) -> Plan[list[Finding]]:
     """The findings that remain when target and sources are read at one moment."""
-    keys = list({freeze(each.document_id): each.document_id for each in suspects}.values())
+    keys = distinct(each.document_id for each in suspects)
 
     def look() -> Plan[list[Finding]]:
         chosen = {"_id": {"$in": keys}, **entry.exactly}
@@ -126,7 +122,11 @@ def _give_time(
     active, such a finding counts only if nothing about it changes for a while.
     """
     streamed = [rule.path for rule in entry.rules if rule.maintain == "stream"]
-    late = [each for each in findings if any(overlap(_plain(each.path), path) for path in streamed)]
+    late = [
+        each
+        for each in findings
+        if any(overlap(plain(each.path).removeprefix(STATE + "."), path) for path in streamed)
+    ]
     if not late or (yield from holder(WORKER)) is None:
         return list(findings)
     others = [each for each in findings if each not in late]
@@ -139,11 +139,6 @@ def _give_time(
     return [*others, *late]
 
 
-def _plain(path: str) -> str:
-    bare = plain(path)
-    return bare.removeprefix(STATE + ".")
-
-
 def _same_finding(one: Finding, other: Finding) -> bool:
     where = (freeze(one.document_id), one.path) == (freeze(other.document_id), other.path)
     return where and same(one.stored, other.stored) and same(one.expected, other.expected)
@@ -154,7 +149,7 @@ def examine(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) -
     findings: list[Finding] = []
     for rule in entry.answering("examine"):
         findings += yield from rule.examine(documents)
-    recomputation = Recomputation(entry)
+    recomputation = Recomputation.of(entry)
     expected = yield from recomputation.expected(server, documents)
     for document, right in zip(documents, expected, strict=True):
         if entry.group is not None and not value_at(right, entry.group.path):

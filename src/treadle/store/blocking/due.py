@@ -32,8 +32,8 @@ def run_due(store: Writer, now: dt.datetime | None, dry_run: bool) -> list[Ran]:
         )
         seconds = store.graph.limits.schedule_lease_seconds / store.graph.limits.lease_renewals
         try:
-            with repeating(seconds, lambda: store.runner.run(scheduler.renewal())):
+            with repeating(seconds, lambda: store.runner.run(scheduler.lease.renew())):
                 return store.runner.run(scheduler.run_due(now, dry_run), session)
         finally:
             with contextlib.suppress(PyMongoError):
-                store.runner.run(scheduler.resign())
+                store.runner.run(scheduler.lease.release())

@@ -14,7 +14,7 @@ from typing import Any
 from bson import ObjectId
 from pymongo.errors import PyMongoError
 
-from treadle.engine import lease
+from treadle.engine.lease import LeaseLost
 from treadle.errors import DataError
 from treadle.plan import Plan, wait
 from treadle.plan.capabilities import Capabilities
@@ -23,7 +23,7 @@ from treadle.store.background import on_terminate, repeating
 from treadle.store.blocking.writer import Writer
 from treadle.upkeep import stream
 from treadle.upkeep.status import Lag, pending
-from treadle.upkeep.stream import Follower, LeaseLost
+from treadle.upkeep.stream import Follower
 
 
 class Worker:
@@ -39,7 +39,7 @@ class Worker:
     @property
     def leading(self) -> bool:
         """Whether this is the one worker that is active just now."""
-        return self._follower is not None and self._follower.token is not None and not self._follower.lost
+        return self._follower is not None and self._follower.lease.held
 
     @property
     def totals(self) -> dict[str, int]:
@@ -90,16 +90,7 @@ class Worker:
     def _renewing(self, follower: Follower) -> AbstractContextManager[None]:
         # The lease runs out by itself if the server cannot be reached.
         seconds = follower.limits.worker_lease_seconds / follower.limits.lease_renewals
-        return repeating(seconds, lambda: self._store.runner.run(_renewal(self._name, follower)))
-
-
-def _renewal(name: str, follower: Follower) -> Plan[None]:
-    """Renew the lease once, and notice if it is gone."""
-    token, seconds = follower.token, follower.limits.worker_lease_seconds
-    if token is None or follower.lost:
-        return
-    if not (yield from lease.renew(name, token, seconds)) and token == follower.token:
-        follower.lost = True
+        return repeating(seconds, lambda: self._store.runner.run(follower.lease.renew()))
 
 
 def _until_idle(follower: Follower) -> Plan[int]:

@@ -1,0 +1,143 @@
+"""What a batch of events leaves to be recomputed.
+
+Events are only noted here. Which targets they concern is found out for the
+whole batch at once, so that a thousand events of one key cost little more
+than one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from treadle.graph.derived import CopyRule
+from treadle.graph.gather import GatherRule
+from treadle.graph.pattern import Entry, Rule
+from treadle.plan import Plan, Raw, aggregate, find
+from treadle.query.keys import GroupKey, distinct, freeze_all
+from treadle.query.paths import outermost, overlap
+from treadle.upkeep import position
+
+# Sources whose groups the server tells at a time.
+STATES_MAX = 5_000
+
+
+@dataclass(slots=True)
+class Event:
+    """A change of one document, as the stream tells it."""
+
+    kind: str
+    key: Any
+    # The paths that an update touched, without positions; None where any may have changed.
+    touched: set[str] | None
+    raw: Mapping[str, Any]
+
+    def touches(self, paths: Iterable[str]) -> bool:
+        return self.touched is None or any(overlap(one, other) for one in self.touched for other in paths)
+
+
+@dataclass(slots=True)
+class Mark:
+    """One document whose maintained values are dirty."""
+
+    key: Any
+    # Whether a source changed, or only the document itself.
+    sourced: bool = False
+    # The fields with references and cards as they were before, where a reference changed;
+    # `renewed`, the paths with positions, where it changed and nobody sent what was before.
+    cards: Raw | None = None
+    renewed: frozenset[str] = frozenset()
+
+    def add(self, later: Mark) -> None:
+        """Make this the mark of a later event as well."""
+        self.sourced = self.sourced or later.sourced
+        self.renewed |= later.renewed
+        # The earliest is what was there before all of them.
+        self.cards = later.cards if self.cards is None else self.cards
+
+
+@dataclass(slots=True)
+class Dirty:
+    """What a batch of events leaves to be recomputed."""
+
+    marks: dict[Entry[Any], list[Mark]] = field(default_factory=dict)
+    # The ids of sources whose copies must follow, and of sources that are gone.
+    copies: dict[CopyRule, list[Any]] = field(default_factory=dict)
+    gone: dict[CopyRule, list[Any]] = field(default_factory=dict)
+    # Sources before and after their changes, whose targets are to be marked; ids of those to be read for
+    # that, and of rollups' documents whose groups are to be marked.
+    sources: dict[GatherRule, list[Raw]] = field(default_factory=dict)
+    lookups: dict[GatherRule, list[Any]] = field(default_factory=dict)
+    documents: dict[Entry[Any], list[Any]] = field(default_factory=dict)
+    # Changed sources, in order, where the ledger of contributions is kept.
+    entries: list[tuple[GatherRule, Event]] = field(default_factory=list)
+    # Rules that need a backfill, because collections were dropped or renamed, or because nobody sent the
+    # former state of a source, with its collection.
+    upset: set[Rule] = field(default_factory=set)
+    blind: dict[Rule, str] = field(default_factory=dict)
+    # How many documents could not be brought right, and were set aside.
+    aside: int = 0
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, each.name) for each in fields(self))
+
+    def mark(
+        self,
+        target: Entry[Any],
+        key: Any,
+        *,
+        sourced: bool = False,
+        cards: Raw | None = None,
+        renewed: frozenset[str] = frozenset(),
+    ) -> None:
+        self.marks.setdefault(target, []).append(Mark(key, sourced, cards, renewed))
+
+    def targets(self) -> dict[Entry[Any], list[Mark]]:
+        """The documents to recompute, each once."""
+        targets = {}
+        for entry, marks in self.marks.items():
+            merged: dict[Any, Mark] = {}
+            keys = freeze_all([mark.key for mark in marks], ids=entry.group is None)
+            for frozen, mark in zip(keys, marks, strict=True):
+                first = merged.setdefault(frozen, mark)
+                if first is not mark:
+                    first.add(mark)
+            # What no document can have as its id.
+            merged.pop(None, None)
+            targets[entry] = list(merged.values())
+        return targets
+
+
+def mark_targets(dirty: Dirty) -> Plan[None]:
+    """Mark what changed sources fed and feed, and the groups of rollups' documents that changed."""
+    for rule, ids in dirty.lookups.items():
+        shown = dict.fromkeys(outermost(rule.key.paths), 1)
+        documents = yield from find(rule.source.collection, {"_id": {"$in": distinct(ids)}}, shown)
+        dirty.sources.setdefault(rule, []).extend(documents)
+    for rule, sources in dirty.sources.items():
+        for key in (yield from keys_of(rule, sources)):
+            dirty.mark(rule.target, key, sourced=True)
+    for entry, ids in dirty.documents.items():
+        there = {"_id": {"$in": distinct(ids)}}
+        for document in (yield from find(entry.collection, there, entry.key_projection())):
+            dirty.mark(entry, entry.key_of(document))
+        if entry.group.key.identity:
+            for key in ids:
+                dirty.mark(entry, [key])
+
+
+def keys_of(rule: GatherRule, sources: Sequence[Raw]) -> Plan[list[Any]]:
+    """The targets of these sources; windows in a time zone are the server's to tell."""
+    if rule.key.local:
+        return rule.key.of_sources(sources)
+    assert isinstance(rule.key, GroupKey)
+    keys: list[Any] = []
+    for start in range(0, len(sources), STATES_MAX):
+        given = {"$literal": list(sources[start : start + STATES_MAX])}
+        each = {"$map": {"input": given, "in": [part.expression("$this.") for part in rule.key.parts]}}
+        # Any document will do to compute with; the worker's own row is always there.
+        rows = yield from aggregate(position.COLLECTION, [{"$limit": 1}, {"$project": {"keys": each}}])
+        checked = [rule.key.checked(values) for row in rows for values in row["keys"]]
+        keys += [key for key in checked if key is not None]
+    return keys
