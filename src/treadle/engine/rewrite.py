@@ -63,9 +63,9 @@ def rewrite(
             sets = {path: value for path, value in sets.items() if not _holds(document, path, value)}
             # A formula that another writer made wrong says nothing about when other values were computed.
             stamped = forced or bool(sets)
-            wrong = (
-                wrong or bool(sets) or bool(recomputation.formulas and recomputation.differs(document, right))
-            )
+            wrong = wrong or bool(sets)
+            if recomputation.formulas:
+                wrong = wrong or recomputation.differs(document, right)
         if wrong:
             changed.append(key)
         if wrong or forced:

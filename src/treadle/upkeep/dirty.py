@@ -19,9 +19,6 @@ from treadle.query.keys import GroupKey, distinct, freeze_all
 from treadle.query.paths import outermost, overlap
 from treadle.upkeep import position
 
-# Sources whose groups the server tells at a time.
-STATES_MAX = 5_000
-
 
 @dataclass(slots=True)
 class Event:
@@ -133,8 +130,9 @@ def keys_of(rule: GatherRule, sources: Sequence[Raw]) -> Plan[list[Any]]:
         return rule.key.of_sources(sources)
     assert isinstance(rule.key, GroupKey)
     keys: list[Any] = []
-    for start in range(0, len(sources), STATES_MAX):
-        given = {"$literal": list(sources[start : start + STATES_MAX])}
+    size = rule.source.limits.read_keys_max
+    for start in range(0, len(sources), size):
+        given = {"$literal": list(sources[start : start + size])}
         each = {"$map": {"input": given, "in": [part.expression("$this.") for part in rule.key.parts]}}
         # Any document will do to compute with; the worker's own row is always there.
         rows = yield from aggregate(position.COLLECTION, [{"$limit": 1}, {"$project": {"keys": each}}])
