@@ -63,10 +63,10 @@ class Lease:
         self.lost = False
         return self.token is not None
 
-    def renew(self) -> Plan[None]:
-        """Hold it for longer, beside the work, and notice if it is gone."""
+    def renew(self, besides: Raw | None = None) -> Plan[None]:
+        """Hold it for longer, beside the work, and notice if it is gone; sets what stands in it besides."""
         token = self.token
-        if token is not None and not (yield from renew(self.name, token, self.seconds)):
+        if token is not None and not (yield from renew(self.name, token, self.seconds, besides)):
             self.lost = self.lost or token == self.token
 
     def check(self) -> Plan[None]:

@@ -103,6 +103,11 @@ class Lineage:
         """What the version field of any other document meets."""
         return {"$ne": self.current} if self.current > 1 else {"$nin": [1, None]}
 
+    @property
+    def highest(self) -> int:
+        """The highest version to which a migration leads."""
+        return max([self.current, *(version + 1 for version in self.steps)])
+
     def is_stale(self, raw: Raw) -> bool:
         """Whether a stored document is of another version than the current one."""
         version = raw.get(self.field)

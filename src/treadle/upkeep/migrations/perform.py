@@ -19,7 +19,9 @@ import bson
 from pymongo.errors import BulkWriteError, OperationFailure
 
 from treadle.engine import follow, lease
+from treadle.engine.contention import in_pieces
 from treadle.engine.convert import Converted, convert, encodable, guarded_write, stops_others, store_alone
+from treadle.engine.pages import starting_at
 from treadle.engine.set_aside import SET_ASIDE
 from treadle.errors import DataError, UsageError
 from treadle.graph.gather import freeze
@@ -31,13 +33,11 @@ from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import (
     Plan,
     Raw,
-    bulk_write,
     count_documents,
     delete_many,
     find,
     find_one,
     in_one_reply,
-    update_one,
     wait,
 )
 from treadle.plan.capabilities import Capabilities
@@ -49,11 +49,11 @@ from treadle.upkeep.migrations.run import (
     Run,
     Sample,
     SetAside,
-    beginning_after,
     forget_settled,
     put_aside,
     runs,
     set_aside,
+    write_each,
 )
 
 ONLY_IN_A_TRANSACTION = (
@@ -66,23 +66,19 @@ ONLY_IN_A_TRANSACTION = (
 
 def migrate(run: Run) -> Plan[Migrated]:
     """Bring every document to the version asked for; what was done."""
-    options = run.options
-    seconds = run.limits.migration_lease_seconds
-    token = yield from lease.attempt(run.limits, run.name, options.owner, seconds, options.is_dead)
-    if token is None:
-        held = yield from find_one(lease.COLLECTION, {"_id": run.name})
+    if not (yield from run.lease.take()):
+        held = yield from find_one(lease.COLLECTION, {"_id": run.lease.name})
         raise DataError(
             f"{run.entry.collection} is being migrated already, by {(held or {}).get('owner', 'somebody')}; "
             "wait for that run, or stop it",
             code="migration-running",
         )
-    run.token = token
     try:
         finished = yield from _passes(run)
     except Exception:
-        yield from lease.release(run.name, token)
+        yield from run.lease.release()
         raise
-    yield from lease.release(run.name, token)
+    yield from run.lease.release()
     remaining = run.left
     if remaining is None:
         remaining = yield from count_documents(run.entry.collection, run.stale)
@@ -95,12 +91,10 @@ def migrate(run: Run) -> Plan[Migrated]:
 def _passes(run: Run) -> Plan[bool]:
     """Go through the documents until none is left; whether that is so."""
     if run.options.retry:
-        yield from delete_many(SET_ASIDE, {"_id.rule": run.label, "_id.collection": run.entry.collection})
+        yield from delete_many(SET_ASIDE, run.noted)
     yield from forget_settled(run)
-    run.aside = yield from count_documents(
-        SET_ASIDE, {"_id.rule": run.label, "_id.collection": run.entry.collection}
-    )
-    row = yield from find_one(lease.COLLECTION, {"_id": run.name})
+    run.aside = yield from count_documents(SET_ASIDE, run.noted)
+    row = yield from find_one(lease.COLLECTION, {"_id": run.lease.name})
     noted = (row or {}).get("progress") or {}
     last = noted.get("after") if noted.get("key") == run.key and not run.options.retry else None
     if run.options.report:
@@ -148,14 +142,9 @@ def _is_pipeline(run: Run, step: Any) -> bool:
 
 def _note(run: Run, last: list[Any] | None) -> Plan[None]:
     """Hold the lease for longer, and note how far the run has come; both in one write."""
-    until = {"$add": ["$$NOW", int(run.limits.migration_lease_seconds * 1000)]}
     progress = {"key": run.key, "after": last, "done": run.done}
-    held = yield from update_one(
-        lease.COLLECTION,
-        {"_id": run.name, "n": run.token},
-        [{"$set": {"until": until, "progress": {"$literal": progress}}}],
-    )
-    if not held.matched_count:
+    yield from run.lease.renew({"progress": {"$literal": progress}})
+    if not run.lease.held:
         raise DataError(
             f"the lease of the migration of {run.entry.collection} was lost to another run, which goes on "
             "from here; this one has stopped",
@@ -173,7 +162,7 @@ def _hold_back(run: Run, number: int) -> Plan[None]:
         if run.options.stop is not None and run.options.stop():
             return
         if left > 0:
-            yield from lease.renew(run.name, run.token, run.limits.migration_lease_seconds)
+            yield from run.lease.renew()
 
 
 # -- batches of documents ------------------------------------------------------------------------
@@ -185,7 +174,7 @@ def _batch(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int] | Non
     size = run.options.sized(min(batch, run.limits.migration_followed_batch) if run.followed else batch)
     # The last one would come again where it could not be migrated.
     condition = run.stale if last is None else {"$and": [run.stale, {"_id": {"$ne": last[0]}}]}
-    options = {**in_one_reply(size), **beginning_after(last)}
+    options = {**in_one_reply(size), **starting_at(last)}
     fresh = yield from find(run.entry.collection, condition, sort=[("_id", 1)], **options)
     if not fresh:
         return None
@@ -217,9 +206,8 @@ def _migrate(run: Run, documents: Sequence[Raw]) -> Plan[None]:
         ]
         if not writes:
             return
-        refused: list[tuple[Any, str]] = []
         try:
-            matched = yield from _write(run, writes, refused)
+            matched, refused = yield from write_each(run, writes)
         except (OperationFailure, *ENCODING_ERRORS) as error:
             # One of them is no BSON as it is, or too large; the whole batch was refused because of it.
             if checked or not stops_others(error):
@@ -227,29 +215,13 @@ def _migrate(run: Run, documents: Sequence[Raw]) -> Plan[None]:
             checked = True
             continue
         run.done += matched
-        for key, reason in refused:
-            yield from put_aside(run, key, reason)
-        if matched + len(refused) == len(writes):
+        if matched + refused == len(writes):
             return
         keys = [each.before["_id"] for each in converted]
         pending = yield from find(run.entry.collection, {"$and": [{"_id": {"$in": keys}}, run.stale]})
         pending = yield from _without_set_aside(run, pending)
         yield from wait(run.limits.migration_pause_seconds * attempt)
     # Left for the next pass: somebody writes them all the time.
-
-
-def _write(run: Run, writes: Sequence[tuple[Any, Any]], refused: list[tuple[Any, str]]) -> Plan[int]:
-    """Perform writes, each with the id of its document; how many documents matched."""
-    operations = [write for _, write in writes]
-    try:
-        return (yield from bulk_write(run.entry.collection, operations, ordered=False)).matched_count
-    except BulkWriteError as error:
-        details = error.details or {}
-        for each in details.get("writeErrors", []):
-            refused.append((writes[each["index"]][0], str(each.get("errmsg"))))
-        if details.get("writeConcernErrors"):
-            raise
-        return int(details.get("nMatched", 0))
 
 
 def _convertible(run: Run, documents: Sequence[Raw], checked: bool) -> Plan[list[Converted]]:
@@ -294,55 +266,62 @@ def _alone(run: Run, outcome: Converted) -> Plan[None]:
         yield from put_aside(run, identity, message_of(told))
 
 
-def _migrate_followed(run: Run, documents: Sequence[Raw], checked: bool = False) -> Plan[None]:
+def _migrate_followed(run: Run, documents: Sequence[Raw]) -> Plan[None]:
     """The same where other documents follow: in a transaction, with all that follows from it.
 
     A document that cannot be written undoes the whole transaction. The batch
     is halved until it stands alone, and is set aside.
     """
-    keys = [each["_id"] for each in documents]
 
-    def attempt() -> Plan[tuple[list[Raw], list[Any], dict[Any, str]]]:
-        befores = yield from find(run.entry.collection, {"$and": [{"_id": {"$in": keys}}, run.stale]})
-        writes, failures, changing = [], {}, []
-        for raw, outcome in zip(befores, (yield from convert(run.entry, befores, run.to)), strict=True):
-            if isinstance(outcome, DataError):
-                failures[freeze(raw["_id"])] = str(outcome)
-                continue
+    def attempt(some: Sequence[Raw], checked: bool = False) -> Plan[list[None]]:
+        keys = [each["_id"] for each in some]
+        try:
+            failures, changed = yield from follow.perform(
+                run.graph, run.server, run.entry, lambda: _followed_writes(run, keys, checked)
+            )
+        except ENCODING_ERRORS:
             if checked:
-                try:
-                    outcome.after = encodable(outcome.after, run.lineage.model)
-                except UsageError as error:
-                    failures[freeze(raw["_id"])] = str(error)
-                    continue
-            # A transaction notices other writers by itself.
-            write = guarded_write(outcome, compare=run.single)
-            if write is not None:
-                writes.append(write)
-                changing.append(raw)
-        return changing, writes, failures
-
-    try:
-        failures, changed = yield from follow.perform(run.graph, run.server, run.entry, attempt)
-    except (OperationFailure, *ENCODING_ERRORS) as error:
-        if not lies_in_a_document(error):
+                raise
+            return (yield from attempt(some, checked=True))
+        except BulkWriteError as error:
+            if run.single:
+                run.done += int(error.details.get("nMatched", 0))
             raise
-        if isinstance(error, BulkWriteError) and run.single:
-            run.done += int(error.details.get("nMatched", 0))
-        if isinstance(error, ENCODING_ERRORS) and not checked:
-            yield from _migrate_followed(run, documents, checked=True)
-        elif len(documents) == 1:
-            told = translate(error, run.lineage.model.__name__)
-            yield from put_aside(run, documents[0]["_id"], message_of(told))
-        else:
-            middle = len(documents) // 2
-            yield from _migrate_followed(run, documents[:middle], checked)
-            yield from _migrate_followed(run, documents[middle:], checked)
-        return
-    run.done += changed
-    for raw in documents:
-        if freeze(raw["_id"]) in failures:
-            yield from put_aside(run, raw["_id"], failures[freeze(raw["_id"])])
+        run.done += changed
+        for key in keys:
+            if freeze(key) in failures:
+                yield from put_aside(run, key, failures[freeze(key)])
+        return []
+
+    def alone(raw: Raw, error: Exception) -> Plan[list[None]]:
+        told = translate(error, run.lineage.model.__name__)
+        yield from put_aside(run, raw["_id"], message_of(told))
+        return []
+
+    yield from in_pieces(run.limits, documents, attempt, alone, lies_in_a_document)
+
+
+def _followed_writes(
+    run: Run, keys: list[Any], checked: bool
+) -> Plan[tuple[list[Raw], list[Any], dict[Any, str]]]:
+    """The documents that are to be migrated, their writes, and what cannot be written."""
+    befores = yield from find(run.entry.collection, {"$and": [{"_id": {"$in": keys}}, run.stale]})
+    writes, failures, changing = [], {}, []
+    for raw, outcome in zip(befores, (yield from convert(run.entry, befores, run.to)), strict=True):
+        try:
+            if isinstance(outcome, DataError):
+                raise outcome
+            if checked:
+                outcome.after = encodable(outcome.after, run.lineage.model)
+        except (DataError, UsageError) as error:
+            failures[freeze(raw["_id"])] = str(error)
+            continue
+        # A transaction notices other writers by itself.
+        write = guarded_write(outcome, compare=run.single)
+        if write is not None:
+            writes.append(write)
+            changing.append(raw)
+    return changing, writes, failures
 
 
 # -- a look ahead ---------------------------------------------------------------------------------
@@ -365,27 +344,22 @@ def rehearse(run: Run) -> Plan[Migrated]:
     )
 
 
-def together(results: Sequence[Migrated], samples: int) -> Migrated:
-    """The outcome of several runs of one model as one."""
-    first = results[0]
-    return Migrated(
-        first.model,
-        first.to,
-        sum(each.migrated for each in results),
-        sum(each.remaining for each in results),
-        all(each.finished for each in results),
-        tuple(one for each in results for one in each.set_aside),
-        tuple(one for each in results for one in each.samples)[:samples],
-    )
-
-
 def perform(
     graph: Graph, server: Capabilities, entry: Entry[Any], to: int | None, dry_run: bool, options: Options
 ) -> Plan[Migrated]:
     """Migrate a model, or say what that would do."""
-    results = []
+    results: list[Migrated] = []
     for run in runs(graph, server, entry, to, options):
         results.append((yield from (rehearse(run) if dry_run else migrate(run))))
         if not results[-1].finished and not dry_run:
             break
-    return together(results, graph.limits.migration_samples)
+    # Several runs of one model are shown as one.
+    return Migrated(
+        results[0].model,
+        results[0].to,
+        sum(each.migrated for each in results),
+        sum(each.remaining for each in results),
+        all(each.finished for each in results),
+        tuple(one for each in results for one in each.set_aside),
+        tuple(one for each in results for one in each.samples)[: graph.limits.migration_samples],
+    )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.engine.set_aside import SET_ASIDE
+from pymongo.errors import BulkWriteError
+
+from treadle.engine.lease import Lease
+from treadle.engine.set_aside import SET_ASIDE, note_aside
 from treadle.errors import UsageError
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
@@ -14,8 +17,9 @@ from treadle.graph.limits import Limits
 from treadle.graph.pattern import Entry
 from treadle.graph.reports import Report
 from treadle.graph.versions import Lineage
-from treadle.plan import Plan, Raw, aggregate, delete_many, find, update_one
+from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.server_errors import lies_in_a_document
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,7 @@ class Run:
     scope: Raw
     to: int
     options: Options
-    token: int = 0
+    lease: Lease
     total: int = 0
     done: int = 0
     aside: int = 0
@@ -101,10 +105,6 @@ class Run:
         return self.entry.limits
 
     @property
-    def name(self) -> str:
-        return f"migrate:{self.entry.collection}"
-
-    @property
     def single(self) -> bool:
         """Whether each write stands for itself: guarded by itself, and not undone with others."""
         return not self.server.transactions
@@ -113,6 +113,11 @@ class Run:
     def label(self) -> str:
         """Under which name documents are set aside."""
         return f"migrate {self.lineage.model.__name__}"
+
+    @property
+    def noted(self) -> Raw:
+        """The condition for notes about documents that were set aside."""
+        return {"_id.rule": self.label, "_id.collection": self.entry.collection}
 
     @property
     def key(self) -> str:
@@ -136,36 +141,40 @@ def runs(
 ) -> list[Run]:
     """The runs that bring all documents of a model to a version; classes with the same steps share one."""
     options.check()
-    members = [each for each in [entry, *entry.below] if each.lineage is not None]
+    groups: dict[Any, list[tuple[Entry[Any], Lineage]]] = {}
+    for each, lineage in _members(entry):
+        same = (lineage.current, lineage.written, *map(id, lineage.steps.values()))
+        groups.setdefault(same, []).append((each, lineage))
+    limits = entry.limits
+    name, seconds = f"migrate:{entry.collection}", limits.migration_lease_seconds
+    made = []
+    for group in groups.values():
+        scopes = [each.exactly for each, _ in group]
+        scope: Raw = scopes[0] if len(scopes) == 1 else {"$or": scopes}
+        if any(each is entry for each, _ in group) and len(group) == len([entry, *entry.below]):
+            scope = dict(entry.scope)
+        lineage = group[0][1]
+        lease = Lease(limits, name, seconds, options.owner, options.is_dead)
+        made.append(Run(graph, server, entry, lineage, scope, _target(lineage, to), options, lease))
+    return made
+
+
+def _members(entry: Entry[Any]) -> list[tuple[Entry[Any], Lineage]]:
+    """The model and the kinds below it that have versions."""
+    members = [(each, each.lineage) for each in [entry, *entry.below] if each.lineage is not None]
     if not members:
         raise UsageError(
             f"{entry.model.__name__} has no version=, so there is nothing to migrate", code="version-invalid"
         )
-    groups: dict[Any, list[Entry[Any]]] = {}
-    for each in members:
-        assert each.lineage is not None
-        lineage = each.lineage
-        same = (lineage.current, lineage.written, *map(id, lineage.steps.values()))
-        groups.setdefault(same, []).append(each)
-    made = []
-    for group in groups.values():
-        chosen = group[0].lineage
-        assert chosen is not None
-        target = _target(chosen, to)
-        scopes = [each.exactly for each in group]
-        scope: Raw = scopes[0] if len(scopes) == 1 else {"$or": scopes}
-        if any(each is entry for each in group) and len(group) == len([entry, *entry.below]):
-            scope = dict(entry.scope)
-        made.append(Run(graph, server, entry, chosen, scope, target, options))
-    return made
+    return members
 
 
 def _target(lineage: Lineage, to: int | None) -> int:
     target = lineage.written if to is None else to
-    highest = max([lineage.current, *(version + 1 for version in lineage.steps)])
-    if isinstance(target, bool) or not isinstance(target, int) or not 1 <= target <= highest:
+    if isinstance(target, bool) or not isinstance(target, int) or not 1 <= target <= lineage.highest:
         raise UsageError(
-            f"{lineage.model.__name__} cannot be migrated to version {target!r}; it has 1 to {highest}",
+            f"{lineage.model.__name__} cannot be migrated to version {target!r}; "
+            f"it has 1 to {lineage.highest}",
             code="version-invalid",
         )
     # Before anything is changed: a step that has no way down.
@@ -178,11 +187,7 @@ def _target(lineage: Lineage, to: int | None) -> int:
 
 def status(entry: Entry[Any]) -> Plan[dict[int, int]]:
     """How many documents there are of each version."""
-    members = [each for each in [entry, *entry.below] if each.lineage is not None]
-    if not members:
-        raise UsageError(f"{entry.model.__name__} has no version=", code="version-invalid")
-    assert members[0].lineage is not None
-    version = {"$ifNull": [f"${members[0].lineage.field}", 1]}
+    version = {"$ifNull": [f"${_members(entry)[0][1].field}", 1]}
     rows = yield from aggregate(
         entry.collection,
         [
@@ -199,41 +204,37 @@ def status(entry: Entry[Any]) -> Plan[dict[int, int]]:
 
 def set_aside(entry: Entry[Any]) -> Plan[list[SetAside]]:
     """The documents that could not be migrated, the first thousand."""
-    names = {f"migrate {each.model.__name__}": each for each in [entry, *entry.below]}
-    rows = yield from find(
-        SET_ASIDE,
-        {"_id.rule": {"$in": list(names)}, "_id.collection": entry.collection},
-        sort=[("_id", 1)],
-        limit=entry.limits.migration_listed_max,
-    )
-    return [
-        SetAside(names[row["_id"]["rule"]].model.__name__, row["_id"]["key"], row["reason"]) for row in rows
-    ]
+    names = {f"migrate {each.model.__name__}": each.model.__name__ for each in [entry, *entry.below]}
+    noted = {"_id.rule": {"$in": list(names)}, "_id.collection": entry.collection}
+    rows = yield from find(SET_ASIDE, noted, sort=[("_id", 1)], limit=entry.limits.migration_listed_max)
+    return [SetAside(names[row["_id"]["rule"]], row["_id"]["key"], row["reason"]) for row in rows]
 
 
 def put_aside(run: Run, key: Any, reason: str) -> Plan[None]:
     """Note a document that cannot be migrated, with the reason, and go on."""
-    noted = yield from update_one(
-        SET_ASIDE,
-        {"_id": {"rule": run.label, "collection": run.entry.collection, "key": key}},
-        {"$set": {"reason": reason[:500]}, "$currentDate": {"at": True}},
-        upsert=True,
-    )
     # Not one more where it was noted already.
-    run.aside += noted.upserted_id is not None
+    run.aside += yield from note_aside(run.label, run.entry.collection, key, reason)
 
 
-def beginning_after(last: list[Any] | None) -> Raw:
-    """What makes a find begin at an id, whatever types the ids have.
-
-    The id stands in a list, because it may itself be null; None is the beginning.
-    """
-    return {} if last is None else {"min": {"_id": last[0]}, "hint": [("_id", 1)]}
+def write_each(run: Run, writes: Sequence[tuple[Any, Any]]) -> Plan[tuple[int, int]]:
+    """Perform writes, each with the id of its document; how many matched, and how many were set aside."""
+    operations = [write for _, write in writes]
+    try:
+        result = yield from bulk_write(run.entry.collection, operations, ordered=False)
+        return result.matched_count, 0
+    except BulkWriteError as error:
+        details = error.details or {}
+        if details.get("writeConcernErrors") or not lies_in_a_document(error):
+            raise
+    refused = details.get("writeErrors", [])
+    for each in refused:
+        yield from put_aside(run, writes[each["index"]][0], str(each.get("errmsg")))
+    return int(details.get("nMatched", 0)), len(refused)
 
 
 def forget_settled(run: Run) -> Plan[None]:
     """Let go of notes about documents that are gone, or that have reached the version after all."""
-    noted: Raw = {"_id.rule": run.label, "_id.collection": run.entry.collection}
+    noted = dict(run.noted)
     most = run.limits.migration_listed_max
     while True:
         rows = yield from find(SET_ASIDE, noted, {"_id": 1}, sort=[("_id", 1)], limit=most)
