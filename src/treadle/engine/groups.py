@@ -58,7 +58,6 @@ def _has_index(group: GroupRule) -> Plan[bool]:
 def differing(entry: Entry[Any]) -> Plan[list[list[Any]]]:
     """The keys of groups that have sources and no document, or no sources, or several documents."""
     group = entry.group
-    assert group is not None
     documents = [{"$project": {"_id": group.key.target_expression(), "documents": {"$literal": 1}}}]
     rows = yield from aggregate(
         group.source.collection,
@@ -78,7 +77,6 @@ def differing(entry: Entry[Any]) -> Plan[list[list[Any]]]:
 
 def described(entry: Entry[Any], key: Sequence[Any]) -> Raw:
     """A group's key, as a finding shows it."""
-    assert entry.group is not None
     return dict(zip(entry.group.key.targets, key, strict=True))
 
 
@@ -88,7 +86,6 @@ def arrange(server: Capabilities, entry: Entry[Any], keys: Sequence[Any], ledger
     A document that is made here has all its values, so that its formulas can be computed.
     """
     group = entry.group
-    assert group is not None
     found = yield from find(entry.collection, entry.at_any(keys), sort=[("_id", 1)])
     yield from ledger.note_before(entry, [each["_id"] for each in found])
     values = yield from recompute([group], keys, server.version)
@@ -128,7 +125,6 @@ class Arranged:
 def examine_groups(server: Capabilities, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Finding]]:
     """Groups without a document, and documents beyond the first of their group."""
     group = entry.group
-    assert group is not None
     values = yield from recompute([group], keys, server.version)
     documents = yield from find(
         entry.collection, entry.at_any(keys), entry.key_projection(), sort=[("_id", 1)]
@@ -151,7 +147,6 @@ def examine_groups(server: Capabilities, entry: Entry[Any], keys: Sequence[Any])
 def orphan(entry: Entry[Any], document: Raw) -> Finding:
     """The document of a group that has no sources."""
     group = entry.group
-    assert group is not None
     path, shown = ", ".join(group.key.targets), described(entry, entry.key_of(document))
     return Finding(group.pattern, entry.model.__name__, document["_id"], path, shown, None)
 
@@ -159,7 +154,6 @@ def orphan(entry: Entry[Any], document: Raw) -> Finding:
 def keys_found(entry: Entry[Any], findings: Sequence[Finding]) -> Plan[list[Any]]:
     """The groups that findings are about."""
     group = entry.group
-    assert group is not None
     keys: dict[Any, Any] = {}
     ids = []
     about_groups = ", ".join(group.key.targets)

@@ -157,7 +157,6 @@ def _update_groups(
 ) -> Plan[None]:
     """Update the documents of groups: make those whose first source came, remove those whose last went."""
     group = target.group
-    assert group is not None
     operations: list[tuple[Any, list[Raw]]] = []
     makes: set[int] = set()
     shrinking = []

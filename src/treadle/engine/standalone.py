@@ -14,6 +14,7 @@ that it read before it read the sources.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Callable, Sequence
@@ -352,12 +353,10 @@ class ByIntents(Commit):
         pipeline = recomputation.rewrite(recomputation.sets(blank, right, whole=True), stamped=True)
         # Never again the revision of an earlier document of this group.
         pipeline.append({"$set": {REVISION: {"$toLong": "$$NOW"}}})
-        try:
-            absent = {**entry.at(key), REVISION: None}
+        absent = {**entry.at(key), REVISION: None}
+        # Another writer may make it first.
+        with contextlib.suppress(DuplicateKeyError):
             yield from update_one(entry.collection, absent, pipeline, upsert=True)
-        except DuplicateKeyError:
-            # Another writer made it first.
-            return True
         return True
 
 
