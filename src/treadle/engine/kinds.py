@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from treadle.engine import crud
 from treadle.engine.deletes import check_restrictions, follow_references, restricting
-from treadle.engine.guards import guard
+from treadle.engine.fill import guard
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.ledger import Ledger
 from treadle.engine.pipelines import derivation
@@ -94,7 +94,7 @@ def former(graph: Graph, document: Document, was: Any) -> Entry[Any]:
 class ChangeKind(Replace[D]):
     """A document over the stored one of another kind: it leaves that kind's rules and enters its own."""
 
-    def _stored(self) -> Raw:
+    def _filter(self) -> Raw:
         assert self.was.family is not None
         return {**by_id(self.raw["_id"]), self.was.family.discriminator: {"$eq": self.was.settings.kind}}
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-import bson
-
 from treadle.graph.change import Change
 from treadle.graph.gather import GatherRule, contribution_stages
 from treadle.graph.pattern import Entry
-from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw, aggregate
 from treadle.query.keys import KEY, freeze
 
@@ -85,7 +82,8 @@ def evaluate(rules: Sequence[GatherRule], ids: Sequence[Any]) -> Plan[Contributi
         return contributions
     together: dict[Any, list[GatherRule]] = {}
     for rule in rules:
-        together.setdefault(_signature(rule), []).append(rule)
+        alone = None if set(rule.evaluation()) <= {"value"} else rule
+        together.setdefault((rule.signature, alone), []).append(rule)
     for alike in together.values():
         rows: list[Raw] = yield from aggregate(
             alike[0].source.collection,
@@ -107,26 +105,19 @@ def evaluate(rules: Sequence[GatherRule], ids: Sequence[Any]) -> Plan[Contributi
 def keys_now(rules: Sequence[GatherRule], documents: Sequence[Raw]) -> Plan[dict[GatherRule, list[Any]]]:
     """The targets that these sources name or belong to, whether or not they count there."""
     keys: dict[GatherRule, list[Any]] = {}
-    asked: dict[Any, list[Any]] = {}
+    by_signature: dict[Any, list[Any]] = {}
     for rule in rules:
         if rule.key.local:
             keys[rule] = [key for document in documents for key, _ in rule.contributions(document)]
             continue
         signature = (rule.source.collection, rule.key.signature)
-        if signature not in asked:
+        if signature not in by_signature:
             own = {"$match": {"_id": {"$in": [document["_id"] for document in documents]}}}
             stages = [own, *rule.key.stages(None, False), {"$project": {KEY: 1}}]
             rows = yield from aggregate(rule.source.collection, stages)
-            asked[signature] = [row[KEY] for row in rows]
-        keys[rule] = asked[signature]
+            by_signature[signature] = [row[KEY] for row in rows]
+        keys[rule] = by_signature[signature]
     return keys
-
-
-def _signature(rule: GatherRule) -> Any:
-    """Rules that agree in this can be evaluated by one command."""
-    where = bson.encode(rule.where, codec_options=CODEC_OPTIONS)
-    alone = None if set(rule.evaluation()) <= {"value"} else rule
-    return rule.source.collection, rule.key.signature, where, rule.per_element, alone
 
 
 def _projection(rules: Sequence[GatherRule]) -> Raw:

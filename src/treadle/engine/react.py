@@ -14,8 +14,7 @@ from typing import Any
 
 from pymongo import UpdateOne
 
-from treadle.engine.fill import fill_copies
-from treadle.engine.guards import guard
+from treadle.engine.fill import fill_copies, guard
 from treadle.engine.ledger import Ledger
 from treadle.engine.pipelines import changed_fields, derivation, formula_stages, update_pipeline
 from treadle.engine.recompute import recompute
@@ -57,10 +56,10 @@ def react(
     later: list[FanOut] = []
     for stage in graph.stages:
         effects: dict[Entry[Any], dict[Any, _Effect]] = {}
-        for entry, gathers, asked in stage.gathers:
+        for entry, gathers, on_server in stage.gathers:
             changes = ledger.of(entry.collection)
             if changes:
-                answers = (yield from ledger.evaluate_after(asked, changes)) if asked else {}
+                answers = (yield from ledger.evaluate_after(on_server, changes)) if on_server else {}
                 for gather in gathers:
                     of_target = effects.setdefault(gather.target, {})
                     _collect(gather, changes, ledger, answers.get(gather), of_target)

@@ -263,13 +263,13 @@ class Replace(Work[D]):
         self.was: Entry[Any] = was or entry
         altered: list[Any] = []
         self.raw = crud.dump(entry, document, altered)
-        self.shown = crud.as_stored(entry, document, self.raw, altered) if self.alone else document
+        self._result = crud.as_stored(entry, document, self.raw, altered) if self.alone else document
 
     @property
     def alone(self) -> bool:
         return self.entry.plain and self.was.plain
 
-    def _stored(self) -> Raw:
+    def _filter(self) -> Raw:
         """The filter for the document as it is said to be stored."""
         return {**by_id(self.raw["_id"]), **self.was.exactly}
 
@@ -281,14 +281,14 @@ class Replace(Work[D]):
     def direct(self) -> Plan[Raw]:
         entry = self.entry
         with crud.translated(entry.model.__name__, [self.raw], entry):
-            result = yield from replace_one(entry.collection, self._stored(), self.raw)
+            result = yield from replace_one(entry.collection, self._filter(), self.raw)
         if not result.matched_count:
             raise (yield from self._refusal())
         return self.raw
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
         entry, identity = self.entry, self.raw["_id"]
-        before = yield from find_one(entry.collection, self._stored())
+        before = yield from find_one(entry.collection, self._filter())
         if before is None:
             raise (yield from self._refusal())
         yield from self._note(before, ledger)
@@ -323,7 +323,7 @@ class Replace(Work[D]):
         yield  # pragma: no cover
 
     def result(self, outcome: Raw) -> D:
-        return self.shown if self.alone else self.entry.codec.load(outcome)
+        return self._result if self.alone else self.entry.codec.load(outcome)
 
 
 def _replace_keeping(entry: Entry[Any], document: Raw) -> Plan[Raw]:

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
+import bson
 from pymongo import ASCENDING, IndexModel
 
 from treadle.errors import DeclarationError
 from treadle.graph.pattern import STATE, Entry, Maintain, Models, Place, Rule
+from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw
 from treadle.query.keys import GroupKey, Key, ReferenceKey
 from treadle.query.keys import freeze as freeze
@@ -130,6 +132,12 @@ class GatherRule(Rule):
     def server_side(self) -> bool:
         """Whether only the server can tell what a source contributes."""
         return bool(self.condition) or not self.key.local
+
+    @property
+    def signature(self) -> Any:
+        """Rules that agree in this take the same sources, and can be asked for by one command."""
+        where = bson.encode(self.where, codec_options=CODEC_OPTIONS)
+        return self.source.collection, self.key.signature, where, self.per_element
 
     def advice(self, maintained: str) -> str:
         source = self.source
