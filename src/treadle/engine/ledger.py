@@ -83,7 +83,7 @@ def evaluate(rules: Sequence[GatherRule], ids: Sequence[Any]) -> Plan[Contributi
     together: dict[Any, list[GatherRule]] = {}
     for rule in rules:
         alone = None if set(rule.evaluation()) <= {"value"} else rule
-        together.setdefault((rule.signature, alone), []).append(rule)
+        together.setdefault((rule.alike, alone), []).append(rule)
     for alike in together.values():
         rows: list[Raw] = yield from aggregate(
             alike[0].source.collection,

@@ -43,7 +43,7 @@ def recompute(rules: Iterable[GatherRule], keys: Sequence[Any], version: tuple[i
             for key, parts in (yield from rule.found(keys, version)).items():
                 values[key].update(parts)
         else:
-            groups.setdefault(rule.signature, []).append(rule)
+            groups.setdefault(rule.alike, []).append(rule)
     for together in groups.values():
         rows = yield from _group(together, keys)
         for key in values:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, Final
 
 import bson
@@ -112,6 +113,12 @@ class GatherRule(Rule):
         # Values inside the array that holds the key belong to that one element.
         self.per_element = False
 
+    @cached_property
+    def alike(self) -> Any:
+        """Rules that agree in this have the same contributions, and share one `$group`."""
+        where = bson.encode(self.where, codec_options=CODEC_OPTIONS)
+        return self.source.collection, self.key.signature, where, self.per_element
+
     @property
     def by(self) -> Path:
         """The field in which a source names its target."""
@@ -132,12 +139,6 @@ class GatherRule(Rule):
     def server_side(self) -> bool:
         """Whether only the server can tell what a source contributes."""
         return bool(self.condition) or not self.key.local
-
-    @property
-    def signature(self) -> Any:
-        """Rules that agree in this take the same sources, and can be asked for by one command."""
-        where = bson.encode(self.where, codec_options=CODEC_OPTIONS)
-        return self.source.collection, self.key.signature, where, self.per_element
 
     def advice(self, maintained: str) -> str:
         source = self.source

@@ -309,8 +309,6 @@ class Entry(Generic[D]):
         self.rules: list[Rule] = []
         self.sourcing: list[Rule] = []
         self._lookups: dict[Any, list[Any]] = {}
-        # What these ask of each write; the engine makes it at the first one.
-        self.derivation: Any = None
         # How its documents are stored, where that is not one by one.
         self.layout: Layout[D] | None = None
         # The rule that makes and removes documents of this model, if it stands for groups (a `GroupRule`).
@@ -340,6 +338,8 @@ class Entry(Generic[D]):
         self.loops = False
         # The stored paths that a write must not touch without being followed; None for all.
         self.watched: set[str] | None = set()
+        # What its rules ask of each write; the engine makes it at the first one.
+        self.derivation: Any = None
 
     # -- rules, by what they can do --------------------------------------------------------------
 
