@@ -1,14 +1,8 @@
-"""Polymorphic: documents of several kinds in one collection, each read as its own class.
+"""The calls that exist for the sake of kinds: text search over all of them, and a change of kind.
 
-`discriminator=` on a base names the stored field that says of which kind a
-document is, `kind=` on the classes below gives each its value. A query on the
-base finds all kinds, a query on a kind adds the discriminator, which is also
-what lets the server use that kind's partial indexes. An update on a kind
-never reaches another. A document changes its kind by `change_kind` only, and
-only if it still is of the kind that the caller believes it to be.
-
-How documents are told apart is in `graph/kinds.py` and `graph/store_codec.py`;
-here are the calls that exist for their sake.
+A document changes its kind by `change_kind` only, and only if it still is of
+the kind that the caller believes it to be. How documents of several kinds are
+told apart is in `graph/kinds.py`.
 """
 
 from __future__ import annotations

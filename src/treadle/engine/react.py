@@ -85,11 +85,9 @@ def _collect(
         if old == new and _types(old) == _types(new):
             continue
         for key, value in old:
-            effect = effects.setdefault(freeze(key), _Effect(key))
-            effect.removed.setdefault(rule, []).append(value)
+            effects.setdefault(freeze(key), _Effect(key)).removed.setdefault(rule, []).append(value)
         for key, value in new:
-            effect = effects.setdefault(freeze(key), _Effect(key))
-            effect.added.setdefault(rule, []).append(value)
+            effects.setdefault(freeze(key), _Effect(key)).added.setdefault(rule, []).append(value)
 
 
 def _types(contributions: Sequence[tuple[Any, Any]]) -> list[type]:

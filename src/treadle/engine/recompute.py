@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import bson
 from pymongo.errors import OperationFailure
 
 from treadle.engine.fill import fill_copies
@@ -20,6 +21,7 @@ from treadle.engine.pipelines import stamps_of, update_pipeline
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, source_stages
 from treadle.graph.pattern import Entry, Maintain, Rule
+from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw, aggregate
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import is_about_one_document
@@ -43,7 +45,7 @@ def recompute(rules: Iterable[GatherRule], keys: Sequence[Any], version: tuple[i
             for key, parts in (yield from rule.found(keys, version)).items():
                 values[key].update(parts)
         else:
-            groups.setdefault(rule.alike, []).append(rule)
+            groups.setdefault(_signature(rule), []).append(rule)
     for together in groups.values():
         rows = yield from _group(together, keys)
         for key in values:
@@ -52,6 +54,12 @@ def recompute(rules: Iterable[GatherRule], keys: Sequence[Any], version: tuple[i
                 group = {name: row[f"{name}{number}"] for name in rule.accumulators()} if row else None
                 values[key].update(rule.finish(group))
     return values
+
+
+def _signature(rule: GatherRule) -> Any:
+    """Rules that agree in this share one `$group`."""
+    where = bson.encode(rule.where, codec_options=CODEC_OPTIONS)
+    return rule.source.collection, rule.key.signature, where, rule.per_element
 
 
 def _group(rules: Sequence[GatherRule], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:

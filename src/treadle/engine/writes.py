@@ -94,13 +94,6 @@ def may_upgrade(entry: Entry[Any]) -> bool:
     return speaks_of_current(entry) and not entry.plain and (entry.watched is None or bool(entry.watched))
 
 
-def _upgraded(entry: Entry[Any], befores: Sequence[Raw], server: Capabilities) -> Plan[list[Raw]]:
-    """The documents in the version of which an update speaks."""
-    if writes_older(entry):
-        lazy.check_lowering(entry, server)
-    return (yield from lazy.upgraded(entry, befores))
-
-
 class _Update:
     """What updates of one document and of many have in common."""
 
@@ -132,10 +125,12 @@ class _Update:
         entry, keys, older = self.entry, [each["_id"] for each in befores], writes_older(self.entry)
         # What others follow from is what was stored, in whichever version.
         stored = befores
-        if not older:
+        if older:
+            lazy.check_lowering(entry, server)
+        else:
             yield from ledger.note_before(entry, keys)
         if entry.versioned:
-            befores = yield from _upgraded(entry, befores, server)
+            befores = yield from lazy.upgraded(entry, befores)
         if older:
             stored = befores
             yield from ledger.note_before(entry, keys)
