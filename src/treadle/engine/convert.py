@@ -51,8 +51,8 @@ def convert(
     """Each document as another version has it (the current one), or what went wrong with it."""
     results: list[Converted | DataError] = []
     waiting: dict[tuple[Lineage, int], list[int]] = {}
-    # The ways of each version, and whether functions lead all of them.
-    known: dict[tuple[Lineage, Any], tuple[list[tuple[Way, int]], bool]] = {}
+    # The ways of each version, and whether all of them are functions.
+    routes: dict[tuple[Lineage, Any], tuple[list[tuple[Way, int]], bool]] = {}
     for number, raw in enumerate(raws):
         lineage = lineage_of(entry, raw)
         assert lineage is not None
@@ -60,12 +60,12 @@ def convert(
             version = raw.get(lineage.field)
             if version.__class__ is not int:
                 version = lineage.version_of(raw)
-            found = known.get((lineage, version))
-            if found is None:
+            if (lineage, version) not in routes:
                 ways = lineage.ways_from(raw, lineage.current if end is None else end)
-                found = known[lineage, version] = ways, all(callable(way) for way, _ in ways)
-            if found[1]:
-                after, read = lineage.change(raw, found[0])
+                routes[lineage, version] = ways, all(callable(way) for way, _ in ways)
+            ways, by_functions = routes[lineage, version]
+            if by_functions:
+                after, read = lineage.change(raw, ways)
                 results.append(Converted(lineage, raw, after, read))
             else:
                 results.append(Converted(lineage, raw, raw, None))

@@ -20,7 +20,6 @@ from treadle.plan import (
     Plan,
     Raw,
     Read,
-    by_id,
     count_documents,
     find_one,
     find_one_and_update,
@@ -85,7 +84,7 @@ def insert(entry: Entry[D], document: D) -> Plan[D]:
     """Store one new document."""
     altered: list[Any] = []
     raw = dump(entry, document, altered)
-    shown = as_stored(entry, document, raw, altered)
+    stored = as_stored(entry, document, raw, altered)
     try:
         yield Call(entry.collection, "insert_one", (raw,))
     except Exception as error:
@@ -93,7 +92,7 @@ def insert(entry: Entry[D], document: D) -> Plan[D]:
         if better is error:
             raise
         raise better from error
-    return shown
+    return stored
 
 
 def insert_many(entry: Entry[D], documents: Iterable[D]) -> Plan[list[D]]:
@@ -104,20 +103,17 @@ def insert_many(entry: Entry[D], documents: Iterable[D]) -> Plan[list[D]]:
     altered: list[Any] = []
     raws = dump_all(entry, documents, altered)
     check_batch(raws, entry.model.__name__)
-    shown = documents
+    stored = documents
     if altered:
-        shown = [as_stored(entry, each, raw, altered) for each, raw in zip(documents, raws, strict=True)]
+        stored = [as_stored(entry, each, raw, altered) for each, raw in zip(documents, raws, strict=True)]
     with translated(entry.model.__name__, raws):
         yield Call(entry.collection, "insert_many", (raws,))
-    return shown
+    return stored
 
 
 def get(entry: Entry[D], identity: Any) -> Plan[D | None]:
     """The document with this id, or None."""
-    chosen = by_id(entry.identity(identity))
-    if entry.scope:
-        chosen |= entry.scope
-    raw = yield Call(entry.collection, "find_one", (chosen,), {}, writes=False)
+    raw = yield Call(entry.collection, "find_one", (entry.one(entry.identity(identity)),), {}, writes=False)
     if raw is not None and entry.attends:
         (raw,) = yield from lazy.present(entry, [raw])
     return None if raw is None else entry.codec.load(raw)
@@ -159,11 +155,11 @@ def which(entry: Entry[Any], id_or_filter: Any) -> dict[str, Any]:
     """A filter from what may be an id; an id never becomes an operator."""
     if isinstance(id_or_filter, Mapping):
         return clean_filter(entry.codec, id_or_filter)
-    return entry.one(entry.identity(id_or_filter)) if entry.scope else by_id(entry.identity(id_or_filter))
+    return entry.one(entry.identity(id_or_filter))
 
 
 def update_one_raw(entry: Entry[Any], chosen: Raw, update: Any) -> Plan[Raw | None]:
-    """Update one document and see it; one of an older version is brought up first."""
+    """Update one document and see it; one of an older version is upgraded up first."""
     if not entry.versioned:
         return (yield from find_one_and_update(entry.collection, chosen, update))
     current = {"$and": [chosen, lazy.current_only(entry)]}
@@ -171,8 +167,8 @@ def update_one_raw(entry: Entry[Any], chosen: Raw, update: Any) -> Plan[Raw | No
         raw = yield from find_one_and_update(entry.collection, current, update)
         if raw is not None:
             return raw
-        brought = yield from lazy.bring_up(entry, chosen, limit=1)
-        if not brought and (yield from find_one(entry.collection, chosen, {"_id": 1})) is None:
+        upgraded = yield from lazy.bring_up(entry, chosen, limit=1)
+        if not upgraded and (yield from find_one(entry.collection, chosen, {"_id": 1})) is None:
             return None
     raise lazy.contended(entry)
 

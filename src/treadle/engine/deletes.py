@@ -29,32 +29,39 @@ from treadle.query.safety import clean_filter
 D = TypeVar("D", bound=Document)
 
 
-def deletion_concerns(entry: Entry[Any]) -> bool:
-    """Whether a deletion must be followed."""
-    return bool(
-        entry.feeding(GatherRule)
-        or restricting(entry)
-        or any(rule.on_delete != "keep" for rule in entry.feeding(CopyRule))
-        or any(each.answering("before_delete") or each.answering("after_delete") for each in entry.related)
-    )
-
-
 def restricting(entry: Entry[Any]) -> list[CopyRule]:
     """The references that forbid a deletion, however they are maintained."""
     return [rule for rule in entry.feeding(CopyRule, None) if rule.on_delete == "restrict"]
 
 
-class DeleteOneDocument(Work[D | None]):
+class _Delete:
+    """What deletions of one document and of many have in common."""
+
     shows_document = False
 
-    def __init__(self, entry: Entry[D], id_or_filter: Any) -> None:
+    def __init__(self, entry: Entry[Any]) -> None:
         refuse_group(entry, "deleted")
         self.entry = entry
-        self.filter = crud.which(entry, id_or_filter)
 
     @property
     def alone(self) -> bool:
-        return not deletion_concerns(self.entry)
+        entry = self.entry
+        return not (
+            entry.feeding(GatherRule)
+            or restricting(entry)
+            or any(rule.on_delete != "keep" for rule in entry.feeding(CopyRule))
+            or any(
+                each.answering("before_delete") or each.answering("after_delete") for each in entry.related
+            )
+        )
+
+
+class DeleteOneDocument(_Delete, Work[D | None]):
+    """A deletion of one document, which others may have to follow."""
+
+    def __init__(self, entry: Entry[D], id_or_filter: Any) -> None:
+        super().__init__(entry)
+        self.filter = crud.which(entry, id_or_filter)
 
     def direct(self) -> Plan[Raw | None]:
         with crud.translated(self.entry.model.__name__, [self.filter]):
@@ -87,20 +94,15 @@ class DeleteOneDocument(Work[D | None]):
         return (yield from smaller_first(self.entry, self.filter, limit=1))
 
 
-class DeleteManyDocuments(ChunkedWork):
+class DeleteManyDocuments(_Delete, ChunkedWork):
     """A deletion of the documents of one chunk."""
 
     def __init__(self, entry: Entry[Any], filter: Any) -> None:
-        refuse_group(entry, "deleted")
+        super().__init__(entry)
         crud.require_filter(entry, filter)
-        self.entry = entry
         self._inseparable = next((rule for rule in entry.rules if rule.deletes_together), None)
         self.together = self._inseparable is not None
         self.filter = clean_filter(entry.codec, filter)
-
-    @property
-    def alone(self) -> bool:
-        return not deletion_concerns(self.entry)
 
     def direct(self) -> Plan[int]:
         with crud.translated(self.entry.model.__name__, [self.filter]):

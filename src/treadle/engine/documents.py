@@ -80,19 +80,19 @@ class DocumentLayout(Layout[D]):
         return stored
 
     def insert_many(self, documents: Iterable[D]) -> Plan[list[D]]:
-        given = list(documents)
+        listed = list(documents)
         if self.entry.plain:
-            return (yield from crud.insert_many(self.entry, given))
-        works = yield from self._inserts(given)
+            return (yield from crud.insert_many(self.entry, listed))
+        works = yield from self._inserts(listed)
         stored: list[D] = []
         for work in works:
             stored += yield from self.protocol.write(work, combine=False)
         if len(works) == 1:
             return stored
-        # In the order in which they were given.
+        # In the order in which they were listed.
         written = [document for work in works for document in work.documents]
         by_document = {id(document): result for document, result in zip(written, stored, strict=True)}
-        return [by_document[id(document)] for document in given]
+        return [by_document[id(document)] for document in listed]
 
     def _inserts(self, documents: list[D]) -> Plan[list[Insert[D]]]:
         """The inserts of a bulk load: in chunks of one class, or as a rule wants them."""

@@ -1,18 +1,33 @@
-"""What a document maintains in itself: cards from their sources, formulas from its own fields."""
+"""What a document maintains in itself: cards from their sources, formulas from its own fields.
+
+Guards are documents that two transactions both write when they could
+otherwise miss each other. A source may name a target that does not exist yet,
+and a copy may name a source that does not. Whoever then inserts the missing
+one cannot conflict with whoever looked for it in vain, because neither wrote
+what the other read. So both write the same guard. Guards are a fixed number
+of counters; two keys that share one only wait for each other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from treadle.engine.guards import guard
+import bson
+from pymongo import UpdateOne
+
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import derivation, formula_stages
 from treadle.graph.derived import CopyRule
 from treadle.graph.pattern import REVISION, Entry
-from treadle.plan import Plan, Raw, by_id, find, find_one_and_update, update_many
+from treadle.model.bson_types import CODEC_OPTIONS
+from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one_and_update, update_many
 from treadle.query.keys import freeze, may_be_id
 from treadle.query.paths import put
+
+GUARDS = "treadle.guards"
+GUARD_SLOTS = 256
 
 
 def fill_copies(
@@ -88,3 +103,18 @@ def compute_formulas(entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Raw]]:
     yield from update_many(entry.collection, {"_id": {"$in": list(keys)}}, stages)
     afters = yield from by_ids(entry.collection, keys)
     return [afters[freeze(key)] for key in keys]
+
+
+def _slot(collection: str, key: Any) -> str:
+    """The guard of one document, the same in every process."""
+    return f"{collection}:{zlib.crc32(bson.encode({'': key}, codec_options=CODEC_OPTIONS)) % GUARD_SLOTS}"
+
+
+def guard(collection: str, keys: Iterable[Any]) -> Plan[None]:
+    """Conflict with everybody else who guards one of these keys."""
+    # Sorted, so that two transactions meet at the first they share.
+    slots = sorted({_slot(collection, key) for key in keys})
+    if slots:
+        yield from bulk_write(
+            GUARDS, [UpdateOne({"_id": each}, {"$inc": {"n": 1}}, upsert=True) for each in slots]
+        )

@@ -58,7 +58,6 @@ def _has_index(group: GroupRule) -> Plan[bool]:
 def differing(entry: Entry[Any]) -> Plan[list[list[Any]]]:
     """The keys of groups that have sources and no document, or no sources, or several documents."""
     group = entry.group
-    assert group is not None
     documents = [{"$project": {"_id": group.key.target_expression(), "documents": {"$literal": 1}}}]
     rows = yield from aggregate(
         group.source.collection,
@@ -78,7 +77,6 @@ def differing(entry: Entry[Any]) -> Plan[list[list[Any]]]:
 
 def described(entry: Entry[Any], key: Sequence[Any]) -> Raw:
     """A group's key, as a finding shows it."""
-    assert entry.group is not None
     return dict(zip(entry.group.key.targets, key, strict=True))
 
 
@@ -88,23 +86,22 @@ def arrange(server: Capabilities, entry: Entry[Any], keys: Sequence[Any], ledger
     A document that is made here has all its values, so that its formulas can be computed.
     """
     group = entry.group
-    assert group is not None
-    found = yield from find(entry.collection, entry.at_any(keys), sort=[("_id", 1)])
-    yield from ledger.note_before(entry, [each["_id"] for each in found])
+    documents = yield from find(entry.collection, entry.at_any(keys), sort=[("_id", 1)])
+    yield from ledger.note_before(entry, [each["_id"] for each in documents])
     values = yield from recompute([group], keys, server.version)
-    wanted = {freeze(key): key for key in keys if values[freeze(key)][group.path]}
+    expected = {freeze(key): key for key in keys if values[freeze(key)][group.path]}
     present: set[Any] = set()
-    gone: list[Raw] = []
-    for each in found:
+    surplus: list[Raw] = []
+    for each in documents:
         frozen = freeze(entry.key_of(each))
-        if frozen not in wanted or frozen in present:
-            gone.append(each)
+        if frozen not in expected or frozen in present:
+            surplus.append(each)
         present.add(frozen)
-    missing = [key for frozen, key in wanted.items() if frozen not in present]
+    missing = [key for frozen, key in expected.items() if frozen not in present]
     made: list[Any] = []
-    if gone:
-        yield from delete_many(entry.collection, {"_id": {"$in": [each["_id"] for each in gone]}})
-        for each in gone:
+    if surplus:
+        yield from delete_many(entry.collection, {"_id": {"$in": [each["_id"] for each in surplus]}})
+        for each in surplus:
             ledger.add(Change(entry.collection, each["_id"], each, None))
     if missing:
         every = yield from recompute(entry.having(GatherRule), missing, server.version)
@@ -114,7 +111,7 @@ def arrange(server: Capabilities, entry: Entry[Any], keys: Sequence[Any], ledger
             operations.append(UpdateOne(entry.at(key), update_pipeline(entry, sets, {}), upsert=True))
         result = yield from bulk_write(entry.collection, operations, ordered=False)
         made = list((result.upserted_ids or {}).values())
-    return Arranged(made, [entry.key_of(each) for each in gone])
+    return Arranged(made, [entry.key_of(each) for each in surplus])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +125,6 @@ class Arranged:
 def examine_groups(server: Capabilities, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Finding]]:
     """Groups without a document, and documents beyond the first of their group."""
     group = entry.group
-    assert group is not None
     values = yield from recompute([group], keys, server.version)
     documents = yield from find(
         entry.collection, entry.at_any(keys), entry.key_projection(), sort=[("_id", 1)]
@@ -138,37 +134,35 @@ def examine_groups(server: Capabilities, entry: Entry[Any], keys: Sequence[Any])
         by_key.setdefault(freeze(entry.key_of(each)), []).append(each["_id"])
     findings = []
     for key in keys:
-        name, path, shown = entry.model.__name__, ", ".join(group.key.targets), described(entry, key)
-        there = by_key.get(freeze(key), [])
-        if not there and values[freeze(key)][group.path]:
+        name, path, key_fields = entry.model.__name__, ", ".join(group.key.targets), described(entry, key)
+        ids = by_key.get(freeze(key), [])
+        if not ids and values[freeze(key)][group.path]:
             identity = key[0] if group.key.identity else tuple(key)
-            findings.append(Finding(group.pattern, name, identity, path, None, shown))
+            findings.append(Finding(group.pattern, name, identity, path, None, key_fields))
         # Those without sources are found when each document is looked at.
-        findings.extend(Finding(group.pattern, name, each, path, shown, None) for each in there[1:])
+        findings.extend(Finding(group.pattern, name, each, path, key_fields, None) for each in ids[1:])
     return findings
 
 
 def orphan(entry: Entry[Any], document: Raw) -> Finding:
     """The document of a group that has no sources."""
     group = entry.group
-    assert group is not None
-    path, shown = ", ".join(group.key.targets), described(entry, entry.key_of(document))
-    return Finding(group.pattern, entry.model.__name__, document["_id"], path, shown, None)
+    path, key_fields = ", ".join(group.key.targets), described(entry, entry.key_of(document))
+    return Finding(group.pattern, entry.model.__name__, document["_id"], path, key_fields, None)
 
 
 def keys_found(entry: Entry[Any], findings: Sequence[Finding]) -> Plan[list[Any]]:
     """The groups that findings are about."""
     group = entry.group
-    assert group is not None
     keys: dict[Any, Any] = {}
-    ids = []
+    others = []
     about_groups = ", ".join(group.key.targets)
     for finding in findings:
-        shown = finding.expected if finding.stored is None else finding.stored
+        key_fields = finding.expected if finding.stored is None else finding.stored
         if finding.path == about_groups:
-            keys[freeze(list(shown.values()))] = list(shown.values())
+            keys[freeze(list(key_fields.values()))] = list(key_fields.values())
         else:
-            ids.append(finding.document_id)
-    documents = yield from find(entry.collection, {"_id": {"$in": ids}}, entry.key_projection())
+            others.append(finding.document_id)
+    documents = yield from find(entry.collection, {"_id": {"$in": others}}, entry.key_projection())
     keys.update({freeze(entry.key_of(each)): entry.key_of(each) for each in documents})
     return list(keys.values())

@@ -37,27 +37,27 @@ def existing_indexes(collection: str) -> Plan[list[Raw]]:
     reply = yield from database_command(
         {"listIndexes": collection, "cursor": {"batchSize": INDEXES_MAX}}, writes=False
     )
-    found: list[Raw] = reply["cursor"]["firstBatch"]
-    return found
+    indexes: list[Raw] = reply["cursor"]["firstBatch"]
+    return indexes
 
 
 def existing_collections() -> Plan[dict[str, Raw]]:
     """The database's collections by name, as listCollections shows them."""
     reply = yield from database_command({"listCollections": 1, "cursor": {"batchSize": 10_000}}, writes=False)
-    found = {each["name"]: each for each in reply["cursor"]["firstBatch"]}
+    collections = {each["name"]: each for each in reply["cursor"]["firstBatch"]}
     while reply["cursor"]["id"]:
         reply = yield from database_command(
             {"getMore": reply["cursor"]["id"], "collection": "$cmd.listCollections"}, writes=False
         )
-        found.update({each["name"]: each for each in reply["cursor"]["nextBatch"]})
-    return found
+        collections.update({each["name"]: each for each in reply["cursor"]["nextBatch"]})
+    return collections
 
 
-def require_collection(entry: Entry[Any], found: Mapping[str, Any]) -> None:
-    if found["type"] != "collection":
+def require_collection(entry: Entry[Any], existing: Mapping[str, Any]) -> None:
+    if existing["type"] != "collection":
         raise DataError(
             f"{entry.model.__name__} is to be stored in {entry.collection!r}, but that is a "
-            f"{found['type']} in this database; rename one of them",
+            f"{existing['type']} in this database; rename one of them",
             code="collection-conflict",
         )
 
@@ -66,21 +66,15 @@ def set_up_indexes(
     entry: Entry[Any], missing: list[IndexModel], changed: list[Raw], actions: list[Action]
 ) -> Plan[None]:
     for change in changed:
-        actions.append(
-            Action(
-                "change index",
-                entry.collection,
-                f"{change['name']} expires after {change['expireAfterSeconds']} s",
-            )
-        )
+        detail = f"{change['name']} expires after {change['expireAfterSeconds']} s"
+        actions.append(Action("change index", entry.collection, detail))
         yield from database_command({"collMod": entry.collection, "index": change})
     for index in missing:
         document = index.document
         actions.append(Action("create index", entry.collection, describe_index(document)))
+        command = {"createIndexes": entry.collection, "indexes": [to_bson(dict(document), [])]}
         try:
-            yield from database_command(
-                {"createIndexes": entry.collection, "indexes": [to_bson(dict(document), [])]}
-            )
+            yield from database_command(command)
         except OperationFailure as error:
             if error.code == DUPLICATE_KEY:
                 raise (yield from _duplicates(entry, document, error)) from None
@@ -195,30 +189,25 @@ def _stored_paths(codec: Codec[Any]) -> Iterator[str]:
 
 
 def compare_indexes(
-    entry: Entry[Any], present: list[Raw], wanted: list[IndexModel] | None = None
+    entry: Entry[Any], present: list[Raw], expected: list[IndexModel] | None = None
 ) -> tuple[list[IndexModel], list[Raw]]:
     """The indexes to make, and the ones whose expiry is to change."""
     missing: list[IndexModel] = []
     changed: list[Raw] = []
     by_name = {index["name"]: index for index in present}
-    for index in declared_indexes(entry) if wanted is None else wanted:
+    for index in declared_indexes(entry) if expected is None else expected:
         document = index.document
-        same_keys = [
-            each for each in present if key_pairs(each) == key_pairs(document) and _same(each, document)
-        ]
-        if same_keys:
-            found = same_keys[0]
-            if found.get("expireAfterSeconds") != document.get("expireAfterSeconds"):
-                if "expireAfterSeconds" not in document:
-                    raise _conflict(entry, document, found)
-                changed.append({"name": found["name"], "expireAfterSeconds": document["expireAfterSeconds"]})
-            continue
-        other = by_name.get(document["name"]) or next(
-            (each for each in present if _clashes(each, document)), None
-        )
-        if other is not None:
-            raise _conflict(entry, document, other)
-        missing.append(index)
+        same = next((each for each in present if _same(each, document)), None)
+        if same is None:
+            clashing = (each for each in present if _clashes(each, document))
+            other = by_name.get(document["name"]) or next(clashing, None)
+            if other is not None:
+                raise _conflict(entry, document, other)
+            missing.append(index)
+        elif same.get("expireAfterSeconds") != document.get("expireAfterSeconds"):
+            if "expireAfterSeconds" not in document:
+                raise _conflict(entry, document, same)
+            changed.append({"name": same["name"], "expireAfterSeconds": document["expireAfterSeconds"]})
     return missing, changed
 
 
@@ -231,26 +220,28 @@ def key_pairs(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
     keys: list[tuple[str, Any]] = []
     for path, kind in dict(document["key"]).items():
         # All text fields of an index are listed as this one pair.
-        shown = [("_fts", "text"), ("_ftsx", 1)] if kind == "text" and path != "_fts" else [(path, kind)]
-        keys.extend(each for each in shown if each not in keys)
+        pairs = [("_fts", "text"), ("_ftsx", 1)] if kind == "text" and path != "_fts" else [(path, kind)]
+        keys.extend(each for each in pairs if each not in keys)
     return keys
 
 
-def _same(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+def _same(present: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    if key_pairs(present) != key_pairs(expected):
+        return False
     for option in _COMPARED:
-        there, asked = present.get(option) or None, to_bson(wanted.get(option), []) or None
+        stored, declared = present.get(option) or None, to_bson(expected.get(option), []) or None
         if option == "collation":
             # The server fills a collation out with defaults; "simple" is none at all.
-            there = None if there and there.get("locale") == "simple" else there
-            asked = None if asked and asked.get("locale") == "simple" else asked
-            if (there is None) != (asked is None):
+            stored = None if stored and stored.get("locale") == "simple" else stored
+            declared = None if declared and declared.get("locale") == "simple" else declared
+            if (stored is None) != (declared is None):
                 return False
-            if asked and there and any(there.get(key) != value for key, value in asked.items()):
+            if declared and stored and any(stored.get(key) != value for key, value in declared.items()):
                 return False
         elif option == "weights":
-            if _weights(present) != _weights(wanted):
+            if _weights(present) != _weights(expected):
                 return False
-        elif (asked is not None and there != asked) or (asked is None and there and option in _OURS):
+        elif stored != declared and (declared is not None or option in _OURS):
             return False
     return True
 
@@ -264,22 +255,21 @@ def _weights(document: Mapping[str, Any]) -> dict[str, int]:
     return {path: given.get(path, 1) for path in [*fields, *(set(given) - set(fields))]}
 
 
-def _clashes(present: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+def _clashes(present: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     """Whether the server would refuse the two side by side."""
+    alike = ("partialFilterExpression", "sparse")
     return (
-        key_pairs(present) == key_pairs(wanted)
-        and (present.get("partialFilterExpression") or None)
-        == (wanted.get("partialFilterExpression") or None)
-        and not wanted.get("collation")
+        key_pairs(present) == key_pairs(expected)
+        and all((present.get(option) or None) == (expected.get(option) or None) for option in alike)
+        and not expected.get("collation")
         and not present.get("collation")
-        and bool(present.get("sparse")) == bool(wanted.get("sparse"))
     )
 
 
-def _conflict(entry: Entry[Any], wanted: Mapping[str, Any], found: Mapping[str, Any]) -> DataError:
+def _conflict(entry: Entry[Any], expected: Mapping[str, Any], present: Mapping[str, Any]) -> DataError:
     return DataError(
-        f"{entry.model.__name__} asks for the index {describe_index(wanted)} on {entry.collection}, but "
-        f"there is {describe_index(found)} with other options; drop that one, or declare it as it is",
+        f"{entry.model.__name__} asks for the index {describe_index(expected)} on {entry.collection}, but "
+        f"there is {describe_index(present)} with other options; drop that one, or declare it as it is",
         code="index-conflict",
     )
 
@@ -301,17 +291,17 @@ def _duplicates(entry: Entry[Any], document: Mapping[str, Any], error: Operation
         ],
         allowDiskUse=True,
     )
-    shown = "; ".join(
+    listed = "; ".join(
         ", ".join(f"{path}={group['_id'].get(f'k{n}')!r}" for n, path in enumerate(paths))
         + f" ({group['n']} times)"
         for group in groups
     )
-    if not shown:
+    if not listed:
         # Inside arrays, or equal only under the collation; the server names one of them.
         met = (error.details or {}).get("keyValue") or {}
-        shown = ", ".join(f"{path}={value!r}" for path, value in met.items())
+        listed = ", ".join(f"{path}={value!r}" for path, value in met.items())
     return DataError(
         f"the unique index {document['name']!r} on {entry.collection} cannot be made, because keys occur "
-        f"more than once: {shown}; remove or change the surplus documents and run setup() again",
+        f"more than once: {listed}; remove or change the surplus documents and run setup() again",
         code="index-duplicates",
     )

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from treadle.engine import crud
-from treadle.engine.fill import compute_formulas, fill_own
-from treadle.engine.guards import guard
+from treadle.engine.fill import compute_formulas, fill_own, guard
 from treadle.engine.ledger import Ledger
 from treadle.engine.pipelines import derivation, stamps_of
 from treadle.engine.recompute import recompute
@@ -62,7 +61,7 @@ class Insert(Work[list[D]]):
             if promised is not None:
                 raw["_id"] = promised.value
         # The documents as later reads will show them, if Treadle maintains nothing in them.
-        self.shown = [
+        self.as_stored = [
             crud.as_stored(entry, *each) for each in zip(self.documents, raws, altered, strict=True)
         ]
         if len(raws) > 1:
@@ -101,7 +100,7 @@ class Insert(Work[list[D]]):
         both = copy.copy(self)
         both.documents = [*self.documents, *other.documents]
         both.promises = [*self.promises, *other.promises]
-        both.shown = [*self.shown, *other.shown]
+        both.as_stored = [*self.as_stored, *other.as_stored]
         both.batch = self.batch.joined(other.batch)
         return both
 
@@ -167,5 +166,5 @@ class Insert(Work[list[D]]):
         for document in self.documents:
             made(document.__dict__["id"])
         if not self.entry.protected:
-            return self.shown
+            return self.as_stored
         return [self.entry.codec.load(copy.deepcopy(raw)) for raw in outcome]

@@ -92,10 +92,10 @@ def _end_of_chunk(fan_out: FanOut, last: Any) -> Plan[Any]:
     if target.identity_shape.kind != "scalar":
         # Ids of several types cannot be cut into ranges.
         return None
-    found = yield from find(
+    rows = yield from find(
         target.collection, condition, {"_id": 1}, sort=[("_id", 1)], skip=most - 1, limit=1
     )
-    return found[0]["_id"] if found else None
+    return rows[0]["_id"] if rows else None
 
 
 def _copy_chunk(

@@ -1,14 +1,8 @@
-"""Polymorphic: documents of several kinds in one collection, each read as its own class.
+"""The calls that exist for the sake of kinds: text search over all of them, and a change of kind.
 
-`discriminator=` on a base names the stored field that says of which kind a
-document is, `kind=` on the classes below gives each its value. A query on the
-base finds all kinds, a query on a kind adds the discriminator, which is also
-what lets the server use that kind's partial indexes. An update on a kind
-never reaches another. A document changes its kind by `change_kind` only, and
-only if it still is of the kind that the caller believes it to be.
-
-How documents are told apart is in `graph/kinds.py` and `graph/store_codec.py`;
-here are the calls that exist for their sake.
+A document changes its kind by `change_kind` only, and only if it still is of
+the kind that the caller believes it to be. How documents of several kinds are
+told apart is in `graph/kinds.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ from typing import Any, TypeVar
 
 from treadle.engine import crud
 from treadle.engine.deletes import check_restrictions, follow_references, restricting
-from treadle.engine.guards import guard
+from treadle.engine.fill import guard
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.ledger import Ledger
 from treadle.engine.pipelines import derivation
@@ -94,7 +88,7 @@ def former(graph: Graph, document: Document, was: Any) -> Entry[Any]:
 class ChangeKind(Replace[D]):
     """A document over the stored one of another kind: it leaves that kind's rules and enters its own."""
 
-    def _stored(self) -> Raw:
+    def _filter(self) -> Raw:
         assert self.was.family is not None
         return {**by_id(self.raw["_id"]), self.was.family.discriminator: {"$eq": self.was.settings.kind}}
 

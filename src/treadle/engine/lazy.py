@@ -19,6 +19,7 @@ from treadle.engine.pages import by_ids
 from treadle.errors import DataError
 from treadle.graph.gather import freeze
 from treadle.graph.pattern import Entry
+from treadle.graph.versions import Lineage
 from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Plan, Raw, aside, bulk_write, by_id, find, find_one, in_one_reply, replace_one, wait
 from treadle.plan.capabilities import Capabilities
@@ -32,33 +33,33 @@ class OldDocuments(UserWarning):
 
 def present(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
     """Stored documents as the current version has them; stored back where the model says so."""
+    current = list(raws)
     stale = [number for number, raw in enumerate(raws) if is_stale(entry, raw)]
-    if not stale:
-        return list(raws)
-    shown = list(raws)
-    outcomes = yield from convert(entry, [raws[number] for number in stale])
     back: list[Converted] = []
-    for number, outcome in zip(stale, outcomes, strict=True):
-        if isinstance(outcome, DataError):
-            raise outcome
-        shown[number] = outcome.after
-        lineage = outcome.lineage
+    conversions = yield from _convert_all(entry, [raws[number] for number in stale])
+    for number, conversion in zip(stale, conversions, strict=True):
+        current[number] = conversion.after
+        lineage = conversion.lineage
         if lineage.stores_back and lineage.written == lineage.current:
-            back.append(outcome)
+            back.append(conversion)
     if back:
         yield from aside(lambda: _store_back(entry, back))
-    return shown
+    return current
 
 
 def in_memory(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
     """The same, with nothing stored back."""
-    outcomes = yield from convert(entry, raws)
-    shown = []
-    for outcome in outcomes:
+    return [conversion.after for conversion in (yield from _convert_all(entry, raws))]
+
+
+def _convert_all(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Converted]]:
+    """The conversions of documents to the current version; raises what went wrong with one."""
+    conversions = []
+    for outcome in (yield from convert(entry, raws)):
         if isinstance(outcome, DataError):
             raise outcome
-        shown.append(outcome.after)
-    return shown
+        conversions.append(outcome)
+    return conversions
 
 
 def is_stale(entry: Entry[Any], raw: Raw) -> bool:
@@ -76,8 +77,8 @@ def _store_back(entry: Entry[Any], converted: Sequence[Converted]) -> Plan[None]
     except (PyMongoError, *ENCODING_ERRORS) as error:
         # The reader has what it asked for; the document is brought up another time. What the server
         # says may quote the document, and has no place in a log.
-        told = f"{type(error).__name__}, code {getattr(error, 'code', None)}"
-        log.warning("%s: could not store migrated documents back (%s)", entry.model.__name__, told)
+        kind = f"{type(error).__name__}, code {getattr(error, 'code', None)}"
+        log.warning("%s: could not store migrated documents back (%s)", entry.model.__name__, kind)
 
 
 def attend(entry: Entry[Any], raws: Sequence[Raw], filter: Any) -> Plan[list[Raw]]:
@@ -95,14 +96,14 @@ def bring_up(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[int]:
     while idle < entry.limits.upgrade_attempts_max:
         older = _other_versions(entry)
         most = in_one_reply(limit or entry.limits.upgrade_chunk)
-        found = yield from find(entry.collection, {"$and": [condition, older]}, **most)
-        if not found:
+        documents = yield from find(entry.collection, {"$and": [condition, older]}, **most)
+        if not documents:
             return done
-        brought = yield from _bring_up(entry, found)
-        done += brought
+        written = yield from _bring_up(entry, documents)
+        done += written
         if limit and done:
             return done
-        idle = 0 if brought else idle + 1
+        idle = 0 if written else idle + 1
         if idle > 1:
             yield from wait(entry.limits.upgrade_pause_seconds * idle)
     raise contended(entry)
@@ -110,9 +111,9 @@ def bring_up(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[int]:
 
 def bring_up_but(entry: Entry[Any], condition: Raw) -> Plan[list[Raw]]:
     """The same for all but the documents that cannot be converted; these."""
-    found = yield from find(entry.collection, {"$and": [condition, _other_versions(entry)]})
-    outcomes = yield from convert(entry, found)
-    bad = [raw for raw, each in zip(found, outcomes, strict=True) if isinstance(each, DataError)]
+    documents = yield from find(entry.collection, {"$and": [condition, _other_versions(entry)]})
+    outcomes = yield from convert(entry, documents)
+    bad = [raw for raw, each in zip(documents, outcomes, strict=True) if isinstance(each, DataError)]
     others: Raw = {"_id": {"$nin": [raw["_id"] for raw in bad]}}
     yield from bring_up(entry, {"$and": [condition, others]} if bad else condition)
     return bad
@@ -128,9 +129,8 @@ def contended(entry: Entry[Any]) -> DataError:
 
 def _other_versions(entry: Entry[Any]) -> Raw:
     """The condition that a document is not of its class's current version."""
-    members = [entry, *entry.below] if entry.family is not None else [entry]
     conditions = []
-    for each in members:
+    for each in [entry, *entry.below]:
         if each.lineage is not None:
             conditions.append({**each.exactly, each.lineage.field: each.lineage.unlike})
     return conditions[0] if len(conditions) == 1 else {"$or": conditions}
@@ -138,12 +138,11 @@ def _other_versions(entry: Entry[Any]) -> Raw:
 
 def current_only(entry: Entry[Any]) -> Raw:
     """The condition that a document is of its class's current version."""
-    members = [entry, *entry.below] if entry.family is not None else [entry]
-    versions = {each.lineage.current if each.lineage else None for each in members}
+    members = [entry, *entry.below]
     lineage = next((each.lineage for each in members if each.lineage is not None), None)
     if lineage is None:
         return {}
-    if len(versions) == 1:
+    if len({each.lineage.current if each.lineage else None for each in members}) == 1:
         return {lineage.field: lineage.alike}
     return {
         "$or": [
@@ -154,12 +153,8 @@ def current_only(entry: Entry[Any]) -> Raw:
 
 
 def _bring_up(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[int]:
-    converted = []
-    for outcome in (yield from convert(entry, raws)):
-        if isinstance(outcome, DataError):
-            raise outcome
-        converted.append(outcome)
-    writes = [write for each in converted if (write := guarded_write(each)) is not None]
+    conversions = yield from _convert_all(entry, raws)
+    writes = [write for each in conversions if (write := guarded_write(each)) is not None]
     if not writes:
         return 0
     try:
@@ -168,7 +163,7 @@ def _bring_up(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[int]:
         if not stops_others(error):
             raise
     done = 0
-    for each in converted:
+    for each in conversions:
         done += yield from store_alone(entry, each)
     return done
 
@@ -180,10 +175,10 @@ def upgraded(entry: Entry[Any], befores: Sequence[Raw]) -> Plan[list[Raw]]:
         return list(befores)
     yield from _bring_up(entry, stale)
     now = yield from by_ids(entry.collection, [raw["_id"] for raw in stale])
-    shown = [now.get(freeze(raw["_id"]), raw) for raw in befores]
-    if any(is_stale(entry, raw) for raw in shown):
+    current = [now.get(freeze(raw["_id"]), raw) for raw in befores]
+    if any(is_stale(entry, raw) for raw in current):
         raise contended(entry)
-    return shown
+    return current
 
 
 def downgraded(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[None]:
@@ -208,24 +203,22 @@ def warn_once(entry: Entry[Any], filter: Any) -> Plan[None]:
     if entry.warned or entry.lineage is None or not filter or set(filter) <= {"_id"}:
         return
     entry.warned = True
-    if entry.lineage.current == 1:
-        return
-    older = {"$and": [dict(entry.scope), {entry.lineage.field: {"$not": {"$gte": entry.lineage.current}}}]}
-    yield from aside(lambda: _look_for(entry, older))
+    if entry.lineage.current > 1:
+        lineage = entry.lineage
+        yield from aside(lambda: _look_for(entry, lineage))
 
 
-def _look_for(entry: Entry[Any], older: Raw) -> Plan[None]:
-    assert entry.lineage is not None
-    most = entry.limits.old_documents_milliseconds
+def _look_for(entry: Entry[Any], lineage: Lineage) -> Plan[None]:
+    older, most = {**entry.scope, **lineage.older}, entry.limits.old_documents_milliseconds
     try:
-        found = yield from find_one(entry.collection, older, {"_id": 1}, max_time_ms=most)
+        document = yield from find_one(entry.collection, older, {"_id": 1}, max_time_ms=most)
     except (ExecutionTimeout, OperationFailure):
         # A large collection without any, most likely; not worth a reader's time.
         return
-    if found is not None:
+    if document is not None:
         warnings.warn(
             f"{entry.collection} holds {entry.model.__name__} documents of versions before "
-            f"{entry.lineage.current}; a filter on a field that a migration renamed does not find them: run "
+            f"{lineage.current}; a filter on a field that a migration renamed does not find them: run "
             "migrate, or name the old field as well",
             OldDocuments,
             stacklevel=2,

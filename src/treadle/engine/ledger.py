@@ -49,8 +49,8 @@ class Ledger:
             return
         seen = self._evaluated.setdefault(rules[0], {})
         new = [identity for identity in ids if freeze(identity) not in seen]
-        for rule, found in (yield from evaluate(rules, new)).items():
-            self._evaluated.setdefault(rule, {}).update(found)
+        for rule, by_source in (yield from evaluate(rules, new)).items():
+            self._evaluated.setdefault(rule, {}).update(by_source)
 
     def reads_before(self, entry: Entry[Any]) -> bool:
         """Whether `note_before` has to know which documents are about to be written."""
@@ -77,9 +77,9 @@ class Ledger:
 
 def evaluate(rules: Sequence[GatherRule], ids: Sequence[Any]) -> Plan[Contributions]:
     """The contributions of these sources, as the server sees them."""
-    found: Contributions = {rule: {freeze(identity): [] for identity in ids} for rule in rules}
+    contributions: Contributions = {rule: {freeze(identity): [] for identity in ids} for rule in rules}
     if not ids:
-        return found
+        return contributions
     together: dict[Any, list[GatherRule]] = {}
     for rule in rules:
         alone = None if set(rule.evaluation()) <= {"value"} else rule
@@ -98,28 +98,26 @@ def evaluate(rules: Sequence[GatherRule], ids: Sequence[Any]) -> Plan[Contributi
                 continue
             for number, rule in enumerate(alike):
                 part = row if len(alike) == 1 else {"value": row.get(f"value{number}")}
-                found[rule][freeze(row["_id"])].append((row[KEY], rule.evaluated(part)))
-    return found
+                contributions[rule][freeze(row["_id"])].append((row[KEY], rule.evaluated(part)))
+    return contributions
 
 
 def keys_now(rules: Sequence[GatherRule], documents: Sequence[Raw]) -> Plan[dict[GatherRule, list[Any]]]:
     """The targets that these sources name or belong to, whether or not they count there."""
-    found: dict[GatherRule, list[Any]] = {}
-    told: dict[Any, list[Any]] = {}
+    keys: dict[GatherRule, list[Any]] = {}
+    by_signature: dict[Any, list[Any]] = {}
     for rule in rules:
         if rule.key.local:
-            found[rule] = [key for document in documents for key, _ in rule.contributions(document)]
+            keys[rule] = [key for document in documents for key, _ in rule.contributions(document)]
             continue
         signature = (rule.source.collection, rule.key.signature)
-        if signature not in told:
-            ids = [document["_id"] for document in documents]
-            rows = yield from aggregate(
-                rule.source.collection,
-                [{"$match": {"_id": {"$in": ids}}}, *rule.key.stages(None, False), {"$project": {KEY: 1}}],
-            )
-            told[signature] = [row[KEY] for row in rows]
-        found[rule] = told[signature]
-    return found
+        if signature not in by_signature:
+            own = {"$match": {"_id": {"$in": [document["_id"] for document in documents]}}}
+            stages = [own, *rule.key.stages(None, False), {"$project": {KEY: 1}}]
+            rows = yield from aggregate(rule.source.collection, stages)
+            by_signature[signature] = [row[KEY] for row in rows]
+        keys[rule] = by_signature[signature]
+    return keys
 
 
 def _projection(rules: Sequence[GatherRule]) -> Raw:

@@ -14,8 +14,7 @@ from typing import Any
 
 from pymongo import UpdateOne
 
-from treadle.engine.fill import fill_copies
-from treadle.engine.guards import guard
+from treadle.engine.fill import fill_copies, guard
 from treadle.engine.ledger import Ledger
 from treadle.engine.pipelines import changed_fields, derivation, formula_stages, update_pipeline
 from treadle.engine.recompute import recompute
@@ -57,10 +56,10 @@ def react(
     later: list[FanOut] = []
     for stage in graph.stages:
         effects: dict[Entry[Any], dict[Any, _Effect]] = {}
-        for entry, gathers, asked in stage.gathers:
+        for entry, gathers, on_server in stage.gathers:
             changes = ledger.of(entry.collection)
             if changes:
-                answers = (yield from ledger.evaluate_after(asked, changes)) if asked else {}
+                answers = (yield from ledger.evaluate_after(on_server, changes)) if on_server else {}
                 for gather in gathers:
                     of_target = effects.setdefault(gather.target, {})
                     _collect(gather, changes, ledger, answers.get(gather), of_target)
@@ -86,11 +85,9 @@ def _collect(
         if old == new and _types(old) == _types(new):
             continue
         for key, value in old:
-            effect = effects.setdefault(freeze(key), _Effect(key))
-            effect.removed.setdefault(rule, []).append(value)
+            effects.setdefault(freeze(key), _Effect(key)).removed.setdefault(rule, []).append(value)
         for key, value in new:
-            effect = effects.setdefault(freeze(key), _Effect(key))
-            effect.added.setdefault(rule, []).append(value)
+            effects.setdefault(freeze(key), _Effect(key)).added.setdefault(rule, []).append(value)
 
 
 def _types(contributions: Sequence[tuple[Any, Any]]) -> list[type]:
@@ -157,7 +154,6 @@ def _update_groups(
 ) -> Plan[None]:
     """Update the documents of groups: make those whose first source came, remove those whose last went."""
     group = target.group
-    assert group is not None
     operations: list[tuple[Any, list[Raw]]] = []
     makes: set[int] = set()
     shrinking = []

@@ -14,6 +14,7 @@ that it read before it read the sources.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ from treadle.engine.recompute import Recomputation
 from treadle.engine.set_aside import set_aside
 from treadle.engine.work import Commit, Failed, Work, Writer, as_they_are_now
 from treadle.errors import DataError, UsageError
-from treadle.graph.derived import CopyRule, FormulaRule
+from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import REVISION, Entry
 from treadle.model.storable import ENCODING_ERRORS
@@ -196,10 +197,9 @@ class ByIntents(Commit):
 
     def _settle(self, ledger: IntentLedger) -> Plan[None]:
         """Do what the intents of a ledger say, and delete them; those made meanwhile too."""
-        done = 0
-        while done < len(ledger.intents):
-            yield from self._redo(ledger.intents[done], ledger)
-            done += 1
+        # The list may grow while this goes through it.
+        for intent in ledger.intents:
+            yield from self._redo(intent, ledger)
         for intent in ledger.intents:
             yield from delete_one(COLLECTION, {"_id": intent["_id"]})
 
@@ -319,7 +319,12 @@ class ByIntents(Commit):
             pipeline = recomputation.rewrite(sets, stamped=changed)
             after = yield from find_one_and_update(entry.collection, unchanged, pipeline)
             if after is not None:
-                return made or changed or _formulas_differ(entry, document, after)
+                paths = [rule.path for rule in recomputation.formulas]
+                return (
+                    made
+                    or changed
+                    or any(not same(value_at(document, path), value_at(after, path)) for path in paths)
+                )
             yield from wait(limits.standalone_pause_seconds)
         raise DataError(
             f"{entry.model.__name__} {key!r} changed {limits.standalone_attempts_max} times while it was "
@@ -352,12 +357,10 @@ class ByIntents(Commit):
         pipeline = recomputation.rewrite(recomputation.sets(blank, right, whole=True), stamped=True)
         # Never again the revision of an earlier document of this group.
         pipeline.append({"$set": {REVISION: {"$toLong": "$$NOW"}}})
-        try:
-            absent = {**entry.at(key), REVISION: None}
+        absent = {**entry.at(key), REVISION: None}
+        # Another writer may make it first.
+        with contextlib.suppress(DuplicateKeyError):
             yield from update_one(entry.collection, absent, pipeline, upsert=True)
-        except DuplicateKeyError:
-            # Another writer made it first.
-            return True
         return True
 
 
@@ -367,11 +370,6 @@ def _unchanged(entry: Entry[Any], document: Raw, sets: Raw) -> Raw:
     unchanged: Raw = {**by_id(document["_id"]), REVISION: {"$eq": revision} if revision is not None else None}
     tops = {rule.top for rule in entry.having(CopyRule)}
     return unchanged | {path: {"$eq": document[path]} for path in sets if path in document and path in tops}
-
-
-def _formulas_differ(entry: Entry[Any], document: Raw, after: Raw) -> bool:
-    paths = [rule.path for rule in entry.having(FormulaRule)]
-    return any(not same(value_at(document, path), value_at(after, path)) for path in paths)
 
 
 def moves(entry: Entry[Any]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 from bson.errors import BSONError
@@ -35,7 +36,8 @@ class ByTransaction(Commit):
     """Everything in one transaction."""
 
     def perform(self, works: Sequence[Work[Any]], writer: Writer) -> Plan[list[Any]]:
-        grouped = merge(works)
+        merged = merge(works)
+        grouped = [work for work, _ in merged]
 
         def attempt(copies_max: int | None = None) -> Plan[tuple[list[Any], list[tuple[FanOut, Raw]]]]:
             ledger = Ledger()
@@ -60,7 +62,8 @@ class ByTransaction(Commit):
                 # The writes are committed and the intent with them; they must not seem to have failed.
                 log.warning("%s: copies are pending: %s", fan_out.rule.place.label, error)
                 writer.left()
-        return split(works, grouped, outcomes)
+        pairs = zip(merged, outcomes, strict=True)
+        return [each for (_, parts), outcome in pairs for each in split(parts, outcome)]
 
     def inside(self, work: Work[Any]) -> Plan[Any]:
         """One work inside the caller's own transaction, with nothing left for later."""
@@ -125,29 +128,21 @@ def _final(works: Sequence[Work[Any]], outcomes: Sequence[Any]) -> Plan[list[Any
     return final
 
 
-def merge(works: Sequence[Work[Any]]) -> list[Work[Any]]:
-    """Works that follow each other and can be joined, such as inserts of one model, become one."""
-    merged: list[Work[Any]] = []
+def merge(works: Sequence[Work[Any]]) -> list[tuple[Work[Any], list[Work[Any]]]]:
+    """Each work with its parts: works that follow each other, such as inserts of one model, become one."""
+    merged: list[tuple[Work[Any], list[Work[Any]]]] = []
     for work in works:
-        if merged and merged[-1].joins(work):
-            merged[-1] = merged[-1].joined(work)
+        last, parts = merged[-1] if merged else (work, [])
+        if parts and last.joins(work):
+            merged[-1] = last.joined(work), [*parts, work]
         else:
-            merged.append(work)
+            merged.append((work, [work]))
     return merged
 
 
-def split(works: Sequence[Work[Any]], grouped: Sequence[Work[Any]], outcomes: Sequence[Any]) -> list[Any]:
-    """The outcome of each work, from those of the merged ones."""
-    separate: list[Any] = []
-    remaining = iter(works)
-    for group, outcome in zip(grouped, outcomes, strict=True):
-        if group.size is None:
-            next(remaining)
-            separate.append(outcome)
-            continue
-        taken = 0
-        while taken < group.size:
-            share = next(remaining).size or 0
-            separate.append(outcome[taken : taken + share])
-            taken += share
-    return separate
+def split(parts: Sequence[Work[Any]], outcome: Any) -> list[Any]:
+    """The outcome of each part, from that of the merged work."""
+    if len(parts) == 1:
+        return [outcome]
+    remaining = iter(outcome)
+    return [list(islice(remaining, part.size)) for part in parts]

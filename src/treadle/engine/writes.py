@@ -94,13 +94,6 @@ def may_upgrade(entry: Entry[Any]) -> bool:
     return speaks_of_current(entry) and not entry.plain and (entry.watched is None or bool(entry.watched))
 
 
-def _upgraded(entry: Entry[Any], befores: Sequence[Raw], server: Capabilities) -> Plan[list[Raw]]:
-    """The documents in the version of which an update speaks."""
-    if writes_older(entry):
-        lazy.check_lowering(entry, server)
-    return (yield from lazy.upgraded(entry, befores))
-
-
 class _Update:
     """What updates of one document and of many have in common."""
 
@@ -132,10 +125,12 @@ class _Update:
         entry, keys, older = self.entry, [each["_id"] for each in befores], writes_older(self.entry)
         # What others follow from is what was stored, in whichever version.
         stored = befores
-        if not older:
+        if older:
+            lazy.check_lowering(entry, server)
+        else:
             yield from ledger.note_before(entry, keys)
         if entry.versioned:
-            befores = yield from _upgraded(entry, befores, server)
+            befores = yield from lazy.upgraded(entry, befores)
         if older:
             stored = befores
             yield from ledger.note_before(entry, keys)
@@ -263,13 +258,13 @@ class Replace(Work[D]):
         self.was: Entry[Any] = was or entry
         altered: list[Any] = []
         self.raw = crud.dump(entry, document, altered)
-        self.shown = crud.as_stored(entry, document, self.raw, altered) if self.alone else document
+        self._result = crud.as_stored(entry, document, self.raw, altered) if self.alone else document
 
     @property
     def alone(self) -> bool:
         return self.entry.plain and self.was.plain
 
-    def _stored(self) -> Raw:
+    def _filter(self) -> Raw:
         """The filter for the document as it is said to be stored."""
         return {**by_id(self.raw["_id"]), **self.was.exactly}
 
@@ -281,14 +276,14 @@ class Replace(Work[D]):
     def direct(self) -> Plan[Raw]:
         entry = self.entry
         with crud.translated(entry.model.__name__, [self.raw], entry):
-            result = yield from replace_one(entry.collection, self._stored(), self.raw)
+            result = yield from replace_one(entry.collection, self._filter(), self.raw)
         if not result.matched_count:
             raise (yield from self._refusal())
         return self.raw
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
         entry, identity = self.entry, self.raw["_id"]
-        before = yield from find_one(entry.collection, self._stored())
+        before = yield from find_one(entry.collection, self._filter())
         if before is None:
             raise (yield from self._refusal())
         yield from self._note(before, ledger)
@@ -323,7 +318,7 @@ class Replace(Work[D]):
         yield  # pragma: no cover
 
     def result(self, outcome: Raw) -> D:
-        return self.shown if self.alone else self.entry.codec.load(outcome)
+        return self._result if self.alone else self.entry.codec.load(outcome)
 
 
 def _replace_keeping(entry: Entry[Any], document: Raw) -> Plan[Raw]:

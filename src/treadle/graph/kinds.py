@@ -211,7 +211,11 @@ def trace(graph: Models, write_versions: WriteVersions) -> None:
             )
     for entry in graph.entries.values():
         if entry.settings.version is None:
-            _refuse_unused(entry)
+            if declared(entry.model):
+                name = entry.model.__name__
+                raise DeclarationError(
+                    f"{name} has migrations but no version=; give it one", code="version-invalid"
+                )
             continue
         written = next((chosen[each] for each in entry.model.__mro__ if each in chosen), None)
         entry.lineage = Lineage(entry.model, written)
@@ -235,10 +239,3 @@ def keep_paths(entry: Entry[Any]) -> None:
     watched = entry.watched if entry.watched is not None else set(entry.codec.by_stored)
     codec.kept = sorted({*watched, *entry.protected} if not entry.plain else set())
     entry.plain = False
-
-
-def _refuse_unused(entry: Entry[Any]) -> None:
-    if declared(entry.model):
-        raise DeclarationError(
-            f"{entry.model.__name__} has migrations but no version=; give it one", code="version-invalid"
-        )

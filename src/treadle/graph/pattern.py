@@ -309,8 +309,6 @@ class Entry(Generic[D]):
         self.rules: list[Rule] = []
         self.sourcing: list[Rule] = []
         self._lookups: dict[Any, list[Any]] = {}
-        # What these ask of each write; the engine makes it at the first one.
-        self.derivation: Any = None
         self._made: dict[Any, Any] = {}
         # How its documents are stored, where that is not one by one.
         self.layout: Layout[D] | None = None
@@ -341,6 +339,8 @@ class Entry(Generic[D]):
         self.loops = False
         # The stored paths that a write must not touch without being followed; None for all.
         self.watched: set[str] | None = set()
+        # What its rules ask of each write; the engine makes it at the first one.
+        self.derivation: Any = None
 
     # -- rules, by what they can do --------------------------------------------------------------
 
