@@ -61,15 +61,8 @@ STILL: dict[str, set[object]] = {
         "patterns.bucket.adoption",
         "patterns.bucket.layout",
         "patterns.bucket.upkeep",
-        "patterns.tree.lifts",
-        "patterns.tree.moves",
-        "patterns.tree.removes",
     },
-    "in a function": {
-        ("patterns.tree.moves", "patterns.tree.lifts"),
-        ("patterns.tree.moves", "patterns.tree.removes"),
-        ("patterns.tree.placing", "engine.writes"),
-    },
+    "in a function": set(),
     "not pure": {
         ("model.codec", "threading"),
         ("model.lazy_id", "threading"),

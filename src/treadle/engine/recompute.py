@@ -109,8 +109,8 @@ class Recomputation:
         that nobody can change them before this transaction ends. Without
         `formulas` these are left to the update that writes the rest.
         """
-        if not documents:
-            return []
+        if not documents or not self.rules:
+            return list(documents)
         entry = self.entry
         keys = [entry.key_of(each) for each in documents]
         expected = [copy.deepcopy(each) for each in documents]

@@ -124,7 +124,7 @@ class Pattern:
 class Rule:
     """A declaration at its place."""
 
-    pattern: ClassVar[str] = ""
+    pattern: str = ""
     # Whether it can only be kept right with transactions.
     needs_transactions = False
     # Whether it is filled anew when something around it is written, so that callers may write that.
@@ -254,11 +254,6 @@ class Rule:
         return []
         yield  # pragma: no cover
 
-    def rebuild(self, graph: Any, server: Capabilities, report: Report | None) -> Plan[int]:
-        """Bring everything in order in its own way, before the pages; how many documents it visited."""
-        return 0
-        yield  # pragma: no cover
-
     def tidy(self) -> Plan[None]:
         """The end of a rebuild: what no document has any more."""
         yield from ()
@@ -285,7 +280,7 @@ class Rule:
 # The methods by which something carries a rule out.
 CARRIED_OUT = (
     "lay_out", "prepare", "before_insert", "after_insert", "before_replace", "before_delete", "after_delete",
-    "examine", "examine_all", "mend", "rebuild", "recover", "run_due",
+    "examine", "examine_all", "mend", "recover", "run_due",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from treadle.errors import UsageError
 from treadle.model.document import Document
 from treadle.patterns.tree import reads, state
 from treadle.patterns.tree.fields import Tree
-from treadle.patterns.tree.moves import Move, finish, tree_of
+from treadle.patterns.tree.moves import Move, tree_of
 from treadle.patterns.tree.placing import UNSTATED
 from treadle.patterns.tree.reads import Levels, Pending, Stream
 from treadle.patterns.tree.removes import Children, Remove
@@ -193,4 +193,4 @@ class AsyncTreeHandle(Generic[D]):
 
     async def _finish(self) -> None:
         server = await self._store._capabilities()
-        await self._store.runner.run(finish(self._tree, self._store.graph, server))
+        await self._store.runner.run(self._tree.rules[0].give_way(self._store.graph, server))

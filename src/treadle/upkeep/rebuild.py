@@ -52,19 +52,16 @@ def rebuild(
 
 
 def _rebuild(graph: Graph, server: Capabilities, entry: Entry[Any], report: Report | None) -> Plan[int]:
-    visited = 0
-    for rule in own(entry, "rebuild"):
-        visited += yield from rule.rebuild(graph, server, report)
     bounds = yield from scheduled_bounds(entry)
     if bounds is NOT_YET or not examined(entry):
         # Of a scheduled model the first run computes it.
-        return visited
+        return 0
 
     def visit(documents: Sequence[Raw]) -> Plan[None]:
         keys = [entry.key_of(each) for each in documents if within(entry, each, bounds)]
-        yield from mend(graph, server, entry, keys, but="rebuild")
+        yield from mend(graph, server, entry, keys)
 
-    visited = yield from go_through(entry, entry.limits.rebuild_page, visit, report)
+    visited = yield from go_through(entry, _page(entry), visit, report)
     for rule in own(entry, "tidy"):
         yield from rule.tidy()
     if entry.group is not None:
@@ -73,6 +70,11 @@ def _rebuild(graph: Graph, server: Capabilities, entry: Entry[Any], report: Repo
         yield from mend(graph, server, entry, keys)
         visited += len(keys)
     return visited
+
+
+def _page(entry: Entry[Any]) -> int:
+    """Documents at a time; fewer where they are recomputed in one commit."""
+    return entry.limits.rebuild_page if Recomputation.of(entry).rules else entry.limits.verify_page
 
 
 def repair(
@@ -108,24 +110,21 @@ def mend(
     entry: Entry[Any],
     keys: Sequence[Any],
     *,
-    but: str = "",
     before: Callable[[], Plan[None]] | None = None,
 ) -> Plan[list[Any]]:
     """Bring these documents in order, and what they feed, a page at a time; the keys of those that changed.
 
-    `but` leaves out the rules that answer another method, which was asked
-    before. `before` is done first for each page.
+    `before` is done first for each page.
     """
     if keys and entry.group is not None:
         yield from require_indexes([] if entry.group.key.identity else [entry.group])
-    rules = [rule for rule in entry.answering("mend") if not but or rule not in entry.answering(but)]
     changed: list[Any] = []
-    size = entry.limits.rebuild_page
+    size = _page(entry)
     for start in range(0, len(keys), size):
         some = keys[start : start + size]
         if before is not None:
             yield from before()
-        for rule in rules:
+        for rule in entry.answering("mend"):
             changed += yield from rule.mend(graph, server, some)
         if Recomputation.of(entry).rules:
             changed += yield from commit_on(graph, server).mend(entry, some)

@@ -173,11 +173,11 @@ def test_a_batch_beyond_one_transaction_is_ordered_as_a_whole(run):
 
 
 @pytest.mark.parametrize("outside", [False, True])
-def test_a_batch_with_a_circle_changes_nothing(store, outside):
+def test_a_batch_with_a_cycle_changes_nothing(store, outside):
     one, two, three = Array(name="1"), Array(name="2"), Array(name="3")
     one.parent_id, two.parent_id = two.id, one.id
     three.parent_id = three.id if outside else one.id
-    with pytest.raises(UsageError, match="no circles") as caught:
+    with pytest.raises(UsageError, match="no cycles") as caught:
         store.insert_many([three, one, two])
     assert "tree-cycle" == caught.value.code
     assert 0 == store.count(Array)
@@ -186,14 +186,14 @@ def test_a_batch_with_a_circle_changes_nothing(store, outside):
 # -- proof and repair -----------------------------------------------------------------------------
 
 
-def test_circles_orphans_and_wrong_arrays_are_found_and_mended(store, database):
+def test_cycles_orphans_and_wrong_arrays_are_found_and_mended(store, database):
     ids = plant(store, Array, SHAPE)
     raw = database["arrays"]
     raw.update_one({"name": "computers"}, {"$set": {"parent_id": ids["gaming"]}})
     raw.update_one({"name": "phones"}, {"$set": {"parent_id": ObjectId("f" * 24)}})
     raw.update_one({"name": "books"}, {"$set": {"ancestors": [ids["phones"]]}})
     found = {(each.document_id, each.path): (each.stored, each.expected) for each in store.verify()}
-    # The circle is cut at its least id, the orphan becomes a root.
+    # The cycle is cut at its least id, the orphan becomes a root.
     assert (ids["gaming"], None) == found[(ids["computers"], "parent_id")]
     assert (ObjectId("f" * 24), None) == found[(ids["phones"], "parent_id")]
     assert ([ids["phones"]], []) == found[(ids["books"], "ancestors")]
@@ -256,7 +256,7 @@ def test_ids_of_any_type(run, kind, values):
     tree.move(three, one)
     tree.move(two, three)
     assert [one, three] == store.get(Node, two).all_up
-    with pytest.raises(UsageError, match="no circles"):
+    with pytest.raises(UsageError, match="no cycles"):
         tree.move(three, two)
     assert [] == store.verify()
     assert 3 == tree.remove(one, children="subtree")

@@ -67,10 +67,10 @@ def test_a_batch_says_its_places_by_its_lists(store):
         with pytest.raises(UsageError) as caught:
             store.insert_many(bad)
         assert "tree-child-unknown" == caught.value.code
-    circle = [Listed(name="1"), Listed(name="2")]
-    circle[0].children, circle[1].children = [circle[1].id], [circle[0].id]
-    with pytest.raises(UsageError, match="no circles"):
-        store.insert_many(circle)
+    cycle = [Listed(name="1"), Listed(name="2")]
+    cycle[0].children, cycle[1].children = [cycle[1].id], [cycle[0].id]
+    with pytest.raises(UsageError, match="no cycles"):
+        store.insert_many(cycle)
     assert 4 == store.count(Listed)
 
 
@@ -84,7 +84,7 @@ def test_a_batch_with_lists_and_parents_takes_either(run):
         assert [one.id, two.id] == store.get(Turning, three.id).ancestors
         assert [three.id] == store.get(Turning, two.id).children
         other = Turning(name="other", parent_id=one.id)
-        with pytest.raises(UsageError, match="mend one of them"):
+        with pytest.raises(UsageError, match="correct one of the two"):
             store.insert_many([other, Turning(name="more", children=[other.id])])
     assert [] == store.verify()
 
@@ -129,7 +129,7 @@ def test_lists_that_disagree_are_found_and_mended(store, database):
     raw.update_one({"name": "programming"}, {"$push": {"children": ids["databases"]}})
     raw.update_one({"name": "mongodb"}, {"$set": {"children": [ids["books"]]}})
     found = {(each.document_id, each.path): each.expected for each in store.verify()}
-    # In two lists: the one of the lesser id keeps it. Twice in one: once. A circle is cut at its least id.
+    # In two lists: the one of the lesser id keeps it. Twice in one: once. A cycle is cut at its least id.
     assert [] == found[(ids["music"], "children")]
     assert [ids["languages"], ids["databases"]] == found[(ids["programming"], "children")]
     assert [] == found[(ids["mongodb"], "children")]

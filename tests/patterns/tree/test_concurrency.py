@@ -228,13 +228,13 @@ def test_two_writes_with_several_representations_or_patterns(client, database, m
 # -- the naive versions, put back ------------------------------------------------------------
 
 
-def test_without_a_shared_write_two_moves_make_a_circle(client, database, monkeypatch):
+def test_without_a_shared_write_two_moves_make_a_cycle(client, database, monkeypatch):
     """In snapshot isolation both commit: they write different documents."""
 
     def only_look(tree):
         return ((yield from find_one(state.COLLECTION, {"_id": tree.entry.collection})) or {}).get("owed")
 
-    monkeypatch.setattr(state, "take", only_look)
+    monkeypatch.setattr(state, "lock", only_look)
     outcomes = permute(client, database, Parented, moves_into_each_other, stride=2)
     assert any(findings for findings, _ in outcomes)
 
@@ -281,7 +281,7 @@ def check(store: Store, model: type[Document], inserted: int, removed: int) -> N
     assert [] == store.verify()
     assert len(NAMES) + inserted - removed == store.count(model)
     tree = store.tree(model)
-    # Every node hangs on a root: circles would not.
+    # Every node leads up to a root, which those of a cycle do not.
     reached = sum(1 + tree.count(root.id) for root in tree.roots())
     assert store.count(model) == reached
 

@@ -31,10 +31,10 @@ from tests.patterns.tree.forest import (
 )
 from treadle import DataError, Document, ExtendedReference, Id, MaterializedPath, Store, UsageError
 from treadle.patterns.tree import state
-from treadle.patterns.tree.lifts import lift_chunk
-from treadle.patterns.tree.moves import Move, finish, move_chunk, tree_of
+from treadle.patterns.tree.moves import Move, tree_of
 from treadle.patterns.tree.pace import Pace
 from treadle.patterns.tree.removes import Remove
+from treadle.patterns.tree.unfinished import chunk, finish
 from treadle.server.local import LocalServer
 
 SHAPE = {
@@ -52,11 +52,11 @@ WRITES = ("insert", "update", "delete", "findAndModify", "commitTransaction")
 
 
 def begun(store: Any, model: type[Document], node: Any, parent: Any) -> Any:
-    """Only the first transaction of a large move; the token of what is owed."""
+    """Only the first transaction of a large move; the token of the pending rest."""
     work = Move(store.graph.entry(model), node, parent)
     store._write(work, None)
-    assert work.owes
-    return store.runner.run(state.owed_by(tree_of(store.graph.entry(model))))["token"]
+    assert work.token is not None
+    return store.runner.run(state.pending(tree_of(store.graph.entry(model))))["token"]
 
 
 @pytest.mark.parametrize("model", REWRITING, ids=lambda model: model.__name__)
@@ -85,14 +85,14 @@ def test_between_chunks_a_node_has_old_or_new_ancestors_and_verify_names_the_old
         if model is not Pathed:
             assert still_old == found
         else:
-            # Without parents, only the topmost ones can be seen to hang in the air.
+            # Without parents, only the topmost ones show that their parent is missing.
             assert bool(still_old) == bool(found)
-        ended = store.runner.transact(lambda: move_chunk(inner, store.graph, server, token, Pace(2)))
+        ended = store.runner.transact(lambda: chunk(inner, store.graph, server, token, Pace(2)))
         rounds += 1
     assert rounds > 3
     assert ["r", "new", "x", "x2", "x21"] == names(tree.ancestors(ids["x211"]))
     assert [] == store.verify()
-    assert None is store.runner.run(state.owed_by(inner))
+    assert None is store.runner.run(state.pending(inner))
 
 
 @pytest.mark.parametrize("model", REWRITING, ids=lambda model: model.__name__)
@@ -111,7 +111,7 @@ def test_what_is_inserted_meanwhile_moves_along(database, model):
             if count < 3:
                 tree.insert(model(name=f"new {name} {count}"), ids[name])
         count += 1
-        if store.runner.transact(lambda: move_chunk(inner, store.graph, server, token, Pace(2))):
+        if store.runner.transact(lambda: chunk(inner, store.graph, server, token, Pace(2))):
             break
     assert [] == store.verify()
     assert 3 * 4 == sum(name.startswith("new x") for name in names(tree.descendants(ids["new"])))
@@ -170,7 +170,7 @@ def test_a_segment_is_taken_also_while_its_owner_has_not_moved_yet(database, mod
             tree.insert(model(name=child), ids[parent])
         assert "tree-segment-taken" == caught.value.code
         ended = store.runner.transact(
-            lambda: move_chunk(inner, store.graph, store._capabilities(), token, Pace(2))
+            lambda: chunk(inner, store.graph, store._capabilities(), token, Pace(2))
         )
     tree.move(ids["n1"], ids["x1"])
     assert [] == store.verify()
@@ -261,10 +261,10 @@ def test_a_node_that_must_stay_stops_a_large_removal_and_nothing_else(server, la
 
 @pytest.mark.parametrize("bound", [2, 1000], ids=["chunked", "whole"])
 @pytest.mark.parametrize("model", [Parented, Listed, Array], ids=lambda model: model.__name__)
-def test_a_circle_of_raw_writes_brings_a_removal_to_no_endless_loop(server, model, bound):
+def test_a_cycle_of_raw_writes_brings_a_removal_to_no_endless_loop(server, model, bound):
     with MongoClient[Any](server.uri) as client:
-        client.drop_database("trees_circle")
-        store = Store(client["trees_circle"], [model], limits=limits_of(bound))
+        client.drop_database("trees_cycle")
+        store = Store(client["trees_cycle"], [model], limits=limits_of(bound))
         store.setup()
         ids = plant(store, model, {"r": {"a": {"b": {"c": {"d": {}}}}}})
         nodes = store.collection(model)
@@ -283,12 +283,12 @@ def test_a_circle_of_raw_writes_brings_a_removal_to_no_endless_loop(server, mode
         tree.insert(model(name="late"), ids["r"])
         store.repair()
         assert [] == store.verify()
-        client.drop_database("trees_circle")
+        client.drop_database("trees_cycle")
 
 
 @pytest.mark.parametrize("model", REWRITING, ids=lambda model: model.__name__)
 def test_a_second_move_ends_the_first(database, model):
-    """Or its look for circles would go by ancestors that are not true any more."""
+    """Or its check for cycles would use ancestors that are no longer true."""
     store = Store(database, [model], limits=SMALL)
     store.setup()
     ids = plant(store, model, SHAPE)
@@ -348,7 +348,7 @@ def test_a_large_lift_goes_in_chunks_with_what_is_inserted_meanwhile(database, m
                 tree.insert(model(name=f"new {name} {count}"), ids[name])
         count += 1
         ended = store.runner.transact(
-            lambda: lift_chunk(inner, store.graph, store._capabilities(), work.token, pace)
+            lambda: chunk(inner, store.graph, store._capabilities(), work.token, pace)
         )
     assert count > 3
     assert [] == store.verify()
@@ -462,7 +462,7 @@ def outline(store: Store, model: type[Document]) -> set[tuple[str, ...]]:
 @pytest.mark.heavy
 @pytest.mark.parametrize(("model", "scenario"), CASES)
 def test_kill_9_at_any_point_and_recovery_ends_it(server, model, scenario, tried):
-    """Afterwards the tree is as before the write or as after it; nothing is in between or owed."""
+    """Afterwards the tree is as before the write or as after it; nothing is in between or pending."""
     kind_of = MODELS[model]
     name = f"trees_{model}_{scenario}".lower()
     with MongoClient[Any](server.uri) as client:
@@ -485,7 +485,7 @@ def test_kill_9_at_any_point_and_recovery_ends_it(server, model, scenario, tried
             fresh.recover()
             assert [] == fresh.verify(), skip
             assert outline(fresh, kind_of) in (before, after), skip
-            assert None is fresh.runner.run(state.owed_by(tree_of(fresh.graph.entry(kind_of))))
+            assert None is fresh.runner.run(state.pending(tree_of(fresh.graph.entry(kind_of))))
         tried(len(points))
         client.drop_database(name)
 
@@ -494,7 +494,7 @@ def test_kill_9_at_any_point_and_recovery_ends_it(server, model, scenario, tried
 @pytest.mark.parametrize("scenario", ["move", "subtree", "insert", "delete"])
 @pytest.mark.parametrize("model", [Array, Listed], ids=lambda model: model.__name__)
 def test_a_lost_reply_leaves_a_tree(server, model, scenario, tried):
-    """What was acknowledged is there; what raised is there or not; the next write ends what is owed."""
+    """What was acknowledged is there; what raised is there or not; the next write finishes what is pending."""
     name = f"trees_lost_{model.__name__}_{scenario}".lower()
     with (
         faults.Proxy(server.port) as proxy,

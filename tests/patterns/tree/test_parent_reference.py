@@ -49,7 +49,7 @@ def test_plain_writes_are_looked_after(store):
         store.delete(Parented, ids["a"])
     node = Parented(name="own parent")
     node.parent_id = node.id
-    with pytest.raises(UsageError, match="no circles"):
+    with pytest.raises(UsageError, match="no cycles"):
         store.insert(node)
     assert [] == store.verify()
 
@@ -118,7 +118,7 @@ def test_the_levels_below_the_first_ones_are_all_found(run, model, levels):
         assert sorted(expected) == sorted(names(tree.descendants(ids["r"], max_depth=depth)))
 
 
-def test_descendants_in_a_circle_of_raw_writes_come_to_an_end(run, database):
+def test_descendants_in_a_cycle_of_raw_writes_come_to_an_end(run, database):
     store = run.store([Parented], limits=Limits(tree_graph_levels=1))
     store.setup()
     ids = plant(store, Parented, SHAPE)
@@ -126,7 +126,7 @@ def test_descendants_in_a_circle_of_raw_writes_come_to_an_end(run, database):
     assert ["a", "a1", "a2", "a3", "b", "r"] == sorted(names(store.tree(Parented).descendants(ids["r"])))
 
 
-def test_circles_and_orphans_are_found_and_mended(store, database):
+def test_cycles_and_orphans_are_found_and_mended(store, database):
     ids = plant(store, Parented, SHAPE)
     database["parents"].update_one({"name": "r"}, {"$set": {"parent_id": ids["a2"]}})
     database["parents"].update_one({"name": "s"}, {"$set": {"parent_id": ObjectId("f" * 24)}})
@@ -141,11 +141,11 @@ def test_circles_and_orphans_are_found_and_mended(store, database):
     assert {"r", "s"} == set(names(store.tree(Parented).roots()))
 
 
-def test_a_move_into_a_circle_that_was_there_before_is_refused(store, database):
-    """Somebody else's circle does not hang the look upwards."""
+def test_a_move_into_a_cycle_that_was_there_before_is_refused(store, database):
+    """Somebody else's cycle does not block reading upwards."""
     ids = plant(store, Parented, SHAPE)
     database["parents"].update_one({"name": "r"}, {"$set": {"parent_id": ids["a2"]}})
-    with pytest.raises(UsageError, match="no circles"):
+    with pytest.raises(UsageError, match="no cycles"):
         store.tree(Parented).move(ids["a"], ids["a2"])
     assert "s" == store.tree(Parented).move(ids["s"], ids["a"]).name
 

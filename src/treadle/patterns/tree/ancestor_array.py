@@ -1,7 +1,7 @@
 """Ancestor Array: each node holds its parent and all its ancestors, root first.
 
 Kept right: the parent exists, no node is its own ancestor, and `ancestors` is
-the parent's own ancestors and the parent. Descendants are one look into the
+the parent's own ancestors and the parent. Descendants are one range of the
 index on the array. A move rewrites the arrays of all descendants.
 """
 
@@ -11,13 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from treadle.patterns.tree.fields import Role
-from treadle.patterns.tree.rule import NodeRule, TreePattern
-
-
-class AncestorArrayRule(NodeRule):
-    """Arrays that say what the parents say."""
-
-    pattern = "ancestor-array"
+from treadle.patterns.tree.rule import TreePattern
 
 
 @dataclass(frozen=True)
@@ -25,7 +19,6 @@ class AncestorArray(TreePattern):
     """A tree whose nodes name their parent, and list all ancestors in the field `ancestors`."""
 
     pattern: ClassVar[str] = "ancestor-array"
-    rule: ClassVar[type[NodeRule]] = AncestorArrayRule
 
     parent: str
     ancestors: str

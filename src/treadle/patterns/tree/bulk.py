@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from treadle.engine import crud
-from treadle.graph.gather import freeze
 from treadle.model.document import Document
 from treadle.patterns.tree.fields import Tree, parent_missing
-from treadle.patterns.tree.placing import UNSTATED, agreed_parent, listed_parents, parents_first
-from treadle.patterns.tree.segments import path_above
-from treadle.plan import Plan, Raw, find
+from treadle.patterns.tree.placing import UNSTATED, parents_first, parents_of, parents_outside
+from treadle.patterns.tree.reads import nodes_by_key
+from treadle.plan import Plan
+from treadle.query.keys import freeze
 
 D = TypeVar("D", bound=Document)
 
@@ -27,41 +27,21 @@ def in_pieces(tree: Tree, documents: Sequence[D], most: int) -> Plan[list[tuple[
 
 def _ordered(tree: Tree, documents: Sequence[D]) -> Plan[tuple[list[D], list[Any]]]:
     raws = crud.dump_all(tree.entry, documents, [])
-    by_key = {freeze(raw["_id"]): document for raw, document in zip(raws, documents, strict=True)}
-    parents = _parents(tree, raws)
-    order = parents_first(tree, raws, parents)
     if tree.segment is not None:
         for raw in raws:
             tree.segment_of(raw)
-    yield from _check_outside(tree, raws, parents)
-    # Lists are filled as the children come, so these are told their parents.
-    stated = [parents[freeze(raw["_id"])] if tree.children is not None else UNSTATED for raw in order]
-    return [by_key[freeze(raw["_id"])] for raw in order], stated
-
-
-def _parents(tree: Tree, raws: Sequence[Raw]) -> dict[Any, Any]:
-    """The parent of each node by its frozen id; that of another batch only where it is named."""
-    listed = listed_parents(tree, raws, [UNSTATED] * len(raws))
-    if tree.parent is not None:
-        return {freeze(raw["_id"]): agreed_parent(tree, raw, listed) for raw in raws}
-    if tree.path is not None:
-        by_path = {tree.get(raw, "path") or None: raw["_id"] for raw in raws}
-        return {
-            freeze(raw["_id"]): by_path.get(path_above(tree.get(raw, "path") or "") or "") for raw in raws
-        }
-    return {freeze(raw["_id"]): listed.get(freeze(raw["_id"])) for raw in raws}
-
-
-def _check_outside(tree: Tree, raws: Sequence[Raw], parents: dict[Any, Any]) -> Plan[None]:
-    """Refuse a parent that is nowhere, before the first chunk is written."""
-    inside = {freeze(raw["_id"]) for raw in raws}
-    outside = {freeze(key): key for key in parents.values() if key is not None and freeze(key) not in inside}
-    keys = list(outside.values())
+    by_key = {freeze(raw["_id"]): document for raw, document in zip(raws, documents, strict=True)}
+    parents = yield from parents_of(tree, raws, [UNSTATED] * len(raws))
+    order = [freeze(raw["_id"]) for raw in parents_first(tree, raws, parents)]
+    # A parent that does not exist is refused before the first piece is written.
+    outside = parents_outside(raws, parents)
     most = tree.entry.limits.tree_check_max
-    for start in range(0, len(keys), most):
-        chunk = keys[start : start + most]
-        found = yield from find(tree.entry.collection, {"_id": {"$in": chunk}}, {"_id": 1})
-        present = {freeze(each["_id"]) for each in found}
-        for key in chunk:
+    for start in range(0, len(outside), most):
+        keys = outside[start : start + most]
+        present = yield from nodes_by_key(tree, keys, {"_id": 1})
+        for key in keys:
             if freeze(key) not in present:
                 raise parent_missing(tree, key)
+    # Child lists are filled as the children come, so these nodes get their parents stated.
+    stated = [parents[key] if tree.children is not None else UNSTATED for key in order]
+    return [by_key[key] for key in order], stated

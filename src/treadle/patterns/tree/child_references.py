@@ -11,13 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from treadle.patterns.tree.fields import Role
-from treadle.patterns.tree.rule import NodeRule, TreePattern
-
-
-class ChildReferencesRule(NodeRule):
-    """Child lists that agree with each other."""
-
-    pattern = "child-references"
+from treadle.patterns.tree.rule import TreePattern
 
 
 @dataclass(frozen=True)
@@ -25,7 +19,6 @@ class ChildReferences(TreePattern):
     """A tree whose nodes list their children in the field `children`."""
 
     pattern: ClassVar[str] = "child-references"
-    rule: ClassVar[type[NodeRule]] = ChildReferencesRule
 
     children: str
 

@@ -2,7 +2,7 @@
 
 A representation is a set of roles, and every role is one field of the node:
 `parent`, `ancestors` (root first), `path` with its `segment`, `children`. A
-model may declare several representations, as while it changes from one to
+model may declare several representations, for example while it changes from one to
 another; then the first is the truth and is read, and the others follow it.
 """
 
@@ -123,7 +123,10 @@ class Tree:
     def __init__(self, entry: Entry[Any]) -> None:
         self.entry = entry
         self.rules: list[TreeRule] = []
+        # Stored paths; those of the representation that is read; and the role from which all others follow.
         self.roles: dict[Role, str] = {}
+        self.lead: dict[Role, Path] = {}
+        self.truth: Literal["parent", "path", "children"] = "children"
 
     def add(self, rule: TreeRule) -> None:
         for role, path in rule.roles.items():
@@ -133,11 +136,17 @@ class Tree:
                     f"{role} of one tree; its representations share their fields",
                     code="tree-declaration",
                 )
-        if any(type(other) is type(rule) for other in self.rules):
+        if any(other.pattern == rule.pattern for other in self.rules):
             raise DeclarationError(
                 f"{self.entry.model.__name__} declares {rule.pattern} twice", code="tree-declaration"
             )
         self.rules.append(rule)
+        self.lead = self.rules[0].roles
+        if "parent" in self.lead or "path" in self.lead:
+            self.truth = "parent" if "parent" in self.lead else "path"
+        self.parent, self.ancestors = self.roles.get("parent"), self.roles.get("ancestors")
+        self.path, self.segment = self.roles.get("path"), self.roles.get("segment")
+        self.children = self.roles.get("children")
         # What plans read of a node.
         self.projection: Raw = dict.fromkeys(["_id", REVISION, MOVING, *self.roles.values()], 1)
         if self.children and self.truth == "path":
@@ -146,46 +155,6 @@ class Tree:
                 "MaterializedPath first, and rebuild",
                 code="tree-declaration",
             )
-
-    # -- roles, as stored paths --------------------------------------------------------
-
-    @property
-    def parent(self) -> str | None:
-        return self.roles.get("parent")
-
-    @property
-    def ancestors(self) -> str | None:
-        return self.roles.get("ancestors")
-
-    @property
-    def path(self) -> str | None:
-        return self.roles.get("path")
-
-    @property
-    def segment(self) -> str | None:
-        return self.roles.get("segment")
-
-    @property
-    def children(self) -> str | None:
-        return self.roles.get("children")
-
-    @property
-    def lead(self) -> dict[Role, Path]:
-        """The roles of the representation that is read."""
-        return self.rules[0].roles
-
-    @property
-    def truth(self) -> Literal["parent", "path", "children"]:
-        """The role from which everything else follows."""
-        for role in ("parent", "path"):
-            if role in self.lead:
-                return role
-        return "children"
-
-    @property
-    def rewrites(self) -> bool:
-        """Whether a move changes the descendants too."""
-        return self.ancestors is not None or self.path is not None
 
     def get(self, raw: Raw | None, role: Role) -> Any:
         """The value of a role in a stored node."""
@@ -198,9 +167,9 @@ class Tree:
         assert field is not None
         return check_segment(self.get(raw, "segment"), f"{self.entry.model.__name__}.{field}")
 
-    def pattern_of(self, role: Role) -> str:
-        """The pattern that a finding about a role belongs to."""
-        return next(rule.pattern for rule in self.rules if role in rule.roles)
+    def pattern_of(self, stored: str) -> str:
+        """The pattern that a finding about a stored field belongs to."""
+        return next(rule.pattern for rule in self.rules if stored in rule.maintained())
 
     def unique_indexes(self) -> list[IndexModel]:
         """Two nodes with one path could not be told apart."""

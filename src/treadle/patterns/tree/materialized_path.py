@@ -2,7 +2,7 @@
 
 Kept right: the path is the parent's path and the node's own segment, and no
 two nodes share one. Descendants are a range of the index on the path. A move
-or a new name rewrites the paths of all descendants.
+or a rename rewrites the paths of all descendants.
 """
 
 from __future__ import annotations
@@ -11,13 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from treadle.patterns.tree.fields import Role
-from treadle.patterns.tree.rule import NodeRule, TreePattern
-
-
-class MaterializedPathRule(NodeRule):
-    """Paths that are made of the segments of all ancestors."""
-
-    pattern = "materialized-path"
+from treadle.patterns.tree.rule import TreePattern
 
 
 @dataclass(frozen=True)
@@ -29,7 +23,6 @@ class MaterializedPath(TreePattern):
     """
 
     pattern: ClassVar[str] = "materialized-path"
-    rule: ClassVar[type[NodeRule]] = MaterializedPathRule
 
     path: str
     segment: str

@@ -1,8 +1,8 @@
 """New nodes and deleted ones: what a plain write of a node does to its tree.
 
-An insert really writes the parent, so that it meets whoever moves or removes
-the parent or anything above it: a move rewrites the whole subtree. It does
-not touch what movers share, and costs the same in a tree of any size.
+An insert also writes the parent, so that it conflicts with whoever moves or
+removes the parent or anything above it: a move rewrites the whole subtree. It
+does not touch what moves share, and costs the same in a tree of any size.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from typing import Any, Final
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine.pipelines import BUMP, formula_stages
+from treadle.engine.pipelines import update_pipeline
 from treadle.engine.react import update_each
+from treadle.engine.writes import follow_own
 from treadle.errors import DataError, UsageError
 from treadle.graph.change import Change, Changes
 from treadle.graph.derived import CopyRule
-from treadle.graph.gather import freeze
 from treadle.graph.pattern import REVISION, Entry
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import MOVING, Tree, not_rebuilt, parent_missing
-from treadle.patterns.tree.reads import lineage, outside_child
+from treadle.patterns.tree.reads import first_key, lineage, nodes_by_key, outside_child
 from treadle.patterns.tree.segments import SEPARATOR, join, path_above, split
 from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_many
 from treadle.plan.server_errors import DUPLICATE_KEY, refusals
-from treadle.query.paths import overlap, put, top, value_at
+from treadle.query.keys import freeze
+from treadle.query.paths import overlap, put, value_at
 
 
 class _Unstated:
@@ -40,7 +41,7 @@ UNSTATED: Final = _Unstated()
 
 
 @dataclass(slots=True)
-class Placed:
+class Placement:
     """Where new nodes go: the order in which to insert them, and who must list them."""
 
     order: list[Raw]
@@ -49,7 +50,7 @@ class Placed:
 
 
 def stands_alone(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> bool:
-    """Whether all these nodes are roots, so that nobody else is concerned."""
+    """Whether all these nodes are roots, so that no other document is concerned."""
     for raw, parent in zip(raws, stated, strict=True):
         if parent is not UNSTATED:
             if parent is not None:
@@ -61,19 +62,19 @@ def stands_alone(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> bool
     return True
 
 
-def place(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> Plan[Placed]:
+def place(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> Plan[Placement]:
     """Fill the tree's fields of new nodes from their parents, which may be among them."""
     if tree.segment is not None:
         for raw in raws:
             tree.segment_of(raw)
-    parents = yield from _parents(tree, raws, stated)
+    parents = yield from parents_of(tree, raws, stated)
     order = parents_first(tree, raws, parents)
     inside = {freeze(raw["_id"]): raw for raw in raws}
-    outside = {freeze(key): key for key in parents.values() if key is not None and freeze(key) not in inside}
     # Where the parent lists its children it is written anyway.
-    held = yield from hold_parents(tree, list(outside.values()), look_only=tree.children is not None)
+    outside = parents_outside(raws, parents)
+    held = yield from hold_parents(tree, outside, look_only=tree.children is not None)
     above: dict[Any, Raw] = {}
-    placed = Placed(order)
+    placement = Placement(order)
     for raw in order:
         own = freeze(raw["_id"])
         key = parents[own]
@@ -90,9 +91,9 @@ def place(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> Plan[Placed
             if freeze(key) not in above:
                 above[freeze(key)] = yield from complete(tree, held[freeze(key)])
             _fill(tree, raw, above[freeze(key)])
-            placed.lists.setdefault(freeze(key), (key, []))[1].append(raw["_id"])
+            placement.lists.setdefault(freeze(key), (key, []))[1].append(raw["_id"])
     yield from _refuse_reserved(tree, raws, parents, held)
-    return placed
+    return placement
 
 
 def _fill(tree: Tree, raw: Raw, parent: Raw | None) -> None:
@@ -113,17 +114,17 @@ def below_parent(tree: Tree, raw: Raw, parent: Raw | None) -> Raw:
     return values
 
 
-def _parents(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> Plan[dict[Any, Any]]:
-    """The id of each node's parent, by the node's frozen id."""
+def parents_of(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> Plan[dict[Any, Any]]:
+    """The id of each new node's parent, by the node's frozen id."""
     parents: dict[Any, Any] = {}
-    listed = listed_parents(tree, raws, stated)
+    listed = _listed_parents(tree, raws, stated)
     by_path: dict[Any, str] = {}
     for raw, explicit in zip(raws, stated, strict=True):
         own = freeze(raw["_id"])
         if explicit is not UNSTATED:
             parents[own] = explicit
         elif tree.parent is not None:
-            parents[own] = agreed_parent(tree, raw, listed)
+            parents[own] = _agreed_parent(tree, raw, listed)
         elif tree.path is not None:
             by_path[own] = _stated_path(tree, raw)
             parents[own] = None
@@ -133,7 +134,14 @@ def _parents(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> Plan[dic
     return parents
 
 
-def agreed_parent(tree: Tree, raw: Raw, listed: dict[Any, Any]) -> Any:
+def parents_outside(raws: Sequence[Raw], parents: dict[Any, Any]) -> list[Any]:
+    """The parents of new nodes that are not among them."""
+    inside = {freeze(raw["_id"]) for raw in raws} | {freeze(None)}
+    outside = {freeze(key): key for key in parents.values()}
+    return [key for frozen, key in outside.items() if frozen not in inside]
+
+
+def _agreed_parent(tree: Tree, raw: Raw, listed: dict[Any, Any]) -> Any:
     """The parent that a new node's field names, or that lists it, where the tree has both."""
     named, own = tree.get(raw, "parent"), freeze(raw["_id"])
     if own not in listed:
@@ -141,7 +149,7 @@ def agreed_parent(tree: Tree, raw: Raw, listed: dict[Any, Any]) -> Any:
     if named is not None and freeze(named) != freeze(listed[own]):
         raise UsageError(
             f"{tree.entry.model.__name__} {raw['_id']!r} names {named!r} as its parent, but is listed by "
-            f"{listed[own]!r}; mend one of them",
+            f"{listed[own]!r}; correct one of the two",
             code="tree-child-unknown",
         )
     return listed[own]
@@ -168,22 +176,22 @@ def _stated_path(tree: Tree, raw: Raw) -> str:
 def _resolve_paths(
     tree: Tree, raws: Sequence[Raw], by_path: dict[Any, str], parents: dict[Any, Any]
 ) -> Plan[None]:
-    wanted = {own: above for own, path in by_path.items() if (above := path_above(path)) is not None}
-    if not wanted:
-        return
+    """Add the parents of nodes that only their paths name."""
+    above = {own: parent for own, path in by_path.items() if (parent := path_above(path)) is not None}
     known = {by_path[own]: raw["_id"] for raw in raws if (own := freeze(raw["_id"])) in by_path}
-    unknown = sorted({path for path in wanted.values() if path not in known})
-    if unknown:
-        stored = tree.roles["path"]
-        found = yield from find(tree.entry.collection, {stored: {"$in": unknown}}, {stored: 1})
-        known |= {tree.get(each, "path"): each["_id"] for each in found}
-    for own, path in wanted.items():
+    unknown = sorted({path for path in above.values() if path not in known})
+    most = tree.entry.limits.tree_check_max
+    for start in range(0, len(unknown), most):
+        condition = {tree.roles["path"]: {"$in": unknown[start : start + most]}}
+        rows = yield from find(tree.entry.collection, condition, tree.projection)
+        known |= {tree.get(row, "path"): row["_id"] for row in rows}
+    for own, path in above.items():
         if path not in known:
             raise parent_missing(tree, path)
         parents[own] = known[path]
 
 
-def listed_parents(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> dict[Any, Any]:
+def _listed_parents(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> dict[Any, Any]:
     """Who is whose parent by the child lists of new nodes."""
     if tree.children is None:
         return {}
@@ -223,11 +231,11 @@ def parents_first(tree: Tree, raws: Sequence[Raw], parents: dict[Any, Any]) -> l
             siblings.sort(key=lambda each: rank.get(freeze(each["_id"]), len(rank)))
         order.extend(siblings)
     if len(order) < len(raws):
-        placed = {freeze(raw["_id"]) for raw in order}
-        first = next(raw["_id"] for raw in raws if freeze(raw["_id"]) not in placed)
+        ordered = {freeze(raw["_id"]) for raw in order}
+        first = next(raw["_id"] for raw in raws if freeze(raw["_id"]) not in ordered)
         raise UsageError(
             f"these {tree.entry.model.__name__} documents are each other's ancestors ({first!r} among them); "
-            "a tree has no circles: mend their parents",
+            "a tree has no cycles: correct their parents",
             code="tree-cycle",
         )
     return order
@@ -237,20 +245,18 @@ def parents_first(tree: Tree, raws: Sequence[Raw], parents: dict[Any, Any]) -> l
 
 
 def hold_parents(tree: Tree, keys: Sequence[Any], *, look_only: bool = False) -> Plan[dict[Any, Raw]]:
-    """The parents by frozen id; really written, so that nobody moves or removes them meanwhile."""
+    """The parents by frozen id; written too, so that nobody else moves or removes them meanwhile."""
     if not keys:
         return {}
     collection = tree.entry.collection
     bump = {"$inc": {REVISION: 1}}
-    if look_only:
-        found = yield from find(collection, {"_id": {"$in": list(keys)}}, tree.projection)
-    elif len(keys) == 1:
+    if len(keys) == 1 and not look_only:
         one = yield from find_one_and_update(collection, by_id(keys[0]), bump, projection=tree.projection)
-        found = [] if one is None else [one]
+        held = {} if one is None else {freeze(keys[0]): one}
     else:
-        yield from update_many(collection, {"_id": {"$in": list(keys)}}, bump)
-        found = yield from find(collection, {"_id": {"$in": list(keys)}}, tree.projection)
-    held = {freeze(each["_id"]): each for each in found}
+        if not look_only:
+            yield from update_many(collection, {"_id": {"$in": list(keys)}}, bump)
+        held = yield from nodes_by_key(tree, keys, tree.projection)
     for key in keys:
         if freeze(key) not in held:
             raise parent_missing(tree, key)
@@ -266,50 +272,43 @@ def complete(tree: Tree, node: Raw) -> Plan[Raw]:
     if tree.truth == "path":
         raise not_rebuilt(tree, node["_id"], "path" if lacks_path else "ancestors")
     # A move above does not rewrite a node that has no array or path yet, so it must be shut out.
-    yield from state.take(tree)
+    yield from state.lock(tree)
     chain = yield from lineage(tree, node["_id"])
-    above: Raw | None = None
-    for each in chain:
-        right: Raw = {"_id": each["_id"]}
-        for path, value in below_parent(tree, each, above).items():
-            put(right, path, value)
-        above = right
-    assert above is not None
-    if top(MOVING) in node:
-        above[top(MOVING)] = node[top(MOVING)]
-    return above
+    for number, each in enumerate(chain):
+        _fill(tree, each, chain[number - 1] if number else None)
+    return chain[-1]
 
 
 def _refuse_reserved(
     tree: Tree, raws: Sequence[Raw], parents: dict[Any, Any], held: dict[Any, Raw]
 ) -> Plan[None]:
-    """Keep the paths free that descendants of a node on the move still have, or will have."""
+    """Keep the paths free that descendants of a node in a pending move still have, or will have."""
     if tree.path is None:
         return
     reserved = {value_at(parent, MOVING) for parent in held.values()}
-    owed = yield from state.owed_by(tree)
-    if owed is not None and owed["kind"] == "move":
+    work = yield from state.pending(tree)
+    if work is not None and work["kind"] == "move" and work["from"] is None:
         # Of a root there is no parent that could hold it.
-        reserved |= {owed.get("path_from")} if owed["from"] is None else set()
+        reserved.add(work.get("path_from"))
     if any(tree.get(raw, "path") in reserved for raw in raws):
         raise state.TreeBusy(tree)
-    if owed is not None and owed["kind"] in ("move", "lift"):
-        yield from _refuse_twins(tree, raws, owed)
+    if work is not None and work["kind"] in ("move", "lift"):
+        yield from _refuse_twins(tree, raws, work)
 
 
-def _refuse_twins(tree: Tree, raws: Sequence[Raw], owed: Raw) -> Plan[None]:
+def _refuse_twins(tree: Tree, raws: Sequence[Raw], work: Raw) -> Plan[None]:
     """Refuse a segment that a sibling has whose path has not been changed yet, or has been already.
 
-    The index on paths does not see the two as one until the sibling's turn
-    comes, which could then not be moved at all.
+    The index on paths sees no duplicate until the sibling's turn comes, which
+    could then not be moved at all.
     """
-    old: Any = owed.get("path_from")
+    old: Any = work.get("path_from")
     if split(old) is None:
         return
-    if owed["kind"] == "lift":
+    if work["kind"] == "lift":
         new: Any = path_above(old) or SEPARATOR
     else:
-        node = yield from find_one(tree.entry.collection, by_id(owed["node"]), tree.projection)
+        node = yield from find_one(tree.entry.collection, by_id(work["node"]), tree.projection)
         new = tree.get(node, "path")
         if split(new) is None:
             return
@@ -319,54 +318,57 @@ def _refuse_twins(tree: Tree, raws: Sequence[Raw], owed: Raw) -> Plan[None]:
         for here, there in ((old, new), (new, old))
         if path.startswith(here) and path != here
     ]
-    stored = tree.roles["path"]
-    if twins and (yield from find_one(tree.entry.collection, {stored: {"$in": twins}}, {"_id": 1})):
+    if twins and (yield from first_key(tree, {tree.roles["path"]: {"$in": twins}})) is not None:
         raise segment_taken(tree)
 
 
-# -- child lists --------------------------------------------------------------------------------------
-
-
-def follows(tree: Tree) -> bool:
-    """Whether others, or the node's own cards, are fed by the tree's fields."""
-    return _feeds(tree) or _has_cards(tree)
-
-
-def _feeds(tree: Tree) -> bool:
-    entry = tree.entry
-    if not entry.feeds:
-        return False
-    watched = entry.watched
-    return watched is None or any(overlap(one, other) for one in watched for other in tree.roles.values())
-
-
-def _has_cards(tree: Tree) -> bool:
-    stored = tree.roles.values()
-    return any(overlap(rule.reference_path, path) for rule in tree.entry.having(CopyRule) for path in stored)
+# -- rewriting nodes ----------------------------------------------------------------------------
 
 
 def rewrite(tree: Tree, updates: Sequence[tuple[Any, Raw]], changes: Changes) -> Plan[None]:
-    """Set fields of nodes to expressions, with all that others take from it."""
-    if not updates:
-        return
-    entry = tree.entry
-    chosen = {"_id": {"$in": [key for key, _ in updates]}}
-    followed = follows(tree)
-    befores = (yield from find(entry.collection, chosen)) if followed else []
-    if followed:
-        yield from changes.note_before(entry, [each["_id"] for each in befores])
-    stages = formula_stages(entry)
-    yield from update_each(entry, [(key, [{"$set": {**sets, **BUMP}}, *stages]) for key, sets in updates])
-    if not befores:
-        return
-    from treadle.engine.writes import follow_own
+    """Set fields of nodes to expressions, each in its own way, and note the changes."""
+    if updates:
+        each = [(key, update_pipeline(tree.entry, sets, {})) for key, sets in updates]
+        chosen = {"_id": {"$in": [key for key, _ in updates]}}
+        yield from _update(tree, chosen, update_each(tree.entry, each), changes)
 
-    found = yield from find(entry.collection, chosen)
-    afters = {freeze(each["_id"]): each for each in found}
-    pairs = [(each, afters[freeze(each["_id"])]) for each in befores if freeze(each["_id"]) in afters]
-    finals = (yield from follow_own(entry, pairs)) if _has_cards(tree) else [after for _, after in pairs]
-    for (before, _), after in zip(pairs, finals, strict=True):
+
+def rewrite_all(tree: Tree, chosen: Raw, sets: Raw, changes: Changes) -> Plan[None]:
+    """Set fields of all nodes that meet a condition to the same expressions, and note the changes."""
+    update = update_many(tree.entry.collection, chosen, update_pipeline(tree.entry, sets, {}))
+    with segment_errors(tree):
+        yield from _update(tree, chosen, update, changes)
+
+
+def _update(tree: Tree, chosen: Raw, update: Plan[Any], changes: Changes) -> Plan[None]:
+    """Perform an update of these nodes; note it where others, or the nodes' own copies, follow from it."""
+    entry = tree.entry
+    watched = entry.watched if entry.feeds else set()
+    stored = tree.roles.values()
+    feeds = watched is None or any(overlap(one, other) for one in watched for other in stored)
+    copies = any(overlap(rule.reference_path, path) for rule in entry.having(CopyRule) for path in stored)
+    if not feeds and not copies:
+        yield from update
+        return
+    befores = yield from find(entry.collection, chosen)
+    keys = [each["_id"] for each in befores]
+    yield from changes.note_before(entry, keys)
+    yield from update
+    afters = yield from nodes_by_key(tree, keys)
+    pairs = [(each, afters[freeze(each["_id"])]) for each in befores]
+    finals = (yield from follow_own(entry, pairs)) if copies else [after for _, after in pairs]
+    for before, after in zip(befores, finals, strict=True):
         changes.add(Change(entry.collection, before["_id"], before, after))
+
+
+def new_path(tree: Tree, old: Any, new: Any) -> Raw:
+    """The path of a node below the one with the path `old`, which becomes `new`; an expression."""
+    if tree.path is None or split(old) is None:
+        return {}
+    stored = f"${tree.path}"
+    rest = {"$substrBytes": [stored, len(old.encode()), -1]}
+    begins = {"$eq": [{"$indexOfBytes": [{"$ifNull": [stored, ""]}, {"$literal": old}]}, 0]}
+    return {tree.path: {"$cond": [begins, {"$concat": [{"$literal": new}, rest]}, stored]}}
 
 
 def listing(tree: Tree, keys: Sequence[Any]) -> Raw:
@@ -391,12 +393,12 @@ def unlisting(tree: Tree, keys: Sequence[Any], instead: Sequence[Any] = ()) -> R
     return {stored: {"$filter": {"input": present, "cond": {"$not": [gone]}}}}
 
 
-def list_children(tree: Tree, placed: Placed, changes: Changes) -> Plan[None]:
+def list_children(tree: Tree, placement: Placement, changes: Changes) -> Plan[None]:
     """Put new nodes into the lists of their parents."""
     if tree.children is None:
         return
     yield from rewrite(
-        tree, [(key, listing(tree, children)) for key, children in placed.lists.values()], changes
+        tree, [(key, listing(tree, children)) for key, children in placement.lists.values()], changes
     )
 
 
@@ -421,8 +423,7 @@ def unlist(tree: Tree, keys: Sequence[Any], changes: Changes) -> Plan[None]:
     """Take deleted nodes out of the lists that hold them."""
     if tree.children is not None:
         condition = {tree.children: {"$in": list(keys)}, "_id": {"$nin": list(keys)}}
-        found = yield from find(tree.entry.collection, condition, {"_id": 1})
-        yield from rewrite(tree, [(each["_id"], unlisting(tree, keys)) for each in found], changes)
+        yield from rewrite_all(tree, condition, unlisting(tree, keys), changes)
 
 
 # -- replace ------------------------------------------------------------------------------------------

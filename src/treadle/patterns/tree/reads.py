@@ -1,4 +1,4 @@
-"""Reading a tree: the same questions, asked in the way of each representation.
+"""Reading a tree: the same queries, in the way of each representation.
 
 A plan here ends in a command whose cursor streams the nodes, or in the few
 nodes themselves; nothing holds more than one chain of ancestors in memory.
@@ -15,24 +15,26 @@ from pymongo import ASCENDING
 from pymongo.errors import OperationFailure
 
 from treadle.errors import DataError, UsageError
-from treadle.graph.gather import freeze
 from treadle.patterns.tree.fields import Tree, node_missing, not_rebuilt
-from treadle.patterns.tree.segments import at_most, below, prefixes, split
+from treadle.patterns.tree.segments import at_most, below, path_above, prefixes, split
 from treadle.plan import Plan, Raw, Read, aggregate, by_id, count_documents, find, find_one
 from treadle.plan.server_errors import GRAPH_LOOKUP_TOO_LARGE
+from treadle.query.keys import freeze
 from treadle.query.safety import Sort, sort_keys
 
 Stream: TypeAlias = "Read | Levels | list[Raw]"
 NODE = "__treadle_node"
 DEPTH = "__treadle_depth"
+# Nodes that a $lookup or a $graphLookup found, as documents of their own.
+_UNWRAP: list[Raw] = [{"$unwind": f"${NODE}"}, {"$replaceRoot": {"newRoot": f"${NODE}"}}]
 
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Descendants: the first levels by `$graphLookup`, in one question, the others batch by batch.
+    """Descendants: the first levels by one `$graphLookup`, the others batch by batch.
 
-    `$graphLookup` holds all that it finds in memory, up to 100 MB, and takes
-    the longer for each node the more they are.
+    `$graphLookup` holds all that it finds in memory, up to 100 MB, and gets
+    slower per node the more there are.
     """
 
     tree: Tree
@@ -42,7 +44,7 @@ class Levels:
 
 
 class Pending:
-    """The nodes whose children are still to be asked for: the deepest first, so that they stay few."""
+    """The nodes whose children are still to be read: the deepest first, so that they stay few."""
 
     def __init__(self, stream: Levels) -> None:
         self._stream = stream
@@ -67,16 +69,16 @@ class Pending:
         level, key = self._levels[self._depth], self._stream.key
         for raw in raws:
             further = [raw["_id"]] if self._by_parent else self._stream.tree.get(raw, "children") or []
-            # A circle that raw writes made may lead back to where this began.
+            # A cycle that raw writes made may lead back to where this began.
             level.extend(each for each in further if each != key)
 
     def anew(self) -> Read:
-        """The first question, where `$graphLookup` had not enough memory."""
+        """The first query, where `$graphLookup` had not enough memory."""
         self._depth = 1
         return below_batch(self._stream.tree, [self._stream.key])
 
     def next(self) -> Read | None:
-        """The next question; None at the end."""
+        """The next query; None at the end."""
         while self._levels and not self._levels[-1]:
             self._levels.pop()
         if not self._levels:
@@ -85,7 +87,7 @@ class Pending:
         batch, last[:] = last[-most:], last[:-most]
         self._depth = len(self._levels)
         if self._depth > self._limits.tree_depth_max:
-            raise endless(self._stream.tree)
+            raise cycle_error(self._stream.tree)
         if self._by_parent:
             return below_batch(self._stream.tree, batch)
         return Read(self._stream.tree.entry.collection, "find", ({"_id": {"$in": batch}},))
@@ -94,18 +96,22 @@ class Pending:
 def otherwise(
     tree: Tree, pending: Pending | None, error: OperationFailure
 ) -> tuple[Read, Callable[[list[Raw]], None] | None]:
-    """What to ask instead where `$graphLookup` had not enough memory, and who is told the answer."""
+    """What to read instead where `$graphLookup` had not enough memory, and who is given the nodes."""
     if error.code != GRAPH_LOOKUP_TOO_LARGE:
         raise error
     if pending is None:
-        raise too_large(tree) from None
+        raise DataError(
+            f"the subtree is more than $graphLookup sorts in its 100 MB; leave out sort=, "
+            f"or give {tree.entry.model.__name__} an AncestorArray",
+            code="tree-too-large",
+        ) from None
     return pending.anew(), pending.add
 
 
-def endless(tree: Tree) -> DataError:
+def cycle_error(tree: Tree) -> DataError:
     name = tree.entry.model.__name__
     return DataError(
-        f"nodes of {name} are each other's ancestors, which some other writer made them; run "
+        f"nodes of {name} are each other's ancestors, because of a write that bypassed Treadle; run "
         f"store.repair({name})",
         code="tree-cycle",
     )
@@ -146,11 +152,7 @@ def roots(tree: Tree, sort: Sort | None = None, limit: int | None = None) -> Pla
         "foreignField": lead["children"].stored,
         "as": NODE,
     }
-    stages: list[Raw] = [
-        {"$lookup": listed},
-        {"$match": {NODE: []}},
-        {"$unset": NODE},
-    ]
+    stages: list[Raw] = [{"$lookup": listed}, {"$match": {NODE: []}}, {"$unset": NODE}]
     return _aggregate(tree, stages, sort or "_id", limit)
     yield  # pragma: no cover (a plan that needs no read of its own)
 
@@ -161,36 +163,40 @@ def children(tree: Tree, key: Any, sort: Sort | None = None, limit: int | None =
     if "parent" in lead:
         return _find(tree, {lead["parent"].stored: {"$eq": key}}, sort or "_id", limit)
     if "path" in lead:
-        path = tree.get((yield from find_one(tree.entry.collection, by_id(key), tree.projection)), "path")
-        if split(path) is None:
-            return []
-        return _find(tree, {lead["path"].stored: _within(path, 1)}, sort or "_id", limit)
-    stored = lead["children"].stored
+        return (yield from _below_path(tree, key, 1, sort or "_id", limit))
+    return _aggregate(tree, _listed(tree, [key], in_order=True), sort, limit)
+
+
+def _below_path(
+    tree: Tree, key: Any, max_depth: int | None, sort: Sort | None, limit: int | None
+) -> Plan[Stream]:
+    """The nodes in the range of a node's path, so many levels deep at most."""
+    own = tree.get((yield from find_one(tree.entry.collection, by_id(key), tree.projection)), "path")
+    segments = split(own)
+    if segments is None:
+        return []
+    depth = {} if max_depth is None else at_most(len(segments) + max_depth)
+    return _find(tree, {tree.roles["path"]: {**below(own), **depth}}, sort, limit)
+
+
+def _listed(tree: Tree, keys: Sequence[Any], *, in_order: bool = False) -> list[Raw]:
+    """The stages that give the children which these nodes list."""
+    stored = tree.roles["children"]
     looked_up = {"from": tree.entry.collection, "localField": stored, "foreignField": "_id", "as": NODE}
-    stages: list[Raw] = [
-        {"$match": by_id(key)},
+    return [
+        {"$match": {"_id": {"$in": list(keys)}}},
         {"$project": {stored: 1}},
-        {"$unwind": f"${stored}"},
+        *([{"$unwind": f"${stored}"}] if in_order else []),
         {"$lookup": looked_up},
-        {"$unwind": f"${NODE}"},
-        {"$replaceRoot": {"newRoot": f"${NODE}"}},
+        *_UNWRAP,
     ]
-    return _aggregate(tree, stages, sort, limit)
 
 
-def too_large(tree: Tree) -> DataError:
-    return DataError(
-        f"the subtree is more than $graphLookup sorts in its 100 MB; leave out sort=, "
-        f"or give {tree.entry.model.__name__} an AncestorArray",
-        code="tree-too-large",
-    )
-
-
-def _within(path: str, depth: int | None) -> Raw:
-    """The condition on a path below another, so many levels deep at most."""
-    if depth is None:
-        return below(path)
-    return {**below(path), **at_most(len(split(path) or []) + depth)}
+def below_batch(tree: Tree, keys: Sequence[Any]) -> Read:
+    """The children of many nodes at once."""
+    if "parent" in tree.lead:
+        return Read(tree.entry.collection, "find", ({tree.roles["parent"]: {"$in": list(keys)}},))
+    return _aggregate(tree, _listed(tree, keys), None, None)
 
 
 def descendants(
@@ -202,117 +208,80 @@ def descendants(
         return []
     if max_depth == 1:
         return (yield from children(tree, key, sort, limit))
-    lead = tree.lead
-    if "ancestors" in lead:
-        return _find(tree, _below_in_array(lead["ancestors"].stored, key, max_depth), sort, limit)
-    if "path" in lead:
-        path = tree.get((yield from find_one(tree.entry.collection, by_id(key), tree.projection)), "path")
-        if split(path) is None:
-            return []
-        return _find(tree, {lead["path"].stored: _within(path, max_depth)}, sort, limit)
+    if "ancestors" in tree.lead:
+        stored = tree.roles["ancestors"]
+        condition: Raw = {stored: {"$eq": key}}
+        if max_depth is not None:
+            place = {"$indexOfArray": [f"${stored}", {"$literal": key}]}
+            since = {"$subtract": [{"$size": f"${stored}"}, place]}
+            condition["$expr"] = {"$lte": [since, max_depth]}
+        return _find(tree, condition, sort, limit)
+    if "path" in tree.lead:
+        return (yield from _below_path(tree, key, max_depth, sort, limit))
     if sort or limit:
-        return _graph(tree, key, max_depth, sort, limit)
+        return _aggregate(tree, _graph(tree, key, max_depth), sort, limit)
     most = tree.entry.limits.tree_graph_levels
     levels = most if max_depth is None else min(max_depth, most)
-    return Levels(tree, key, _graph(tree, key, levels, depth_field=DEPTH), max_depth)
+    read = _aggregate(tree, _graph(tree, key, levels, depthField=DEPTH), None, None)
+    return Levels(tree, key, read, max_depth)
 
 
-def _graph(
-    tree: Tree,
-    key: Any,
-    max_depth: int | None,
-    sort: Sort | None = None,
-    limit: int | None = None,
-    depth_field: str | None = None,
-) -> Read:
-    """Everything below a node, so many levels deep at most, with one `$graphLookup`."""
-    stages = _graph_below(tree, key, max_depth)
-    if depth_field is not None:
-        stages[-1]["$graphLookup"]["depthField"] = depth_field
-    stages += [{"$unwind": f"${NODE}"}, {"$replaceRoot": {"newRoot": f"${NODE}"}}]
-    return _aggregate(tree, stages, sort, limit)
-
-
-def _below_in_array(stored: str, key: Any, max_depth: int | None) -> Raw:
-    condition: Raw = {stored: {"$eq": key}}
-    if max_depth is not None:
-        since = {"$subtract": [{"$size": f"${stored}"}, {"$indexOfArray": [f"${stored}", {"$literal": key}]}]}
-        condition["$expr"] = {"$lte": [since, max_depth]}
-    return condition
-
-
-def _graph_below(tree: Tree, key: Any, max_depth: int | None = None) -> list[Raw]:
-    lead = tree.lead
-    graph: Raw = {"from": tree.entry.collection, "as": NODE}
-    if "parent" in lead:
-        graph |= {
-            "startWith": "$_id",
-            "connectFromField": "_id",
-            "connectToField": lead["parent"].stored,
-        }
+def _graph(tree: Tree, key: Any, max_depth: int | None, **options: Any) -> list[Raw]:
+    """The stages that give everything below a node, so many levels deep at most."""
+    graph: Raw = {"from": tree.entry.collection, "as": NODE, **options}
+    if "parent" in tree.lead:
+        stored = tree.roles["parent"]
+        graph |= {"startWith": "$_id", "connectFromField": "_id", "connectToField": stored}
     else:
-        stored = lead["children"].stored
+        stored = tree.roles["children"]
         graph |= {"startWith": f"${stored}", "connectFromField": stored, "connectToField": "_id"}
     if max_depth is not None:
         graph["maxDepth"] = max_depth - 1
     return [
         {"$match": by_id(key)},
-        {"$project": dict.fromkeys(_graph_fields(tree), 1)},
+        {"$project": dict.fromkeys(["_id", *(path.stored for path in tree.lead.values())], 1)},
         {"$graphLookup": graph},
+        *_UNWRAP,
     ]
 
 
-def _graph_fields(tree: Tree) -> list[str]:
-    return ["_id", *(path.stored for path in tree.lead.values())]
-
-
-def below_batch(tree: Tree, keys: Sequence[Any]) -> Read:
-    """The children of many nodes at once."""
-    lead = tree.lead
-    if "parent" in lead:
-        return Read(tree.entry.collection, "find", ({lead["parent"].stored: {"$in": list(keys)}},))
-    stored = lead["children"].stored
-    looked_up = {"from": tree.entry.collection, "localField": stored, "foreignField": "_id", "as": NODE}
-    stages: list[Raw] = [
-        {"$match": {"_id": {"$in": list(keys)}}},
-        {"$project": {stored: 1}},
-        {"$lookup": looked_up},
-        {"$unwind": f"${NODE}"},
-        {"$replaceRoot": {"newRoot": f"${NODE}"}},
-    ]
-    return Read(tree.entry.collection, "aggregate", (stages,), {"allowDiskUse": True})
+def keys_of(stream: Stream, limit: int | None = None) -> Plan[list[Any]]:
+    """The ids of the nodes that a command would stream."""
+    if isinstance(stream, list):
+        return [each["_id"] for each in stream]
+    assert isinstance(stream, Read)
+    if stream.method == "find":
+        arguments: tuple[Any, ...] = (*stream.arguments, {"_id": 1})
+        options = {**stream.options, "limit": limit} if limit else stream.options
+    else:
+        limited = [{"$limit": limit}] if limit else []
+        arguments = ([*stream.arguments[0], *limited, {"$project": {"_id": 1}}],)
+        options = stream.options
+    rows = yield Read(stream.collection, stream.method, arguments, options)
+    return [row["_id"] for row in rows]
 
 
 def keys_below(
     tree: Tree, key: Any, max_depth: int | None = None, limit: int | None = None
 ) -> Plan[list[Any]]:
-    """The ids of nodes below one, level by level; never more than a level's more than the limit."""
+    """The ids of nodes below one, so many at most."""
+    if "ancestors" in tree.lead or "path" in tree.lead:
+        return (yield from keys_of((yield from descendants(tree, key, max_depth, limit=limit))))
+    # Level by level and not by $graphLookup, whose memory is limited: an error would end the transaction.
     keys: list[Any] = []
     level = [key]
-    # Raw writes may have made circles, and this must come to an end all the same.
+    # Raw writes may have made cycles, and this must end all the same.
     seen = {freeze(key)}
     depth, most = 0, tree.entry.limits.tree_batch
     while level and (max_depth is None or depth < max_depth) and (limit is None or len(keys) < limit):
-        batch: list[Any] = []
+        lower: list[Any] = []
         for start in range(0, len(level), most):
-            read = below_batch(tree, level[start : start + most])
-            if read.method == "find":
-                found = yield Read(
-                    read.collection, "find", (*read.arguments, {"_id": 1}), {"limit": limit or 0}
-                )
-            else:
-                stages = [
-                    *read.arguments[0],
-                    *([{"$limit": limit}] if limit else []),
-                    {"$project": {"_id": 1}},
-                ]
-                found = yield Read(read.collection, "aggregate", (stages,), read.options)
-            for each in found:
-                if freeze(each["_id"]) not in seen:
-                    seen.add(freeze(each["_id"]))
-                    batch.append(each["_id"])
-        keys += batch
-        level = batch
+            for each in (yield from keys_of(below_batch(tree, level[start : start + most]), limit)):
+                if freeze(each) not in seen:
+                    seen.add(freeze(each))
+                    lower.append(each)
+        keys += lower
+        level = lower
         depth += 1
     return keys[:limit]
 
@@ -331,56 +300,55 @@ def check_depth(max_depth: Any) -> None:
 
 def ancestors(tree: Tree, key: Any) -> Plan[list[Raw]]:
     """The nodes above one, root first."""
-    return (yield from _upwards(tree, key))[:-1]
+    return (yield from path(tree, key))[:-1]
 
 
 def path(tree: Tree, key: Any) -> Plan[list[Raw]]:
     """The nodes from the root down to one, which is the last."""
-    return (yield from _upwards(tree, key))
-
-
-def _upwards(tree: Tree, key: Any) -> Plan[list[Raw]]:
-    lead = tree.lead
-    if "ancestors" not in lead and "path" not in lead:
+    if "ancestors" not in tree.lead and "path" not in tree.lead:
         return (yield from lineage(tree, key))
-    node = yield from find_one(tree.entry.collection, by_id(key))
+    node, above = yield from _above(tree, key, None)
+    if not above:
+        return [node]
+    if "ancestors" in tree.lead:
+        nodes = yield from nodes_by_key(tree, above)
+        # One that was removed since is left out.
+        return [*filter(None, (nodes.get(freeze(each)) for each in above)), node]
+    stored = tree.roles["path"]
+    # A path sorts right before those below it, so this is root first.
+    return [*(yield from find(tree.entry.collection, {stored: {"$in": above}}, sort=[(stored, 1)])), node]
+
+
+def _above(tree: Tree, key: Any, projection: Raw | None) -> Plan[tuple[Raw, list[Any]]]:
+    """A node, and what it says of all above it, root first: their ids, or their paths."""
+    node = yield from find_one(tree.entry.collection, by_id(key), projection)
     if node is None:
         raise node_missing(tree, key)
-    if "ancestors" in lead:
+    if "ancestors" in tree.lead:
         above = tree.get(node, "ancestors")
         if above is None and tree.get(node, "parent") is not None:
             raise not_rebuilt(tree, key, "ancestors")
-        if not above:
-            return [node]
-        found = yield from find(tree.entry.collection, {"_id": {"$in": above}})
-        by_key = {freeze(each["_id"]): each for each in found}
-        # One that was removed since is left out.
-        return [*filter(None, (by_key.get(freeze(each)) for each in above)), node]
-    stored = lead["path"].stored
+        return node, above or []
     own = tree.get(node, "path")
     if split(own) is None:
         raise not_rebuilt(tree, key, "path")
-    above = prefixes(own)
-    if not above:
-        return [node]
-    # A path sorts right before those below it, so this is root first.
-    return [*(yield from find(tree.entry.collection, {stored: {"$in": above}}, sort=[(stored, 1)])), node]
+    return node, prefixes(own)
 
 
 def lineage(tree: Tree, key: Any) -> Plan[list[Raw]]:
     """The node and all above it, root first, by what the tree's truth is."""
     if tree.truth == "path":
-        return (yield from _upwards(tree, key))
+        return (yield from path(tree, key))
     graph: Raw = {"from": tree.entry.collection, "as": NODE, "depthField": DEPTH}
     if tree.truth == "parent":
         parent = tree.parent
         graph |= {"startWith": f"${parent}", "connectFromField": parent, "connectToField": "_id"}
     else:
         graph |= {"startWith": "$_id", "connectFromField": "_id", "connectToField": tree.children}
-    found = yield from aggregate(tree.entry.collection, [{"$match": by_id(key)}, {"$graphLookup": graph}])
-    if not found:
+    rows = yield from aggregate(tree.entry.collection, [{"$match": by_id(key)}, {"$graphLookup": graph}])
+    if not rows:
         raise node_missing(tree, key)
-    node = found[0]
+    node = rows[0]
     above = sorted(node.pop(NODE), key=lambda each: -each[DEPTH])
     for each in above:
         del each[DEPTH]
@@ -389,21 +357,9 @@ def lineage(tree: Tree, key: Any) -> Plan[list[Raw]]:
 
 def depth(tree: Tree, key: Any) -> Plan[int]:
     """How many nodes are above one; 0 for a root."""
-    lead = tree.lead
-    if "ancestors" not in lead and "path" not in lead:
+    if "ancestors" not in tree.lead and "path" not in tree.lead:
         return len((yield from lineage(tree, key))) - 1
-    node = yield from find_one(tree.entry.collection, by_id(key), tree.projection)
-    if node is None:
-        raise node_missing(tree, key)
-    if "ancestors" in lead:
-        above = tree.get(node, "ancestors")
-        if above is None and tree.get(node, "parent") is not None:
-            raise not_rebuilt(tree, key, "ancestors")
-        return len(above or [])
-    segments = split(tree.get(node, "path"))
-    if segments is None:
-        raise not_rebuilt(tree, key, "path")
-    return len(segments) - 1
+    return len((yield from _above(tree, key, tree.projection))[1])
 
 
 def count(tree: Tree, key: Any = None, max_depth: int | None = None) -> Plan[int]:
@@ -416,9 +372,9 @@ def count(tree: Tree, key: Any = None, max_depth: int | None = None) -> Plan[int
         return len(stream)
     if isinstance(stream, Read) and stream.method == "find":
         return (yield from count_documents(stream.collection, stream.arguments[0]))
-    graph = stream if isinstance(stream, Read) else _graph(tree, key, max_depth)
+    stages = stream.arguments[0] if isinstance(stream, Read) else _graph(tree, key, max_depth)
     try:
-        rows = yield from aggregate(graph.collection, [*graph.arguments[0], {"$count": "n"}])
+        rows = yield from aggregate(tree.entry.collection, [*stages, {"$count": "n"}])
     except OperationFailure as error:
         if error.code != GRAPH_LOOKUP_TOO_LARGE:
             raise
@@ -429,20 +385,26 @@ def count(tree: Tree, key: Any = None, max_depth: int | None = None) -> Plan[int
 # -- for writers -----------------------------------------------------------------------------
 
 
+def nodes_by_key(tree: Tree, keys: Sequence[Any], projection: Raw | None = None) -> Plan[dict[Any, Raw]]:
+    """Nodes by their frozen ids."""
+    rows = yield from find(tree.entry.collection, {"_id": {"$in": list(keys)}}, projection)
+    return {freeze(row["_id"]): row for row in rows}
+
+
+def first_key(tree: Tree, condition: Raw) -> Plan[Any]:
+    """The id of a node that meets a condition; None if none does."""
+    row = yield from find_one(tree.entry.collection, condition, {"_id": 1})
+    return None if row is None else row["_id"]
+
+
 def parent_of(tree: Tree, node: Raw) -> Plan[Any]:
     """The id of a node's parent, None for a root, by what the tree's truth is."""
     if tree.truth == "parent":
         return tree.get(node, "parent")
-    if tree.truth == "path":
-        above = prefixes(tree.get(node, "path") or "")
-        if not above:
-            return None
-        found = yield from find_one(tree.entry.collection, {tree.roles["path"]: above[-1]}, {"_id": 1})
-    else:
-        found = yield from find_one(
-            tree.entry.collection, {tree.roles["children"]: {"$eq": node["_id"]}}, {"_id": 1}
-        )
-    return None if found is None else found["_id"]
+    if tree.truth == "children":
+        return (yield from first_key(tree, {tree.roles["children"]: {"$eq": node["_id"]}}))
+    above = path_above(tree.get(node, "path") or "")
+    return None if above is None else (yield from first_key(tree, {tree.roles["path"]: above}))
 
 
 def outside_child(tree: Tree, nodes: Sequence[Raw]) -> Plan[Any]:
@@ -452,21 +414,18 @@ def outside_child(tree: Tree, nodes: Sequence[Raw]) -> Plan[Any]:
     if tree.truth == "children":
         listed = [child for node in nodes for child in tree.get(node, "children") or []]
         others = [child for child in listed if freeze(child) not in among]
-        found = (yield from find_one(tree.entry.collection, {"_id": {"$in": others}})) if others else None
-        return None if found is None else found["_id"]
+        return (yield from first_key(tree, {"_id": {"$in": others}})) if others else None
     if tree.truth == "parent":
-        condition: Raw = {tree.roles["parent"]: {"$in": keys}, "_id": {"$nin": keys}}
-        found = yield from find_one(tree.entry.collection, condition, {"_id": 1})
-        return None if found is None else found["_id"]
+        return (yield from first_key(tree, {tree.roles["parent"]: {"$in": keys}, "_id": {"$nin": keys}}))
     paths = {tree.get(node, "path") for node in nodes}
-    # What lies below a node also lies below the topmost of these that is above it.
+    # What is below a node is also below the topmost of these that is above it.
     real = sorted(each for each in paths if split(each) is not None)
     tops = [own for own in real if not any(above in paths for above in prefixes(own))]
     most = tree.entry.limits.tree_ranges_batch
     for start in range(0, len(tops), most):
         ranges = [{tree.roles["path"]: below(own)} for own in tops[start : start + most]]
-        nodes_below = yield from find(tree.entry.collection, {"$or": ranges}, {"_id": 1}, limit=len(keys) + 1)
-        for node in nodes_below:
-            if freeze(node["_id"]) not in among:
-                return node["_id"]
+        rows = yield from find(tree.entry.collection, {"$or": ranges}, {"_id": 1}, limit=len(keys) + 1)
+        for row in rows:
+            if freeze(row["_id"]) not in among:
+                return row["_id"]
     return None

@@ -16,12 +16,12 @@ from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.change import Batch, Changes
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Models, Pattern, Place
-from treadle.graph.reports import Finding, Report
+from treadle.graph.reports import Finding
 from treadle.patterns.tree import inspection, placing, state
 from treadle.patterns.tree.bulk import in_pieces
 from treadle.patterns.tree.fields import Role, Tree, TreePlace, TreeRule
-from treadle.patterns.tree.moves import finish
-from treadle.plan import Plan, Raw, find_one
+from treadle.patterns.tree.unfinished import finish
+from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
 
 
@@ -29,7 +29,6 @@ class TreePattern(Pattern):
     """The base of the four declarations."""
 
     keyword: ClassVar[str | None] = "tree"
-    rule: ClassVar[type[NodeRule]]
 
     def roles(self) -> dict[Role, str]:
         """The Python name of the field of each role."""
@@ -46,7 +45,8 @@ class TreePattern(Pattern):
                 code="tree-declaration",
             )
         known = place.entry.having(TreeRule)
-        rule = self.rule(TreePlace(place.entry, place.owner, (), place.field, "tree"), graph, self.roles())
+        rule = NodeRule(TreePlace(place.entry, place.owner, (), place.field, "tree"), graph, self.roles())
+        rule.pattern = self.pattern
         rule.tree = known[0].tree if known else Tree(place.entry)
         rule.tree.add(rule)
         return rule
@@ -79,9 +79,9 @@ class NodeRule(TreeRule):
     def before_insert(self, batch: Batch, changes: Changes) -> Plan[Any]:
         if not self._leads:
             return None
-        placed = yield from placing.place(self.tree, batch.raws, self._stated(batch))
-        batch.order = placed.order
-        return placed
+        placement = yield from placing.place(self.tree, batch.raws, self._stated(batch))
+        batch.order = placement.order
+        return placement
 
     def after_insert(self, batch: Batch, state: Any, changes: Changes) -> Plan[None]:
         if self._leads:
@@ -118,8 +118,7 @@ class NodeRule(TreeRule):
         self, graph: Graph, server: Capabilities, owner: str, is_dead: Callable[[str], bool]
     ) -> Plan[int]:
         """Finish the moves and removals that a crash left half done."""
-        pending = {"_id": self.target.collection, "owed": {"$exists": True}}
-        if not self._leads or (yield from find_one(state.COLLECTION, pending, {"_id": 1})) is None:
+        if not self._leads or (yield from state.pending(self.tree)) is None:
             return 0
         try:
             yield from finish(self.tree, graph, server)
@@ -129,11 +128,8 @@ class NodeRule(TreeRule):
 
     # -- proof and repair ------------------------------------------------------------------------------
 
-    def examine_all(self, server: Capabilities, report: Report | None) -> Plan[list[Finding]]:
-        return (yield from inspection.verify_tree(server, self.tree, report)) if self._leads else []
+    def examine(self, documents: Sequence[Raw]) -> Plan[list[Finding]]:
+        return (yield from inspection.examine(self.tree, documents)) if self._leads else []
 
     def mend(self, graph: Graph, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
         return (yield from inspection.mend_tree(graph, server, self.tree, keys)) if self._leads else []
-
-    def rebuild(self, graph: Graph, server: Capabilities, report: Report | None) -> Plan[int]:
-        return (yield from inspection.rebuild_tree(graph, server, self.tree, report)) if self._leads else 0

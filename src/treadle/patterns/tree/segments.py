@@ -33,9 +33,9 @@ def check_segment(value: Any, where: str) -> str:
     elif len(value.encode()) > SEGMENT_BYTES_MAX:
         wrong = f"is longer than {SEGMENT_BYTES_MAX:,} bytes"
     if wrong is not None:
-        shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "…"
+        text = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "…"
         raise UsageError(
-            f"{where} is {shown}, which cannot be a segment of a path: it {wrong}; give it another value, "
+            f"{where} is {text}, which cannot be a segment of a path: it {wrong}; give it another value, "
             "or let segment= name another field",
             code="tree-segment-invalid",
         )

@@ -1,11 +1,11 @@
-"""What the movers of one tree share: a document per tree, in `treadle.trees`.
+"""What all moves of one tree share: a document per tree, in `treadle.trees`.
 
-Every move and every removal writes it, so two of them never run side by side:
-in snapshot isolation "A under B" and "B under A" would otherwise both commit.
-Inserts do not write it; they really write their parent instead.
+Every move and every removal writes it, so that two of them never run at the
+same time: under snapshot isolation "A under B" and "B under A" would otherwise
+both commit. Inserts do not write it; they write their parent instead.
 
-`owed` in it is work that was begun and must be ended before the next move: a
-move or removal too large for one transaction.
+Its field `owed` holds the pending work: a move or a removal that is too large
+for one transaction, has begun, and must end before the next move.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from bson import ObjectId
 
 from treadle.engine.work import Busy
 from treadle.errors import DataError
-from treadle.patterns.tree.fields import Tree
-from treadle.plan import Plan, Raw, find_one, find_one_and_update, update_one
+from treadle.patterns.tree.fields import Tree, node_missing
+from treadle.plan import Plan, Raw, by_id, find_one, find_one_and_update, update_one
 
 COLLECTION = "treadle.trees"
 
@@ -37,79 +37,88 @@ class TreeBusy(Busy):
         )
 
 
-def take(tree: Tree) -> Plan[Raw | None]:
-    """Shut out all other moves until this transaction ends; what is owed from before."""
-    state = yield from find_one_and_update(
-        COLLECTION, {"_id": tree.entry.collection}, {"$inc": {"n": 1}}, upsert=True
-    )
+def _document(tree: Tree, token: Any = None) -> Raw:
+    return {"_id": tree.entry.collection, **({} if token is None else {"owed.token": token})}
+
+
+def _lock(chosen: Raw, *, upsert: bool = False) -> Plan[Raw | None]:
+    state = yield from find_one_and_update(COLLECTION, chosen, {"$inc": {"n": 1}}, upsert=upsert)
     return None if state is None else state.get("owed")
 
 
-def owed_by(tree: Tree) -> Plan[Raw | None]:
-    """What is owed, without shutting anybody out."""
-    state = yield from find_one(COLLECTION, {"_id": tree.entry.collection})
+def lock(tree: Tree) -> Plan[Raw | None]:
+    """Shut out all other moves until this transaction ends; the pending work, if there is any."""
+    return (yield from _lock(_document(tree), upsert=True))
+
+
+def lock_idle(tree: Tree) -> Plan[None]:
+    """Shut out all other moves; pending work must end first."""
+    if (yield from lock(tree)) is not None:
+        raise TreeBusy(tree)
+
+
+def lock_node(tree: Tree, key: Any) -> Plan[Raw]:
+    """The node that is to be moved or removed, with all other moves shut out."""
+    yield from lock_idle(tree)
+    node = yield from find_one(tree.entry.collection, by_id(key))
+    if node is None:
+        raise node_missing(tree, key)
+    return node
+
+
+# -- pending work ------------------------------------------------------------------------------
+
+
+def pending(tree: Tree) -> Plan[Raw | None]:
+    """The pending work, without shutting anybody out."""
+    state = yield from find_one(COLLECTION, _document(tree))
     return None if state is None else state.get("owed")
 
 
-def owe(tree: Tree, work: Raw) -> Plan[Raw]:
-    """Write down work before it can be forgotten."""
-    owed = {"token": ObjectId(), "done": 0, **work}
-    yield from update_one(
-        COLLECTION, {"_id": tree.entry.collection}, {"$set": {"owed": owed}, "$inc": {"n": 1}}, upsert=True
-    )
-    return owed
+def begin(tree: Tree, work: Raw) -> Plan[Any]:
+    """Record work that goes in chunks, in the transaction that begins it; its token."""
+    token = ObjectId()
+    owed = {"token": token, "done": 0, **work}
+    yield from update_one(COLLECTION, _document(tree), {"$set": {"owed": owed}})
+    return token
 
 
-def hold(tree: Tree, token: Any) -> Plan[Raw | None]:
-    """The same work, if it is still owed; shuts out whoever else would go on with it."""
-    state = yield from find_one_and_update(
-        COLLECTION, {"_id": tree.entry.collection, "owed.token": token}, {"$inc": {"n": 1}}
-    )
-    return None if state is None else state["owed"]
+def resume(tree: Tree, token: Any) -> Plan[Raw | None]:
+    """The work, if it is still pending; shuts out whoever else would continue it."""
+    return (yield from _lock(_document(tree, token)))
 
 
 def progress(tree: Tree, token: Any, after: Any, done: int) -> Plan[None]:
-    """Note how far owed work has come."""
-    yield from update_one(
-        COLLECTION,
-        {"_id": tree.entry.collection, "owed.token": token},
-        {"$set": {"owed.after": after}, "$inc": {"owed.done": done}},
-    )
+    """Record how far pending work has come."""
+    update = {"$set": {"owed.after": after}, "$inc": {"owed.done": done}}
+    yield from update_one(COLLECTION, _document(tree, token), update)
 
 
-def pass_over(tree: Tree, token: Any, key: Any, path: str | None = None) -> Plan[None]:
-    """Leave a node out of owed work that it would bring to a stop; with its path, all below it too."""
+def pass_over(tree: Tree, token: Any, key: Any, path: str | None) -> Plan[None]:
+    """Leave a node out of pending work that it would stop; with its path, all below it too."""
     passed: Raw = {"owed.passed": key, **({} if path is None else {"owed.passed_paths": path})}
-    yield from update_one(COLLECTION, {"_id": tree.entry.collection, "owed.token": token}, {"$push": passed})
+    yield from update_one(COLLECTION, _document(tree, token), {"$push": passed})
 
 
-def settle(tree: Tree, token: Any, stopped: str | None = None) -> Plan[None]:
-    """Let work go that was done, or that cannot be; keep for a while how much it was, and why it stopped."""
-    ended = {"token": "$owed.token", "done": "$owed.done", "stopped": {"$literal": stopped}}
-    ended_before, most = {"$ifNull": ["$ended", []]}, tree.entry.limits.tree_ended_max
+def end(tree: Tree, token: Any, done: int = 0, stopped: str | None = None) -> Plan[None]:
+    """Release work that is done or cannot proceed; its outcome is kept for a while."""
+    total, most = {"$add": ["$owed.done", done]}, tree.entry.limits.tree_ended_max
+    ended = {"token": "$owed.token", "done": total, "stopped": {"$literal": stopped}}
+    latest = {"$slice": [{"$concatArrays": [[ended], {"$ifNull": ["$ended", []]}]}, most]}
     yield from update_one(
-        COLLECTION,
-        {"_id": tree.entry.collection, "owed.token": token},
-        [
-            {"$set": {"ended": {"$slice": [{"$concatArrays": [[ended], ended_before]}, most]}}},
-            {"$unset": "owed"},
-        ],
+        COLLECTION, _document(tree, token), [{"$set": {"ended": latest}}, {"$unset": "owed"}]
     )
 
 
 def outcome(tree: Tree, token: Any) -> Plan[int]:
     """How many documents a finished work has touched; 0 where many others ended since."""
-    state = yield from find_one(COLLECTION, {"_id": tree.entry.collection})
+    state = yield from find_one(COLLECTION, _document(tree))
     ended = (state or {}).get("ended") or []
     own: Raw = next((each for each in ended if each["token"] == token), {"done": 0})
     if own.get("stopped"):
-        raise stopped(own["done"], own["stopped"])
+        raise DataError(
+            f"a large removal stopped after {own['done']:,} nodes: {own['stopped']}; what is left is still a "
+            "tree: fix the cause and remove the node again",
+            code="tree-remove-stopped",
+        )
     return int(own["done"])
-
-
-def stopped(done: int, reason: str) -> DataError:
-    return DataError(
-        f"a large removal stopped after {done:,} nodes: {reason}; what is left is a tree still, so mend that "
-        "and do it again",
-        code="tree-remove-stopped",
-    )

@@ -16,7 +16,7 @@ from treadle.errors import UsageError
 from treadle.model.document import Document
 from treadle.patterns.tree import reads, state
 from treadle.patterns.tree.fields import Tree
-from treadle.patterns.tree.moves import Move, finish, tree_of
+from treadle.patterns.tree.moves import Move, tree_of
 from treadle.patterns.tree.placing import UNSTATED
 from treadle.patterns.tree.reads import Levels, Pending, Stream
 from treadle.patterns.tree.removes import Children, Remove
@@ -189,4 +189,4 @@ class TreeHandle(Generic[D]):
 
     def _finish(self) -> None:
         server = self._store._capabilities()
-        self._store.runner.run(finish(self._tree, self._store.graph, server))
+        self._store.runner.run(self._tree.rules[0].give_way(self._store.graph, server))
