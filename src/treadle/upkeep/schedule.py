@@ -31,13 +31,13 @@ from treadle.graph.gather import GatherRule, contribution_stages
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, Raw, aggregate, count_documents, delete_many, find, find_one, update_one
-from treadle.plan.capabilities import Capabilities
+from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document
 from treadle.query.keys import KEY, freeze
 from treadle.query.windows import Window
 from treadle.upkeep import merging
 from treadle.upkeep.changes import changed_since
-from treadle.upkeep.closed import COLLECTION, Bounds, bounds_at, clock, closed_match, is_closed
+from treadle.upkeep.closed import COLLECTION, Bounds, bounds_at, closed_match, is_closed
 from treadle.upkeep.position import operation_time, signature
 from treadle.upkeep.rebuild import mend
 from treadle.upkeep.verify import examine
