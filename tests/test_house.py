@@ -58,9 +58,6 @@ CORE_DEPENDENCIES = {
 STILL: dict[str, set[object]] = {
     "from a later room": set(),
     "in a cycle": {
-        "patterns.bucket.adoption",
-        "patterns.bucket.layout",
-        "patterns.bucket.upkeep",
         "patterns.tree.lifts",
         "patterns.tree.moves",
         "patterns.tree.removes",

@@ -45,6 +45,7 @@ class Adoption:
 
     def __init__(self, entry: Entry[Any], time: str, sources: Sequence[tuple[str, Raw]]) -> None:
         self.entry = entry
+        self.limits = entry.limits
         self.name = entry.model.__name__
         self.time = time
         # The collections that may hold one document per reading, and which documents are such.
@@ -63,7 +64,7 @@ class Adoption:
         findings = []
         for source, filter in self.sources:
             stored = f"a document of its own in {source}"
-            scan = Scan(source, filter, PAGE, {"_id": 1})
+            scan = Scan(source, filter, self.limits.adopt_page, {"_id": 1})
             while documents := (yield from scan.next()):
                 findings += [
                     Finding(self.pattern, self.name, each["_id"], "", stored, self.expected)
@@ -77,9 +78,9 @@ class Adoption:
         for source, filter in self.sources:
             total = (yield from count_documents(source, filter)) if report else 0
             # Writers of single documents may go on, so it ends when a pass finds nothing.
-            for _ in range(PASSES_MAX):
+            for _ in range(self.limits.adopt_passes_max):
                 before, self._busy, self._unfit = adopted, 0, 0
-                scan = Scan(source, filter, self.spec.limits.adopt_page)
+                scan = Scan(source, filter, self.limits.adopt_page)
                 while documents := (yield from scan.next()):
                     fit = [each for each in documents if self._is_reading(each, source)]
                     if fit:
@@ -88,7 +89,7 @@ class Adoption:
                             report(Progress(self.name, adopted, max(total, adopted)))
                 if adopted == before and not self._busy:
                     break
-            if self._unfit > self.spec.limits.adopt_named_max:
+            if self._unfit > self.limits.adopt_named_max:
                 log.warning("%s: %s documents of %s are not adopted", self.name, f"{self._unfit:,}", source)
         return adopted
 
@@ -98,7 +99,7 @@ class Adoption:
         if problem is None:
             return True
         self._unfit += 1
-        if self._named < NAMED_MAX:
+        if self._named < self.limits.adopt_named_max:
             self._named += 1
             log.warning("%s: %s %r is not adopted: %s", self.name, source, document["_id"], problem)
         return False
@@ -145,7 +146,7 @@ class BucketAdoption(Adoption):
         whole = dict.fromkeys(self.spec.outer_names)
         pending = group(self.spec, [{**whole, **each} for each in documents], range(len(documents)))
         moved = 0
-        for _ in range(self.spec.limits.bucket_upkeep_attempts_max):
+        for _ in range(self.limits.bucket_upkeep_attempts_max):
             again: list[Batch] = []
             for batch in split_large(self.spec, pending):
                 duplicates: list[int] = []

@@ -26,15 +26,13 @@ from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, Update
 from treadle.patterns.bucket.contents import DECIMALS, as_decimal, guard, is_number, rewrite, window_of
 from treadle.patterns.bucket.grouping import group
 from treadle.patterns.bucket.matching import Opened, Selection, on_server, open_buckets
-from treadle.patterns.bucket.reading import PAGE, Scan, order_key
+from treadle.patterns.bucket.reading import Scan, order_key
 from treadle.patterns.bucket.spec import Spec
 from treadle.patterns.bucket.writing import Writer, pause
 from treadle.plan import Plan, Raw, bulk_write, delete_one, find, find_one, server_facts, transact, update_one
 from treadle.query.keys import freeze
 from treadle.query.paths import drop, has, put, value_at
 
-ATTEMPTS_MAX = 1000
-DELETED_PAGE = 500
 # What a change makes of the picked readings of a bucket: a reading in their place, or None to delete it.
 Change = Callable[[list[Raw]], Plan[list[Raw | None]]]
 Pair = tuple[Raw, Raw | None]
@@ -46,6 +44,7 @@ class Changer:
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.collection = spec.collection
+        self.limits = spec.limits
         self.writer = Writer(spec)
 
     # -- all that match, or the first ---------------------------------------------------
@@ -58,8 +57,7 @@ class Changer:
         pairs: list[Pair] = []
         # Readings that this very change moved into buckets which it has yet to visit.
         arrived: Counter[bytes] = Counter()
-        size = 1 if only_first else self.spec.limits.bucket_page
-        scan = Scan(self.collection, selection.buckets, size)
+        scan = Scan(self.collection, selection.buckets, 1 if only_first else self.limits.bucket_page)
         while buckets := (yield from scan.next()):
             opened = yield from open_buckets(self.spec, selection, buckets)
             for each in opened:
@@ -80,9 +78,10 @@ class Changer:
         arrived: Counter[bytes],
     ) -> Plan[list[Pair]]:
         """Change one bucket, again and again until no other writer came between."""
-        for attempt in range(ATTEMPTS_MAX):
+        limits = self.limits
+        for attempt in range(limits.bucket_change_attempts_max):
             if attempt:
-                yield from pause(attempt - 1)
+                yield from pause(attempt - 1, limits.bucket_change_pause_seconds, limits)
                 bucket = yield from find_one(self.collection, {"_id": {"$eq": opened.bucket["_id"]}})
                 if bucket is None:
                     return []
@@ -222,11 +221,11 @@ class Changer:
 
     def delete_buckets(self, selection: Selection) -> Plan[int]:
         """Delete buckets of which every reading is meant; how many readings there were."""
-        names, limits = self.spec.names, self.spec.limits
+        names, limits = self.spec.names, self.limits
         total = 0
         for _ in range(limits.bucket_change_attempts_max):
-            shown = {names.count: 1, REVISION: 1, "_id": 1}
-            scan = Scan(self.collection, selection.buckets, limits.bucket_delete_page, shown)
+            projection = {names.count: 1, REVISION: 1, "_id": 1}
+            scan = Scan(self.collection, selection.buckets, limits.bucket_delete_page, projection)
             missed = False
             while buckets := (yield from scan.next()):
                 operations = [DeleteOne(guard(self.spec, bucket, light=True)) for bucket in buckets]

@@ -29,8 +29,6 @@ from treadle.query.paths import top
 from treadle.query.safety import clean_filter, refuse_operators
 
 Test = Callable[[Any], bool]
-JUDGED_MAX = 2000
-JUDGED_BYTES_MAX = 8 * 1024 * 1024
 _BOUNDS = frozenset({"$eq", "$gt", "$gte", "$lt", "$lte", "$in"})
 _PLAIN = frozenset({"scalar", "enum", "literal"})
 _REFUSED = frozenset({"$text", "$near", "$nearSphere", "$geoNear"})
@@ -411,7 +409,8 @@ def _judge(spec: Spec, residual: Raw, opened: Sequence[Opened]) -> Plan[None]:
         outer = {name: each.bucket.get(name) for name in spec.outer_names}
         chunk.append({**outer, **each.readings[place], RESERVED: {"place": index}})
         size += len(bson.encode(chunk[-1], codec_options=CODEC_OPTIONS))
-        if len(chunk) >= JUDGED_MAX or size >= JUDGED_BYTES_MAX or index == len(candidates) - 1:
+        full = len(chunk) >= spec.limits.bucket_judged_max or size >= spec.limits.bucket_bytes_max
+        if full or index == len(candidates) - 1:
             for match in (yield from on_server(spec, chunk, [{"$match": residual}])):
                 owner, position = candidates[match[RESERVED]["place"]]
                 owner.picked.append(position)

@@ -28,10 +28,21 @@ from treadle.patterns.bucket.adoption import SeriesAdoption
 from treadle.patterns.bucket.contents import column
 from treadle.patterns.bucket.reading import adapted, bounds, chosen_fields, field_summary, make_aware
 from treadle.patterns.bucket.spec import as_tuple, check_choices, check_time_and_expiry, moment, refusal
-from treadle.plan import Plan, Raw, aggregate, count_documents, create, database_command, find, is_inside
+from treadle.plan import (
+    Plan,
+    Raw,
+    aggregate,
+    count_documents,
+    create,
+    database_command,
+    delete_many,
+    find,
+    is_inside,
+    update_many,
+)
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import REFUSED_ON_TIME_SERIES, codes_of
-from treadle.query.safety import Sort, clean, clean_filter
+from treadle.query.safety import Sort, clean, clean_filter, clean_update
 
 D = TypeVar("D", bound=Document)
 
@@ -191,15 +202,18 @@ class NativeLayout(Layout[D]):
 
     def update_all(self, filter: Any, update: Any) -> Plan[int]:
         crud.require_filter(self.entry, filter)
+        chosen, change = clean_filter(self.entry.codec, filter), clean_update(self.entry.codec, update)
         # The server reports its own buckets, not readings.
-        number = yield from count_documents(self.collection, clean_filter(self.entry.codec, filter))
+        number = yield from count_documents(self.collection, chosen)
         with self._translated("this update_many"):
-            yield from crud.update_all(self.entry, filter, update)
+            yield from update_many(self.collection, chosen, change)
         return number
 
     def delete_all(self, filter: Any) -> Plan[int]:
+        crud.require_filter(self.entry, filter)
         with self._translated("this delete_many"):
-            return (yield from crud.delete_all(self.entry, filter))
+            chosen = clean_filter(self.entry.codec, filter)
+            return (yield from delete_many(self.collection, chosen)).deleted_count
 
     # -- set-up ---------------------------------------------------------------------------
 

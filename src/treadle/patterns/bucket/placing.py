@@ -20,8 +20,6 @@ from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Form, Spec, mil
 from treadle.plan import Plan, Raw, aggregate, find, find_one_and_update, update_one
 from treadle.query.keys import freeze
 
-# A window may have many buckets; room is in the last ones.
-LOOKED_AT_MAX = 8
 # Where the readings of a batch go now, and those that must wait for that.
 Located = tuple[list[Batch], list[Batch]]
 
@@ -59,7 +57,7 @@ class Placer:
         assert start is not None
         match = {**spec.key_filter(batch.key), names.start: {"$eq": moment(start)}}
         # What is unique must be looked for in all of them.
-        few: list[Raw] = [] if spec.unique is not None else [{"$limit": LOOKED_AT_MAX}]
+        few: list[Raw] = [{"$limit": spec.limits.bucket_candidates_max}] if spec.unique is None else []
         stages = [{"$match": match}, {"$sort": {SEQUENCE: -1}}, *few, {"$project": projection}]
         return (yield from aggregate(spec.collection, stages))
 

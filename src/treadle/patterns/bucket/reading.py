@@ -33,10 +33,6 @@ from treadle.query.safety import Sort, clean, sort_keys
 
 D = TypeVar("D", bound=Document)
 
-PAGE = 32
-PAGE_SMALL = 4
-HELD_MAX = 1_000_000
-SUMMARIES_MAX = 1_000_000
 NAIVE_EPOCH = EPOCH.replace(tzinfo=None)
 
 
@@ -50,8 +46,8 @@ class Reader(Generic[D]):
         _check_sort(spec, self.keys)
         self.skip = skip
         self.remaining = limit or None
-        few = limit and limit + skip <= 1000
-        self.page = spec.limits.bucket_small_page if few else spec.limits.bucket_page
+        self._few = bool(limit) and (limit or 0) + skip <= 1000
+        self.page = spec.limits.bucket_small_page if self._few else spec.limits.bucket_page
         self.done = False
         self._held: list[Raw] = []
         self._by_time = bool(self.keys) and self.keys[0][0] == spec.time.stored
@@ -59,8 +55,7 @@ class Reader(Generic[D]):
     @property
     def command(self) -> Read:
         """The read whose cursor gives the buckets."""
-        small = self.page == self.spec.limits.bucket_small_page
-        options: Raw = {"batch_size": self.page * 4} if small else {}
+        options: Raw = {"batch_size": self.page * 4} if self._few else {}
         if self._by_time:
             options |= {"sort": [self._bucket_order()], "allow_disk_use": True}
         return Read(self.spec.collection, "find", (self.selection.buckets,), options)
@@ -108,11 +103,13 @@ class Reader(Generic[D]):
 
     def _keep_few(self) -> None:
         """Forget held readings that will not be emitted; refuses to hold too many."""
-        most = None if self.remaining is None else self.skip + self.remaining
-        if most is not None and len(self._held) > 2 * most + 1000:
-            self._sort()
-            del self._held[most:]
-        elif most is None and len(self._held) > HELD_MAX:
+        most = self.spec.limits.bucket_held_max
+        if self.remaining is not None:
+            few = self.skip + self.remaining
+            if len(self._held) > 2 * few + 1000:
+                self._sort()
+                del self._held[few:]
+        elif len(self._held) > most:
             raise UsageError(
                 f"more than {most:,} readings of {self.spec.label} would have to be held to sort them by "
                 f"{self.keys}; sort by {self.spec.time.stored!r}, narrow the filter, or give a limit",
@@ -188,7 +185,7 @@ def count(spec: Spec, filter: Any) -> Plan[int]:
 def count_opened(spec: Spec, selection: Selection) -> Plan[int]:
     """How many readings a selection means, looking into each bucket."""
     total = 0
-    scan = Scan(spec.collection, selection.buckets)
+    scan = Scan(spec.collection, selection.buckets, spec.limits.bucket_page)
     while buckets := (yield from scan.next()):
         opened = yield from open_buckets(spec, selection, buckets)
         total += sum(len(each.picked) for each in opened)

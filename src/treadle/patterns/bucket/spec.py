@@ -90,6 +90,7 @@ class Spec:
     def __init__(self, declared: Any, entry: Entry[Any]) -> None:
         self.declared = declared
         self.entry = entry
+        self.limits = entry.limits
         self.collection = entry.collection
         self.label = entry.model.__name__
         self.codec = codec = entry.codec
@@ -149,7 +150,7 @@ class Spec:
         known = self.known(values)
         number = self._hashes.get(known)
         if number is None:
-            if len(self._hashes) >= KEYS_REMEMBERED_MAX:
+            if len(self._hashes) >= self.limits.bucket_keys_max:
                 self._hashes.clear()
             encoded = bson.encode({"": list(values)}, codec_options=CODEC_OPTIONS)
             digest = hashlib.blake2b(encoded, digest_size=8).digest()

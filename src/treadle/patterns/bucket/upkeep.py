@@ -39,7 +39,6 @@ from treadle.query.paths import value_at
 
 D = TypeVar("D", bound=Document)
 
-
 log = logging.getLogger("treadle")
 
 
@@ -52,6 +51,7 @@ class BucketUpkeep(Layout[D]):
         self.spec = spec
         self.entry = spec.entry
         self.collection = spec.collection
+        self.limits = spec.limits
         self.changer = Changer(spec)
         self.writer = self.changer.writer
 
@@ -107,7 +107,8 @@ class BucketUpkeep(Layout[D]):
             # With the start, so that the index of open buckets serves.
             due |= {names.start: {"$exists": True}, NEXT: {"$exists": True}}
         else:
-            due[names.start] = {"$lte": moment(milliseconds(now) - spec.span - GRACE_SECONDS * 1000)}
+            grace = int(self.limits.bucket_grace_seconds * 1000)
+            due[names.start] = {"$lte": moment(milliseconds(now) - spec.span - grace)}
         if dry_run:
             return (yield from count_documents(self.collection, due))
         return (yield from self._visit_all(lambda bucket: self._convert(bucket, now), filter=due))
@@ -118,7 +119,8 @@ class BucketUpkeep(Layout[D]):
         """Visit each bucket, page by page; the sum of what the visits return."""
         total = (yield from count_documents(self.collection, {})) if report else 0
         done = result = 0
-        scan = Scan(self.collection, filter or {self.spec.names.start: {"$exists": True}}, PAGE)
+        page = self.limits.bucket_upkeep_page
+        scan = Scan(self.collection, filter or {self.spec.names.start: {"$exists": True}}, page)
         while buckets := (yield from scan.next()):
             for bucket in buckets:
                 result += yield from visit(bucket)
@@ -223,7 +225,7 @@ class BucketUpkeep(Layout[D]):
     def _mend(self, bucket: Raw) -> Plan[bool]:
         """Make one bucket what its readings say, if it is not; readings of other windows move there."""
         spec = self.spec
-        for attempt in range(ATTEMPTS_MAX):
+        for attempt in range(self.limits.bucket_upkeep_attempts_max):
             current = (yield from find_one(self.collection, by_id(bucket["_id"]))) if attempt else bucket
             findings = [] if current is None else (yield from self._examine(current))
             if current is None or not findings:
@@ -256,7 +258,7 @@ class BucketUpkeep(Layout[D]):
     def _convert(self, bucket: Raw, now: dt.datetime) -> Plan[bool]:
         """Store a bucket in the form that is declared; whether it had another."""
         spec, time = self.spec, self.spec.time.stored
-        for attempt in range(ATTEMPTS_MAX):
+        for attempt in range(self.limits.bucket_upkeep_attempts_max):
             current = (yield from find_one(self.collection, by_id(bucket["_id"]))) if attempt else bucket
             if current is None:
                 return False
@@ -280,6 +282,7 @@ class BucketUpkeep(Layout[D]):
             return spec.layout
         closed = bool(state(bucket, "closed") or state(bucket, "next"))
         if not closed and spec.span is not None:
-            end = moment(start_of(spec, bucket) + spec.span)
-            closed = end + dt.timedelta(seconds=GRACE_SECONDS) <= now
+            # Later readings open a bucket of their own.
+            grace = dt.timedelta(seconds=self.limits.bucket_grace_seconds)
+            closed = moment(start_of(spec, bucket) + spec.span) + grace <= now
         return "packed" if closed else "columns"

@@ -16,7 +16,7 @@ a full bucket there writes one by one after all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pymongo import UpdateOne
@@ -42,6 +42,7 @@ class Writer:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
+        self.limits = spec.limits
         self.collection = spec.collection
         self.placer = Placer(spec, self.remember)
         # Of a window: the last bucket, and how many readings it has at least.
@@ -56,7 +57,7 @@ class Writer:
         `careful` reads the windows before it writes, as a transaction needs;
         `together` allows a transaction of our own.
         """
-        spec = self.spec
+        spec, limits = self.spec, self.limits
         duplicates: list[int] = []
         careful = careful or spec.unique is not None or spec.span is None
         pending: list[Batch] = []
@@ -69,10 +70,10 @@ class Writer:
         if any(batch.fresh for batch in located):
             located = yield from self._write_fresh(located)
         # Whether they gain by a transaction, and are not too much for one.
-        few = TOGETHER_MIN <= len(located) <= TOGETHER_MAX
-        if together and not careful and few and sum(each.size for each in located) <= TOGETHER_BYTES_MAX:
+        few = TOGETHER_MIN <= len(located) <= limits.bucket_together_max
+        if together and not careful and few and sum(each.size for each in located) <= limits.bucket_bytes_max:
             located = yield from self._write_together(located)
-        for attempt in range(ATTEMPTS_MAX):
+        for attempt in range(limits.bucket_attempts_max):
             later: list[Batch] = []
             for batch in pending:
                 now, rest = yield from self.placer.locate(batch, duplicates)
@@ -84,9 +85,9 @@ class Writer:
                 return duplicates
             if failed:
                 # Others were quicker; each time one of them got on.
-                yield from pause(attempt)
+                yield from pause(attempt, limits.bucket_pause_seconds, limits)
         raise DataError(
-            f"readings of {spec.label} found no bucket in {self.limits.bucket_attempts_max} attempts; "
+            f"readings of {spec.label} found no bucket in {limits.bucket_attempts_max} attempts; "
             "run verify, and setup() if the unique index is missing",
             code="bucket-contended",
         )
@@ -113,7 +114,7 @@ class Writer:
 
     def remember(self, batch: Batch, count: int) -> None:
         """Note that a batch goes into a bucket with so many readings."""
-        if len(self._last) >= REMEMBERED_MAX:
+        if len(self._last) >= self.limits.bucket_remembered_max:
             self._last.clear()
         name = self.spec.known(batch.outer), batch.start
         self._last[name] = batch.sequence, count + len(batch.readings)
@@ -150,13 +151,15 @@ class Writer:
         operations = [UpdateOne(*self._operation(batch), upsert=True) for batch in batches]
         yield from bulk_write(self.collection, operations, ordered=False)
 
+    def _parts(self, batches: Sequence[Batch]) -> Iterator[Sequence[Batch]]:
+        """As many as one command carries."""
+        most = self.limits.bucket_operations_max
+        return (batches[at : at + most] for at in range(0, len(batches), most))
+
     def _write_fresh(self, batches: Sequence[Batch]) -> Plan[list[Batch]]:
         """Insert what are probably new buckets; the batches that are still to be appended."""
         rest = [batch for batch in batches if not batch.fresh]
-        fresh = [batch for batch in batches if batch.fresh]
-        most = self.limits.bucket_operations_max
-        for at in range(0, len(fresh), most):
-            part = fresh[at : at + most]
+        for part in self._parts([batch for batch in batches if batch.fresh]):
             try:
                 yield from insert_many(
                     self.collection, [self._bucket(batch) for batch in part], ordered=False
@@ -187,8 +190,7 @@ class Writer:
     def write(self, batches: Sequence[Batch]) -> Plan[list[Batch]]:
         """Perform the appends; those that found no room."""
         failed: list[Batch] = []
-        for at in range(0, len(batches), OPERATIONS_MAX):
-            part = batches[at : at + OPERATIONS_MAX]
+        for part in self._parts(batches):
             try:
                 if len(part) == 1:
                     filter, update = self._operation(part[0])
@@ -296,10 +298,10 @@ class Writer:
         filter.setdefault("$and", []).append({path: {"$nin": present}})
 
 
-def pause(attempt: int) -> Plan[None]:
+def pause(attempt: int, seconds: float, limits: Limits) -> Plan[None]:
     """Wait for other writers after an attempt in vain, from the fourth on and longer each time."""
     if attempt > 2:
-        yield from wait(min(PAUSE_MAX_SECONDS, PAUSE_SECONDS * 1.5 ** (attempt - 3)))
+        yield from wait(min(limits.bucket_pause_max_seconds, seconds * 1.5 ** (attempt - 3)))
 
 
 class _InVain(Exception):
