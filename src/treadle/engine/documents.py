@@ -48,6 +48,8 @@ class DocumentReader(PageReader[D]):
 class DocumentLayout(Layout[D]):
     """Documents one by one: a plain command, or a work where others follow."""
 
+    entry: Entry[D]
+
     def __init__(self, entry: Entry[D], protocol: WriteProtocol) -> None:
         self.entry = entry
         self.protocol = protocol

@@ -1,4 +1,4 @@
-"""The indexes that models ask for, compared with those that are there, and made.
+"""The collections and indexes that models ask for, compared with those that are there, and made.
 
 An index that conflicts with another is found before anything is changed.
 """
@@ -18,7 +18,7 @@ from treadle.model.bson_types import to_bson
 from treadle.model.codec import Codec, StoredField, codec_of, omitted_when_none
 from treadle.model.indexed import Indexed
 from treadle.model.json_schema import stored_types
-from treadle.plan import Plan, Raw, aggregate, database_command
+from treadle.plan import Plan, Raw, aggregate, create, database_command
 from treadle.plan.server_errors import DUPLICATE_KEY, message_of
 from treadle.query.paths import models_of
 
@@ -60,6 +60,43 @@ def require_collection(entry: Entry[Any], existing: Mapping[str, Any]) -> None:
             f"{existing['type']} in this database; rename one of them",
             code="collection-conflict",
         )
+
+
+def set_up_collection(
+    entry: Entry[Any],
+    existing: Raw | None,
+    schema: Raw | None,
+    actions: list[Action],
+    detail: str = "",
+    **storage: Any,
+) -> Plan[tuple[Raw, Raw] | None]:
+    """Make a collection with its validator, or tell how the one that is there validates and how it should.
+
+    None where nothing is to be changed; without a schema nothing is to be validated.
+    """
+    options: Raw = {
+        "validator": {} if schema is None else {"$jsonSchema": schema},
+        "validationLevel": entry.settings.validation,
+        "validationAction": entry.settings.validation_action,
+    }
+    if existing is None:
+        actions.append(Action("create collection", entry.collection, detail))
+        if (yield from create(entry.collection, **(options if schema is not None else {}), **storage)):
+            return None
+        # Another process made it first; bring it to the same state.
+        existing = {}
+    current = existing.get("options", {})
+    now = {
+        "validator": current.get("validator", {}),
+        "validationLevel": current.get("validationLevel", "strict" if current.get("validator") else "off"),
+        "validationAction": current.get("validationAction", "error"),
+    }
+    return None if now == options or (schema is None and not now["validator"]) else (now, options)
+
+
+def change_validator(entry: Entry[Any], options: Raw, detail: str, actions: list[Action]) -> Plan[None]:
+    actions.append(Action("change validator", entry.collection, detail))
+    yield from database_command({"collMod": entry.collection, **options})
 
 
 def set_up_indexes(
@@ -104,7 +141,7 @@ def declared_indexes(entry: Entry[Any]) -> list[IndexModel]:
             if mark.text:
                 texts[prefix + field.stored] = int(mark.text)
             if not mark.text or mark != Indexed(text=mark.text):
-                indexes.append(_field_index(each, prefix, field, mark))
+                indexes.append(field_index(each, prefix, field, mark))
         known = {id(index) for above in each.above for index in above.settings.indexes}
         indexes += [index for index in each.settings.indexes if id(index) not in known]
     if texts:
@@ -139,7 +176,7 @@ def _marks(
             yield from _marks(codec_of(model), f"{prefix}{field.stored}.", (*inside, codec.model))
 
 
-def _field_index(entry: Entry[Any], prefix: str, field: StoredField, mark: Indexed) -> IndexModel:
+def field_index(entry: Entry[Any], prefix: str, field: StoredField, mark: Indexed) -> IndexModel:
     path = prefix + field.stored
     options: Raw = dict(mark.options)
     if mark.unique:

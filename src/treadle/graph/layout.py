@@ -41,10 +41,11 @@ class Layout(Generic[D]):
 
     # What findings call it.
     pattern: ClassVar[str] = ""
-    model: type[D]
+    # The model's `Entry`, which knows its layout in turn.
+    entry: Any
 
     def _not_answered(self, call: str) -> NoReturn:
-        name = self.entry.model.__name__  # type: ignore[attr-defined]
+        name = self.entry.model.__name__
         stored = self.pattern or "one by one"
         raise UsageError(
             f"{call} is not for {name}, whose documents are stored {stored}", code="layout-missing"
@@ -54,7 +55,7 @@ class Layout(Generic[D]):
 
     def id_filter(self, identity: Any) -> Raw:
         """The filter for one document, by an id that a caller gave."""
-        self._not_answered("get")
+        return {"_id": {"$eq": self.entry.identity(identity)}}
 
     def get(self, identity: Any) -> Plan[D | None]:
         """The document with this id, or None."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 from treadle.errors import TreadleError, UsageError
@@ -53,6 +54,12 @@ class Capabilities:
             raise error(
                 f"{what} needs transactions, which this standalone server does not have; {choices}", code=code
             )
+
+
+def clock() -> Plan[datetime]:
+    """The server's time: a client's own may be wrong."""
+    now: datetime = (yield from database_command({"hello": 1}, writes=False, admin=True))["localTime"]
+    return now
 
 
 def read_capabilities() -> Plan[Capabilities]:

@@ -50,6 +50,15 @@ POISON = TOO_LARGE | {DOCUMENT_VALIDATION_FAILURE}
 HISTORY_LOST = frozenset({CHANGE_STREAM_FATAL, CHANGE_STREAM_HISTORY_LOST})
 # What a standalone server answers to what only a replica set has.
 NOT_A_REPLICA_SET = frozenset({ILLEGAL_OPERATION, OPERATION_NOT_SUPPORTED_IN_TRANSACTION, 40573, 51300})
+# What a time-series collection answers to what it does not offer.
+REFUSED_ON_TIME_SERIES = frozenset(
+    {
+        ILLEGAL_OPERATION,
+        INVALID_OPTIONS,
+        COMMAND_NOT_SUPPORTED_ON_VIEW,
+        OPERATION_NOT_SUPPORTED_IN_TRANSACTION,
+    }
+)
 OUT_OF_TIME = frozenset({50, 262})
 OUT_OF_MEMORY = frozenset({146, 292, 16945})
 # A collection, while its documents were being read.

@@ -25,7 +25,13 @@ def clean(value: Any) -> Any:
     """The value as BSON, with every operator that runs code refused."""
     try:
         converted = to_bson(value, [])
-        _refuse_code(converted)
+        # After the conversion, because only then is everything a plain dict or list.
+        refuse_operators(
+            converted,
+            FORBIDDEN,
+            "runs code on the server and is not accepted; write the condition with ordinary operators",
+            "operator-forbidden",
+        )
     except RecursionError:
         raise UsageError(
             "this is nested too deeply to be sent; MongoDB takes at most 180 levels", code="document-too-deep"
@@ -33,20 +39,16 @@ def clean(value: Any) -> Any:
     return converted
 
 
-def _refuse_code(value: Any) -> None:
-    # After the conversion, because only then is everything a plain dict or list.
+def refuse_operators(value: Any, operators: frozenset[str], reason: str, code: str) -> None:
+    """Refuse a cleaned value that has one of these operators at any depth."""
     if isinstance(value, dict):
         for key, item in value.items():
-            if key in FORBIDDEN:
-                raise UsageError(
-                    f"{key} runs code on the server and is not accepted; "
-                    "write the condition with ordinary operators",
-                    code="operator-forbidden",
-                )
-            _refuse_code(item)
+            if key in operators:
+                raise UsageError(f"{key} {reason}", code=code)
+            refuse_operators(item, operators, reason, code)
     elif isinstance(value, list):
         for item in value:
-            _refuse_code(item)
+            refuse_operators(item, operators, reason, code)
 
 
 def clean_filter(codec: Codec[Any], filter: Any) -> dict[str, Any]:

@@ -14,18 +14,12 @@ from typing import Any, TypeAlias
 
 from treadle.graph.gather import GroupRule
 from treadle.graph.pattern import Entry
-from treadle.plan import Plan, Raw, aggregate, database_command, find_one
+from treadle.plan import Plan, Raw, aggregate, find_one
 
 COLLECTION = "treadle.schedules"
 
 # Per part of the key the first instant that is not closed; None where it is no window.
 Bounds: TypeAlias = list[dt.datetime | None]
-
-
-def clock() -> Plan[dt.datetime]:
-    """The server's time: a client's own may be wrong."""
-    now: dt.datetime = (yield from database_command({"hello": 1}, writes=False, admin=True))["localTime"]
-    return now
 
 
 def bounds_at(group: GroupRule, now: dt.datetime) -> Plan[Bounds]:

@@ -30,13 +30,13 @@ from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, Raw, count_documents, find, find_one, update_one
-from treadle.plan.capabilities import Capabilities
+from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import is_about_one_document
 from treadle.query.keys import freeze
 from treadle.upkeep import merging
 from treadle.upkeep.change_stream import operation_time
 from treadle.upkeep.changes import changed_since
-from treadle.upkeep.closed import COLLECTION, Bounds, bounds_at, clock, is_closed
+from treadle.upkeep.closed import COLLECTION, Bounds, bounds_at, is_closed
 from treadle.upkeep.position import signature
 from treadle.upkeep.rebuild import mend
 from treadle.upkeep.verify import examine

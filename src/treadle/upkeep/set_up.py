@@ -14,6 +14,7 @@ from typing import Any
 from pymongo import IndexModel
 
 from treadle.engine.indexes import (
+    change_validator,
     compare_indexes,
     declared_indexes,
     existing_collections,
@@ -21,12 +22,13 @@ from treadle.engine.indexes import (
     key_pairs,
     require_collection,
     serves_all,
+    set_up_collection,
     set_up_indexes,
 )
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.graph.reports import Action
-from treadle.plan import Plan, Raw, create, database_command
+from treadle.plan import Plan, Raw, database_command
 from treadle.plan.capabilities import read_capabilities
 from treadle.plan.dry_run import dry
 from treadle.upkeep import validation
@@ -85,31 +87,12 @@ def _keep_former_states(graph: Graph, existing: Mapping[str, Raw], actions: list
             )
 
 
-def _set_up_collection(entry: Entry[Any], found: Raw | None, actions: list[Action]) -> Plan[None]:
-    validator: Raw = {}
-    level = entry.settings.validation
-    if level != "off":
-        validator = {"$jsonSchema": collection_schema(entry)}
-    action = entry.settings.validation_action
-    options: Raw = {"validator": validator, "validationLevel": level, "validationAction": action}
-    if found is None:
-        actions.append(Action("create collection", entry.collection))
-        if (yield from create(entry.collection, **(options if level != "off" else {}))):
-            return
-        # Another process made it first; bring it to the same state.
-        found = {"options": {}}
-    current = found.get("options", {})
-    now = {
-        "validator": current.get("validator", {}),
-        "validationLevel": current.get("validationLevel", "strict" if current.get("validator") else "off"),
-        "validationAction": current.get("validationAction", "error"),
-    }
-    if (level == "off" and not now["validator"]) or validation.is_newer(entry, now["validator"]):
-        return
-    if now != options:
-        told = yield from validation.describe_change(entry, now, options)
-        actions.append(Action("change validator", entry.collection, told))
-        yield from database_command({"collMod": entry.collection, **options})
+def _set_up_collection(entry: Entry[Any], existing: Raw | None, actions: list[Action]) -> Plan[None]:
+    schema = None if entry.settings.validation == "off" else collection_schema(entry)
+    change = yield from set_up_collection(entry, existing, schema, actions)
+    if change is not None and not validation.is_newer(entry, change[0]["validator"]):
+        detail = yield from validation.describe_change(entry, *change)
+        yield from change_validator(entry, change[1], detail, actions)
 
 
 def maintenance_indexes(graph: Graph, entry: Entry[Any], present: list[Raw]) -> list[IndexModel]:

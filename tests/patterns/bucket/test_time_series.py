@@ -155,7 +155,7 @@ def test_several_keys_go_into_a_nested_model(run):
         ({"key": ("a", "b")}, {}, {}, "nested model"),
         ({"key": "missing"}, {}, {}, "one field"),
         ({"time": "a"}, {}, {}, "must be a datetime"),
-        ({"granularity": "days"}, {}, {}, "seconds, minutes or hours"),
+        ({"granularity": "days"}, {}, {}, "'seconds' or 'minutes' or 'hours'"),
         ({"expire_after": 5}, {}, {}, "timedelta"),
         ({}, {}, {"validation": "strict"}, "validates nothing"),
         ({}, {"c": Annotated[str, Indexed(unique=True)]}, {}, "unique index"),

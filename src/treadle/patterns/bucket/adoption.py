@@ -1,4 +1,4 @@
-"""Adoption: documents that are one reading each, moved into buckets.
+"""Adoption: documents that are one reading each, moved to where readings are stored.
 
 The documents of one bucket move in one transaction, which also makes sure that
 they are still what was read. So whatever is interrupted can be begun again,
@@ -8,26 +8,27 @@ and writers that do not know of buckets yet may go on meanwhile.
 from __future__ import annotations
 
 import copy
+import datetime as dt
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import bson
 from bson import ObjectId
 from pymongo.errors import OperationFailure
 
 from treadle.errors import TreadleError
-from treadle.graph.gather import freeze
+from treadle.graph.pattern import Entry
 from treadle.graph.reports import Finding, Progress, Report
 from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.patterns.bucket.grouping import Batch, split_large
+from treadle.patterns.bucket.contents import unknown_fields
+from treadle.patterns.bucket.grouping import Batch, group, keep, split_large
 from treadle.patterns.bucket.reading import Scan
 from treadle.patterns.bucket.spec import Spec
-from treadle.plan import Plan, Raw, count_documents, delete_many, find
+from treadle.patterns.bucket.writing import Writer
+from treadle.plan import Plan, Raw, count_documents, delete_many, find, insert_many, server_facts
 from treadle.plan.capabilities import Capabilities
-
-if TYPE_CHECKING:
-    from treadle.patterns.bucket.layout import BucketLayout
+from treadle.query.keys import freeze
 
 # In place of an id that the reading will not keep.
 _ANY_ID = ObjectId(b"\0" * 12)
@@ -36,97 +37,126 @@ log = logging.getLogger("treadle")
 
 
 class Adoption:
-    """What moves single documents into the buckets of one model."""
+    """Moves single documents from some collections; `_move` is what the layouts do differently."""
 
-    def __init__(self, layout: BucketLayout[Any]) -> None:
-        self.layout = layout
-        self.spec: Spec = layout.spec
-        self.name = layout.entry.model.__name__
+    pattern: ClassVar[str]
+    # What a document becomes.
+    expected: ClassVar[str]
+
+    def __init__(self, entry: Entry[Any], time: str, sources: Sequence[tuple[str, Raw]]) -> None:
+        self.entry = entry
+        self.limits = entry.limits
+        self.name = entry.model.__name__
+        self.time = time
+        # The collections that may hold one document per reading, and which documents are such.
+        self.sources = sources
         # Documents of this pass that no reading can be made of, and how many were named so far.
         self._unfit = self._named = 0
         # Documents that somebody changed while they were to be moved.
         self._busy = 0
 
-    def _sources(self) -> list[tuple[str, Raw]]:
-        """The collections that may hold one document per reading, and how to know these."""
-        collection = self.layout.collection
-        own = (collection, {self.spec.names.start: {"$exists": False}})
-        other = self.spec.declared.adopt
-        return [own] if other is None or other == collection else [own, (other, {})]
+    def _move(self, source: str, documents: list[Raw]) -> Plan[int]:
+        """Move a page of documents; how many were moved."""
+        raise NotImplementedError  # pragma: no cover
 
     def waiting(self) -> Plan[list[Finding]]:
         """The documents that are still to be moved."""
         findings = []
-        for source, filter in self._sources():
-            scan = Scan(source, filter, self.spec.limits.adopt_page, {"_id": 1})
+        for source, filter in self.sources:
+            stored = f"a document of its own in {source}"
+            scan = Scan(source, filter, self.limits.adopt_page, {"_id": 1})
             while documents := (yield from scan.next()):
                 findings += [
-                    Finding(
-                        self.layout.pattern, self.name, each["_id"], "",
-                        f"a document of its own in {source}", "a reading in a bucket",
-                    )
+                    Finding(self.pattern, self.name, each["_id"], "", stored, self.expected)
                     for each in documents
-                ]  # fmt: skip
+                ]
         return findings
 
-    def adopt(self, server: Capabilities, report: Report | None = None) -> Plan[int]:
-        """Move documents that are one reading each into buckets; how many there were."""
+    def adopt(self, report: Report | None) -> Plan[int]:
+        """Move documents that are one reading each; how many there were."""
         adopted = 0
-        for source, filter in self._sources():
+        for source, filter in self.sources:
             total = (yield from count_documents(source, filter)) if report else 0
-            # Writers that do not know of buckets yet may go on, so it ends when a pass finds nothing.
-            for _ in range(self.spec.limits.adopt_passes_max):
+            # Writers of single documents may go on, so it ends when a pass finds nothing.
+            for _ in range(self.limits.adopt_passes_max):
                 before, self._busy, self._unfit = adopted, 0, 0
-                scan = Scan(source, filter, self.spec.limits.adopt_page)
+                scan = Scan(source, filter, self.limits.adopt_page)
                 while documents := (yield from scan.next()):
                     fit = [each for each in documents if self._is_reading(each, source)]
                     if fit:
-                        adopted += yield from self._adopt_page(source, fit, server)
+                        adopted += yield from self._move(source, fit)
                         if report:
                             report(Progress(self.name, adopted, max(total, adopted)))
                 if adopted == before and not self._busy:
                     break
-            if self._unfit > self.spec.limits.adopt_named_max:
+            if self._unfit > self.limits.adopt_named_max:
                 log.warning("%s: %s documents of %s are not adopted", self.name, f"{self._unfit:,}", source)
         return adopted
 
     def _is_reading(self, document: Raw, source: str) -> bool:
         """Whether a document can be read as a reading; what cannot be stays where it is."""
-        shown = copy.deepcopy(document)
-        if not self.spec.stores_id:
-            shown["_id"] = _ANY_ID
-        try:
-            self.layout.entry.codec.load(shown)
-            self.layout.check_fields(document)
+        problem = self._problem(copy.deepcopy(document))
+        if problem is None:
             return True
-        except TreadleError as error:
-            self._unfit += 1
-            if self._named < self.spec.limits.adopt_named_max:
-                self._named += 1
-                log.warning("%s: %s %r is not adopted: %s", self.name, source, document["_id"], error)
-            return False
+        self._unfit += 1
+        if self._named < self.limits.adopt_named_max:
+            self._named += 1
+            log.warning("%s: %s %r is not adopted: %s", self.name, source, document["_id"], problem)
+        return False
 
-    def _adopt_page(self, source: str, documents: list[Raw], server: Capabilities) -> Plan[int]:
-        """Move these documents, one transaction per bucket; without any only if repetitions are noticed."""
+    def _problem(self, document: Raw) -> Any:
+        """Why no reading can be made of a document; None where one can."""
+        if not isinstance(document.get(self.time), dt.datetime):
+            return f"it has no date in {self.time!r}"
+        try:
+            self.entry.codec.load(document)
+        except TreadleError as error:
+            return error
+        return None
+
+
+class BucketAdoption(Adoption):
+    """Moves single documents into the buckets of one model."""
+
+    pattern = "bucket"
+    expected = "a reading in a bucket"
+
+    def __init__(self, spec: Spec, writer: Writer) -> None:
+        own = (spec.collection, {spec.names.start: {"$exists": False}})
+        other = spec.declared.adopt
+        sources = [own] if other in (None, spec.collection) else [own, (other, {})]
+        super().__init__(spec.entry, spec.time.stored, sources)
+        self.spec = spec
+        self.writer = writer
+
+    def _problem(self, document: Raw) -> Any:
+        unknown = document.keys() - self.spec.codec.by_stored.keys() - {"_id"}
+        if unknown and self.spec.layout != "rows":
+            return unknown_fields(self.spec, unknown)
+        return super()._problem(document if self.spec.stores_id else {**document, "_id": _ANY_ID})
+
+    def _move(self, source: str, documents: list[Raw]) -> Plan[int]:
+        """One transaction per bucket; on a server without any, only if repetitions are noticed."""
+        server: Capabilities = yield from server_facts()
         if self.spec.unique is None:
             server.require_transactions(
                 f"moving single documents into the buckets of {self.name}",
                 "declare unique=, so that none is counted twice",
             )
-        writer = self.layout.writer
-        pending = writer.group([self.layout.normal(each) for each in documents], range(len(documents)))
+        whole = dict.fromkeys(self.spec.outer_names)
+        pending = group(self.spec, [{**whole, **each} for each in documents], range(len(documents)))
         moved = 0
-        for _ in range(self.spec.limits.bucket_upkeep_attempts_max):
+        for _ in range(self.limits.bucket_upkeep_attempts_max):
             again: list[Batch] = []
             for batch in split_large(self.spec, pending):
                 duplicates: list[int] = []
-                located, later = yield from writer.placer.locate(batch, duplicates)
+                located, later = yield from self.writer.placer.locate(batch, duplicates)
                 # Not while the one that they repeat is still to be written: the next pass finds them again.
                 if duplicates and not located and not later:
                     moved += yield from self._drop(source, duplicates, documents, server)
                 again += later
                 for part in located:
-                    number = yield from self._adopt_part(source, part, documents, server)
+                    number = yield from self._move_part(source, part, documents, server)
                     moved += number
                     again += [] if number or not part.readings else [part]
             pending = again
@@ -134,7 +164,7 @@ class Adoption:
                 break
         return moved
 
-    def _adopt_part(
+    def _move_part(
         self, source: str, part: Batch, documents: Sequence[Raw], server: Capabilities
     ) -> Plan[int]:
         """Move the documents of one bucket; 0 if others came between, and then `part` is what is left.
@@ -142,28 +172,25 @@ class Adoption:
         The bucket is written first and nothing is read before, so that a
         writer who is busy with it does not make the transaction fail for ever.
         """
-        keys = [documents[place]["_id"] for place in part.places]
+        number = len(part.places)
 
         def attempt() -> Plan[int]:
-            if (yield from self.layout.writer.write([part])):
+            if (yield from self.writer.write([part])):
                 return 0
-            kept = yield from self._unchanged(source, part.places, documents)
-            if len(kept) < len(keys):
+            if len((yield from self._unchanged(source, part.places, documents))) < number:
                 raise _Taken
+            keys = [documents[place]["_id"] for place in part.places]
             yield from delete_many(source, {"_id": {"$in": keys}})
-            return len(keys)
+            return number
 
         try:
             return (yield from server.together(attempt))
         except OperationFailure as error:
-            if not self.layout.writer.answerable(error.code, error.details):
-                raise
+            self.writer.collisions(error)
         except _Taken:
             kept = yield from self._unchanged(source, part.places, documents)
-            self._busy += len(keys) - len(kept)
-            part.readings = [part.readings[number] for number in kept]
-            part.places = [part.places[number] for number in kept]
-            part.counts = []
+            self._busy += number - len(kept)
+            keep(part, kept)
         return 0
 
     def _drop(
@@ -180,14 +207,39 @@ class Adoption:
 
     def _unchanged(self, source: str, places: Sequence[int], documents: Sequence[Raw]) -> Plan[list[int]]:
         """Which readings of a batch come from documents that are still what was read."""
-        keys = [documents[place]["_id"] for place in places]
-        found = yield from find(source, {"_id": {"$in": keys}})
-        there = {freeze(each["_id"]): _bytes(each) for each in found}
-        return [
-            number
-            for number, place in enumerate(places)
-            if there.get(freeze(documents[place]["_id"])) == _bytes(documents[place])
-        ]
+        read = [documents[place] for place in places]
+        now = yield from find(source, {"_id": {"$in": [each["_id"] for each in read]}})
+        stored = {freeze(each["_id"]): _bytes(each) for each in now}
+        return [number for number, each in enumerate(read) if stored.get(freeze(each["_id"])) == _bytes(each)]
+
+
+class SeriesAdoption(Adoption):
+    """Moves single documents into the time series of one model.
+
+    There are no transactions on a time series. A reading keeps its `_id`, so
+    after a crash those that are there already are known and left out.
+    """
+
+    pattern = "time_series"
+    expected = "a reading in the time series"
+
+    def __init__(self, entry: Entry[Any], time: str, source: str | None) -> None:
+        super().__init__(entry, time, [] if source is None else [(source, {})])
+
+    def _move(self, source: str, documents: list[Raw]) -> Plan[int]:
+        keys = [each["_id"] for each in documents]
+        times = [each[self.time] for each in documents]
+        stored = yield from find(
+            self.entry.collection,
+            {self.time: {"$gte": min(times), "$lte": max(times)}, "_id": {"$in": keys}},
+            {"_id": 1},
+        )
+        known = {freeze(each["_id"]) for each in stored}
+        fresh = [each for each in documents if freeze(each["_id"]) not in known]
+        if fresh:
+            yield from insert_many(self.entry.collection, fresh, ordered=False)
+        yield from delete_many(source, {"_id": {"$in": keys}})
+        return len(keys)
 
 
 def _bytes(document: Raw) -> bytes:

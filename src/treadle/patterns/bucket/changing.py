@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
-import decimal
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,28 +21,17 @@ from bson.decimal128 import Decimal128
 from pymongo import DeleteOne
 
 from treadle.errors import DataError, UsageError
-from treadle.graph.gather import freeze
-from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
-from treadle.patterns.bucket.contents import derived_parts, form_of, is_number, start_of, stored_form
+from treadle.graph.pattern import REVISION
+from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, Update
+from treadle.patterns.bucket.contents import DECIMALS, as_decimal, guard, is_number, rewrite, window_of
+from treadle.patterns.bucket.grouping import group
 from treadle.patterns.bucket.matching import Opened, Selection, on_server, open_buckets
 from treadle.patterns.bucket.reading import Scan, order_key
-from treadle.patterns.bucket.spec import REVISION, Spec, milliseconds
-from treadle.patterns.bucket.writing import Writer
-from treadle.plan import (
-    Plan,
-    Raw,
-    Update,
-    bulk_write,
-    delete_one,
-    find,
-    find_one,
-    server_facts,
-    transact,
-    update_one,
-    wait,
-)
-from treadle.plan.capabilities import Capabilities
-from treadle.query.paths import drop, has, put, top, value_at
+from treadle.patterns.bucket.spec import Spec
+from treadle.patterns.bucket.writing import Writer, pause
+from treadle.plan import Plan, Raw, bulk_write, delete_one, find, find_one, server_facts, transact, update_one
+from treadle.query.keys import freeze
+from treadle.query.paths import drop, has, put, value_at
 
 # What a change makes of the picked readings of a bucket: a reading in their place, or None to delete it.
 Change = Callable[[list[Raw]], Plan[list[Raw | None]]]
@@ -53,10 +41,11 @@ Pair = tuple[Raw, Raw | None]
 class Changer:
     """Applies changes to the readings of one model."""
 
-    def __init__(self, spec: Spec, collection: str, writer: Writer) -> None:
+    def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.collection = collection
-        self.writer = writer
+        self.collection = spec.collection
+        self.limits = spec.limits
+        self.writer = Writer(spec)
 
     # -- all that match, or the first ---------------------------------------------------
 
@@ -64,19 +53,17 @@ class Changer:
         self, selection: Selection, change: Change, *, only_first: bool = False
     ) -> Plan[tuple[int, list[Pair]]]:
         """Change what the selection means; how many, and the pairs of the last bucket that was changed."""
-        server = yield from server_facts()
         count = 0
         pairs: list[Pair] = []
         # Readings that this very change moved into buckets which it has yet to visit.
         arrived: Counter[bytes] = Counter()
-        size = 1 if only_first else self.spec.limits.bucket_page
-        scan = Scan(self.collection, selection.buckets, size)
+        scan = Scan(self.collection, selection.buckets, 1 if only_first else self.limits.bucket_page)
         while buckets := (yield from scan.next()):
-            opened = yield from open_buckets(self.spec, self.collection, selection, buckets)
+            opened = yield from open_buckets(self.spec, selection, buckets)
             for each in opened:
                 if not each.picked:
                     continue
-                pairs = yield from self._change(each, selection, change, server, only_first, arrived)
+                pairs = yield from self._change(each, selection, change, only_first, arrived)
                 count += len(pairs)
                 if pairs and only_first:
                     return count, pairs
@@ -87,20 +74,19 @@ class Changer:
         opened: Opened,
         selection: Selection,
         change: Change,
-        server: Capabilities,
         only_first: bool,
         arrived: Counter[bytes],
     ) -> Plan[list[Pair]]:
-        """Change one bucket, again and again until nobody came between."""
-        limits = self.spec.limits
-        pause = limits.bucket_change_pause_seconds
+        """Change one bucket, again and again until no other writer came between."""
+        limits = self.limits
         for attempt in range(limits.bucket_change_attempts_max):
             if attempt:
+                yield from pause(attempt - 1, limits.bucket_change_pause_seconds, limits)
                 bucket = yield from find_one(self.collection, {"_id": {"$eq": opened.bucket["_id"]}})
                 if bucket is None:
                     return []
-                (opened,) = yield from open_buckets(self.spec, self.collection, selection, [bucket])
-            picked = self._not_arrived(opened, arrived) if arrived else list(opened.picked)
+                (opened,) = yield from open_buckets(self.spec, selection, [bucket])
+            picked = self._not_arrived(opened, arrived) if arrived else opened.picked
             picked = picked[:1] if only_first else picked
             if not picked:
                 return []
@@ -113,17 +99,9 @@ class Changer:
                 for before, after in zip(befores, afters, strict=True)
                 if after is not None and self._leaves(opened, before, after)
             ]
-            if leaving:
-                written = yield from self._move(opened, picked, afters, leaving, server)
-                if written:
-                    arrived.update(self._digest(each) for each in leaving)
-            else:
-                written = yield from self._write_back(opened, picked, afters)
-            if written:
+            if (yield from self._write(opened, picked, afters, leaving)):
+                arrived.update(self._digest(each) for each in leaving)
                 return list(zip(befores, afters, strict=True))
-            if attempt > 2:
-                yield from wait(pause)
-                pause = min(pause * 1.5, limits.bucket_pause_max_seconds)
         raise DataError(
             f"a bucket of {self.spec.label} was changed by others each time in "
             f"{limits.bucket_change_attempts_max} attempts",
@@ -173,17 +151,12 @@ class Changer:
     def _leaves(self, opened: Opened, before: Raw, after: Raw) -> bool:
         """Whether a changed reading has to be added anew, to another bucket or under another unique value."""
         spec, bucket = self.spec, opened.bucket
-        if spec.unique is not None and not _same(
-            before.get(spec.unique.stored), after.get(spec.unique.stored)
-        ):
+        if spec.unique is not None and not _same(spec.unique.stored, before, after):
             return True
-        if any(not _same(after.get(name), bucket.get(name)) for name in spec.outer_names):
-            return True
-        count, start = milliseconds(after[spec.time.stored]), start_of(spec, bucket)
-        if spec.span is not None:
-            return spec.window(count) != start
-        following = bucket.get(RESERVED, {}).get("next")
-        return count < start or (following is not None and count >= milliseconds(following))
+        first, last = window_of(spec, bucket)
+        return not first <= after[spec.time.stored] <= last or not all(
+            _same(name, after, bucket) for name in spec.outer_names
+        )
 
     def _write_back(self, opened: Opened, picked: Sequence[int], afters: Sequence[Raw | None]) -> Plan[bool]:
         """Write the bucket with its changed readings, if it is still the one that was read."""
@@ -195,32 +168,26 @@ class Changer:
             if after is reading:
                 readings.append(reading)
             elif after is not None:
-                readings.append(self.inner(after))
+                readings.append({name: value for name, value in after.items() if name not in spec.outer})
         unchanged = guard(spec, opened.bucket)
         if not readings:
-            gone = yield from delete_one(self.collection, unchanged)
-            return bool(gone.deleted_count)
-        update = rewritten(spec, opened.bucket, readings)
-        result = yield from update_one(self.collection, unchanged, update)
-        return bool(result.matched_count)
+            return bool((yield from delete_one(self.collection, unchanged)).deleted_count)
+        update = rewrite(spec, opened.bucket, readings)
+        return bool((yield from update_one(self.collection, unchanged, update)).matched_count)
 
-    def inner(self, flat: Raw) -> Raw:
-        """The part of a flat reading that is stored in the bucket's array."""
-        outer = set(self.spec.outer_names) | (set() if self.spec.stores_id else {"_id"})
-        return {name: value for name, value in flat.items() if name not in outer}
-
-    def _move(
+    def _write(
         self,
         opened: Opened,
         picked: Sequence[int],
         afters: Sequence[Raw | None],
         leaving: Sequence[Raw],
-        server: Capabilities,
         *,
         drop_duplicates: bool = False,
     ) -> Plan[bool]:
-        """Take readings out of one bucket and put them into theirs; whether nobody came between."""
-        server.require_transactions(
+        """Write the bucket back and move leaving readings to others; whether nobody came between."""
+        if not leaving:
+            return (yield from self._write_back(opened, picked, afters))
+        (yield from server_facts()).require_transactions(
             f"a change of time, series, metadata or unique value adds a {self.spec.label} anew and",
             "insert it anew and delete the old one",
         )
@@ -230,7 +197,8 @@ class Changer:
         def attempt() -> Plan[bool]:
             if not (yield from self._write_back(opened, picked, staying)):
                 return False
-            batches = self.writer.group([_whole(self.spec, each) for each in leaving])
+            whole = dict.fromkeys((*self.spec.outer_names, "_id"))
+            batches = group(self.spec, [{**whole, **copy.deepcopy(each)} for each in leaving])
             duplicates = yield from self.writer.append(batches, careful=True)
             if duplicates and not drop_duplicates:
                 raise UsageError(
@@ -242,26 +210,22 @@ class Changer:
 
         return (yield from transact(attempt))
 
-    def sort_out(
-        self, opened: Opened, astray: set[int], surplus: set[int], server: Capabilities
-    ) -> Plan[bool]:
+    def sort_out(self, opened: Opened, astray: set[int], surplus: set[int]) -> Plan[bool]:
         """Rewrite a bucket without surplus readings, move the astray ones; whether nobody came between."""
         picked = range(len(opened.readings))
         afters = [None if place in surplus else self._flat(opened, place) for place in picked]
         leaving = [after for place, after in enumerate(afters) if place in astray and after is not None]
-        if leaving:
-            return (yield from self._move(opened, picked, afters, leaving, server, drop_duplicates=True))
-        return (yield from self._write_back(opened, picked, afters))
+        return (yield from self._write(opened, picked, afters, leaving, drop_duplicates=True))
 
     # -- whole buckets ------------------------------------------------------------------
 
     def delete_buckets(self, selection: Selection) -> Plan[int]:
         """Delete buckets of which every reading is meant; how many readings there were."""
-        names, limits = self.spec.names, self.spec.limits
+        names, limits = self.spec.names, self.limits
         total = 0
         for _ in range(limits.bucket_change_attempts_max):
-            shown = {names.count: 1, REVISION: 1, "_id": 1}
-            scan = Scan(self.collection, selection.buckets, limits.bucket_delete_page, shown)
+            projection = {names.count: 1, REVISION: 1, "_id": 1}
+            scan = Scan(self.collection, selection.buckets, limits.bucket_delete_page, projection)
             missed = False
             while buckets := (yield from scan.next()):
                 operations = [DeleteOne(guard(self.spec, bucket, light=True)) for bucket in buckets]
@@ -280,81 +244,49 @@ class Changer:
         return total
 
 
-def _whole(spec: Spec, flat: Raw) -> Raw:
-    """A flat reading with every part that grouping takes out."""
-    return {**dict.fromkeys((*spec.outer_names, "_id")), **copy.deepcopy(flat)}
-
-
-def _same(one: Any, other: Any) -> bool:
-    return order_key(one) == order_key(other)
-
-
-def guard(spec: Spec, bucket: Raw, *, light: bool = False) -> Raw:
-    """The filter that a bucket meets only as long as nobody changed it."""
-    revision = bucket.get(RESERVED, {}).get("n")
-    held = {} if light else {spec.names.readings: {"$type": _BSON_TYPE[form_of(spec, bucket)]}}
-    if not light and form_of(spec, bucket) == "columns":
-        # An array of objects also passes for an object.
-        held = {f"{spec.names.readings}.{spec.time.stored}": {"$type": "array"}}
-    return {
-        "_id": {"$eq": bucket["_id"]},
-        spec.names.count: {"$eq": bucket.get(spec.names.count)},
-        REVISION: {"$exists": False} if revision is None else {"$eq": revision},
-        **held,
-    }
-
-
-_BSON_TYPE = {"rows": "array", "columns": "object", "packed": "binData"}
-
-
-def rewritten(spec: Spec, bucket: Raw, readings: Sequence[Raw], form: Any = None) -> Raw:
-    """The update that gives a bucket these readings, in its form or another."""
-    start = start_of(spec, bucket)
-    held = stored_form(spec, form or form_of(spec, bucket), start, readings)
-    sets = {spec.names.readings: held, **derived_parts(spec, start, readings)}
-    return {"$set": sets, "$inc": {REVISION: 1}}
+def _same(name: str, one: Raw, other: Raw) -> bool:
+    return bool(freeze(one.get(name)) == freeze(other.get(name)))
 
 
 # -- what an update makes of a reading --------------------------------------------------------
 
 
-def applied(spec: Spec, collection: str, update: Update) -> Change:
+def applied(spec: Spec, update: Update) -> Change:
     """A change from an update of MongoDB's: operators by Python, a pipeline by the server."""
     if not isinstance(update, Mapping):
         stages: list[Raw] = [dict(stage) for stage in update]
-        return lambda readings: _by_server(spec, collection, readings, stages)
-    for operator in update:
-        if operator not in _OPERATORS and operator != "$setOnInsert":
-            known = ", ".join(sorted(_OPERATORS))
+        return lambda readings: _by_server(spec, readings, stages)
+    for operator, fields in update.items():
+        if operator not in _OPERATORS:
+            known = ", ".join(sorted(_OPERATORS - {"$setOnInsert"}))
             raise UsageError(
                 f"{operator} is not offered on readings in buckets; use {known} or a pipeline",
                 code="update-invalid",
             )
-    for operator, fields in update.items():
         for path in fields:
-            _check_path(spec, operator, path)
-    dated = "$currentDate" in update
+            _check_path(operator, path)
 
     def change(readings: list[Raw]) -> Plan[list[Raw | None]]:
         for reading in readings:
             for operator, fields in update.items():
                 for path, operand in fields.items():
-                    if operator in _OPERATORS and operator != "$currentDate":
-                        _OPERATORS[operator](reading, path, operand)
-        if dated:
+                    _apply(operator, reading, path, operand)
+        if "$currentDate" in update:
+            # The server has a clock.
             now: Raw = dict.fromkeys(update["$currentDate"], "$$NOW")
-            return (yield from _by_server(spec, collection, readings, [{"$set": now}]))
+            return (yield from _by_server(spec, readings, [{"$set": now}]))
         return [_checked(spec, reading) for reading in readings]
 
     return change
 
 
-def _check_path(spec: Spec, operator: str, path: str) -> None:
-    if top(path) == "_id":
+def _check_path(operator: str, path: str) -> None:
+    parts = path.split(".")
+    if parts[0] == "_id":
         raise UsageError("the id of a reading cannot be updated", code="update-invalid")
-    if path == RESERVED or path.startswith(f"{RESERVED}."):
+    if parts[0] == RESERVED:
         raise UsageError(f"{RESERVED} is Treadle's own and cannot be updated", code="field-maintained")
-    if any(not part or part.startswith("$") or part.isdigit() for part in path.split(".")):
+    if any(not part or part.startswith("$") or part.isdigit() for part in parts):
         raise UsageError(
             f"{operator} of {path!r}: positions in arrays are not offered on readings in buckets; "
             "use a pipeline",
@@ -378,91 +310,55 @@ def _checked(spec: Spec, reading: Raw) -> Raw:
     return reading
 
 
-def _by_server(spec: Spec, collection: str, readings: list[Raw], stages: list[Raw]) -> Plan[list[Raw | None]]:
+def _by_server(spec: Spec, readings: list[Raw], stages: list[Raw]) -> Plan[list[Raw | None]]:
     sent = [{**each, "_id": number} for number, each in enumerate(readings)]
-    if spec.stores_id:
-        sent = [{**each, RESERVED: {"id": each["_id"]}} for each in readings]
-        sent = [{**each, "_id": number} for number, each in enumerate(sent)]
-    found = yield from on_server(collection, sent, stages)
-    if len(found) != len(sent):
+    results = yield from on_server(spec, sent, stages)
+    if len(results) != len(sent):
         raise DataError(
             f"the buckets of {spec.label} were deleted while a reading was updated", code="bucket-contended"
         )
-    changed: list[Raw | None] = []
-    for before, after in zip(readings, found, strict=True):
-        result = {key: value for key, value in after.items() if key != RESERVED}
-        if result.get("_id") is None:
-            raise UsageError("the id of a reading cannot be removed by a pipeline", code="update-invalid")
-        changed.append(_checked(spec, {**result, "_id": before["_id"]}))
-    return changed
+    if any(each.get("_id") is None for each in results):
+        raise UsageError("the id of a reading cannot be removed by a pipeline", code="update-invalid")
+    for before, after in zip(readings, results, strict=True):
+        after["_id"] = before["_id"]
+        after.pop(RESERVED, None)
+    return [_checked(spec, each) for each in results]
 
 
-def _set(reading: Raw, path: str, operand: Any) -> None:
-    put(reading, path, copy.deepcopy(operand))
+# What MongoDB offers for single values; a new document, which `$setOnInsert` speaks of, is never made.
+_OPERATORS = frozenset(
+    {"$set", "$unset", "$inc", "$mul", "$min", "$max", "$rename", "$currentDate", "$setOnInsert"}
+)
 
 
-def _unset(reading: Raw, path: str, operand: Any) -> None:
-    drop(reading, path)
-
-
-def _arithmetic(sign: str) -> Callable[[Raw, str, Any], None]:
-    def change(reading: Raw, path: str, operand: Any) -> None:
+def _apply(operator: str, reading: Raw, path: str, operand: Any) -> None:
+    """What one operator makes of one field."""
+    present, current = has(reading, path), value_at(reading, path)
+    if operator == "$set":
+        put(reading, path, copy.deepcopy(operand))
+    elif operator in ("$unset", "$rename") and present:
+        drop(reading, path)
+        if operator == "$rename":
+            put(reading, str(operand), current)
+    elif operator in ("$min", "$max"):
+        one, other = order_key(operand), order_key(current)
+        if not present or (one < other if operator == "$min" else one > other):
+            put(reading, path, operand)
+    elif operator in ("$inc", "$mul"):
         if not is_number(operand):
-            raise UsageError(f"{sign} takes a number, not {operand!r}", code="update-invalid")
-        present = has(reading, path)
-        current = value_at(reading, path)
+            raise UsageError(f"{operator} takes a number, not {operand!r}", code="update-invalid")
         if present and not is_number(current):
             raise UsageError(
-                f"{sign} of {path!r}: one of the readings has no number there",
+                f"{operator} of {path!r}: one of the readings has no number there",
                 code="update-invalid",
             )
-        if not present:
-            nothing = Decimal128("0") if isinstance(operand, Decimal128) else type(operand)(0)
-            put(reading, path, operand if sign == "$inc" else nothing)
-            return
-        put(reading, path, _compute(current, operand, sign))
-
-    return change
+        nothing = Decimal128("0") if isinstance(operand, Decimal128) else type(operand)(0)
+        missing = operand if operator == "$inc" else nothing
+        put(reading, path, _compute(operator, current, operand) if present else missing)
 
 
-def _compute(one: Any, other: Any, sign: str) -> Any:
-    if isinstance(one, Decimal128) or isinstance(other, Decimal128):
-        with decimal.localcontext() as context:
-            context.prec = 34
-            a, b = (
-                each.to_decimal()
-                if isinstance(each, Decimal128)
-                else decimal.Decimal(repr(each) if isinstance(each, float) else each)
-                for each in (one, other)
-            )
-            return Decimal128(a + b if sign == "$inc" else a * b)
-    return one + other if sign == "$inc" else one * other
-
-
-def _extreme(largest: bool) -> Callable[[Raw, str, Any], None]:
-    def change(reading: Raw, path: str, operand: Any) -> None:
-        if not has(reading, path):
-            put(reading, path, operand)
-            return
-        current = order_key(value_at(reading, path))
-        if (order_key(operand) > current) if largest else (order_key(operand) < current):
-            put(reading, path, operand)
-
-    return change
-
-
-def _rename(reading: Raw, path: str, operand: Any) -> None:
-    if has(reading, path):
-        value = value_at(reading, path)
-        drop(reading, path)
-        put(reading, str(operand), value)
-
-
-def _nothing(reading: Raw, path: str, operand: Any) -> None:
-    """Done by the server, which has a clock."""
-
-
-_OPERATORS: dict[str, Callable[[Raw, str, Any], None]] = {
-    "$set": _set, "$unset": _unset, "$inc": _arithmetic("$inc"), "$mul": _arithmetic("$mul"),
-    "$min": _extreme(False), "$max": _extreme(True), "$rename": _rename, "$currentDate": _nothing,
-}  # fmt: skip
+def _compute(operator: str, current: Any, operand: Any) -> Any:
+    if isinstance(current, Decimal128) or isinstance(operand, Decimal128):
+        compute = DECIMALS.add if operator == "$inc" else DECIMALS.multiply
+        return Decimal128(compute(as_decimal(current), as_decimal(operand)))
+    return current + operand if operator == "$inc" else current * operand

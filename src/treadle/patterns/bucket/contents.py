@@ -10,22 +10,27 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any
 
 from bson.binary import Binary
-from bson.decimal128 import Decimal128, create_decimal128_context
+from bson.decimal128 import Decimal128
 
 from treadle.errors import DataError
+from treadle.graph.pattern import REVISION
+from treadle.model.bson_types import from_bson
 from treadle.patterns.bucket.packing import INT_MAX, INT_MIN, Damaged, pack, unpack
-from treadle.patterns.bucket.spec import Spec, Stat, milliseconds, moment
+from treadle.patterns.bucket.spec import MILLISECOND, Form, Spec, Stat, milliseconds, moment, state
 from treadle.plan import Raw
 from treadle.query.paths import put, value_at
 
-Form = Literal["rows", "columns", "packed"]
-_DECIMALS = create_decimal128_context()
-_MILLISECOND = dt.timedelta(milliseconds=1)
+# The server's arithmetic of decimals, which rounds and knows NaN.
+DECIMALS = decimal.Context(prec=34, Emin=-6143, Emax=6144, clamp=1, traps=[decimal.Overflow])
+FIRST = dt.datetime.min.replace(tzinfo=dt.UTC)
+LAST = dt.datetime.max.replace(tzinfo=dt.UTC)
+_FORMS: tuple[tuple[type, Form], ...] = ((list, "rows"), (dict, "columns"), (bytes, "packed"))
 
 
 def damaged(spec: Spec, bucket: Raw, why: str) -> DataError:
@@ -47,12 +52,9 @@ def unknown_fields(spec: Spec, names: Iterable[str]) -> DataError:
 def form_of(spec: Spec, bucket: Raw) -> Form:
     """How a stored bucket holds its readings."""
     held = bucket.get(spec.names.readings)
-    if isinstance(held, list):
-        return "rows"
-    if isinstance(held, dict):
-        return "columns"
-    if isinstance(held, bytes):
-        return "packed"
+    for kind, form in _FORMS:
+        if isinstance(held, kind):
+            return form
     raise damaged(spec, bucket, f"its {spec.names.readings!r} is neither array, object nor binary")
 
 
@@ -63,37 +65,31 @@ def start_of(spec: Spec, bucket: Raw) -> int:
     return milliseconds(start)
 
 
+def window_of(spec: Spec, bucket: Raw) -> tuple[dt.datetime, dt.datetime]:
+    """The first and last moment of a bucket's window; no moment is in one that starts at a wrong time."""
+    start = start_of(spec, bucket)
+    if spec.span is None:
+        following = state(bucket, "next")
+        return moment(start), LAST if following is None else following - MILLISECOND
+    return (moment(start), moment(spec.last(start))) if spec.window(start) == start else (LAST, FIRST)
+
+
 def columns_of(spec: Spec, bucket: Raw) -> tuple[list[dt.datetime], dict[str, list[Any]]]:
-    """Times and columns of a bucket, whatever its form."""
-    form, held = form_of(spec, bucket), bucket[spec.names.readings]
-    if form == "columns":
-        return _spread(spec, bucket, held)
-    if form == "packed":
-        try:
-            counts, columns = unpack(held)
-            start = bucket[spec.names.start]
-            first = start_of(spec, bucket)
-            return [start + (count - first) * _MILLISECOND for count in counts], columns
-        except (Damaged, OverflowError) as error:
-            raise damaged(spec, bucket, str(error)) from error
-    rows = readings_of(spec, bucket)
-    names = dict.fromkeys(name for row in rows for name in row if name != spec.time.stored)
-    return [row[spec.time.stored] for row in rows], {name: [row.get(name) for row in rows] for name in names}
-
-
-def _spread(spec: Spec, bucket: Raw, held: Raw) -> tuple[list[dt.datetime], dict[str, list[Any]]]:
-    offsets = held.get(spec.time.stored)
-    columns = {name: values for name, values in held.items() if name != spec.time.stored}
-    if not isinstance(offsets, list) or any(
-        not isinstance(values, list) or len(values) != len(offsets) for values in columns.values()
-    ):
-        raise damaged(spec, bucket, "its columns are not equally long")
-    start_of(spec, bucket)
-    start = bucket[spec.names.start]
+    """Times and columns of a bucket that holds no rows."""
+    time, form, held = spec.time.stored, form_of(spec, bucket), bucket[spec.names.readings]
+    first, start = start_of(spec, bucket), bucket[spec.names.start]
     try:
-        return [start + offset * _MILLISECOND for offset in offsets], columns
-    except (TypeError, OverflowError) as error:
-        raise damaged(spec, bucket, f"its times are no offsets ({error})") from error
+        if form == "packed":
+            counts, columns = unpack(held)
+            return [start + (count - first) * MILLISECOND for count in counts], columns
+        columns = {name: values for name, values in held.items() if name != time}
+        times = [start + offset * MILLISECOND for offset in held.get(time)]
+        if any(not isinstance(values, list) or len(values) != len(times) for values in columns.values()):
+            raise damaged(spec, bucket, "its columns are not equally long")
+        return times, columns
+    except (Damaged, OverflowError, TypeError) as error:
+        why = str(error) if form == "packed" else f"its times are no offsets ({error})"
+        raise damaged(spec, bucket, why) from error
 
 
 def readings_of(spec: Spec, bucket: Raw) -> list[Raw]:
@@ -110,30 +106,35 @@ def readings_of(spec: Spec, bucket: Raw) -> list[Raw]:
     return [dict(zip(names, values, strict=True)) for values in zip(times, *columns.values(), strict=True)]
 
 
-def columns_of_batch(spec: Spec, start: int, readings: Sequence[Raw], counts: Sequence[int]) -> Raw:
+def columns_of_batch(spec: Spec, start: int, readings: Sequence[Raw], counts: Sequence[int] = ()) -> Raw:
     """The columns of new readings; `counts` are their times in milliseconds, if they are known."""
     time = spec.time.stored
-    try:
-        columns = {name: list(map(itemgetter(name), readings)) for name in spec.value_names}
-    except KeyError:
-        # Adopted documents may lack fields.
-        columns = {name: [row.get(name) for row in readings] for name in spec.value_names}
     if len(counts) != len(readings):
         counts = [milliseconds(row[time]) for row in readings]
+    columns = {name: column(readings, name) for name in spec.value_names}
     return {time: [count - start for count in counts], **columns}
+
+
+def column(rows: Sequence[Raw], path: str) -> list[Any]:
+    """The values of one field."""
+    try:
+        # What is not dotted is read at once, unless others wrote it and left the field out.
+        return list(map(itemgetter(path), rows))
+    except KeyError:
+        return [value_at(row, path) for row in rows]
 
 
 def stored_form(spec: Spec, form: Form, start: int, readings: Sequence[Raw]) -> Any:
     """What `readings` holds for these readings."""
-    time = spec.time.stored
     if form == "rows":
         return list(readings)
-    columns = {name: [row.get(name) for row in readings] for name in spec.value_names}
-    if any(len(row) > len(columns) + 1 or row.keys() - columns.keys() - {time} for row in readings):
-        raise unknown_fields(spec, {name for row in readings for name in row} - {*columns, time})
+    columns = columns_of_batch(spec, start, readings)
+    if any(len(row) > len(columns) or row.keys() - columns.keys() for row in readings):
+        raise unknown_fields(spec, {name for row in readings for name in row} - columns.keys())
     if form == "columns":
-        return {time: [milliseconds(row[time]) - start for row in readings], **columns}
-    return Binary(pack([milliseconds(row[time]) for row in readings], columns))
+        return columns
+    offsets = columns.pop(spec.time.stored)
+    return Binary(pack([start + offset for offset in offsets], columns))
 
 
 # -- statistics ---------------------------------------------------------------------------
@@ -141,14 +142,10 @@ def stored_form(spec: Spec, form: Form, start: int, readings: Sequence[Raw]) -> 
 
 def values_of(stat: Stat, readings: Sequence[Raw]) -> list[Any]:
     """The numbers of one field, without what is none."""
-    try:
-        # A dotted path is no key; one that is not dotted is read at once.
-        found = list(map(itemgetter(stat.path), readings))
-    except KeyError:
-        found = [value_at(row, stat.path) for row in readings]
-    if not stat.decimal and not stat.optional and None not in found:
-        return found
-    return [value for value in found if is_number(value)]
+    values = column(readings, stat.path)
+    if not stat.decimal and not stat.optional and None not in values:
+        return values
+    return [value for value in values if is_number(value)]
 
 
 def is_number(value: Any) -> bool:
@@ -173,27 +170,19 @@ def _careful(values: Sequence[Any]) -> tuple[Any, Any, Any]:
     """The same for decimals, and where something is not a number: NaN comes before all numbers."""
     if not values:
         return None, None, 0
-    key: Callable[[Any], Any] = number_key
-    low, high = min(values, key=key), max(values, key=key)
+    low, high = min(values, key=number_key), max(values, key=number_key)
     if not any(isinstance(value, Decimal128) for value in values):
         return low, high, sum(values)
-    with decimal.localcontext(_DECIMALS) as context:
-        context.traps[decimal.Inexact] = False
-        context.traps[decimal.InvalidOperation] = False
-        context.clear_flags()
-        total = decimal.Decimal(0)
-        for value in values:
-            total = context.add(total, _decimal(value))
-        return low, high, Decimal128(total)
+    return low, high, Decimal128(functools.reduce(DECIMALS.add, map(as_decimal, values)))
 
 
 def number_key(value: Any) -> tuple[int, Any]:
     """Numbers in the server's order, across their types."""
-    plain = value.to_decimal() if isinstance(value, Decimal128) else value
+    plain = from_bson(value)
     return (0, 0) if plain != plain else (1, plain)
 
 
-def _decimal(value: Any) -> decimal.Decimal:
+def as_decimal(value: Any) -> decimal.Decimal:
     if isinstance(value, Decimal128):
         return value.to_decimal()
     return decimal.Decimal(repr(value)) if isinstance(value, float) else decimal.Decimal(value)
@@ -212,7 +201,7 @@ def stats_of(spec: Spec, readings: Sequence[Raw]) -> Raw:
     return stats
 
 
-def derived_parts(spec: Spec, start: int, readings: Sequence[Raw]) -> Raw:
+def parts_of(spec: Spec, start: int, readings: Sequence[Raw]) -> Raw:
     """Count, statistics and end of a bucket, from its readings; `readings` is not empty."""
     names = spec.names
     if spec.span is not None:
@@ -224,3 +213,31 @@ def derived_parts(spec: Spec, start: int, readings: Sequence[Raw]) -> Raw:
         names.end: moment(end),
         **({names.stats: stats_of(spec, readings)} if spec.stats else {}),
     }
+
+
+# -- writing a bucket back ----------------------------------------------------------------
+
+
+def guard(spec: Spec, bucket: Raw, *, light: bool = False) -> Raw:
+    """The filter that a bucket meets only as long as nobody changed it; `light` leaves out its form."""
+    revision = state(bucket, "n")
+    unchanged = {
+        "_id": {"$eq": bucket["_id"]},
+        spec.names.count: {"$eq": bucket.get(spec.names.count)},
+        REVISION: {"$exists": False} if revision is None else {"$eq": revision},
+    }
+    if light:
+        return unchanged
+    form = form_of(spec, bucket)
+    if form == "columns":
+        # An array of objects also passes for an object.
+        return {**unchanged, f"{spec.names.readings}.{spec.time.stored}": {"$type": "array"}}
+    return {**unchanged, spec.names.readings: {"$type": "array" if form == "rows" else "binData"}}
+
+
+def rewrite(spec: Spec, bucket: Raw, readings: Sequence[Raw], form: Form | None = None) -> Raw:
+    """The update that gives a bucket these readings, in its form or another."""
+    start = start_of(spec, bucket)
+    held = stored_form(spec, form or form_of(spec, bucket), start, readings)
+    sets = {spec.names.readings: held, **parts_of(spec, start, readings)}
+    return {"$set": sets, "$inc": {REVISION: 1}}

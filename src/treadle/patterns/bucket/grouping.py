@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 import bson
@@ -11,9 +13,9 @@ from bson import ObjectId
 
 from treadle.errors import UsageError
 from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.patterns.bucket.contents import Form, is_number
-from treadle.patterns.bucket.spec import TIME_BITS, YEAR_ONE, Spec, moment
+from treadle.patterns.bucket.spec import TIME_BITS, YEAR_ONE, Form, Spec, moment
 from treadle.plan import Raw
+from treadle.query.keys import freeze
 
 # An id from its bytes without the checks of its constructor, as unpickling does.
 _new_id = ObjectId.__new__
@@ -49,14 +51,13 @@ class Batch:
 
 def group(
     spec: Spec,
-    form: Form,
     raws: Sequence[Raw],
     places: Iterable[int] | None = None,
     documents: Sequence[Any] | None = None,
 ) -> list[Batch]:
     """The readings by bucket; takes the raw ones over, and gives `documents` their derived ids."""
     if documents is not None and spec.one_key and spec.unique is None:
-        return _group_one_key(spec, form, raws, documents)
+        return _group_one_key(spec, raws, documents)
     time, names, span, origin = spec.time.stored, spec.outer_names, spec.span, spec.origin
     drop_id, only = not spec.stores_id, names[0] if len(names) == 1 else None
     tracked = spec.unique is not None or places is not None
@@ -73,7 +74,7 @@ def group(
         if group is None:
             key = outer[: len(spec.keys)]
             _refuse_lists(spec, key)
-            batch = Batch(key, outer, start, [], form=form)
+            batch = Batch(key, outer, start, [], form=spec.open_form)
             first = (spec.series(key) << TIME_BITS) + YEAR_ONE if drop_id else 0
             group = groups[known] = batch, batch.readings.append, first
         group[1](raw)
@@ -86,7 +87,7 @@ def group(
     return [group[0] for group in groups.values()]
 
 
-def _group_one_key(spec: Spec, form: Form, raws: Sequence[Raw], documents: Sequence[Any]) -> list[Batch]:
+def _group_one_key(spec: Spec, raws: Sequence[Raw], documents: Sequence[Any]) -> list[Batch]:
     """The same for the ordinary declaration: one plain key, windows with a span, derived ids."""
     time, only, span, origin = spec.time.stored, spec.outer_names[0], spec.span, spec.origin
     assert span is not None
@@ -101,7 +102,7 @@ def _group_one_key(spec: Spec, form: Form, raws: Sequence[Raw], documents: Seque
             start = count - (count - origin) % span
         group = groups.get((key, start))
         if group is None:
-            batch = Batch((key,), (key,), start, [], form=form, modelled=True)
+            batch = Batch((key,), (key,), start, [], form=spec.open_form, modelled=True)
             first = (spec.series((key,)) << TIME_BITS) + YEAR_ONE
             group = groups[key, start] = batch.readings.append, batch.counts.append, first, batch
         group[0](raw)
@@ -132,38 +133,33 @@ def part_of(batch: Batch, begin: int, end: int) -> Batch:
     )
 
 
-def frozen(value: Any) -> Any:
-    """A value that can stand in a set, with equal numbers equal."""
-    if is_number(value):
-        return value.to_decimal() if hasattr(value, "to_decimal") else value
-    return bson.encode({"": value}, codec_options=CODEC_OPTIONS)
-
-
-def drop_repeated(spec: Spec, batch: Batch, duplicates: list[int], known: set[Any] | None = None) -> None:
+def drop_repeated(spec: Spec, batch: Batch, duplicates: list[int], known: set[Any]) -> None:
     """Take out what is known, or comes twice; notes the places of that in `duplicates`."""
     assert spec.unique is not None
-    seen = set() if known is None else known
-    readings, places = [], []
-    for reading, place in zip(batch.readings, batch.places, strict=True):
+    kept: list[int] = []
+    for number, reading in enumerate(batch.readings):
         value = reading.get(spec.unique.stored)
-        if value is not None and frozen(value) in seen:
-            duplicates.append(place)
+        if value is not None and freeze(value) in known:
+            duplicates.append(batch.places[number])
             continue
         if value is not None:
-            seen.add(frozen(value))
-        readings.append(reading)
-        places.append(place)
-    batch.readings, batch.places, batch.counts = readings, places, []
+            known.add(freeze(value))
+        kept.append(number)
+    keep(batch, kept)
+
+
+def keep(batch: Batch, numbers: Sequence[int]) -> None:
+    """Leave these readings in a batch, in this order."""
+    batch.readings = [batch.readings[number] for number in numbers]
+    batch.places = [batch.places[number] for number in numbers] if batch.places else []
+    batch.counts = []
 
 
 def cut(batch: Batch, following: int | None, time: str) -> tuple[Batch, list[Batch]]:
     """The readings before the next window, and the others; the readings are in order."""
-    if following is None:
+    if following is None or batch.readings[-1][time] < (edge := moment(following)):
         return batch, []
-    edge = moment(following)
-    at = next((place for place, each in enumerate(batch.readings) if each[time] >= edge), len(batch.readings))
-    if at == len(batch.readings):
-        return batch, []
+    at = bisect_left(batch.readings, edge, key=itemgetter(time))
     return part_of(batch, 0, at), [part_of(batch, at, len(batch.readings))]
 
 

@@ -1,7 +1,7 @@
-"""Which readings a filter means: first the buckets that can hold them, then the readings.
+"""Which readings a filter means: first the buckets that may hold them, then the readings.
 
 A filter is MongoDB's and speaks of flat readings. What it says about series,
-time and measured values becomes a filter on buckets that lets no match slip
+time and measured values becomes a filter on buckets that misses no match
 (`Selection.buckets`). Then each reading is judged: by Python where the
 condition compares plain values, which Python does exactly as the server does;
 otherwise by the server, to which the unpacked readings are sent.
@@ -11,26 +11,28 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import eq, ge, gt, le, lt
 from typing import Any
 
 import bson
-from bson import MinKey, ObjectId
+from bson import Int64, MinKey, ObjectId
 from bson.decimal128 import Decimal128
 
 from treadle.errors import UsageError
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
-from treadle.patterns.bucket.contents import readings_of
-from treadle.patterns.bucket.spec import Spec, milliseconds, moment, when_of
+from treadle.patterns.bucket.contents import FIRST, LAST, readings_of
+from treadle.patterns.bucket.spec import YEAR_ONE, Spec, milliseconds, moment, when_of
 from treadle.plan import Plan, Raw, aggregate
 from treadle.query.paths import top
-from treadle.query.safety import clean_filter
+from treadle.query.safety import clean_filter, refuse_operators
 
-Predicate = Callable[[Raw], bool]
+Test = Callable[[Any], bool]
 _BOUNDS = frozenset({"$eq", "$gt", "$gte", "$lt", "$lte", "$in"})
 _PLAIN = frozenset({"scalar", "enum", "literal"})
 _REFUSED = frozenset({"$text", "$near", "$nearSphere", "$geoNear"})
+_NOTHING: Raw = {"_id": {"$in": []}}
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class Selection:
     low: int | None = None
     high: int | None = None
     # What remains to be judged per reading: by Python, or by the server.
-    predicate: Predicate | None = None
+    predicate: Test | None = None
     residual: Raw | None = None
     # Derived ids that were asked for: series and time.
     ids: frozenset[tuple[int, int]] | None = None
@@ -52,55 +54,76 @@ class Selection:
         """Whether all readings of the buckets are meant, as far as the time does not say otherwise."""
         return self.predicate is None and self.residual is None and self.ids is None
 
+    @property
+    def times(self) -> tuple[dt.datetime, dt.datetime]:
+        """The first and the last moment that is meant."""
+        return (
+            FIRST if self.low is None else moment(self.low),
+            LAST if self.high is None else moment(self.high),
+        )
+
+    def narrow(self, low: int | None, high: int | None) -> None:
+        if low is not None:
+            self.low = low if self.low is None else max(self.low, low)
+        if high is not None:
+            self.high = high if self.high is None else min(self.high, high)
+
 
 def select(spec: Spec, filter: Any) -> Selection:
     """Take a caller's filter apart; raises where it is no filter."""
     cleaned = clean_filter(spec.codec, filter)
-    _refuse_operators(cleaned)
+    refuse_operators(cleaned, _REFUSED, "cannot be used on readings in buckets", "filter-invalid")
     selection = Selection({})
-    outer: list[Raw] = []
-    rest: list[Raw] = []
-    for name, condition in _conjuncts(cleaned):
-        if name == "$comment":
-            continue
-        if name == "_id" and not spec.stores_id:
-            selection.ids = _ids(condition, selection.ids)
-        elif top(name) in spec.outer_names:
-            outer.append({name: condition})
-        elif name == spec.time.stored and (bounds := _bounds(condition)) is not None:
-            _narrow(selection, bounds)
-            if isinstance(condition, dict) and "$in" in condition:
-                rest.append({name: condition})
-        else:
-            rest.append({name: condition})
+    parts, rest = _take_apart(spec, cleaned, selection)
     if rest:
         remaining = rest[0] if len(rest) == 1 else {"$and": rest}
         selection.predicate = compile_predicate(spec, remaining)
         if selection.predicate is None:
             _refuse_ids(spec, remaining)
             selection.residual = remaining
-    parts = [
-        *outer,
-        *(each for part in rest for each in _necessary(spec, part)),
-        *times_filter(spec, selection),
-    ]
-    parts += _id_buckets(spec, selection)
+    parts += times_filter(spec, selection) + _id_buckets(spec, selection)
     selection.buckets = {"$and": parts} if parts else {}
     return selection
 
 
-def _refuse_operators(value: Any) -> None:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if key in _REFUSED:
-                raise UsageError(f"{key} cannot be used on readings in buckets", code="filter-invalid")
-            _refuse_operators(item)
-    elif isinstance(value, list):
-        for item in value:
-            _refuse_operators(item)
+def _take_apart(spec: Spec, filter: Raw, selection: Selection) -> tuple[list[Raw], list[Raw]]:
+    """What a bucket must have for one of its readings to match, and what is to be judged per reading.
+
+    What the filter says about times and derived ids goes into the selection.
+    """
+    parts: list[Raw] = []
+    rest: list[Raw] = []
+    for name, condition in _conjuncts(filter):
+        if top(name) in spec.outer_names:
+            parts.append({name: condition})
+        elif name == "_id" and not spec.stores_id:
+            selection.ids = _ids(condition, selection.ids)
+        elif name == spec.time.stored and (bounds := _bounds(condition)) is not None:
+            selection.narrow(*bounds)
+            if isinstance(condition, dict) and "$in" in condition:
+                rest.append({name: condition})
+        elif name != "$comment":
+            rest.append({name: condition})
+            if name == "$or" and isinstance(condition, list) and condition:
+                branches = [_branch(spec, each) for each in condition]
+                parts += [{"$or": branches}] if all(branches) else []
+            elif name in spec.value_names:
+                parts += _of_value(spec, name, condition)
+    return parts, rest
 
 
-def _conjuncts(filter: Raw) -> Iterable[tuple[str, Any]]:
+def _branch(spec: Spec, filter: Any) -> Raw:
+    """What a bucket must have for one branch of an `$or`; empty if it may have anything."""
+    if not isinstance(filter, dict):
+        return {}
+    selection = Selection({})
+    parts, _ = _take_apart(spec, filter, selection)
+    if selection.low is not None or selection.high is not None:
+        parts += times_filter(spec, selection)
+    return {"$and": parts} if parts else {}
+
+
+def _conjuncts(filter: Raw) -> Iterator[tuple[str, Any]]:
     for name, condition in filter.items():
         if name == "$and" and isinstance(condition, list) and condition:
             for each in condition:
@@ -115,16 +138,16 @@ def _conjuncts(filter: Raw) -> Iterable[tuple[str, Any]]:
 
 
 def _ids(condition: Any, known: frozenset[tuple[int, int]] | None) -> frozenset[tuple[int, int]]:
-    if isinstance(condition, dict) and set(condition) == {"$in"} and isinstance(condition["$in"], list):
-        values = condition["$in"]
-    elif isinstance(condition, dict) and set(condition) == {"$eq"}:
-        values = [condition["$eq"]]
-    elif isinstance(condition, dict):
-        raise _ids_only()
-    else:
-        values = [condition]
-    found = frozenset(pair for value in values if (pair := when_of(value)) is not None)
-    return found if known is None else found & known
+    values = [condition]
+    if isinstance(condition, dict):
+        if set(condition) == {"$eq"}:
+            values = [condition["$eq"]]
+        elif set(condition) == {"$in"} and isinstance(condition["$in"], list):
+            values = condition["$in"]
+        else:
+            raise _ids_only()
+    pairs = frozenset(pair for value in values if (pair := when_of(value)) is not None)
+    return pairs if known is None else pairs & known
 
 
 def _ids_only() -> UsageError:
@@ -161,7 +184,7 @@ def _id_buckets(spec: Spec, selection: Selection) -> list[Raw]:
             # An ObjectId from elsewhere; no reading has such a time.
             continue
     if not branches:
-        return [{"_id": {"$in": []}}]
+        return [_NOTHING]
     # The index begins with the series, which is not known; this lets the server skip from one to the next.
     every = [{name: {"$gte": MinKey()}} for name in spec.key_names]
     return [*every, {"$or": branches} if len(branches) > 1 else branches[0]]
@@ -172,95 +195,47 @@ def _id_buckets(spec: Spec, selection: Selection) -> list[Raw]:
 
 def _bounds(condition: Any) -> tuple[int | None, int | None] | None:
     """The first and last millisecond that a condition allows; None where it says something else."""
-    if isinstance(condition, dt.datetime):
-        count = milliseconds(condition)
-        return count, count
-    if not isinstance(condition, dict) or not condition or set(condition) - _BOUNDS:
+    operators = {"$eq": condition} if isinstance(condition, dt.datetime) else condition
+    if not isinstance(operators, dict) or not operators or set(operators) - _BOUNDS:
         return None
-    low: int | None = None
-    high: int | None = None
-    for operator, operand in condition.items():
-        values = operand if operator == "$in" else [operand]
+    bounds = Selection({})
+    for name, operand in operators.items():
+        values = operand if name == "$in" else [operand]
         if not isinstance(values, list) or not all(isinstance(each, dt.datetime) for each in values):
             return None
         counts = [milliseconds(each) for each in values]
         if not counts:
             return 1, 0
-        if operator != "$lt" and operator != "$lte":
-            least = min(counts) + (operator == "$gt")
-            low = least if low is None else max(low, least)
-        if operator != "$gt" and operator != "$gte":
-            most = max(counts) - (operator == "$lt")
-            high = most if high is None else min(high, most)
-    return low, high
-
-
-def _narrow(selection: Selection, bounds: tuple[int | None, int | None]) -> None:
-    low, high = bounds
-    if low is not None:
-        selection.low = low if selection.low is None else max(selection.low, low)
-    if high is not None:
-        selection.high = high if selection.high is None else min(selection.high, high)
+        bounds.narrow(
+            None if name in ("$lt", "$lte") else min(counts) + (name == "$gt"),
+            None if name in ("$gt", "$gte") else max(counts) - (name == "$lt"),
+        )
+    return bounds.low, bounds.high
 
 
 def times_filter(spec: Spec, selection: Selection) -> list[Raw]:
     """The buckets whose window meets the times; the one that starts before them is among these."""
-    low, high = selection.low, selection.high
+    low, high, names = selection.low, selection.high, spec.names
     parts: list[Raw] = []
     if low is not None and high is not None and low > high:
-        return [{"_id": {"$in": []}}]
+        return [_NOTHING]
     if low is None and high is None:
         # A document that is no bucket yet, because nobody adopted it so far.
-        return [{spec.names.start: {"$exists": True}}]
+        return [{names.start: {"$exists": True}}]
     if high is not None:
-        parts.append({spec.names.start: {"$lte": moment(high)}})
+        parts.append({names.start: {"$lte": moment(high)}})
     if low is not None and spec.span is not None:
-        parts.append({spec.names.start: {"$gte": moment(max(spec.window(low), _EARLIEST))}})
+        parts.append({names.start: {"$gte": moment(max(spec.window(low), -YEAR_ONE))}})
     elif low is not None:
-        parts.append({spec.names.end: {"$gte": moment(low)}})
+        parts.append({names.end: {"$gte": moment(low)}})
     return parts
 
 
-_EARLIEST = -62_135_596_800_000
-
-
-# -- what a bucket must have for one of its readings to match ----------------------------------
-
-
-def _necessary(spec: Spec, filter: Raw) -> list[Raw]:
-    found: list[Raw] = []
-    for name, condition in filter.items():
-        if name == "$or" and isinstance(condition, list) and condition:
-            branches = [_branch(spec, each) for each in condition]
-            if all(branches):
-                found.append({"$or": branches})
-        elif name == "$and" and isinstance(condition, list):
-            for each in condition:
-                found += _necessary(spec, each) if isinstance(each, dict) else []
-        elif name in spec.value_names:
-            found += _of_value(spec, name, condition)
-    return found
-
-
-def _branch(spec: Spec, filter: Any) -> Raw:
-    """What one branch of an `$or` needs; empty if it may need nothing."""
-    if not isinstance(filter, dict) or "_id" in filter:
-        return {}
-    selection = Selection({})
-    parts: list[Raw] = []
-    for name, condition in _conjuncts(filter):
-        if top(name) in spec.outer_names:
-            parts.append({name: condition})
-        elif name == spec.time.stored and (bounds := _bounds(condition)) is not None:
-            _narrow(selection, bounds)
-        elif not name.startswith("$"):
-            parts += _necessary(spec, {name: condition})
-    if selection.low is not None or selection.high is not None:
-        parts += times_filter(spec, selection)
-    return {"$and": parts} if parts else {}
+# -- measured values ------------------------------------------------------------------------
 
 
 def _of_value(spec: Spec, name: str, condition: Any) -> list[Raw]:
+    """What a bucket must have for one of its readings to have such a value."""
     field = spec.codec.by_stored.get(name)
     if field is None or field.shape.kind not in _PLAIN:
         return []
@@ -269,9 +244,9 @@ def _of_value(spec: Spec, name: str, condition: Any) -> list[Raw]:
     if not positive:
         return []
     if any(stat.path == name for stat in spec.stats):
-        found = _of_statistics(f"{spec.names.stats}.{name}", positive)
-        if found:
-            return found
+        parts = _of_statistics(f"{spec.names.stats}.{name}", positive)
+        if parts:
+            return parts
     # A packed bucket cannot be looked into; it may hold a match.
     binary = {spec.names.readings: {"$type": "binData"}}
     return [{"$or": [{f"{spec.names.readings}.{name}": positive}, binary]}]
@@ -284,19 +259,19 @@ def _is_plain(value: Any, operator: str) -> bool:
 
 
 def _of_statistics(path: str, operators: Raw) -> list[Raw]:
-    found: list[Raw] = []
+    parts: list[Raw] = []
     for operator, value in operators.items():
         if operator == "$in" or kind_of(value) != "number":
             continue
         # A bucket that somebody else wrote may lack the statistics.
         if operator in ("$gt", "$gte", "$eq"):
             most = f"{path}.max"
-            found.append({"$or": [{most: {"$gte" if operator == "$eq" else operator: value}}, {most: None}]})
+            parts.append({"$or": [{most: {"$gte" if operator == "$eq" else operator: value}}, {most: None}]})
         if operator in ("$lt", "$lte"):
             # A value that is not a number comes before all others and hides the smallest one.
             least = f"{path}.min"
-            found.append({"$or": [{least: {operator: value}}, {least: {"$in": [None, *_NOT_A_NUMBER]}}]})
-    return found
+            parts.append({"$or": [{least: {operator: value}}, {least: {"$in": [None, *_NOT_A_NUMBER]}}]})
+    return parts
 
 
 _NOT_A_NUMBER = [float("nan"), Decimal128("NaN")]
@@ -304,98 +279,75 @@ _NOT_A_NUMBER = [float("nan"), Decimal128("NaN")]
 
 # -- judging by Python ----------------------------------------------------------------------
 
+_KINDS: dict[type, str] = {
+    type(None): "null", bool: "bool", int: "number", Int64: "number", float: "number", Decimal128: "number",
+    str: "text", dt.datetime: "date", ObjectId: "id",
+}  # fmt: skip
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "$eq": eq, "$gt": gt, "$gte": ge, "$lt": lt, "$lte": le,
+}  # fmt: skip
+
 
 def kind_of(value: Any) -> str | None:
     """What a value can be compared with; None where only the server knows."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, (int, float, Decimal128)):
-        return "number"
     return _KINDS.get(type(value))
 
 
-_KINDS: dict[type, str] = {str: "text", dt.datetime: "date", ObjectId: "id"}
-
-
-def compile_predicate(spec: Spec, filter: Any) -> Predicate | None:
+def compile_predicate(spec: Spec, filter: Raw) -> Test | None:
     """A filter as a Python function that judges as the server would; None where that is not certain."""
-    tests: list[Predicate] = []
+    tests: list[Test | None] = []
     for name, condition in filter.items():
-        if name in ("$and", "$or", "$nor"):
+        if name in _JOINS:
             if not isinstance(condition, list) or not condition:
                 return None
             inner = [compile_predicate(spec, each) if isinstance(each, dict) else None for each in condition]
-            if None in inner:
-                return None
-            tests.append(_joined(name, [each for each in inner if each is not None]))
+            tests.append(_joined(inner, _JOINS[name]))
         elif name.startswith("$") or (name == "_id" and not spec.stores_id):
             return None
         else:
-            test = _field_test(spec, name, condition)
-            if test is None:
-                return None
-            tests.append(test)
-    if len(tests) == 1:
-        return tests[0]
-    return lambda reading: all(test(reading) for test in tests)
+            tests.append(_field_test(spec, name, condition))
+    return _joined(tests, all)
 
 
-def _joined(name: str, tests: list[Predicate]) -> Predicate:
-    if name == "$and":
-        return lambda reading: all(test(reading) for test in tests)
-    if name == "$or":
-        return lambda reading: any(test(reading) for test in tests)
-    return lambda reading: not any(test(reading) for test in tests)
+def _joined(tests: Sequence[Test | None], join: Callable[[Iterable[bool]], bool]) -> Test | None:
+    """Whether all, any or none of the tests hold; None where one of them is not certain."""
+    certain = [test for test in tests if test is not None]
+    if len(certain) < len(tests):
+        return None
+    if len(certain) == 1 and join is not _none:
+        return certain[0]
+    return lambda value: join(test(value) for test in certain)
 
 
-def _field_test(spec: Spec, name: str, condition: Any) -> Predicate | None:
+def _none(values: Iterable[bool]) -> bool:
+    return not any(values)
+
+
+_JOINS = {"$and": all, "$or": any, "$nor": _none}
+
+
+def _field_test(spec: Spec, name: str, condition: Any) -> Test | None:
     field = spec.codec.by_stored.get(name)
     if field is None or field.shape.kind not in _PLAIN:
         return None
     is_operators = isinstance(condition, dict) and any(key.startswith("$") for key in condition)
     operators = condition if is_operators else {"$eq": condition}
-    tests = []
-    for operator, operand in operators.items():
-        test = _value_test(operator, operand)
-        if test is None:
-            return None
-        tests.append(test)
-    if len(tests) == 1:
-        only = tests[0]
-        return lambda reading: only(reading.get(name))
-    return lambda reading: all(test(reading.get(name)) for test in tests)
+    test = _joined([_value_test(*each) for each in operators.items()], all)
+    return None if test is None else lambda reading: test(reading.get(name))
 
 
-def _value_test(operator: str, operand: Any) -> Callable[[Any], bool] | None:
+def _value_test(operator: str, operand: Any) -> Test | None:
     if operator in ("$in", "$nin"):
-        if not isinstance(operand, list):
-            return None
-        members = [_value_test("$eq", each) for each in operand]
-        if None in members:
-            return None
-        known = [each for each in members if each is not None]
-        if operator == "$in":
-            return lambda value: any(member(value) for member in known)
-        return lambda value: not any(member(value) for member in known)
+        members = [_value_test("$eq", each) for each in operand] if isinstance(operand, list) else [None]
+        return _joined(members, any if operator == "$in" else _none)
     if operator == "$ne":
-        equal = _value_test("$eq", operand)
-        return None if equal is None else lambda value: not equal(value)
-    kind = kind_of(operand)
-    if kind is None or operand != operand or (isinstance(operand, Decimal128) and _is_nan(operand)):
+        return _joined([_value_test("$eq", operand)], _none)
+    kind, compare, plain = kind_of(operand), _COMPARE.get(operator), _plain(operand)
+    if kind == "null" and operator == "$eq":
+        return lambda value: value is None
+    if kind in (None, "null") or compare is None or plain != plain:
         return None
-    if kind == "null":
-        return (lambda value: value is None) if operator == "$eq" else None
-    compare = _COMPARE.get(operator)
-    if compare is None:
-        return None
-    plain = _plain(operand)
     return lambda value: kind_of(value) == kind and compare(_plain(value), plain)
-
-
-def _is_nan(value: Decimal128) -> bool:
-    return bool(value.to_decimal().is_nan())
 
 
 def _plain(value: Any) -> Any:
@@ -408,15 +360,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "$eq": lambda one, other: bool(one == other),
-    "$gt": lambda one, other: bool(one > other),
-    "$gte": lambda one, other: bool(one >= other),
-    "$lt": lambda one, other: bool(one < other),
-    "$lte": lambda one, other: bool(one <= other),
-}
-
-
 # -- the readings of some buckets -----------------------------------------------------------
 
 
@@ -426,28 +369,25 @@ class Opened:
 
     bucket: Raw
     readings: list[Raw]
-    picked: Sequence[int]
+    picked: list[int]
     series: int
 
 
-def open_buckets(
-    spec: Spec, collection: str, selection: Selection, buckets: Iterable[Raw]
-) -> Plan[list[Opened]]:
+def open_buckets(spec: Spec, selection: Selection, buckets: Iterable[Raw]) -> Plan[list[Opened]]:
     """The buckets unpacked, with the readings that the selection means."""
     opened = [_open(spec, selection, bucket) for bucket in buckets]
     if selection.residual is not None:
-        yield from _judge(spec, collection, selection.residual, opened)
+        yield from _judge(spec, selection.residual, opened)
     return opened
 
 
 def _open(spec: Spec, selection: Selection, bucket: Raw) -> Opened:
     readings = readings_of(spec, bucket)
     series = spec.series_of(bucket)
-    picked: Sequence[int] = range(len(readings))
-    time, low, high = spec.time.stored, selection.low, selection.high
-    if low is not None or high is not None:
-        first = moment(low) if low is not None else _FIRST
-        last = moment(high) if high is not None else _LAST
+    picked = list(range(len(readings)))
+    time = spec.time.stored
+    if selection.low is not None or selection.high is not None:
+        first, last = selection.times
         picked = [place for place in picked if first <= readings[place][time] <= last]
     if selection.ids is not None:
         picked = [place for place in picked if (series, milliseconds(readings[place][time])) in selection.ids]
@@ -458,44 +398,29 @@ def _open(spec: Spec, selection: Selection, bucket: Raw) -> Opened:
     return Opened(bucket, readings, picked, series)
 
 
-_FIRST = dt.datetime.min.replace(tzinfo=dt.UTC)
-_LAST = dt.datetime.max.replace(tzinfo=dt.UTC)
-
-
-def _judge(spec: Spec, collection: str, residual: Raw, opened: Sequence[Opened]) -> Plan[None]:
+def _judge(spec: Spec, residual: Raw, opened: Sequence[Opened]) -> Plan[None]:
     """Let the server say which of the picked readings match."""
-    places = [(number, place) for number, each in enumerate(opened) for place in each.picked]
-    kept: dict[int, list[int]] = {number: [] for number in range(len(opened))}
+    candidates = [(each, place) for each in opened for place in each.picked]
+    for each in opened:
+        each.picked = []
     chunk: list[Raw] = []
     size = 0
-    for index, (number, place) in enumerate(places):
-        each = opened[number]
-        reading = spec.flat(each.bucket, each.readings[place], each.series)
-        if not spec.stores_id:
-            del reading["_id"]
-        chunk.append({**reading, RESERVED: {"place": index}})
+    for index, (each, place) in enumerate(candidates):
+        outer = {name: each.bucket.get(name) for name in spec.outer_names}
+        chunk.append({**outer, **each.readings[place], RESERVED: {"place": index}})
         size += len(bson.encode(chunk[-1], codec_options=CODEC_OPTIONS))
         full = len(chunk) >= spec.limits.bucket_judged_max or size >= spec.limits.bucket_bytes_max
-        if full or index == len(places) - 1:
-            for found in (yield from on_server(collection, chunk, [{"$match": residual}])):
-                owner, position = places[found[RESERVED]["place"]]
-                kept[owner].append(position)
+        if full or index == len(candidates) - 1:
+            for match in (yield from on_server(spec, chunk, [{"$match": residual}])):
+                owner, position = candidates[match[RESERVED]["place"]]
+                owner.picked.append(position)
             chunk, size = [], 0
-    for number, each in enumerate(opened):
-        each.picked = sorted(kept[number])
 
 
-def on_server(collection: str, documents: Sequence[Raw], stages: Sequence[Raw]) -> Plan[list[Raw]]:
+def on_server(spec: Spec, documents: Sequence[Raw], stages: Sequence[Raw]) -> Plan[list[Raw]]:
     """What pipeline stages make of documents that are not stored; the collection holds at least one."""
-    return (
-        yield from aggregate(
-            collection,
-            [
-                {"$limit": 1},
-                {"$project": {"_id": 0, "d": {"$literal": list(documents)}}},
-                {"$unwind": "$d"},
-                {"$replaceWith": "$d"},
-                *stages,
-            ],
-        )
-    )
+    sent: list[Raw] = [
+        {"$limit": 1}, {"$project": {"_id": 0, "d": {"$literal": list(documents)}}}, {"$unwind": "$d"},
+        {"$replaceWith": "$d"},
+    ]  # fmt: skip
+    return (yield from aggregate(spec.collection, [*sent, *stages]))

@@ -8,83 +8,57 @@ or delete many. What the server refuses is refused with the way out.
 
 from __future__ import annotations
 
-import copy
-import datetime as dt
-from collections.abc import Iterable, Sequence
-from operator import itemgetter
-from typing import Any, Generic, NoReturn, TypeVar
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
 
 from pymongo.errors import OperationFailure
 
 from treadle.engine import crud
+from treadle.engine.documents import DocumentReader
 from treadle.engine.indexes import compare_indexes, existing_indexes, set_up_indexes
-from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
+from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.layout import Layout
 from treadle.graph.pattern import Entry
-from treadle.graph.reports import Action, Finding, Progress, Report, Summary
-from treadle.model.adapt import adapter_of
+from treadle.graph.reports import Action, Finding, Report, Summary
 from treadle.model.codec import StoredField
 from treadle.model.document import Document
 from treadle.model.indexed import Indexed
-from treadle.patterns.bucket.reading import NAIVE_EPOCH, Scan, bounds, field_summary, is_dateless
-from treadle.patterns.bucket.spec import EPOCH, as_tuple, moment
+from treadle.patterns.bucket.adoption import SeriesAdoption
+from treadle.patterns.bucket.contents import column
+from treadle.patterns.bucket.reading import adapted, bounds, chosen_fields, field_summary, make_aware
+from treadle.patterns.bucket.spec import as_tuple, check_choices, check_time_and_expiry, moment, refusal
 from treadle.plan import (
     Plan,
     Raw,
-    Read,
     aggregate,
     count_documents,
     create,
     database_command,
     delete_many,
     find,
-    insert_many,
     is_inside,
     update_many,
 )
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import (
-    COMMAND_NOT_SUPPORTED_ON_VIEW,
-    ILLEGAL_OPERATION,
-    INVALID_OPTIONS,
-    OPERATION_NOT_SUPPORTED_IN_TRANSACTION,
-    codes_of,
-)
+from treadle.plan.server_errors import REFUSED_ON_TIME_SERIES, codes_of
 from treadle.query.safety import Sort, clean, clean_filter, clean_update
 
 D = TypeVar("D", bound=Document)
 
-REFUSED = {
-    ILLEGAL_OPERATION,
-    INVALID_OPTIONS,
-    COMMAND_NOT_SUPPORTED_ON_VIEW,
-    OPERATION_NOT_SUPPORTED_IN_TRANSACTION,
+# What to do in place of calls that the server refuses.
+INSTEAD = {
+    "update": "update_many can change the series as a whole; or use bucket=",
+    "replace": "use bucket=",
+    "delete": "delete_many can delete a series as a whole; or use bucket=",
 }
-
-
-class NativeReader(Generic[D]):
-    """Documents of a time-series collection, as they come."""
-
-    def __init__(self, entry: Entry[D], command: Read) -> None:
-        self.page = entry.limits.find_page
-        self.done = False
-        self._command = command
-        self._load = entry.codec.load
-
-    @property
-    def command(self) -> Read:
-        return self._command
-
-    def take(self, raws: list[Raw], ended: bool) -> Plan[list[D]]:
-        self.done = ended
-        return [self._load(raw) for raw in raws]
-        yield  # pragma: no cover (a plan that asks for nothing)
 
 
 class NativeLayout(Layout[D]):
     """Readings in the server's own kind of collection."""
 
     pattern = "time_series"
+    entry: Entry[D]
 
     def __init__(self, entry: Entry[D], declared: Any) -> None:
         self.entry = entry
@@ -96,42 +70,39 @@ class NativeLayout(Layout[D]):
         self.stats = tuple(self._field(name, "stats") for name in as_tuple(declared.stats))
         self._check()
 
-    def _refuse(self, said: str) -> DeclarationError:
-        return DeclarationError(f"the time series of {self.name} {said}", code="bucket-declaration")
+    def _refusal(self, reason: str) -> DeclarationError:
+        return refusal(self.declared, self.entry, reason)
 
     def _field(self, name: Any, keyword: str) -> StoredField:
         field = self.entry.codec.by_name.get(name) if isinstance(name, str) else None
         if field is None or field.stored == "_id":
-            raise self._refuse(
+            raise self._refusal(
                 f"has {keyword}={name!r}; it takes one field of the model, and the server knows one field "
                 "per series: put several into a nested model"
             )
         return field
 
     def _check(self) -> None:
-        shape = self.time.shape
-        if shape.kind != "scalar" or shape.python is not dt.datetime or shape.optional:
-            raise self._refuse(f"has time={self.time.name!r}, which must be a datetime and not None")
-        if self.declared.granularity not in ("seconds", "minutes", "hours"):
-            raise self._refuse(
-                f"has granularity={self.declared.granularity!r}; it takes seconds, minutes or hours"
-            )
-        expiry = self.declared.expire_after
-        if expiry is not None and not (
-            isinstance(expiry, dt.timedelta) and expiry >= dt.timedelta(seconds=1)
-        ):
-            raise self._refuse(f"has expire_after={expiry!r}; it takes a timedelta of a second or more")
+        check_time_and_expiry(self.declared, self.entry, self.time)
+        check_choices(self.declared, self.entry, granularity=("seconds", "minutes", "hours"))
         if self.entry.settings.validation == "strict":
-            raise self._refuse('has validation="strict", but the server validates nothing there; use bucket=')
+            raise self._refusal(
+                'has validation="strict", but the server validates nothing there; use bucket='
+            )
         unique = any(index.document.get("unique") for index in self.entry.settings.indexes) or any(
             isinstance(mark, Indexed) and mark.unique
             for field in self.entry.codec.fields
             for mark in field.shape.metadata
         )
         if unique:
-            raise self._refuse(
+            raise self._refusal(
                 "has a unique index, which the server does not make there; use bucket= with unique="
             )
+
+    def _not_answered(self, call: str) -> NoReturn:
+        if call in INSTEAD:
+            raise self._not_offered(call, INSTEAD[call])
+        super()._not_answered(call)
 
     def _not_offered(self, what: str, instead: str) -> UsageError:
         return UsageError(
@@ -140,10 +111,14 @@ class NativeLayout(Layout[D]):
             code="timeseries-refused",
         )
 
-    def _translated(self, error: OperationFailure, what: str) -> NoReturn:
-        if codes_of(error) & REFUSED:
+    @contextmanager
+    def _translated(self, what: str) -> Generator[None]:
+        try:
+            yield
+        except OperationFailure as error:
+            if not codes_of(error) & REFUSED_ON_TIME_SERIES:
+                raise
             raise self._not_offered(what, "use bucket=, which offers all calls") from error
-        raise error
 
     # -- writing --------------------------------------------------------------------------
 
@@ -154,31 +129,23 @@ class NativeLayout(Layout[D]):
         if (yield from is_inside()):
             raise self._not_offered("a transaction", "write outside of it, or use bucket=")
         listed = list(documents)
-        try:
+        with self._translated("this insert"):
             if len(listed) == 1:
                 return [(yield from crud.insert(self.entry, listed[0]))]
             return (yield from crud.insert_many(self.entry, listed))
-        except OperationFailure as error:
-            self._translated(error, "this insert")
 
     # -- reading --------------------------------------------------------------------------
 
-    def reader(self, filter: Any, sort: Sort | None, skip: int, limit: int | None) -> NativeReader[D]:
-        crud.check_window(skip, limit)
-        return NativeReader(self.entry, crud.find_command(self.entry, filter, sort, skip, limit))
-
-    def id_filter(self, identity: Any) -> Raw:
-        return {"_id": {"$eq": self.entry.identity(identity)}}
+    def reader(self, filter: Any, sort: Sort | None, skip: int, limit: int | None) -> DocumentReader[D]:
+        command = crud.find_command(self.entry, filter, sort, skip, limit)
+        return DocumentReader(self.entry, command, filter)
 
     def count(self, filter: Any) -> Plan[int]:
-        return (yield from crud.count(self.entry, filter))
+        return crud.count(self.entry, filter)
 
     def _series(self, key: Any, start: Any, end: Any) -> Raw:
         low, high = bounds(start, end)
-        times = {
-            **({"$gte": moment(low)} if low is not None else {}),
-            **({"$lte": moment(high)} if high is not None else {}),
-        }
+        times = {name: moment(end) for name, end in (("$gte", low), ("$lte", high)) if end is not None}
         series: Raw = {}
         if self.key is not None:
             value = clean(key)
@@ -198,96 +165,55 @@ class NativeLayout(Layout[D]):
         for number, field in enumerate(self.stats):
             path = f"${field.stored}"
             # What is null does not count for an average.
-            there = {"$cond": [{"$gt": [path, None]}, 1, 0]}
+            present = {"$cond": [{"$gt": [path, None]}, 1, 0]}
             group |= {
                 f"min{number}": {"$min": path}, f"max{number}": {"$max": path},
-                f"sum{number}": {"$sum": path}, f"count{number}": {"$sum": there},
+                f"sum{number}": {"$sum": path}, f"count{number}": {"$sum": present},
             }  # fmt: skip
         rows = yield from aggregate(
             self.collection, [{"$match": self._series(key, start, end)}, {"$group": group}]
         )
-        return [
-            Summary(
-                row["start"],
-                row["end"],
-                row["count"],
-                {
-                    field.name: field_summary(
-                        {part: row[f"{part}{number}"] for part in ("min", "max", "sum", "count")},
-                        row["count"],
-                    )
-                    for number, field in enumerate(self.stats)
-                },
-            )
-            for row in rows
-        ]
+        summaries = []
+        for row in rows:
+            stats = {}
+            for number, field in enumerate(self.stats):
+                parts = {part: row[f"{part}{number}"] for part in ("min", "max", "sum", "count")}
+                stats[field.name] = field_summary(parts, row["count"])
+            summaries.append(Summary(row["start"], row["end"], row["count"], stats))
+        return summaries
 
     def tuples(
         self, key: Any, start: Any, end: Any, fields: Sequence[str] | None
     ) -> Plan[list[tuple[Any, ...]]]:
         outer = {self.time.stored, "_id"} | ({self.key.stored} if self.key else set())
-        chosen = (
-            [self._field(name, "fields") for name in fields]
-            if fields is not None
-            else [each for each in self.entry.codec.fields if each.stored not in outer]
-        )
+        chosen, naive = chosen_fields(self.entry.codec, fields, outer)
         names = [self.time.stored, *(each.stored for each in chosen)]
-        naive = all(is_dateless(each.shape) for each in chosen)
         raws = yield from find(
             self.collection, self._series(key, start, end), {"_id": 0, **dict.fromkeys(names, 1)},
             sort=[(self.time.stored, 1)], naive=naive,
         )  # fmt: skip
         if naive:
             for raw in raws:
-                if isinstance(when := raw[names[0]], dt.datetime):
-                    raw[names[0]] = EPOCH + (when - NAIVE_EPOCH)
-        adapters = [None, *(adapter_of(self.entry.codec, each.shape) for each in chosen)]
-        if not any(adapters) and len(names) > 1:
-            try:
-                return list(map(itemgetter(*names), raws))
-            except KeyError:
-                pass
-        return [
-            tuple(
-                value if (value := raw.get(name)) is None or adapt is None else adapt(value)
-                for name, adapt in zip(names, adapters, strict=True)
-            )
-            for raw in raws
-        ]
+                make_aware(raw, self.time.stored)
+        rows = list(zip(*(column(raws, name) for name in names), strict=True))
+        return adapted(self.entry.codec, chosen, rows)
 
     # -- changing -------------------------------------------------------------------------
 
-    def update(self, id_or_filter: Any, update: Any) -> Plan[D | None]:
-        raise self._not_offered("update", "update_many can change the series as a whole; or use bucket=")
-        yield  # pragma: no cover (a plan that asks for nothing)
-
-    def replace(self, document: D) -> Plan[D]:
-        raise self._not_offered("replace", "use bucket=")
-        yield  # pragma: no cover (a plan that asks for nothing)
-
-    def delete(self, id_or_filter: Any) -> Plan[D | None]:
-        raise self._not_offered("delete", "delete_many can delete a series as a whole; or use bucket=")
-        yield  # pragma: no cover (a plan that asks for nothing)
-
     def update_all(self, filter: Any, update: Any) -> Plan[int]:
         crud.require_filter(self.entry, filter)
-        cleaned, change = clean_filter(self.entry.codec, filter), clean_update(self.entry.codec, update)
+        chosen, change = clean_filter(self.entry.codec, filter), clean_update(self.entry.codec, update)
         # The server reports its own buckets, not readings.
-        number = yield from count_documents(self.collection, cleaned)
-        try:
-            yield from update_many(self.collection, cleaned, change)
-        except OperationFailure as error:
-            self._translated(error, "this update_many")
+        number = yield from count_documents(self.collection, chosen)
+        with self._translated("this update_many"):
+            yield from update_many(self.collection, chosen, change)
         return number
 
     def delete_all(self, filter: Any) -> Plan[int]:
         crud.require_filter(self.entry, filter)
-        cleaned = clean_filter(self.entry.codec, filter)
-        try:
-            result = yield from delete_many(self.collection, cleaned)
-        except OperationFailure as error:
-            self._translated(error, "this delete_many")
-        return result.deleted_count
+        with self._translated("this delete_many"):
+            chosen = clean_filter(self.entry.codec, filter)
+            return (yield from delete_many(self.collection, chosen)).deleted_count
 
     # -- set-up ---------------------------------------------------------------------------
 
@@ -299,26 +225,28 @@ class NativeLayout(Layout[D]):
         expiry: Raw = {}
         if declared.expire_after is not None:
             expiry = {"expireAfterSeconds": int(declared.expire_after.total_seconds())}
-        found = existing.get(self.collection)
-        if found is None:
+        present: list[Raw] = []
+        if self.collection in existing:
+            yield from self._compare(existing[self.collection], options, expiry, actions)
+            present = yield from existing_indexes(self.collection)
+        else:
             actions.append(Action("create collection", self.collection, "time series"))
             yield from create(self.collection, timeseries=options, **expiry)
-        else:
-            yield from self._compare(found, options, expiry, actions)
-        present = [] if found is None else (yield from existing_indexes(self.collection))
         missing, changed = compare_indexes(self.entry, present)
         yield from set_up_indexes(self.entry, missing, changed, actions)
 
-    def _compare(self, found: Raw, options: Raw, expiry: Raw, actions: list[Action]) -> Plan[None]:
-        if found["type"] != "timeseries":
+    def _compare(self, collection: Raw, options: Raw, expiry: Raw, actions: list[Action]) -> Plan[None]:
+        """Change what can be changed of a collection that is there; raises where it cannot be used."""
+        if collection["type"] != "timeseries":
             raise DataError(
                 f"{self.name} is to be a time series in {self.collection!r}, but that is an ordinary "
-                f"{found['type']}; choose another name, and adopt={self.collection!r} moves its documents",
+                f"{collection['type']}; choose another name, and adopt={self.collection!r} moves its "
+                "documents",
                 code="collection-conflict",
             )
-        current = found.get("options", {})
-        there = current.get("timeseries", {})
-        differing = [name for name in ("timeField", "metaField") if there.get(name) != options.get(name)]
+        current = collection.get("options", {})
+        series = current.get("timeseries", {})
+        differing = [name for name in ("timeField", "metaField") if series.get(name) != options.get(name)]
         if differing:
             raise DataError(
                 f"{self.collection!r} is a time series with another {' and '.join(differing)} than "
@@ -326,7 +254,7 @@ class NativeLayout(Layout[D]):
                 code="collection-conflict",
             )
         change: Raw = {}
-        if there.get("granularity", options["granularity"]) != options["granularity"]:
+        if series.get("granularity", options["granularity"]) != options["granularity"]:
             change["timeseries"] = {"granularity": options["granularity"]}
         if current.get("expireAfterSeconds") != expiry.get("expireAfterSeconds"):
             change["expireAfterSeconds"] = expiry.get("expireAfterSeconds", "off")
@@ -336,71 +264,15 @@ class NativeLayout(Layout[D]):
 
     # -- adoption -------------------------------------------------------------------------
 
+    def _adoption(self) -> SeriesAdoption:
+        return SeriesAdoption(self.entry, self.time.stored, self.declared.adopt)
+
     def verify(self, server: Capabilities, report: Report | None) -> Plan[list[Finding]]:
         """Documents that wait to be moved here; the server looks after all the rest."""
-        findings: list[Finding] = []
-        if self.declared.adopt is None:
-            return findings
-        scan = Scan(self.declared.adopt, {}, self.entry.limits.adopt_page, {"_id": 1})
-        while documents := (yield from scan.next()):
-            findings += [
-                Finding(
-                    self.pattern, self.name, each["_id"], "",
-                    f"a document of its own in {self.declared.adopt}", "a reading in the time series",
-                )
-                for each in documents
-            ]  # fmt: skip
-        return findings
+        return self._adoption().waiting()
 
     def repair(self, server: Capabilities, report: Report | None) -> Plan[int]:
-        return (yield from self._adopt(report))
+        return self._adoption().adopt(report)
 
     def rebuild(self, server: Capabilities, report: Report | None) -> Plan[int]:
-        return (yield from self._adopt(report))
-
-    def _adopt(self, report: Report | None) -> Plan[int]:
-        """Move documents here page by page; how many there were.
-
-        There are no transactions on a time series. A reading keeps its `_id`,
-        so after a crash those that are here already are known and left out.
-        """
-        source = self.declared.adopt
-        if source is None:
-            return 0
-        total = (yield from count_documents(source, {})) if report else 0
-        adopted = 0
-        for _ in range(self.entry.limits.adopt_passes_max):
-            moved = 0
-            scan = Scan(source, {}, self.entry.limits.adopt_page)
-            while documents := (yield from scan.next()):
-                moved += yield from self._adopt_page(source, [each for each in documents if self._fits(each)])
-                if report:
-                    report(Progress(self.name, adopted + moved, max(total, adopted + moved)))
-            adopted += moved
-            if not moved:
-                break
-        return adopted
-
-    def _fits(self, document: Raw) -> bool:
-        try:
-            self.entry.codec.load(copy.deepcopy(document))
-            return isinstance(document.get(self.time.stored), dt.datetime)
-        except TreadleError:
-            return False
-
-    def _adopt_page(self, source: str, documents: list[Raw]) -> Plan[int]:
-        if not documents:
-            return 0
-        keys = [each["_id"] for each in documents]
-        times = [each[self.time.stored] for each in documents]
-        there = yield from find(
-            self.collection,
-            {self.time.stored: {"$gte": min(times), "$lte": max(times)}, "_id": {"$in": keys}},
-            {"_id": 1},
-        )
-        known = [each["_id"] for each in there]
-        fresh = [each for each in documents if each["_id"] not in known]
-        if fresh:
-            yield from insert_many(self.collection, fresh, ordered=False)
-        yield from delete_many(source, {"_id": {"$in": keys}})
-        return len(keys)
+        return self._adoption().adopt(report)

@@ -26,6 +26,7 @@ from typing import Any
 import bson
 
 from treadle.model.bson_types import CODEC_OPTIONS, UTC
+from treadle.patterns.bucket.spec import EPOCH, MILLISECOND, milliseconds
 
 VERSION = 1
 UNPACKED_BYTES_MAX = 256 * 1024 * 1024
@@ -34,7 +35,6 @@ EXACT_MAX = 2**53
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 LEVEL = 9
 
-EPOCH = dt.datetime(1970, 1, 1, tzinfo=UTC)
 INTS, SCALED, FLOATS, BOOLS, TEXTS, DATES, OTHER, NOTHING = range(8)
 WIDTHS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
@@ -107,11 +107,10 @@ def _present(values: list[Any]) -> tuple[int, bytes]:
     if kinds == {dt.datetime} and all(
         value.tzinfo is UTC and not value.microsecond % 1000 for value in values
     ):
-        return DATES, _ints([round(value.timestamp() * 1000) for value in values])
+        return DATES, _ints([milliseconds(value) for value in values])
     if all(kind is int or kind.__name__ == "Int64" for kind in kinds):
         return INTS, _ints(values)
-    body = bson.encode({"": values}, codec_options=CODEC_OPTIONS)
-    return OTHER, body
+    return OTHER, bson.encode({"": values}, codec_options=CODEC_OPTIONS)
 
 
 def _read_column(source: _Source, count: int) -> list[Any]:
@@ -125,7 +124,7 @@ def _read_column(source: _Source, count: int) -> list[Any]:
     if present != sum(mask):
         raise Damaged("a column has another number of values than it says")
     values = iter(_read_present(source, kind, present))
-    return [next(values) if there else None for there in mask]
+    return [next(values) if each else None for each in mask]
 
 
 def _read_present(source: _Source, kind: int, count: int) -> list[Any]:
@@ -141,8 +140,7 @@ def _read_present(source: _Source, kind: int, count: int) -> list[Any]:
     if kind == TEXTS:
         return [source.take(length).decode() for length in list(source.ints(count))]
     if kind == DATES:
-        millisecond = dt.timedelta(milliseconds=1)
-        return [EPOCH + number * millisecond for number in source.ints(count)]
+        return [EPOCH + number * MILLISECOND for number in source.ints(count)]
     if kind == OTHER:
         length = int.from_bytes(source.body[source.at : source.at + 4], "little")
         values: list[Any] = bson.decode(source.take(length), codec_options=CODEC_OPTIONS)[""]
@@ -270,8 +268,8 @@ class _Source:
             return [low] * count
         numbers = array(WIDTHS[width])
         numbers.frombytes(_unplaned(self.take(width * count), width))
-        found = _little(numbers)
-        return [low + each for each in found] if low else found
+        differences = _little(numbers)
+        return [low + each for each in differences] if low else differences
 
 
 def _signed(number: int) -> bytes:

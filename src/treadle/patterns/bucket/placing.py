@@ -13,33 +13,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from treadle.model.bson_types import RESERVED
-from treadle.patterns.bucket.contents import Form, readings_of
-from treadle.patterns.bucket.grouping import Batch, cut, drop_repeated, frozen, part_of
-from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Spec, milliseconds, moment
+from treadle.patterns.bucket.contents import readings_of
+from treadle.patterns.bucket.grouping import Batch, cut, drop_repeated, keep, part_of
+from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Form, Spec, milliseconds, moment, state
 from treadle.plan import Plan, Raw, aggregate, find, find_one_and_update, update_one
+from treadle.query.keys import freeze
+
+# Where the readings of a batch go now, and those that must wait for that.
+Located = tuple[list[Batch], list[Batch]]
 
 
 class Placer:
-    """Finds the buckets for the readings of one model; tells `remember` what it found."""
+    """Looks up the buckets for the readings of one model; tells `remember` where a batch goes."""
 
-    def __init__(
-        self, spec: Spec, collection: str, form: Form, remember: Callable[[Batch, int], None]
-    ) -> None:
+    def __init__(self, spec: Spec, remember: Callable[[Batch, int], None]) -> None:
         self.spec = spec
-        self.collection = collection
-        self.form: Form = form
         self.remember = remember
 
-    def locate(self, batch: Batch, duplicates: list[int]) -> Plan[tuple[list[Batch], list[Batch]]]:
-        """Where the readings of one batch go now, and those that must wait for that."""
+    def locate(self, batch: Batch, duplicates: list[int]) -> Plan[Located]:
+        """Where the readings of one batch go; notes those that are there already, under `unique`."""
         if self.spec.span is None:
             return (yield from self._locate_by_limit(batch, duplicates))
         window = yield from self._window(batch, batch.start)
         if self.spec.unique is not None:
-            if not (yield from self._drop_duplicates(batch, window, duplicates)):
+            self._drop_duplicates(batch, window, duplicates)
+            if not batch.readings:
                 return [], []
             if (yield from self._close_full(window, batch)):
                 return [], [batch]
@@ -48,89 +47,85 @@ class Placer:
     def _window(self, batch: Batch, start: int | None) -> Plan[list[Raw]]:
         """The buckets of a window, the last one first, without their readings unless they are needed."""
         spec, names = self.spec, self.spec.names
-        shown: Raw = {
+        projection: Raw = {
             "sequence": f"${SEQUENCE}", "count": f"${names.count}", "next": f"${NEXT}",
             "closed": f"${CLOSED}", "form": {"$type": f"${names.readings}"}, "end": f"${names.end}",
-            "start": f"${names.start}",
         }  # fmt: skip
-        shown |= {f"outer{number}": f"${name}" for number, name in enumerate(spec.outer_names)}
+        projection |= {f"outer{number}": f"${name}" for number, name in enumerate(spec.outer_names)}
         if spec.unique is not None:
-            shown["bucket"] = "$$ROOT"
+            projection["bucket"] = "$$ROOT"
         assert start is not None
         match = {**spec.key_filter(batch.key), names.start: {"$eq": moment(start)}}
         # What is unique must be looked for in all of them.
-        most = spec.limits.bucket_candidates_max
-        few: list[Raw] = [] if spec.unique is not None else [{"$limit": most}]
-        stages = [{"$match": match}, {"$sort": {SEQUENCE: -1}}, *few, {"$project": shown}]
-        return (yield from aggregate(self.collection, stages))
-
-    def _fits(self, batch: Batch, bucket: Raw) -> bool:
-        """Whether readings can be added to a bucket at all."""
-        if bucket["form"] not in ("array", "object") or bucket.get("closed"):
-            return False
-        return all(_equal(bucket.get(f"outer{number}"), value) for number, value in enumerate(batch.outer))
+        few: list[Raw] = [{"$limit": spec.limits.bucket_candidates_max}] if spec.unique is None else []
+        stages = [{"$match": match}, {"$sort": {SEQUENCE: -1}}, *few, {"$project": projection}]
+        return (yield from aggregate(spec.collection, stages))
 
     def _place(
         self, batch: Batch, window: Sequence[Raw], start: int | None, following: int | None
-    ) -> tuple[list[Batch], list[Batch]]:
-        """Fill a bucket that has room, then open new ones; what is left for another look.
+    ) -> Located:
+        """Fill a bucket that has room, then open new ones; what is left is for another look.
 
         What is unique goes into one bucket at a time: another writer may fill
         the first with a reading of this batch, which must not go into the
         second then.
         """
-        limit = self.spec.limit
-        target = self._with_room(batch, window)
-        highest = max((bucket.get("sequence") or 0 for bucket in window), default=-1)
+        limit, total = self.spec.limit, len(batch.readings)
         placed: list[Batch] = []
         at = 0
-        total = len(batch.readings)
+
+        def place(size: int, sequence: int, form: Form, count: int) -> None:
+            nonlocal at
+            part = part_of(batch, at, at + size)
+            placed.append(replace(part, start=start, sequence=sequence, form=form, next=following))
+            self.remember(placed[-1], count)
+            at += size
+
+        target = self._with_room(batch, window)
         if target is not None:
-            at = total if limit is None else min(total, limit - int(target["count"]))
+            count = int(target["count"])
             form: Form = "rows" if target["form"] == "array" else "columns"
-            part = part_of(batch, 0, at)
-            placed.append(
-                replace(part, start=start, sequence=target.get("sequence") or 0, form=form, next=following)
-            )
-            self.remember(placed[0], int(target["count"]))
+            place(total if limit is None else limit - count, target.get("sequence") or 0, form, count)
+        highest = max((bucket.get("sequence") or 0 for bucket in window), default=-1)
         size = limit or max(total, 1)
         if batch.crowded:
             size = max(1, min(size, total // 2))
         while at < total and not (placed and self.spec.unique is not None):
             highest += 1
-            part = part_of(batch, at, at + size)
-            placed.append(replace(part, start=start, sequence=highest, form=self.form, next=following))
-            self.remember(placed[-1], 0)
-            at += size
+            place(size, highest, self.spec.open_form, 0)
         return placed, [part_of(batch, at, total)] if at < total else []
 
     def _with_room(self, batch: Batch, window: Sequence[Raw]) -> Raw | None:
-        limit = self.spec.limit
+        """The last bucket of a window to which readings can be added."""
         if batch.crowded:
             return None
         for bucket in window:
-            if self._fits(batch, bucket) and (limit is None or int(bucket["count"]) < limit):
+            if bucket["form"] not in ("array", "object") or bucket.get("closed"):
+                continue
+            if self.spec.limit is not None and int(bucket["count"]) >= self.spec.limit:
+                continue
+            # Equal as the server's `$eq` has it.
+            if all(
+                freeze(bucket.get(f"outer{number}")) == freeze(value)
+                for number, value in enumerate(batch.outer)
+            ):
                 return bucket
         return None
 
     # -- windows that end with their limit --------------------------------------------------
 
-    def _locate_by_limit(self, batch: Batch, duplicates: list[int]) -> Plan[tuple[list[Batch], list[Batch]]]:
+    def _locate_by_limit(self, batch: Batch, duplicates: list[int]) -> Plan[Located]:
         """The window of the earliest reading; the readings beyond it wait."""
         spec, names, time = self.spec, self.spec.names, self.spec.time.stored
-        order = sorted(range(len(batch.readings)), key=lambda place: batch.readings[place][time])
-        batch = replace(
-            batch,
-            readings=[batch.readings[place] for place in order],
-            counts=[],
-            places=[batch.places[place] for place in order] if batch.places else [],
-        )
+        batch = replace(batch)
+        keep(batch, sorted(range(len(batch.readings)), key=lambda number: batch.readings[number][time]))
         first = milliseconds(batch.readings[0][time])
         before = yield from self._neighbour(batch, {"$lte": moment(first)}, -1)
-        if before is None or (before.get("next") is not None and milliseconds(before["next"]) <= first):
-            start = first if before is None else milliseconds(before["next"])
+        named = None if before is None else state(before, "next")
+        window: list[Raw] = []
+        if before is None or (named is not None and milliseconds(named) <= first):
+            start = first if named is None else milliseconds(named)
             after = yield from self._neighbour(batch, {"$gt": moment(start)}, 1)
-            window: list[Raw] = []
             following = None if after is None else milliseconds(after[names.start])
         else:
             start = milliseconds(before[names.start])
@@ -141,14 +136,13 @@ class Placer:
             if not window or (following is not None and following <= first):
                 return [], [batch]
         now, later = cut(batch, following, time)
-        if spec.unique is not None and window:
-            if not (yield from self._drop_duplicates(now, window, duplicates)):
+        if spec.unique is not None:
+            self._drop_duplicates(now, window, duplicates)
+            if not now.readings:
                 return [], later
             # An open window goes on in its successor, which is named first and closes it too.
             if following is not None and (yield from self._close_full(window, now)):
                 return [], [now, *later]
-        elif spec.unique is not None:
-            drop_repeated(spec, now, duplicates)
         target = self._with_room(now, window)
         if window and following is None and target is None and not now.crowded:
             yield from self._name_successor(window, first)
@@ -163,24 +157,23 @@ class Placer:
         return placed, [*rest_of_window, *later]
 
     def _neighbour(self, batch: Batch, range: Raw, direction: int) -> Plan[Raw | None]:
+        """The bucket of the series that starts first in a range of times, or last."""
         names = self.spec.names
-        found = yield from find(
-            self.collection,
+        rows = yield from find(
+            self.spec.collection,
             {**self.spec.key_filter(batch.key), names.start: range},
             {names.start: 1, NEXT: 1},
             sort=[(names.start, direction), (SEQUENCE, direction)],
             limit=1,
         )
-        if not found:
-            return None
-        return {**found[0], "next": found[0].get(RESERVED, {}).get("next")}
+        return rows[0] if rows else None
 
     def _name_successor(self, window: Sequence[Raw], first: int) -> Plan[None]:
         """Say where the window after a full one starts; whoever is first decides for all."""
         last = max(milliseconds(bucket["end"]) for bucket in window)
         named = moment(max(first, last + 1))
         yield from find_one_and_update(
-            self.collection,
+            self.spec.collection,
             {"_id": {"$in": [bucket["_id"] for bucket in window]}, NEXT: {"$exists": False}},
             {"$set": {NEXT: named}},
             sort=[(SEQUENCE, -1)],
@@ -188,19 +181,13 @@ class Placer:
 
     # -- unique -----------------------------------------------------------------------------
 
-    def _drop_duplicates(self, batch: Batch, window: Sequence[Raw], duplicates: list[int]) -> Plan[bool]:
-        """Take out what the window holds already; whether anything is left."""
-        unique = self.spec.unique
-        assert unique is not None
-        known = {
-            frozen(reading.get(unique.stored))
-            for bucket in window
-            for reading in readings_of(self.spec, bucket["bucket"])
-            if reading.get(unique.stored) is not None
-        }
+    def _drop_duplicates(self, batch: Batch, window: Sequence[Raw], duplicates: list[int]) -> None:
+        """Take out what the window holds already, or comes twice."""
+        assert self.spec.unique is not None
+        name = self.spec.unique.stored
+        readings = [each for bucket in window for each in readings_of(self.spec, bucket["bucket"])]
+        known = {freeze(each[name]) for each in readings if each.get(name) is not None}
         drop_repeated(self.spec, batch, duplicates, known)
-        return bool(batch.readings)
-        yield  # pragma: no cover (a plan, for the sake of its callers)
 
     def _close_full(self, window: Sequence[Raw], batch: Batch) -> Plan[bool]:
         """Close the last bucket of a window if nothing more fits in; whether it had to be."""
@@ -212,10 +199,5 @@ class Placer:
             if limit is None or int(last["count"]) < limit:
                 return False
             full[self.spec.names.count] = {"$gte": limit}
-        yield from update_one(self.collection, full, {"$set": {CLOSED: True}})
+        yield from update_one(self.spec.collection, full, {"$set": {CLOSED: True}})
         return True
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Equality as the server's `$eq` has it."""
-    return one is other or frozen(one) == frozen(other)

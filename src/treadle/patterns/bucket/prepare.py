@@ -10,11 +10,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 from pymongo import IndexModel
 
-from treadle.engine.indexes import compare_indexes, existing_indexes, require_collection, set_up_indexes
+from treadle.engine.indexes import (
+    change_validator,
+    compare_indexes,
+    existing_indexes,
+    field_index,
+    require_collection,
+    set_up_collection,
+    set_up_indexes,
+)
 from treadle.errors import DataError, DeclarationError
 from treadle.graph.reports import Action
 from treadle.model.indexed import Indexed
@@ -23,166 +30,131 @@ from treadle.patterns.bucket.spec import SEQUENCE, Spec, milliseconds
 from treadle.plan import Plan, Raw, create, database_command, find_one
 from treadle.query.paths import put
 
-if TYPE_CHECKING:
-    from treadle.graph.pattern import Entry
 log = logging.getLogger("treadle")
 
 LEAF_PAGE = "128KB"
 INDEX_PAGE = "64KB"
 
 
-def setup(entry: Entry[Any], spec: Spec, existing: Mapping[str, Raw], actions: list[Action]) -> Plan[None]:
+def setup(spec: Spec, existing: Mapping[str, Raw], actions: list[Action]) -> Plan[None]:
     """Make what is missing, change what differs."""
-    found = existing.get(entry.collection)
+    entry = spec.entry
+    collection = existing.get(spec.collection)
     present: list[Raw] = []
-    if found is not None:
-        require_collection(entry, found)
-        present = yield from existing_indexes(entry.collection)
-        yield from _check_existing(entry, spec)
-    adopting = yield from _adopting(entry, spec, present, found is not None)
-    missing, changed = compare_indexes(entry, present, indexes(entry, spec, adopting))
-    for name in (f"{entry.collection}.flat", f"{entry.collection}.summary"):
+    if collection is not None:
+        require_collection(entry, collection)
+        present = yield from existing_indexes(spec.collection)
+        yield from _check_existing(spec)
+    adopting = collection is not None and (yield from _is_adopting(spec, present))
+    missing, changed = compare_indexes(entry, present, _indexes(spec, adopting))
+    views = {f"{spec.collection}.flat": flat_view(spec), f"{spec.collection}.summary": summary_view(spec)}
+    for name in views:
         if name in existing and existing[name]["type"] != "view":
             raise DataError(
-                f"{entry.model.__name__} needs the name {name!r} for a view, but that is a "
+                f"{spec.label} needs the name {name!r} for a view, but that is a "
                 f"{existing[name]['type']} in this database; rename it",
                 code="collection-conflict",
             )
-    yield from _collection(entry, spec, found, adopting, actions)
+    yield from _set_up_buckets(spec, collection, adopting, actions)
     yield from set_up_indexes(entry, missing, changed, actions)
-    for suffix, pipeline in (("flat", flat_view(spec)), ("summary", summary_view(spec))):
-        yield from _view(entry, f"{entry.collection}.{suffix}", pipeline, existing, actions)
+    for name, pipeline in views.items():
+        yield from _set_up_view(spec, name, pipeline, existing.get(name), actions)
 
 
-def _check_existing(entry: Entry[Any], spec: Spec) -> Plan[None]:
+def _check_existing(spec: Spec) -> Plan[None]:
     """Refuse documents that would pass for buckets; say so where buckets are of another span."""
     start, end, readings = spec.names.start, spec.names.end, spec.names.readings
-    if start in entry.codec.by_stored:
+    if start in spec.codec.by_stored:
         single = {start: {"$exists": True}, readings: {"$exists": False}}
-        if (yield from find_one(entry.collection, single, {"_id": 1})) is not None:
+        if (yield from find_one(spec.collection, single, {"_id": 1})) is not None:
             raise DataError(
-                f"{entry.collection!r} holds single documents with a field {start!r}, which is also what "
-                f'{entry.model.__name__} calls the start of a bucket; rename the part: names={{"start": …}}',
+                f"{spec.collection!r} holds single documents with a field {start!r}, which is also what "
+                f'{spec.label} calls the start of a bucket; rename the part: names={{"start": …}}',
                 code="collection-conflict",
             )
     if spec.span is None:
         return
-    bucket = yield from find_one(
-        entry.collection, {start: {"$type": "date"}, end: {"$type": "date"}}, {start: 1, end: 1}
-    )
+    dated = {start: {"$type": "date"}, end: {"$type": "date"}}
+    bucket = yield from find_one(spec.collection, dated, {start: 1, end: 1})
     if bucket is not None and milliseconds(bucket[end]) != spec.last(milliseconds(bucket[start])):
         log.warning(
             "%s: the buckets in %r are of another span than it declares now; run rebuild, until then "
             "ranges of time may miss readings",
-            entry.model.__name__,
-            entry.collection,
+            spec.label,
+            spec.collection,
         )
 
 
-def _adopting(entry: Entry[Any], spec: Spec, present: list[Raw], exists: bool) -> Plan[bool]:
+def _is_adopting(spec: Spec, present: list[Raw]) -> Plan[bool]:
     """Whether the collection still holds, or held at its set-up, one document per reading."""
     keys = [*spec.key_names, spec.names.start, SEQUENCE]
     for index in present:
         if list(dict(index["key"])) == keys:
             return "partialFilterExpression" in index
-    if not exists:
-        return False
-    return (
-        yield from find_one(entry.collection, {spec.names.start: {"$exists": False}}, {"_id": 1})
-    ) is not None
+    single = {spec.names.start: {"$exists": False}}
+    return (yield from find_one(spec.collection, single, {"_id": 1})) is not None
 
 
-def indexes(entry: Entry[Any], spec: Spec, adopting: bool) -> list[IndexModel]:
+def _indexes(spec: Spec, adopting: bool) -> list[IndexModel]:
     """The key of buckets, what expires, what a pack of open buckets needs, and what the model asks for."""
     names = spec.names
+    series = [(name, 1) for name in spec.key_names]
     # Documents that are no buckets yet must not collide.
     only: Raw = {"partialFilterExpression": {names.start: {"$exists": True}}} if adopting else {}
-    if spec.declared.compression is not None:
-        only["storageEngine"] = _engine(spec, INDEX_PAGE)
-    key = [*((name, 1) for name in spec.key_names), (names.start, 1), (SEQUENCE, 1)]
-    wanted = [IndexModel(key, unique=True, **only)]
+    indexes = [
+        IndexModel(
+            [*series, (names.start, 1), (SEQUENCE, 1)], unique=True, **only, **_storage(spec, INDEX_PAGE)
+        )
+    ]
     if spec.span is None:
-        wanted.append(IndexModel([*((name, 1) for name in spec.key_names), (names.end, 1)]))
+        indexes.append(IndexModel([*series, (names.end, 1)]))
     if spec.declared.expire_after is not None:
         seconds = int(spec.declared.expire_after.total_seconds())
-        wanted.append(IndexModel([(names.end, 1)], expireAfterSeconds=seconds))
+        indexes.append(IndexModel([(names.end, 1)], expireAfterSeconds=seconds))
     if spec.layout == "packed":
         # Buckets that are not packed yet; few, and cheap to find.
-        wanted.append(
-            IndexModel(
-                [(names.start, 1)],
-                name="treadle_open",
-                partialFilterExpression={f"{names.readings}.{spec.time.stored}": {"$exists": True}},
-            )
-        )
-    for field in entry.codec.fields:
+        held = {f"{names.readings}.{spec.time.stored}": {"$exists": True}}
+        indexes.append(IndexModel([(names.start, 1)], name="treadle_open", partialFilterExpression=held))
+    for field in spec.codec.fields:
         for mark in field.shape.metadata:
-            if isinstance(mark, Indexed):
-                wanted.append(_field_index(entry, spec, field.stored, mark))
-    return [*wanted, *entry.settings.indexes]
+            if not isinstance(mark, Indexed):
+                continue
+            if mark.unique or mark.expire_after is not None:
+                raise DeclarationError(
+                    f"{spec.label}.{field.stored} has a unique or expiring index, which a reading in a "
+                    "bucket cannot have; use unique= and expire_after= of Bucket",
+                    code="bucket-declaration",
+                )
+            prefix = "" if field.stored in spec.outer_names else f"{names.readings}."
+            indexes.append(field_index(spec.entry, prefix, field, mark))
+    return [*indexes, *spec.entry.settings.indexes]
 
 
-def _engine(spec: Spec, page: str) -> Raw:
+def _storage(spec: Spec, page: str) -> Raw:
     """Compressed, in larger pages than usual: neighbouring buckets are much alike, and so are their keys."""
-    return {
-        "wiredTiger": {"configString": f"block_compressor={spec.declared.compression},leaf_page_max={page}"}
-    }
-
-
-def _field_index(entry: Entry[Any], spec: Spec, name: str, mark: Indexed) -> IndexModel:
-    if mark.unique or mark.expire_after is not None:
-        raise DeclarationError(
-            f"{entry.model.__name__}.{name} has a unique or expiring index, which a reading in a bucket "
-            "cannot have; use unique= and expire_after= of Bucket",
-            code="bucket-declaration",
-        )
-    path = name if name in spec.outer_names else f"{spec.names.readings}.{name}"
-    options = {**mark.options, **({"name": mark.name} if mark.name else {})}
-    return IndexModel([(path, -1 if mark.descending else 1)], sparse=mark.sparse, **options)
+    if spec.declared.compression is None:
+        return {}
+    configuration = f"block_compressor={spec.declared.compression},leaf_page_max={page}"
+    return {"storageEngine": {"wiredTiger": {"configString": configuration}}}
 
 
 # -- the collection -------------------------------------------------------------------------
 
 
-def _collection(
-    entry: Entry[Any], spec: Spec, found: Raw | None, adopting: bool, actions: list[Action]
-) -> Plan[None]:
-    level = entry.settings.validation
+def _set_up_buckets(spec: Spec, collection: Raw | None, adopting: bool, actions: list[Action]) -> Plan[None]:
+    entry, level = spec.entry, spec.entry.settings.validation
     # The server looks at the whole bucket again with each append, so at its readings only if asked to.
-    schema = bucket_schema(entry, spec, adopting, deep=level == "strict")
-    validator: Raw = {} if level == "off" else {"$jsonSchema": schema}
-    options: Raw = {
-        "validator": validator,
-        "validationLevel": level,
-        "validationAction": entry.settings.validation_action,
-    }
-    if found is None:
-        storage: Raw = {}
-        if spec.declared.compression is not None:
-            storage = {"storageEngine": _engine(spec, LEAF_PAGE)}
-        actions.append(Action("create collection", entry.collection, _detail(spec)))
-        if (yield from create(entry.collection, **(options if level != "off" else {}), **storage)):
-            return
-        found = {"options": {}}
-    current = found.get("options", {})
-    now = {
-        "validator": current.get("validator", {}),
-        "validationLevel": current.get("validationLevel", "strict" if current.get("validator") else "off"),
-        "validationAction": current.get("validationAction", "error"),
-    }
-    if now != options and (level != "off" or now["validator"]):
-        actions.append(Action("change validator", entry.collection, level))
-        yield from database_command({"collMod": entry.collection, **options})
-
-
-def _detail(spec: Spec) -> str:
+    schema = None if level == "off" else bucket_schema(spec, adopting, deep=level == "strict")
     compressed = f", {spec.declared.compression}" if spec.declared.compression else ""
-    return f"buckets, {spec.layout}{compressed}"
+    detail, storage = f"buckets, {spec.layout}{compressed}", _storage(spec, LEAF_PAGE)
+    change = yield from set_up_collection(entry, collection, schema, actions, detail, **storage)
+    if change is not None:
+        yield from change_validator(entry, change[1], level, actions)
 
 
-def bucket_schema(entry: Entry[Any], spec: Spec, adopting: bool, *, deep: bool) -> Raw:
+def bucket_schema(spec: Spec, adopting: bool, *, deep: bool) -> Raw:
     """What a stored bucket looks like, in any of the three forms; its readings too if `deep`."""
-    reading = model_schema(entry.codec)
+    reading = model_schema(spec.codec)
     if "properties" not in reading:
         reading = {"bsonType": "object", "properties": {}, "required": []}
     fields: Raw = reading["properties"]
@@ -237,24 +209,14 @@ def flat_view(spec: Spec) -> list[Raw]:
     time = spec.time.stored
     column: Raw = {name: {"$arrayElemAt": [f"{held}.{name}", "$$place"]} for name in spec.value_names}
     column[time] = {"$add": [start, {"$arrayElemAt": [f"{held}.{time}", "$$place"]}]}
-    rows = {
-        "$map": {
-            "input": {"$range": [0, {"$size": {"$ifNull": [f"{held}.{time}", []]}}]},
-            "as": "place",
-            "in": column,
-        }
-    }
+    places = {"$range": [0, {"$size": {"$ifNull": [f"{held}.{time}", []]}}]}
+    rows = {"$map": {"input": places, "as": "place", "in": column}}
     is_columns = {"$eq": [{"$type": held}, "object"]}
     branches = [{"case": {"$isArray": held}, "then": held}, {"case": is_columns, "then": rows}]
     outer = {name: f"${name}" for name in spec.outer_names}
+    readings = {"$switch": {"branches": branches, "default": []}}
     return [
-        {
-            "$project": {
-                "_id": 0,
-                "outer": outer,
-                "reading": {"$switch": {"branches": branches, "default": []}},
-            }
-        },
+        {"$project": {"_id": 0, "outer": outer, "reading": readings}},
         {"$unwind": "$reading"},
         {"$replaceWith": {"$mergeObjects": ["$outer", "$reading"]}},
     ]
@@ -263,7 +225,7 @@ def flat_view(spec: Spec) -> list[Raw]:
 def summary_view(spec: Spec) -> list[Raw]:
     """One document per bucket, with averages."""
     names = spec.names
-    shown: Raw = dict.fromkeys((*spec.outer_names, names.start, names.end, names.count), 1)
+    projection: Raw = dict.fromkeys((*spec.outer_names, names.start, names.end, names.count), 1)
     stats: Raw = {}
     for stat in spec.stats:
         path = f"${names.stats}.{stat.path}"
@@ -272,20 +234,19 @@ def summary_view(spec: Spec) -> list[Raw]:
         parts = {name: f"{path}.{name}" for name in ("min", "max", "sum")}
         put(stats, stat.path, {**parts, "avg": average})
     if stats:
-        shown[names.stats] = stats
-    return [{"$match": {names.start: {"$exists": True}}}, {"$project": shown}]
+        projection[names.stats] = stats
+    return [{"$match": {names.start: {"$exists": True}}}, {"$project": projection}]
 
 
-def _view(
-    entry: Entry[Any], name: str, pipeline: list[Raw], existing: Mapping[str, Raw], actions: list[Action]
+def _set_up_view(
+    spec: Spec, name: str, pipeline: list[Raw], existing: Raw | None, actions: list[Action]
 ) -> Plan[None]:
-    wanted = {"viewOn": entry.collection, "pipeline": pipeline}
-    found = existing.get(name)
-    if found is None:
+    view = {"viewOn": spec.collection, "pipeline": pipeline}
+    if existing is None:
         actions.append(Action("create view", name))
-        if (yield from create(name, **wanted)):
+        if (yield from create(name, **view)):
             return
-        found = {"options": {}}
-    if any(found["options"].get(key) != value for key, value in wanted.items()):
+    options = {} if existing is None else existing["options"]
+    if any(options.get(key) != value for key, value in view.items()):
         actions.append(Action("change view", name))
-        yield from database_command({"collMod": name, **wanted})
+        yield from database_command({"collMod": name, **view})

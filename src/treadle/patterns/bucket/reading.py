@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from bson import MaxKey, ObjectId, Timestamp
+from bson import ObjectId
 from bson.decimal128 import Decimal128
 
 from treadle.errors import UsageError
 from treadle.graph.reports import FieldSummary, Summary
 from treadle.model.adapt import adapter_of
-from treadle.model.bson_types import date_to_bson
+from treadle.model.bson_types import date_to_bson, from_bson
+from treadle.model.codec import Codec, StoredField
 from treadle.model.document import Document
-from treadle.model.shape import Shape
-from treadle.patterns.bucket.contents import columns_of, form_of, number_key, readings_of
+from treadle.patterns.bucket.contents import FIRST, LAST, column, columns_of, form_of, number_key, readings_of
 from treadle.patterns.bucket.matching import Selection, open_buckets, select, times_filter
 from treadle.patterns.bucket.spec import EPOCH, Spec, milliseconds, moment
 from treadle.plan import Plan, Raw, Read, aggregate, find
@@ -33,107 +33,88 @@ from treadle.query.safety import Sort, clean, sort_keys
 
 D = TypeVar("D", bound=Document)
 
+NAIVE_EPOCH = EPOCH.replace(tzinfo=None)
+
 
 class Reader(Generic[D]):
     """Turns pages of buckets into readings, filtered, sorted and cut."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        collection: str,
-        load: Callable[[Raw], D],
-        filter: Any,
-        sort: Sort | None,
-        skip: int,
-        limit: int | None,
-    ) -> None:
+    def __init__(self, spec: Spec, filter: Any, sort: Sort | None, skip: int, limit: int | None) -> None:
         self.spec = spec
-        self.collection = collection
-        self.load = load
         self.selection = select(spec, filter)
-        self.keys = sort_keys(sort, spec.codec)
+        self.keys = sort_keys(sort, spec.codec) or []
         _check_sort(spec, self.keys)
         self.skip = skip
         self.remaining = limit or None
-        few = limit and limit + skip <= 1000
-        self.page = spec.limits.bucket_small_page if few else spec.limits.bucket_page
+        self._few = bool(limit) and (limit or 0) + skip <= 1000
+        self.page = spec.limits.bucket_small_page if self._few else spec.limits.bucket_page
         self.done = False
-        self._held: list[tuple[Raw, dt.datetime]] = []
-        self._by_time = bool(self.keys) and self.keys[0][0] == spec.time.stored if self.keys else False
+        self._held: list[Raw] = []
+        self._by_time = bool(self.keys) and self.keys[0][0] == spec.time.stored
 
     @property
     def command(self) -> Read:
         """The read whose cursor gives the buckets."""
-        small = self.page == self.spec.limits.bucket_small_page
-        options: Raw = {"batch_size": self.page * 4} if small else {}
+        options: Raw = {"batch_size": self.page * 4} if self._few else {}
         if self._by_time:
             options |= {"sort": [self._bucket_order()], "allow_disk_use": True}
-        return Read(self.collection, "find", (self.selection.buckets,), options)
+        return Read(self.spec.collection, "find", (self.selection.buckets,), options)
 
     def _bucket_order(self) -> tuple[str, int]:
-        assert self.keys is not None
-        forward = self.keys[0][1] == 1
-        names = self.spec.names
-        return (names.start, 1) if forward else (names.end if self.spec.span is None else names.start, -1)
+        names, direction = self.spec.names, self.keys[0][1]
+        return (names.end if direction == -1 and self.spec.span is None else names.start), direction
 
     def take(self, buckets: list[Raw], ended: bool) -> Plan[list[D]]:
         """The readings that can be emitted now that these buckets are known."""
-        opened = yield from open_buckets(self.spec, self.collection, self.selection, buckets)
-        time = self.spec.time.stored
+        opened = yield from open_buckets(self.spec, self.selection, buckets)
         flats = [
-            (self.spec.flat(each.bucket, each.readings[place], each.series), each.readings[place][time])
+            self.spec.flat(each.bucket, each.readings[place], each.series)
             for each in opened
             for place in each.picked
         ]
-        if self.keys is None:
-            return self._emit([flat for flat, _ in flats], ended)
+        if not self.keys:
+            return self._emit(flats, ended)
         self._held += flats
-        if not self._by_time:
-            return self._emit(self._settle(), True) if ended else self._hold()
-        self._sort()
-        if ended:
-            cut = len(self._held)
-        elif buckets:
-            cut = self._safe(buckets[-1])
-        else:
+        if not ended and not self._by_time:
+            self._keep_few()
             return []
-        ready, self._held = self._held[:cut], self._held[cut:]
-        return self._emit([flat for flat, _ in ready], ended)
+        self._sort()
+        at = len(self._held) if ended else self._safe(buckets)
+        ready, self._held = self._held[:at], self._held[at:]
+        return self._emit(ready, ended)
 
-    def _safe(self, last: Raw) -> int:
-        """How many of the held readings no bucket that is still to come can precede."""
+    def _safe(self, buckets: Sequence[Raw]) -> int:
+        """How many of the held readings come before those of any bucket that is still to be read."""
+        if not buckets:
+            return 0
         name, direction = self._bucket_order()
-        edge = last[name]
+        edge, time = buckets[-1][name], self.spec.time.stored
         if direction == -1 and self.spec.span is not None:
             edge = moment(self.spec.last(milliseconds(edge)))
-        for place, (_, when) in enumerate(self._held):
-            if (when >= edge) if direction == 1 else (when <= edge):
+        for place, flat in enumerate(self._held):
+            if (flat[time] >= edge) if direction == 1 else (flat[time] <= edge):
                 return place
         return len(self._held)
 
     def _sort(self) -> None:
-        assert self.keys is not None
         # From the last key to the first: sorting is stable.
         for name, direction in reversed(self.keys):
-            self._held.sort(key=lambda pair: order_key(value_at(pair[0], name)), reverse=direction == -1)
+            self._held.sort(key=lambda flat: order_key(value_at(flat, name)), reverse=direction == -1)
 
-    def _hold(self) -> list[D]:
+    def _keep_few(self) -> None:
+        """Forget held readings that will not be emitted; refuses to hold too many."""
         most = self.spec.limits.bucket_held_max
-        wanted = None if self.remaining is None else self.skip + self.remaining
-        if wanted is not None and len(self._held) > 2 * wanted + 1000:
-            self._sort()
-            del self._held[wanted:]
-        elif wanted is None and len(self._held) > most:
+        if self.remaining is not None:
+            few = self.skip + self.remaining
+            if len(self._held) > 2 * few + 1000:
+                self._sort()
+                del self._held[few:]
+        elif len(self._held) > most:
             raise UsageError(
                 f"more than {most:,} readings of {self.spec.label} would have to be held to sort them by "
                 f"{self.keys}; sort by {self.spec.time.stored!r}, narrow the filter, or give a limit",
                 code="sort-too-large",
             )
-        return []
-
-    def _settle(self) -> list[Raw]:
-        self._sort()
-        return [flat for flat, _ in self._held]
 
     def _emit(self, flats: list[Raw], ended: bool) -> list[D]:
         if self.skip:
@@ -144,11 +125,11 @@ class Reader(Generic[D]):
             flats = flats[: self.remaining]
             self.remaining -= len(flats)
         self.done = ended or self.remaining == 0
-        return [self.load(flat) for flat in flats]
+        return [self.spec.codec.load(flat) for flat in flats]
 
 
-def _check_sort(spec: Spec, keys: Sequence[tuple[str, int]] | None) -> None:
-    for name, _ in keys or ():
+def _check_sort(spec: Spec, keys: Sequence[tuple[str, int]]) -> None:
+    for name, _ in keys:
         field = spec.codec.by_stored.get(top(name))
         if field is not None and field.shape.kind in ARRAYS:
             raise UsageError(
@@ -176,214 +157,169 @@ def order_key(value: Any) -> tuple[int, Any]:
 # -- count ----------------------------------------------------------------------------------
 
 
-def count(spec: Spec, collection: str, filter: Any) -> Plan[int]:
+def count(spec: Spec, filter: Any) -> Plan[int]:
     """How many readings match; buckets that lie wholly in the range are not unpacked."""
     selection = select(spec, filter)
     if not selection.whole:
-        return (yield from _count_opened(spec, collection, selection))
+        return (yield from count_opened(spec, selection))
     names = spec.names
-    inside: list[Raw] = [{"$eq": [True, True]}]
+    inside: list[Raw] = []
     if selection.low is not None:
         inside.append({"$gte": [f"${names.start}", moment(selection.low)]})
     if selection.high is not None:
         inside.append({"$lte": [f"${names.end}", moment(selection.high)]})
     wholly: Raw = {"$and": inside}
-    opened = {"$cond": [wholly, None, "$$ROOT"]}
-    groups = yield from aggregate(
-        collection,
-        [
-            {"$match": selection.buckets},
-            {
-                "$group": {
-                    "_id": {"$cond": [wholly, None, "$_id"]},
-                    "n": {"$sum": f"${names.count}"},
-                    "bucket": {"$first": opened},
-                }
-            },
-        ],
-        allowDiskUse=True,
-    )
+    grouped = {
+        "_id": {"$cond": [wholly, None, "$_id"]},
+        "n": {"$sum": f"${names.count}"},
+        "bucket": {"$first": {"$cond": [wholly, None, "$$ROOT"]}},
+    }
+    stages = [{"$match": selection.buckets}, {"$group": grouped}]
+    groups = yield from aggregate(spec.collection, stages, allowDiskUse=True)
     total = sum(int(each["n"]) for each in groups if each["bucket"] is None)
     edges = [each["bucket"] for each in groups if each["bucket"] is not None]
-    for each in (yield from open_buckets(spec, collection, selection, edges)):
-        total += len(each.picked)
-    return total
+    opened = yield from open_buckets(spec, selection, edges)
+    return total + sum(len(each.picked) for each in opened)
 
 
-def _count_opened(spec: Spec, collection: str, selection: Selection) -> Plan[int]:
+def count_opened(spec: Spec, selection: Selection) -> Plan[int]:
+    """How many readings a selection means, looking into each bucket."""
     total = 0
-    scan = Scan(collection, selection.buckets, spec.limits.bucket_page)
+    scan = Scan(spec.collection, selection.buckets, spec.limits.bucket_page)
     while buckets := (yield from scan.next()):
-        for each in (yield from open_buckets(spec, collection, selection, buckets)):
-            total += len(each.picked)
+        opened = yield from open_buckets(spec, selection, buckets)
+        total += sum(len(each.picked) for each in opened)
     return total
 
 
 class Scan:
-    """The buckets that match, page by page: those with ids as Treadle makes them, then all others."""
+    """The documents that match, page by page: those with ids as Treadle makes them, then all others."""
 
     def __init__(self, collection: str, filter: Raw, page: int, projection: Raw | None = None) -> None:
         self.collection = collection
         self.filter = filter
         self.page = page
         self.projection = projection
-        self._last: Any = None
+        # In a list, because an id may itself be null.
+        self._last: list[Any] = []
         self._others = False
         self._ended = False
 
     def next(self) -> Plan[list[Raw]]:
         """The next page; empty when there are no more."""
-        if not self._others:
-            after = {"$gt": self._last} if self._last is not None else {"$type": "objectId"}
-            found = yield from self._page({"_id": after})
-            if found:
-                self._last = found[-1]["_id"]
-                return found
-            self._others = True
-            self._last = None
-            found = yield from self._page({"_id": {"$not": {"$type": "objectId"}}})
-        elif self._ended:
-            return []
-        else:
-            found = yield from self._page({"$or": ids_after(self._last)})
-        self._ended = len(found) < self.page
-        if found:
-            self._last = found[-1]["_id"]
-        return found
-
-    def _page(self, place: Raw) -> Plan[list[Raw]]:
-        condition = {"$and": [self.filter, place]}
-        return (
-            yield from find(self.collection, condition, self.projection, sort=[("_id", 1)], limit=self.page)
-        )
+        while not self._ended:
+            after: Raw = {"$type": "objectId"}
+            bounds: Raw = {}
+            if self._others:
+                after = {"$not": after}
+            if self._others and self._last:
+                # A range would end where the type of the ids changes; bounds of the index do not.
+                bounds = {"min": {"_id": self._last[0]}, "hint": [("_id", 1)]}
+                after["$ne"] = self._last[0]
+            elif self._last:
+                after = {"$gt": self._last[0]}
+            condition = {"$and": [self.filter, {"_id": after}]}
+            rows = yield from find(
+                self.collection, condition, self.projection, sort=[("_id", 1)], limit=self.page, **bounds
+            )
+            self._last = [rows[-1]["_id"]] if rows else []
+            if len(rows) < self.page:
+                self._ended, self._others, self._last = self._others, True, []
+            if rows:
+                return rows
+        return []
 
 
-# The types that an `_id` can have, in the order of the server.
-_ID_TYPES = ("null", "number", "string", "object", "binData", "bool", "date", "timestamp", "maxKey")
-
-
-def ids_after(last: Any) -> list[Raw]:
-    """What an `_id` after this one is like, but for ObjectIds; a comparison stays within one type."""
-    if isinstance(last, bool):
-        name = "bool"
-    elif isinstance(last, (int, float, Decimal128)):
-        name = "number"
-    else:
-        name = next((name for kind, name in _ID_CLASSES if isinstance(last, kind)), "object")
-    later: list[Raw] = [{"_id": {"$type": each}} for each in _ID_TYPES[_ID_TYPES.index(name) + 1 :]]
-    if name == "number" and number_key(last)[0] == 0:
-        # Nothing is greater than what is not a number, but all numbers come after it.
-        return [{"_id": {"$type": "number", "$nin": [float("nan"), Decimal128("NaN")]}}, *later]
-    return [{"_id": {"$gt": last}}, *later]
-
-
-_ID_CLASSES: tuple[tuple[Any, str], ...] = (
-    (type(None), "null"), (str, "string"), ((bytes, UUID), "binData"), (dt.datetime, "date"),
-    (Timestamp, "timestamp"), (MaxKey, "maxKey"),
-)  # fmt: skip
-
-
-# -- tuples ---------------------------------------------------------------------------------
+# -- the readings of one series ---------------------------------------------------------------
 
 
 def tuples(
-    spec: Spec, collection: str, key: Any, start: Any, end: Any, fields: Sequence[str] | None
+    spec: Spec, key: Any, start: Any, end: Any, fields: Sequence[str] | None
 ) -> Plan[list[tuple[Any, ...]]]:
     """Readings of one series as tuples: the time, then the fields; from `start` to before `end`."""
-    names = tuple(_stored(spec, name) for name in fields) if fields is not None else spec.value_names
-    low, high = bounds(start, end)
-    selection = Selection({}, low, high)
-    condition = {"$and": [spec.key_filter(key_values(spec, key)), *times_filter(spec, selection)]}
-    naive = all(is_dateless(spec.codec.by_stored[name].shape) for name in names)
+    chosen, naive = chosen_fields(spec.codec, fields, {*spec.outer, spec.time.stored})
+    names = [each.stored for each in chosen]
+    selection = _series(spec, key, start, end)
     buckets = yield from find(
-        collection, condition, sort=[(spec.names.start, 1)], naive=naive, allow_disk_use=True
+        spec.collection, selection.buckets, sort=[(spec.names.start, 1)], naive=naive, allow_disk_use=True
     )
-    adapters = [adapter_of(spec.codec, spec.codec.by_stored[name].shape) for name in names]
-    found: list[tuple[Any, ...]] = []
+    first, last = selection.times
+    rows: list[tuple[Any, ...]] = []
     for bucket in buckets:
         if naive:
-            _localise(spec, bucket)
+            make_aware(bucket, spec.names.start, spec.names.end)
         part = _tuples_of(spec, bucket, names, naive)
-        if any(adapters):
-            part = [
-                (row[0], *(value if value is None or adapt is None else adapt(value)
-                           for adapt, value in zip(adapters, row[1:], strict=True)))
-                for row in part
-            ]  # fmt: skip
-        edge = (low is not None and milliseconds(bucket[spec.names.start]) < low) or (
-            high is not None and milliseconds(bucket[spec.names.end]) > high
-        )
-        if edge:
-            first, last = (
-                moment(low) if low is not None else _FIRST,
-                moment(high) if high is not None else _LAST,
-            )
+        if bucket.get(spec.names.start, FIRST) < first or bucket.get(spec.names.end, LAST) > last:
             part = [row for row in part if first <= row[0] <= last]
-        found += part
-    found.sort(key=itemgetter(0))
-    return found
+        rows += part
+    rows.sort(key=itemgetter(0))
+    return adapted(spec.codec, chosen, rows)
 
 
-def is_dateless(shape: Shape) -> bool:
-    """Whether values of a field are surely no dates, nor hold any."""
-    return shape.kind == "scalar" and shape.python in _DATELESS
+def _series(spec: Spec, key: Any, start: Any, end: Any) -> Selection:
+    """All readings of one series in a range of time."""
+    selection = Selection({}, *bounds(start, end))
+    selection.buckets = {"$and": [spec.key_filter(key_values(spec, key)), *times_filter(spec, selection)]}
+    return selection
+
+
+def _tuples_of(spec: Spec, bucket: Raw, names: Sequence[str], naive: bool) -> list[tuple[Any, ...]]:
+    if form_of(spec, bucket) == "rows":
+        rows = bucket[spec.names.readings]
+        try:
+            times = list(map(itemgetter(spec.time.stored), rows))
+            columns = {name: column(rows, name) for name in names}
+            if naive:
+                times = [EPOCH + (each - NAIVE_EPOCH) for each in times]
+        except (KeyError, TypeError, AttributeError):
+            # No reading, no time, text in its place, or a date beyond Python's years.
+            readings_of(spec, bucket)
+            raise
+    else:
+        times, columns = columns_of(spec, bucket)
+    columns |= {name: [bucket.get(name)] * len(times) for name in names if name in spec.outer_names}
+    nothing = [None] * len(times)
+    return list(zip(times, *(columns.get(name, nothing) for name in names), strict=True))
+
+
+def make_aware(raw: Raw, *names: str) -> None:
+    """Give dates their time zone, by distance, which is quicker than to replace it."""
+    for name in names:
+        if isinstance(value := raw.get(name), dt.datetime):
+            raw[name] = EPOCH + (value - NAIVE_EPOCH)
+
+
+def chosen_fields(
+    codec: Codec[Any], names: Sequence[str] | None, outer: set[str]
+) -> tuple[list[StoredField], bool]:
+    """The fields that a caller named, or all that are measured; and whether none of them can hold a date."""
+    for name in names or ():
+        if name not in codec.by_name or codec.by_name[name].stored == "_id":
+            raise UsageError(f"{codec.model.__name__} has no field {name!r} to read", code="filter-invalid")
+    if names is None:
+        fields = [each for each in codec.fields if each.stored not in outer]
+    else:
+        fields = [codec.by_name[name] for name in names]
+    return fields, all(each.shape.kind == "scalar" and each.shape.python in _DATELESS for each in fields)
 
 
 _DATELESS = (bool, int, float, str, bytes, decimal.Decimal, ObjectId, UUID)
 
 
-def _localise(spec: Spec, bucket: Raw) -> None:
-    """Give the dates of a bucket, but not those of its readings, their time zone."""
-    for name in (spec.names.start, spec.names.end):
-        if isinstance(value := bucket.get(name), dt.datetime):
-            bucket[name] = EPOCH + (value - NAIVE_EPOCH)
-
-
-_FIRST = dt.datetime.min.replace(tzinfo=dt.UTC)
-_LAST = dt.datetime.max.replace(tzinfo=dt.UTC)
-
-
-def _tuples_of(spec: Spec, bucket: Raw, names: Sequence[str], naive: bool) -> list[tuple[Any, ...]]:
-    time = spec.time.stored
-    if form_of(spec, bucket) == "rows" and not set(names) & set(spec.outer_names):
-        rows = bucket[spec.names.readings]
-        try:
-            times = list(map(itemgetter(time), rows))
-            columns = [list(map(itemgetter(name), rows)) for name in names]
-        except (KeyError, TypeError):
-            # Somebody left a field out; it is None then.
-            times = [row[time] for row in readings_of(spec, bucket)]
-            columns = [[row.get(name) for row in rows] for name in names]
-        if naive:
-            times = _aware(spec, bucket, times)
-        return list(zip(times, *columns, strict=True))
-    if naive and form_of(spec, bucket) == "rows":
-        for row in readings_of(spec, bucket):
-            row[time] = EPOCH + (row[time] - NAIVE_EPOCH)
-    times, found = columns_of(spec, bucket)
-    nothing = [None] * len(times)
-    outer = {name: [bucket.get(name)] * len(times) for name in names if name in spec.outer_names}
-    return list(zip(times, *(outer.get(name) or found.get(name, nothing) for name in names), strict=True))
-
-
-def _aware(spec: Spec, bucket: Raw, times: list[Any]) -> list[Any]:
-    """Dates with their time zone; by distance, which is quicker than to replace it."""
-    try:
-        return [EPOCH + (each - NAIVE_EPOCH) for each in times]
-    except TypeError:
-        # Text, or a date beyond Python's years.
-        readings_of(spec, bucket)
-        raise
-
-
-NAIVE_EPOCH = EPOCH.replace(tzinfo=None)
-
-
-def _stored(spec: Spec, name: str) -> str:
-    field = spec.codec.by_name.get(name)
-    if field is None or field.stored == "_id":
-        raise UsageError(f"{spec.label} has no field {name!r} to read", code="filter-invalid")
-    return field.stored
+def adapted(
+    codec: Codec[Any], fields: Sequence[StoredField], rows: list[tuple[Any, ...]]
+) -> list[tuple[Any, ...]]:
+    """A time and values of these fields per row, as Python has them."""
+    adapters = [None, *(adapter_of(codec, each.shape) for each in fields)]
+    if not any(adapters):
+        return rows
+    return [
+        tuple(
+            value if value is None or adapt is None else adapt(value)
+            for value, adapt in zip(row, adapters, strict=True)
+        )
+        for row in rows
+    ]
 
 
 def bounds(start: Any, end: Any) -> tuple[int | None, int | None]:
@@ -400,16 +336,17 @@ def bounds(start: Any, end: Any) -> tuple[int | None, int | None]:
 
 def key_values(spec: Spec, key: Any) -> tuple[Any, ...]:
     """The stored key of a series that a caller named: a value, a tuple, or a mapping of fields."""
-    if isinstance(key, dict) and set(key) == {field.name for field in spec.keys}:
-        values = [key[field.name] for field in spec.keys]
-    elif len(spec.keys) == 1:
+    names = [field.name for field in spec.keys]
+    if isinstance(key, dict) and set(key) == set(names):
+        values = [key[name] for name in names]
+    elif len(names) == 1:
         values = [key]
-    elif isinstance(key, (tuple, list)) and len(key) == len(spec.keys):
+    elif isinstance(key, (tuple, list)) and len(key) == len(names):
         values = list(key)
     else:
-        names = ", ".join(field.name for field in spec.keys)
         raise UsageError(
-            f"{key!r} does not say which {spec.label} series is meant; give ({names})", code="filter-invalid"
+            f"{key!r} does not say which {spec.label} series is meant; give ({', '.join(names)})",
+            code="filter-invalid",
         )
     return tuple(clean(value) for value in values)
 
@@ -417,47 +354,33 @@ def key_values(spec: Spec, key: Any) -> tuple[Any, ...]:
 # -- summaries ------------------------------------------------------------------------------
 
 
-def summary(spec: Spec, collection: str, key: Any, start: Any, end: Any) -> Plan[list[Summary]]:
+def summary(spec: Spec, key: Any, start: Any, end: Any) -> Plan[list[Summary]]:
     """One entry per bucket of a series that meets the range, in order; readings are not read."""
-    low, high = bounds(start, end)
-    condition = {
-        "$and": [spec.key_filter(key_values(spec, key)), *times_filter(spec, Selection({}, low, high))]
-    }
     names = spec.names
     buckets = yield from find(
-        collection,
-        condition,
+        spec.collection,
+        _series(spec, key, start, end).buckets,
         {names.start: 1, names.end: 1, names.count: 1, names.stats: 1, "_id": 0},
         sort=[(names.start, 1)],
         limit=spec.limits.bucket_summaries_max,
         naive=True,
         allow_disk_use=True,
     )
-    found = []
+    summaries = []
     for bucket in buckets:
-        _localise(spec, bucket)
+        make_aware(bucket, names.start, names.end)
         number, held = bucket[names.count], bucket.get(names.stats)
-        stats = {
-            stat.python: field_summary(value_at(held, stat.path) or _NO_STATISTICS, number)
-            for stat in spec.stats
-        }
-        found.append(Summary(bucket[names.start], bucket[names.end], number, stats))
-    return found
-
-
-_NO_STATISTICS: Raw = {}
+        stats = {stat.python: field_summary(value_at(held, stat.path) or {}, number) for stat in spec.stats}
+        summaries.append(Summary(bucket[names.start], bucket[names.end], number, stats))
+    return summaries
 
 
 def field_summary(stored: Raw, count: int) -> FieldSummary:
     """Statistics as Python knows them, with the average."""
     low, high, total = stored.get("min"), stored.get("max"), stored.get("sum")
     if isinstance(total, Decimal128) or isinstance(low, Decimal128):
-        low, high, total = _python(low), _python(high), _python(total)
+        low, high, total = map(from_bson, (low, high, total))
     number = stored.get("count", count)
     if low is None or not number:
-        return FieldSummary(None, None, total if total is not None else 0, None)
+        return FieldSummary(None, None, 0 if total is None else total, None)
     return FieldSummary(low, high, total, total / number)
-
-
-def _python(value: Any) -> Any:
-    return value.to_decimal() if isinstance(value, Decimal128) else value

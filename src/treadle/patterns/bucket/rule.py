@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from treadle.graph.pattern import Models, Pattern, Place, Rule
 from treadle.patterns.bucket.layout import BucketLayout
-from treadle.patterns.bucket.spec import FieldNames, bind, refuse_others
+from treadle.patterns.bucket.spec import FieldNames, Form, Spec, refuse_others
 from treadle.plan import Plan
 from treadle.plan.capabilities import Capabilities
 
@@ -46,7 +46,7 @@ class Bucket(Pattern):
     metadata: FieldNames = ()
     unique: str | None = None
     expire_after: timedelta | None = None
-    layout: Literal["rows", "columns", "packed"] = "rows"
+    layout: Form = "rows"
     compression: Literal["zstd"] | None = None
     ids: Literal["derived", "stored"] | None = None
     adopt: str | None = None
@@ -64,8 +64,7 @@ class BucketRule(Rule):
     def __init__(self, place: Place, declared: Bucket) -> None:
         super().__init__(place)
         self.due_work = "packing" if declared.layout == "packed" else ""
-        target = self.target
-        self._layout = BucketLayout(target, bind(declared, target.model, target.codec, target.limits))
+        self._layout = BucketLayout[Any](Spec(declared, self.target))
 
     def maintained(self) -> set[str]:
         return set()

@@ -1,9 +1,9 @@
-"""What a Bucket declaration comes to: stored names, windows, statistics, ids.
+"""A Bucket declaration, bound to its model: stored names, windows, statistics, ids.
 
-Readings are split into what is equal for a whole bucket (the series' key, and
-metadata) and the inner part (time and measured fields). A reading's id is not
-stored unless the model declares one: it is made of the series and the time,
-so that it is the same in every layout and costs nothing.
+A reading has an outer part, which its whole bucket shares (the key of its
+series, and metadata), and an inner part (time and measured fields). Its id is
+not stored unless the model declares one: it is made of the series and the
+time, so that it is the same in every layout and costs nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import decimal
 import functools
 import hashlib
 import inspect
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Any, Literal
 
 import bson
@@ -22,10 +23,9 @@ from bson import ObjectId
 from bson.decimal128 import Decimal128
 
 from treadle.errors import DeclarationError
-from treadle.graph.limits import Limits
-from treadle.graph.pattern import Place
+from treadle.graph.pattern import Entry, Place
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, UTC
-from treadle.model.codec import Codec, StoredField
+from treadle.model.codec import StoredField
 from treadle.model.document import Document
 from treadle.plan import Raw
 from treadle.query.paths import ARRAYS, resolve
@@ -33,11 +33,10 @@ from treadle.query.paths import ARRAYS, resolve
 SEQUENCE = f"{RESERVED}.sequence"
 NEXT = f"{RESERVED}.next"
 CLOSED = f"{RESERVED}.closed"
-REVISION = f"{RESERVED}.n"
-PARTS = ("start", "end", "count", "readings", "stats")
 LIMIT_MAX = 1_000_000
 MOMENTS_REMEMBERED_MAX = 4096
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=UTC)
+MILLISECOND = dt.timedelta(milliseconds=1)
 WEEK = 7 * 24 * 3600 * 1000
 # Weeks begin on Monday; the first one after the epoch did on 5 January 1970.
 MONDAY = 4 * 24 * 3600 * 1000
@@ -59,6 +58,8 @@ def moment(count: int) -> dt.datetime:
 
 # One field's name, or several.
 FieldNames = str | tuple[str, ...]
+# How a bucket holds its readings (`contents.py`).
+Form = Literal["rows", "columns", "packed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,42 +77,47 @@ class Stat:
 class Names:
     """What the parts of a bucket are called."""
 
-    start: str
-    end: str
-    count: str
-    readings: str
-    stats: str
+    start: str = "start"
+    end: str = "end"
+    count: str = "count"
+    readings: str = "readings"
+    stats: str = "stats"
 
 
 class Spec:
-    """A bound declaration; everything in stored names."""
+    """A declaration that was checked against its model; everything in stored names."""
 
-    def __init__(self, declared: Any, model: type[Document], codec: Codec[Any], limits: Limits) -> None:
+    def __init__(self, declared: Any, entry: Entry[Any]) -> None:
         self.declared = declared
-        self.limits = limits
-        self.model = model
-        self.codec = codec
-        self.layout: Literal["rows", "columns", "packed"] = declared.layout
+        self.entry = entry
+        self.limits = entry.limits
+        self.collection = entry.collection
+        self.label = entry.model.__name__
+        self.codec = codec = entry.codec
+        self.layout: Form = declared.layout
+        # How a bucket holds its readings as long as some may be added.
+        self.open_form: Form = "rows" if declared.layout == "rows" else "columns"
         self.limit: int | None = declared.limit
         self.span: int | None = None if declared.span is None else round(declared.span.total_seconds() * 1000)
         self.origin = MONDAY if self.span is not None and self.span % WEEK == 0 else 0
-        self.names = _part_names(declared, model)
-        self.keys = tuple(_field(codec, name, "key", model) for name in as_tuple(declared.key))
-        self.time = _field(codec, declared.time, "time", model)
-        self.metadata = tuple(_field(codec, name, "metadata", model) for name in as_tuple(declared.metadata))
+        self.names = self._part_names()
+        self.keys = tuple(self._field(name, "key") for name in as_tuple(declared.key))
+        self.time = self._field(declared.time, "time")
+        self.metadata = tuple(self._field(name, "metadata") for name in as_tuple(declared.metadata))
         self.key_names = tuple(each.stored for each in self.keys)
         self.outer_names = (*self.key_names, *(each.stored for each in self.metadata))
-        self.stores_id = declared.ids == "stored" or (declared.ids is None and _declares_id(model))
-        outer = set(self.outer_names) | (set() if self.stores_id else {"_id"})
-        inner = [each for each in codec.fields if each.stored not in outer and each is not self.time]
+        self.stores_id = declared.ids == "stored" or (declared.ids is None and _declares_id(entry.model))
+        # What is not stored with each reading.
+        self.outer = {*self.outer_names} if self.stores_id else {*self.outer_names, "_id"}
+        inner = [each for each in codec.fields if each.stored not in self.outer and each is not self.time]
         # The time first: columns and packed readings begin with it.
         self.inner = (self.time, *inner)
         self.value_names = tuple(each.stored for each in inner)
-        self.stats = tuple(_stat(codec, name, model, self) for name in as_tuple(declared.stats))
-        self.unique = None if declared.unique is None else _field(codec, declared.unique, "unique", model)
+        self.stats = tuple(self._stat(name) for name in as_tuple(declared.stats))
+        self.unique = None if declared.unique is None else self._field(declared.unique, "unique")
         # The ordinary declaration, for which grouping has a loop of its own.
         self.one_key = (
-            len(self.outer_names) == 1
+            len(self.keys) == len(self.outer_names) == 1
             and self.keys[0].shape.kind == "scalar"
             # A Decimal128 cannot be looked up in a dict.
             and self.keys[0].shape.python not in (decimal.Decimal, Decimal128)
@@ -120,9 +126,10 @@ class Spec:
         )
         # Values of several types may be equal in Python that are not for the server, as 1 and True.
         self.mixed = any(each.shape.kind not in ("scalar", "enum") for each in (*self.keys, *self.metadata))
-        self.reading_bytes_max = _bytes_max(self.inner, model)
+        self.reading_bytes_max = self._reading_bytes_max()
         self._hashes: dict[Any, int] = {}
-        _check(self)
+        self._check_window()
+        self._check_fields()
 
     # -- windows ----------------------------------------------------------------------
 
@@ -139,14 +146,20 @@ class Spec:
     # -- ids --------------------------------------------------------------------------
 
     def series(self, values: tuple[Any, ...]) -> int:
-        """A number for a series, from its key; two series have the same one hardly ever."""
+        """A number for a series, from its key; two series hardly ever have the same one."""
         known = self.known(values)
-        found = self._hashes.get(known)
-        if found is None:
+        number = self._hashes.get(known)
+        if number is None:
             if len(self._hashes) >= self.limits.bucket_keys_max:
                 self._hashes.clear()
-            found = self._hashes[known] = _hash(values)
-        return found
+            encoded = bson.encode({"": list(values)}, codec_options=CODEC_OPTIONS)
+            digest = hashlib.blake2b(encoded, digest_size=8).digest()
+            number = self._hashes[known] = int.from_bytes(digest, "big") >> (64 - HASH_BITS)
+        return number
+
+    def series_of(self, reading: Raw) -> int:
+        """The number of the series that a bucket or a reading belongs to."""
+        return self.series(tuple([reading.get(name) for name in self.key_names]))
 
     def known(self, values: tuple[Any, ...]) -> Any:
         """Key and metadata as something that a dict can hold, the same for the same values only."""
@@ -170,16 +183,122 @@ class Spec:
             reading["_id"] = self.reading_id(series, milliseconds(inner[self.time.stored]))
         return reading
 
-    def series_of(self, bucket: Raw) -> int:
-        return self.series(tuple(bucket.get(name) for name in self.key_names))
+    def identified(self, reading: Raw) -> Raw:
+        """A whole reading with the id that follows from its series and its time."""
+        if not self.stores_id:
+            count = milliseconds(reading[self.time.stored])
+            reading["_id"] = self.reading_id(self.series_of(reading), count)
+        return reading
 
     def key_filter(self, values: Sequence[Any]) -> Raw:
         """The filter for one series; a value never becomes an operator."""
         return {name: {"$eq": value} for name, value in zip(self.key_names, values, strict=True)}
 
-    @property
-    def label(self) -> str:
-        return self.model.__name__
+    def siblings(self, bucket: Raw) -> Raw:
+        """The filter for the buckets of the same series."""
+        return self.key_filter([bucket.get(name) for name in self.key_names])
+
+    # -- fields -----------------------------------------------------------------------
+
+    def _refusal(self, reason: str) -> DeclarationError:
+        return refusal(self.declared, self.entry, reason)
+
+    def _field(self, name: Any, keyword: str) -> StoredField:
+        if not isinstance(name, str):
+            raise self._refusal(f"has {keyword}={name!r}; it takes names of fields")
+        field = self.codec.by_name.get(name)
+        if field is None:
+            if "." in name:
+                raise self._refusal(
+                    f"has {keyword}={name!r}; only fields of the model itself can be used here"
+                )
+            resolve(self.codec, name, f"the {keyword}= of {self.label}'s bucket", "bucket-declaration")
+            raise self._refusal(f"names {name!r}; use the Python name of the field")
+        return field
+
+    def _stat(self, name: str) -> Stat:
+        path = resolve(self.codec, name, f"the stats= of {self.label}'s bucket", "bucket-declaration")
+        is_decimal = path.shape.python is decimal.Decimal
+        numeric = path.shape.kind == "scalar" and (is_decimal or path.shape.python in (int, float))
+        if path.in_array or not numeric:
+            raise self._refusal(
+                f"has stats={name!r}, which is no number; statistics are of int, float or Decimal"
+            )
+        if path.steps[0].stored in self.outer_names:
+            raise self._refusal(f"has stats={name!r}, which is the same for all readings of a bucket")
+        return Stat(path.stored, path.python, is_decimal, path.shape.optional or len(path.steps) > 1)
+
+    def _part_names(self) -> Names:
+        given, parts = self.declared.names, [field.name for field in fields(Names)]
+        if not isinstance(given, Mapping) or set(given) - set(parts):
+            raise self._refusal(f"has names={given!r}; it renames {', '.join(parts)}")
+        names = Names(**given)
+        for name in (chosen := astuple(names)):
+            bad = not isinstance(name, str) or not name or "." in name or name.startswith("$") or "\0" in name
+            if bad or name in ("_id", RESERVED) or chosen.count(name) > 1:
+                raise self._refusal(f"calls a part {name!r}; parts need different names that can be stored")
+        return names
+
+    def _reading_bytes_max(self) -> int | None:
+        """How large a reading can become in BSON; None where that depends on what it holds."""
+        if self.entry.model.model_config.get("extra") == "allow" or any(
+            each.shape.kind != "scalar" or each.shape.python not in _FIXED for each in self.inner
+        ):
+            return None
+        # A field has a type, a name that ends with NUL, and at most 21 bytes, as a UUID takes; a reading
+        # has a length, an end, and its place in the array.
+        return sum(len(each.stored.encode()) + 23 for each in self.inner) + 16
+
+    # -- checks -----------------------------------------------------------------------
+
+    def _check_window(self) -> None:
+        span, limit = self.declared.span, self.declared.limit
+        if span is None and limit is None:
+            raise self._refusal("has neither span= nor limit=; say when a bucket ends")
+        if span is not None and not (
+            isinstance(span, dt.timedelta) and span >= MILLISECOND and not span % MILLISECOND
+        ):
+            raise self._refusal(f"has span={span!r}; it takes a timedelta in whole milliseconds")
+        whole = isinstance(limit, int) and not isinstance(limit, bool)
+        if limit is not None and not (whole and 1 <= limit <= LIMIT_MAX):
+            raise self._refusal(f"has limit={limit!r}; it takes a whole number from 1 to {LIMIT_MAX:,}")
+
+    def _check_fields(self) -> None:
+        model = self.entry.model
+        check_choices(
+            self.declared, self.entry, layout=("rows", "columns", "packed"), compression=(None, "zstd"),
+            ids=(None, "derived", "stored"),
+        )  # fmt: skip
+        roles = [*self.outer_names, self.time.stored]
+        for name in roles:
+            if roles.count(name) > 1 or name == "_id":
+                raise self._refusal(
+                    f"uses {name!r} for two things, or the id; each field has one part to play"
+                )
+            if name in astuple(self.names) and name != self.time.stored:
+                raise self._refusal(
+                    f"has the field {name!r} beside a part of that name; rename the part: names={{…}}"
+                )
+        if not self.keys:
+            raise self._refusal("has no key; name the field that says which series a reading belongs to")
+        for field in (*self.keys, *self.metadata):
+            if field.shape.kind in ARRAYS:
+                raise self._refusal(f"uses the list {field.name!r} for a whole bucket; use a single value")
+        check_time_and_expiry(self.declared, self.entry, self.time)
+        if self.layout != "rows" and model.model_config.get("extra") == "allow":
+            raise self._refusal(f'has layout={self.layout!r}, but extra="allow": use layout="rows"')
+        if model.__pydantic_decorators__.model_serializers:
+            raise self._refusal("stands on a model with a serializer of its own, whose fields are not known")
+        if self.unique is not None and (
+            self.unique.stored in self.outer_names
+            or self.unique.shape.kind in (*ARRAYS, "map", "model", "any")
+        ):
+            raise self._refusal(
+                f"has unique={self.unique.name!r}; it takes the time or a measured single value"
+            )
+
+
+_FIXED = (bool, int, float, dt.datetime, decimal.Decimal, ObjectId)
 
 
 def when_of(identity: Any) -> tuple[int, int] | None:
@@ -190,141 +309,15 @@ def when_of(identity: Any) -> tuple[int, int] | None:
     return number >> TIME_BITS, (number & ((1 << TIME_BITS) - 1)) - YEAR_ONE
 
 
-def _hash(values: Sequence[Any]) -> int:
-    encoded = bson.encode({"": list(values)}, codec_options=CODEC_OPTIONS)
-    return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "big") >> (64 - HASH_BITS)
-
-
-def bind(declared: Any, model: type[Document], codec: Codec[Any], limits: Limits) -> Spec:
-    """Check a declaration against its model."""
-    return Spec(declared, model, codec, limits)
-
-
-def _bytes_max(inner: Sequence[StoredField], model: type[Document]) -> int | None:
-    """How large a reading can become in BSON; None where that depends on what it holds."""
-    if model.model_config.get("extra") == "allow":
-        return None
-    if any(each.shape.kind != "scalar" or each.shape.python not in _FIXED for each in inner):
-        return None
-    # A field has a type, a name that ends with NUL, and at most 21 bytes, as a UUID takes; a reading
-    # has a length, an end, and its place in the array.
-    return sum(len(each.stored.encode()) + 23 for each in inner) + 16
-
-
-_FIXED = (bool, int, float, dt.datetime, decimal.Decimal, ObjectId)
-
-
-# -- checks -----------------------------------------------------------------------------
-
-
-def _refuse(model: type[Document], said: str) -> DeclarationError:
-    return DeclarationError(f"the bucket of {model.__name__} {said}", code="bucket-declaration")
-
-
-def _field(codec: Codec[Any], name: Any, keyword: str, model: type[Document]) -> StoredField:
-    if not isinstance(name, str):
-        raise _refuse(model, f"has {keyword}={name!r}; it takes names of fields")
-    found = codec.by_name.get(name)
-    if found is None:
-        if "." in name:
-            raise _refuse(model, f"has {keyword}={name!r}; only fields of the model itself can be used here")
-        resolve(codec, name, f"the {keyword}= of {model.__name__}'s bucket", "bucket-declaration")
-        raise _refuse(model, f"names {name!r}; use the Python name of the field")
-    return found
-
-
-def _stat(codec: Codec[Any], name: str, model: type[Document], spec: Spec) -> Stat:
-    path = resolve(codec, name, f"the stats= of {model.__name__}'s bucket", "bucket-declaration")
-    numeric = path.shape.kind == "scalar" and path.shape.python in (int, float, decimal.Decimal)
-    if path.in_array or not numeric:
-        raise _refuse(
-            model, f"has stats={name!r}, which is no number; statistics are of int, float or Decimal"
-        )
-    if path.steps[0].stored in spec.outer_names:
-        raise _refuse(model, f"has stats={name!r}, which is the same for all readings of a bucket")
-    fields = [codec.by_stored[path.steps[0].stored]]
-    optional = path.shape.optional or any(each.shape.optional for each in fields) or len(path.steps) > 1
-    return Stat(path.stored, path.python, path.shape.python is decimal.Decimal, optional)
-
-
-def _part_names(declared: Any, model: type[Document]) -> Names:
-    if not isinstance(declared.names, Mapping) or set(declared.names) - set(PARTS):
-        raise _refuse(model, f"has names={declared.names!r}; it renames {', '.join(PARTS)}")
-    chosen = {part: declared.names.get(part, part) for part in PARTS}
-    taken = list(chosen.values())
-    for name in taken:
-        bad = not isinstance(name, str) or not name or "." in name or name.startswith("$") or "\0" in name
-        if bad or name in ("_id", RESERVED) or taken.count(name) > 1:
-            raise _refuse(model, f"calls a part {name!r}; parts need different names that can be stored")
-    return Names(**chosen)
+def state(bucket: Raw, name: str) -> Any:
+    """A part of what Treadle notes about a bucket; None where it is not there."""
+    return bucket.get(RESERVED, {}).get(name)
 
 
 def _declares_id(model: type[Document]) -> bool:
     """Whether the model has an id of its own making, which then must be stored."""
-    for each in model.__mro__:
-        if each is Document:
-            return False
-        if "id" in inspect.get_annotations(each):
-            return True
-    return False
-
-
-def _check(spec: Spec) -> None:
-    declared, model = spec.declared, spec.model
-    _check_window(spec)
-    for keyword, allowed in (("layout", ("rows", "columns", "packed")), ("compression", (None, "zstd")),
-                             ("ids", (None, "derived", "stored"))):  # fmt: skip
-        if getattr(declared, keyword) not in allowed:
-            raise _refuse(
-                model,
-                f"has {keyword}={getattr(declared, keyword)!r}; it takes {' or '.join(map(repr, allowed))}",
-            )
-    roles = [*spec.key_names, spec.time.stored, *(each.stored for each in spec.metadata)]
-    for name in roles:
-        if roles.count(name) > 1 or name == "_id":
-            raise _refuse(model, f"uses {name!r} for two things, or the id; each field has one part to play")
-        if name in vars_of(spec.names) and name != spec.time.stored:
-            raise _refuse(
-                model, f"has the field {name!r} beside a part of that name; rename the part: names={{…}}"
-            )
-    if not spec.keys:
-        raise _refuse(model, "has no key; name the field that says which series a reading belongs to")
-    for field in (*spec.keys, *spec.metadata):
-        if field.shape.kind in ARRAYS:
-            raise _refuse(model, f"uses the list {field.name!r} for a whole bucket; use a single value")
-    shape = spec.time.shape
-    if shape.kind != "scalar" or shape.python is not dt.datetime or shape.optional:
-        raise _refuse(model, f"has time={spec.time.name!r}, which must be a datetime and not None")
-    if spec.layout != "rows" and model.model_config.get("extra") == "allow":
-        raise _refuse(model, f'has layout={spec.layout!r}, but extra="allow": use layout="rows"')
-    if model.__pydantic_decorators__.model_serializers:
-        raise _refuse(model, "stands on a model with a serializer of its own, whose fields are not known")
-    if spec.unique is not None and (
-        spec.unique.stored in spec.outer_names or spec.unique.shape.kind in (*ARRAYS, "map", "model", "any")
-    ):
-        raise _refuse(model, f"has unique={spec.unique.name!r}; it takes the time or a measured single value")
-    expiry = declared.expire_after
-    if expiry is not None and not (isinstance(expiry, dt.timedelta) and expiry >= dt.timedelta(seconds=1)):
-        raise _refuse(model, f"has expire_after={expiry!r}; it takes a timedelta of a second or more")
-
-
-def _check_window(spec: Spec) -> None:
-    declared, model = spec.declared, spec.model
-    if declared.span is None and declared.limit is None:
-        raise _refuse(model, "has neither span= nor limit=; say when a bucket ends")
-    if declared.span is not None and not (
-        isinstance(declared.span, dt.timedelta)
-        and declared.span >= dt.timedelta(milliseconds=1)
-        and not declared.span % dt.timedelta(milliseconds=1)
-    ):
-        raise _refuse(model, f"has span={declared.span!r}; it takes a timedelta in whole milliseconds")
-    whole = isinstance(declared.limit, int) and not isinstance(declared.limit, bool)
-    if declared.limit is not None and not (whole and 1 <= declared.limit <= LIMIT_MAX):
-        raise _refuse(model, f"has limit={declared.limit!r}; it takes a whole number from 1 to {LIMIT_MAX:,}")
-
-
-def vars_of(names: Names) -> tuple[str, ...]:
-    return tuple(getattr(names, part) for part in PARTS)
+    below = itertools.takewhile(lambda each: each is not Document, model.__mro__)
+    return any("id" in inspect.get_annotations(each) for each in below)
 
 
 def as_tuple(names: FieldNames) -> tuple[str, ...]:
@@ -332,22 +325,44 @@ def as_tuple(names: FieldNames) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
+# -- checks that Bucket and TimeSeries share ----------------------------------------------
+
+
+def refusal(declared: Any, entry: Entry[Any], reason: str) -> DeclarationError:
+    """The refusal of a declaration on a model."""
+    what = declared.pattern.replace("_", " ")
+    return DeclarationError(f"the {what} of {entry.model.__name__} {reason}", code="bucket-declaration")
+
+
+def check_choices(declared: Any, entry: Entry[Any], **choices: tuple[str | None, ...]) -> None:
+    """Refuse values of keywords that are not among those allowed."""
+    for keyword, allowed in choices.items():
+        value = getattr(declared, keyword)
+        if value not in allowed:
+            listed = " or ".join(map(repr, allowed))
+            raise refusal(declared, entry, f"has {keyword}={value!r}; it takes {listed}")
+
+
+def check_time_and_expiry(declared: Any, entry: Entry[Any], time: StoredField) -> None:
+    shape, expiry = time.shape, declared.expire_after
+    if shape.kind != "scalar" or shape.python is not dt.datetime or shape.optional:
+        raise refusal(declared, entry, f"has time={time.name!r}, which must be a datetime and not None")
+    if expiry is not None and not (isinstance(expiry, dt.timedelta) and expiry >= dt.timedelta(seconds=1)):
+        raise refusal(
+            declared, entry, f"has expire_after={expiry!r}; it takes a timedelta of a second or more"
+        )
+
+
 def refuse_others(place: Place) -> None:
     """Readings have no tree, kinds, versions or groups."""
     settings, name = place.entry.settings, place.entry.model.__name__
-    others = {
-        **{keyword: True for keyword in settings.patterns if keyword not in ("bucket", "timeseries")},
-        "discriminator": settings.discriminator,
-        "version": settings.version,
-    }
-    for keyword, other in others.items():
-        if other is not None:
-            raise DeclarationError(
-                f"{name} has {keyword}= beside bucket= or timeseries=; readings have none",
-                code="bucket-declaration",
-            )
-    if {"bucket", "timeseries"} <= set(settings.patterns):
-        raise DeclarationError(
-            f"{place.entry.model.__name__} has both bucket= and timeseries=; keep one",
-            code="bucket-declaration",
-        )
+    layouts = {"bucket", "timeseries"}
+    others = [keyword for keyword in settings.patterns if keyword not in layouts]
+    others += [keyword for keyword in ("discriminator", "version") if getattr(settings, keyword) is not None]
+    if others:
+        reason = f"{others[0]}= beside bucket= or timeseries=; readings have none"
+    elif layouts <= set(settings.patterns):
+        reason = "both bucket= and timeseries=; keep one"
+    else:
+        return
+    raise DeclarationError(f"{name} has {reason}", code="bucket-declaration")

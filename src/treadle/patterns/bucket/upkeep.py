@@ -1,8 +1,8 @@
 """Proof and repair of buckets; conversion between layouts.
 
 Each bucket is mended, converted or packed by one guarded write. So whatever is
-interrupted can be begun again, and writers go on meanwhile: who comes between
-is read again.
+interrupted can be begun again, and writers go on meanwhile: a bucket that
+another writer changed is read again.
 """
 
 from __future__ import annotations
@@ -10,318 +10,279 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from treadle.errors import DataError, TreadleError, UsageError
-from treadle.graph.reports import Finding, Progress, Report
-from treadle.model.bson_types import RESERVED
-from treadle.patterns.bucket.adoption import Adoption
-from treadle.patterns.bucket.changing import guard, rewritten
-from treadle.patterns.bucket.contents import Form, derived_parts, form_of, readings_of, start_of
-from treadle.patterns.bucket.grouping import frozen
+from treadle.graph.layout import Layout
+from treadle.graph.reports import Action, Finding, Progress, Report
+from treadle.model.document import Document
+from treadle.patterns.bucket import prepare
+from treadle.patterns.bucket.adoption import BucketAdoption
+from treadle.patterns.bucket.changing import Changer
+from treadle.patterns.bucket.contents import (
+    form_of,
+    guard,
+    parts_of,
+    readings_of,
+    rewrite,
+    start_of,
+    window_of,
+)
 from treadle.patterns.bucket.matching import Opened
 from treadle.patterns.bucket.reading import Scan
-from treadle.patterns.bucket.spec import NEXT, SEQUENCE, Spec, milliseconds, moment
-from treadle.plan import (
-    Plan,
-    Raw,
-    count_documents,
-    database_command,
-    find,
-    find_one,
-    update_one,
-)
-from treadle.plan.capabilities import Capabilities
+from treadle.patterns.bucket.spec import NEXT, SEQUENCE, Form, Spec, milliseconds, moment, state
+from treadle.plan import Plan, Raw, by_id, count_documents, find, find_one, update_one
+from treadle.plan.capabilities import Capabilities, clock
 from treadle.query.comparison import same
+from treadle.query.keys import freeze
 from treadle.query.paths import value_at
 
-if TYPE_CHECKING:
-    from treadle.patterns.bucket.layout import BucketLayout
-
+D = TypeVar("D", bound=Document)
 
 log = logging.getLogger("treadle")
 
 
-class Upkeep:
-    """What looks after the buckets of one model."""
+class BucketUpkeep(Layout[D]):
+    """The calls that look after the buckets of one model."""
 
-    def __init__(self, layout: BucketLayout[Any]) -> None:
-        self.layout = layout
-        self.spec: Spec = layout.spec
-        self.collection = layout.collection
-        self.name = layout.entry.model.__name__
+    pattern = "bucket"
 
-    # -- proof ----------------------------------------------------------------------------
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.entry = spec.entry
+        self.collection = spec.collection
+        self.limits = spec.limits
+        self.changer = Changer(spec)
+        self.writer = self.changer.writer
+
+    # -- set-up ---------------------------------------------------------------------------
+
+    def schema(self) -> Raw:
+        # A document that is to be adopted is not invalid for that.
+        return prepare.bucket_schema(self.spec, adopting=True, deep=True)
+
+    def setup(self, existing: dict[str, Raw], actions: list[Action]) -> Plan[None]:
+        return prepare.setup(self.spec, existing, actions)
+
+    # -- all buckets ----------------------------------------------------------------------
 
     def verify(self, server: Capabilities, report: Report | None) -> Plan[list[Finding]]:
         """Every bucket that is not what its readings say, and every reading that is in none."""
-        findings = yield from Adoption(self.layout).waiting()
-        done = self._progress(report, (yield from count_documents(self.collection, {})) if report else 0)
-        scan = Scan(self.collection, self._buckets(), self.spec.limits.bucket_upkeep_page)
-        while buckets := (yield from scan.next()):
-            for bucket in buckets:
-                findings += yield from self._examine(bucket)
-            done(len(buckets))
+        findings = yield from BucketAdoption(self.spec, self.writer).waiting()
+
+        def visit(bucket: Raw) -> Plan[int]:
+            findings.extend((yield from self._examine(bucket)))
+            return 1
+
+        yield from self._visit_all(visit, report)
         return findings
 
-    def _buckets(self) -> Raw:
-        return {self.spec.names.start: {"$exists": True}}
+    def repair(self, server: Capabilities, report: Report | None) -> Plan[int]:
+        """Mend what `verify` finds; how many documents were mended."""
+        adopted = yield from BucketAdoption(self.spec, self.writer).adopt(report)
+        return adopted + (yield from self._visit_all(self._mend))
 
-    def _finding(self, key: Any, path: str, stored: Any, expected: Any) -> Finding:
-        return Finding(self.layout.pattern, self.name, key, path, stored, expected)
+    def rebuild(self, server: Capabilities, report: Report | None) -> Plan[int]:
+        """Adopt, mend and convert everything; how many buckets were visited."""
+        yield from BucketAdoption(self.spec, self.writer).adopt(report)
+        now = yield from clock()
 
-    def _progress(self, report: Report | None, total: int) -> Callable[[int], None]:
-        done = 0
+        def visit(bucket: Raw) -> Plan[int]:
+            yield from self._mend(bucket)
+            yield from self._convert(bucket, now)
+            return 1
 
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
+        return (yield from self._visit_all(visit, report))
+
+    def pack_due(self, now: dt.datetime, *, dry_run: bool = False) -> Plan[int]:
+        """Pack the buckets that are closed by now, under `layout="packed"`; how many there were, or would be.
+
+        Twice equals once, and two who do it at the same time do not disturb each other.
+        """
+        spec, names = self.spec, self.spec.names
+        if spec.layout != "packed":
+            return 0
+        due: Raw = {f"{names.readings}.{spec.time.stored}": {"$exists": True}}
+        if spec.span is None:
+            # With the start, so that the index of open buckets serves.
+            due |= {names.start: {"$exists": True}, NEXT: {"$exists": True}}
+        else:
+            grace = int(self.limits.bucket_grace_seconds * 1000)
+            due[names.start] = {"$lte": moment(milliseconds(now) - spec.span - grace)}
+        if dry_run:
+            return (yield from count_documents(self.collection, due))
+        return (yield from self._visit_all(lambda bucket: self._convert(bucket, now), filter=due))
+
+    def _visit_all(
+        self, visit: Callable[[Raw], Plan[int]], report: Report | None = None, filter: Raw | None = None
+    ) -> Plan[int]:
+        """Visit each bucket, page by page; the sum of what the visits return."""
+        total = (yield from count_documents(self.collection, {})) if report else 0
+        done = result = 0
+        page = self.limits.bucket_upkeep_page
+        scan = Scan(self.collection, filter or {self.spec.names.start: {"$exists": True}}, page)
+        while buckets := (yield from scan.next()):
+            for bucket in buckets:
+                result += yield from visit(bucket)
+            done += len(buckets)
             if report:
-                report(Progress(self.name, done, max(total, done)))
+                report(Progress(self.spec.label, done, max(total, done)))
+        return result
 
-        return advance
+    # -- proof of one bucket ----------------------------------------------------------------
+
+    def _finding(self, bucket: Raw, path: str, stored: Any, expected: Any) -> Finding:
+        return Finding(self.pattern, self.spec.label, bucket["_id"], path, stored, expected)
 
     def _examine(self, bucket: Raw) -> Plan[list[Finding]]:
         """The findings in one bucket."""
         spec, names = self.spec, self.spec.names
-        key = bucket["_id"]
         try:
             readings = readings_of(spec, bucket)
             start = start_of(spec, bucket)
         except DataError as error:
-            return [self._finding(key, names.readings, str(error), "readings")]
-        findings: list[Finding] = []
+            return [self._finding(bucket, names.readings, str(error), "readings")]
         if not readings:
-            return [self._finding(key, names.readings, [], "no empty bucket")]
-        for part, right in derived_parts(spec, start, readings).items():
+            return [self._finding(bucket, names.readings, [], "no empty bucket")]
+        places: list[tuple[str, Any, Any]] = []
+        for part, right in parts_of(spec, start, readings).items():
             if part == names.stats:
-                findings += self._statistics(bucket, right)
-            elif not same(bucket.get(part), right):
-                findings.append(self._finding(key, part, bucket.get(part), right))
+                places += self._statistics(bucket.get(part), right)
+            else:
+                places.append((part, bucket.get(part), right))
+        findings = [self._finding(bucket, *each) for each in places if not same(each[1], each[2])]
+        outside = self._outside(bucket, readings)
         if spec.span is not None and spec.window(start) != start:
-            findings.append(self._finding(key, names.start, moment(start), moment(spec.window(start))))
-        for place in self._outside(bucket, start, readings):
-            path = f"{names.readings}.{place}.{spec.time.stored}"
-            findings.append(
-                self._finding(key, path, readings[place][spec.time.stored], "a time in its window")
-            )
-        for place in (yield from self._repeated(bucket, readings)):
-            assert spec.unique is not None
-            path = f"{names.readings}.{place}.{spec.unique.stored}"
-            findings.append(
-                self._finding(key, path, readings[place].get(spec.unique.stored), "only once in its window")
-            )
+            findings.append(self._finding(bucket, names.start, moment(start), moment(spec.window(start))))
+            outside = []
+        repeated = yield from self._repeated(bucket, readings)
+        for field, numbers, expected in (
+            (spec.time, outside, "a time in its window"), (spec.unique, repeated, "only once in its window")
+        ):  # fmt: skip
+            for number in numbers:
+                assert field is not None
+                path, stored = f"{names.readings}.{number}.{field.stored}", readings[number][field.stored]
+                findings.append(self._finding(bucket, path, stored, expected))
         if spec.span is None:
             findings += yield from self._overlap(bucket, start)
         return findings
 
-    def _statistics(self, bucket: Raw, right: Raw) -> list[Finding]:
-        findings = []
-        stored = bucket.get(self.spec.names.stats)
+    def _statistics(self, stored: Any, right: Raw) -> list[tuple[str, Any, Any]]:
+        """Each part of the statistics: its path, what is stored, and what is right."""
+        places = []
         for stat in self.spec.stats:
-            there, wanted = value_at(stored, stat.path), value_at(right, stat.path)
             for name in ("min", "max", "sum", *(("count",) if stat.optional else ())):
-                one = there.get(name) if isinstance(there, dict) else None
-                other = wanted.get(name) if isinstance(wanted, dict) else None
-                if not same(one, other):
-                    path = f"{self.spec.names.stats}.{stat.path}.{name}"
-                    findings.append(self._finding(bucket["_id"], path, one, other))
-        return findings
+                path = f"{stat.path}.{name}"
+                places.append(
+                    (f"{self.spec.names.stats}.{path}", value_at(stored, path), value_at(right, path))
+                )
+        return places
 
-    def _outside(self, bucket: Raw, start: int, readings: list[Raw]) -> list[int]:
+    def _outside(self, bucket: Raw, readings: list[Raw]) -> list[int]:
         """The positions of readings that belong into another window."""
-        spec, time = self.spec, self.spec.time.stored
-        if spec.span is not None:
-            first, last = moment(start), moment(spec.last(start))
-        else:
-            following = bucket.get(RESERVED, {}).get("next")
-            first = moment(start)
-            last = following - dt.timedelta(milliseconds=1) if following else _LAST
-        return [place for place, each in enumerate(readings) if not first <= each[time] <= last]
+        time = self.spec.time.stored
+        first, last = window_of(self.spec, bucket)
+        return [number for number, each in enumerate(readings) if not first <= each[time] <= last]
 
     def _repeated(self, bucket: Raw, readings: list[Raw]) -> Plan[list[int]]:
         """The positions of readings that the window has elsewhere, or earlier in the same bucket."""
-        unique = self.spec.unique
+        spec, unique = self.spec, self.spec.unique
         if unique is None:
             return []
-        known: set[Any] = set()
-        sequence = bucket.get(RESERVED, {}).get("sequence") or 0
-        if sequence:
+        earlier: list[Raw] = []
+        if sequence := state(bucket, "sequence"):
             others = yield from find(
                 self.collection,
                 {
-                    **self.spec.key_filter([bucket.get(name) for name in self.spec.key_names]),
-                    self.spec.names.start: {"$eq": bucket[self.spec.names.start]},
+                    **spec.siblings(bucket),
+                    spec.names.start: {"$eq": bucket[spec.names.start]},
                     "$or": [{SEQUENCE: {"$exists": False}}, {SEQUENCE: {"$lt": sequence}}],
                 },
             )
-            for other in others:
-                known |= {frozen(each.get(unique.stored)) for each in readings_of(self.spec, other)}
-        places = []
-        for place, each in enumerate(readings):
-            value = each.get(unique.stored)
-            if value is None:
-                continue
-            if frozen(value) in known:
-                places.append(place)
-            known.add(frozen(value))
-        return places
+            earlier = [each for other in others for each in readings_of(spec, other)]
+        known: set[Any] = {freeze(each.get(unique.stored)) for each in earlier} - {None}
+        numbers = []
+        for number, each in enumerate(readings):
+            value = freeze(each.get(unique.stored))
+            if value in known:
+                numbers.append(number)
+            elif value is not None:
+                known.add(value)
+        return numbers
 
     def _overlap(self, bucket: Raw, start: int) -> Plan[list[Finding]]:
         """Whether a window without a span ends where the next one begins."""
-        names = self.spec.names
-        after = yield from find(
-            self.collection,
-            {
-                **self.spec.key_filter([bucket.get(name) for name in self.spec.key_names]),
-                names.start: {"$gt": moment(start)},
-            },
-            {names.start: 1},
-            sort=[(names.start, 1)],
-            limit=1,
-        )
-        following = bucket.get(RESERVED, {}).get("next")
-        if not after or (following is not None and following <= after[0][names.start]):
+        name = self.spec.names.start
+        later = {**self.spec.siblings(bucket), name: {"$gt": moment(start)}}
+        after = yield from find(self.collection, later, {name: 1}, sort=[(name, 1)], limit=1)
+        following = state(bucket, "next")
+        if not after or (following is not None and following <= after[0][name]):
             return []
-        return [self._finding(bucket["_id"], NEXT, following, after[0][names.start])]
+        return [self._finding(bucket, NEXT, following, after[0][name])]
 
-    # -- repair ---------------------------------------------------------------------------
+    # -- repair and conversion of one bucket --------------------------------------------------
 
-    def repair(self, server: Capabilities, report: Report | None) -> Plan[int]:
-        """Mend what `verify` finds; how many documents were mended."""
-        mended = yield from Adoption(self.layout).adopt(server, report)
-        scan = Scan(self.collection, self._buckets(), self.spec.limits.bucket_upkeep_page)
-        while buckets := (yield from scan.next()):
-            for bucket in buckets:
-                if (yield from self._examine(bucket)):
-                    mended += yield from self._mend(bucket["_id"], server)
-        return mended
-
-    def _mend(self, key: Any, server: Capabilities) -> Plan[bool]:
-        """Make one bucket what its readings say; readings of other windows move there."""
+    def _mend(self, bucket: Raw) -> Plan[bool]:
+        """Make one bucket what its readings say, if it is not; readings of other windows move there."""
         spec = self.spec
-        for _ in range(spec.limits.bucket_upkeep_attempts_max):
-            bucket = yield from find_one(self.collection, {"_id": {"$eq": key}})
-            if bucket is None:
-                return True
-            findings = yield from self._examine(bucket)
-            if not findings:
-                return True
+        for attempt in range(self.limits.bucket_upkeep_attempts_max):
+            current = (yield from find_one(self.collection, by_id(bucket["_id"]))) if attempt else bucket
+            findings = [] if current is None else (yield from self._examine(current))
+            if current is None or not findings:
+                return attempt > 0
             try:
-                readings = readings_of(spec, bucket)
-                start = start_of(spec, bucket)
+                readings = readings_of(spec, current)
+                outside = set(self._outside(current, readings))
             except DataError as error:
                 log.warning("%s", error)
                 return False
             overlap = next((each for each in findings if each.path == NEXT), None)
             if overlap is not None:
                 sets = {"$set": {NEXT: overlap.expected}}
-                yield from update_one(self.collection, guard(spec, bucket), sets)
+                yield from update_one(self.collection, guard(spec, current), sets)
                 continue
-            astray = set(self._outside(bucket, start, readings))
-            if spec.span is not None and spec.window(start) != start:
-                astray = set(range(len(readings)))
-            surplus = set((yield from self._repeated(bucket, readings)))
-            opened = Opened(bucket, readings, range(len(readings)), spec.series_of(bucket))
+            surplus = set((yield from self._repeated(current, readings)))
+            opened = Opened(current, readings, [], spec.series_of(current))
             try:
-                if (yield from self.layout.changer.sort_out(opened, astray - surplus, surplus, server)):
+                if (yield from self.changer.sort_out(opened, outside - surplus, surplus)):
                     return True
             except UsageError as error:
                 if error.code != "transactions-unavailable":
                     raise
-                log.warning("%s: bucket %r has readings of other windows: %s", self.name, key, error)
+                log.warning(
+                    "%s: bucket %r has readings of other windows: %s", spec.label, bucket["_id"], error
+                )
                 return False
         return False
 
-    # -- rebuild --------------------------------------------------------------------------
-
-    def rebuild(self, server: Capabilities, report: Report | None) -> Plan[int]:
-        """Adopt, mend and convert everything; how many buckets were visited."""
-        yield from Adoption(self.layout).adopt(server, report)
-        now = yield from server_time()
-        total = (yield from count_documents(self.collection, {})) if report else 0
-        done = self._progress(report, total)
-        visited = 0
-        scan = Scan(self.collection, self._buckets(), self.spec.limits.bucket_upkeep_page)
-        while buckets := (yield from scan.next()):
-            for bucket in buckets:
-                if (yield from self._examine(bucket)):
-                    yield from self._mend(bucket["_id"], server)
-                yield from self._convert(bucket["_id"], bucket, now)
-            visited += len(buckets)
-            done(len(buckets))
-        return visited
-
-    def wanted_form(self, bucket: Raw, now: dt.datetime) -> Form:
-        """How the declaration wants a bucket to be stored at this moment."""
-        if self.spec.layout != "packed":
-            return self.spec.layout
-        return "packed" if self._is_closed(bucket, now) else "columns"
-
-    def _is_closed(self, bucket: Raw, now: dt.datetime) -> bool:
-        spec = self.spec
-        if bucket.get(RESERVED, {}).get("closed") or bucket.get(RESERVED, {}).get("next"):
-            return True
-        if spec.span is None:
-            return False
-        # Later readings open a bucket of their own.
-        grace = dt.timedelta(seconds=spec.limits.bucket_grace_seconds)
-        return moment(start_of(spec, bucket) + spec.span) + grace <= now
-
-    def _convert(self, key: Any, bucket: Raw | None, now: dt.datetime) -> Plan[bool]:
-        """Store a bucket in the form that the declaration wants; whether it had another."""
-        spec = self.spec
-        for attempt in range(spec.limits.bucket_upkeep_attempts_max):
-            if attempt or bucket is None:
-                bucket = yield from find_one(self.collection, {"_id": {"$eq": key}})
-            if bucket is None:
+    def _convert(self, bucket: Raw, now: dt.datetime) -> Plan[bool]:
+        """Store a bucket in the form that is declared; whether it had another."""
+        spec, time = self.spec, self.spec.time.stored
+        for attempt in range(self.limits.bucket_upkeep_attempts_max):
+            current = (yield from find_one(self.collection, by_id(bucket["_id"]))) if attempt else bucket
+            if current is None:
                 return False
             try:
-                form, wanted = form_of(spec, bucket), self.wanted_form(bucket, now)
-                if form == wanted:
+                form = self._declared_form(current, now)
+                if form == form_of(spec, current) or not (readings := readings_of(spec, current)):
                     return False
-                readings = readings_of(spec, bucket)
-                if not readings:
-                    return False
-                update = rewritten(spec, bucket, _in_order(spec, readings), wanted)
+                # By time: what is packed is smaller then, and quicker to read.
+                update = rewrite(spec, current, sorted(readings, key=lambda each: each[time]), form)
             except TreadleError as error:
                 log.warning("%s", error)
                 return False
-            result = yield from update_one(self.collection, guard(spec, bucket), update)
-            if result.matched_count:
+            if (yield from update_one(self.collection, guard(spec, current), update)).matched_count:
                 return True
         return False
 
-    def due(self, now: dt.datetime) -> Raw:
-        """The filter for buckets that are not packed yet and whose windows are over."""
+    def _declared_form(self, bucket: Raw, now: dt.datetime) -> Form:
+        """How a bucket is to be stored at this moment."""
         spec = self.spec
-        held: Raw = {f"{spec.names.readings}.{spec.time.stored}": {"$exists": True}}
-        if spec.span is None:
-            # With the start, so that the index of open buckets serves.
-            return {**held, spec.names.start: {"$exists": True}, NEXT: {"$exists": True}}
-        over = milliseconds(now) - spec.span - int(spec.limits.bucket_grace_seconds * 1000)
-        return {**held, spec.names.start: {"$lte": moment(over)}}
-
-    def compact(self, now: dt.datetime) -> Plan[int]:
-        """Pack the buckets whose windows are over; how many there were."""
-        packed = 0
-        scan = Scan(self.collection, self.due(now), self.spec.limits.bucket_upkeep_page)
-        while buckets := (yield from scan.next()):
-            for bucket in buckets:
-                packed += yield from self._convert(bucket["_id"], bucket, now)
-        return packed
-
-
-_LAST = dt.datetime.max.replace(tzinfo=dt.UTC)
-
-
-def _in_order(spec: Spec, readings: list[Raw]) -> list[Raw]:
-    """Readings by time: what is packed is smaller then, and quicker to read."""
-    return sorted(readings, key=lambda each: each[spec.time.stored])
-
-
-def server_time() -> Plan[dt.datetime]:
-    """The server's clock."""
-    reply = yield from database_command({"hello": 1}, writes=False, admin=True)
-    now: dt.datetime = reply["localTime"]
-    return now if now.tzinfo else now.replace(tzinfo=dt.UTC)
+        if spec.layout != "packed":
+            return spec.layout
+        closed = bool(state(bucket, "closed") or state(bucket, "next"))
+        if not closed and spec.span is not None:
+            # Later readings open a bucket of their own.
+            grace = dt.timedelta(seconds=self.limits.bucket_grace_seconds)
+            closed = moment(start_of(spec, bucket) + spec.span) + grace <= now
+        return "packed" if closed else "columns"

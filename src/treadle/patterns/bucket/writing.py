@@ -16,7 +16,7 @@ a full bucket there writes one by one after all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pymongo import UpdateOne
@@ -25,8 +25,8 @@ from pymongo.errors import BulkWriteError, OperationFailure
 from treadle.errors import DataError, UsageError
 from treadle.graph.limits import Limits
 from treadle.model.bson_types import RESERVED
-from treadle.patterns.bucket.contents import Form, aggregate_of, columns_of_batch, stats_of, values_of
-from treadle.patterns.bucket.grouping import Batch, group, part_of, split_large
+from treadle.patterns.bucket.contents import aggregate_of, column, columns_of_batch, stats_of, values_of
+from treadle.patterns.bucket.grouping import Batch, part_of, split_large
 from treadle.patterns.bucket.placing import Placer
 from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Spec, milliseconds, moment
 from treadle.plan import Plan, Raw, bulk_write, insert_many, transact, update_one, wait
@@ -40,21 +40,14 @@ TOGETHER_MIN = 4
 class Writer:
     """Appends the readings of one model; remembers which bucket of a window was the last."""
 
-    def __init__(self, spec: Spec, collection: str) -> None:
+    def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.limits = spec.limits
-        self.collection = collection
-        self.form: Form = "rows" if spec.layout == "rows" else "columns"
-        self.placer = Placer(spec, collection, self.form, self.remember)
+        self.collection = spec.collection
+        self.placer = Placer(spec, self.remember)
         # Of a window: the last bucket, and how many readings it has at least.
         self._last: dict[Any, tuple[int, int]] = {}
         self._alone = self._alone_next = 0
-
-    def group(
-        self, raws: Sequence[Raw], places: Iterable[int] | None = None, documents: Sequence[Any] | None = None
-    ) -> list[Batch]:
-        """The readings by bucket; takes the raw ones over, and gives `documents` their derived ids."""
-        return group(self.spec, self.form, raws, places, documents)
 
     # -- appending ----------------------------------------------------------------------
 
@@ -64,7 +57,7 @@ class Writer:
         `careful` reads the windows before it writes, as a transaction needs;
         `together` allows a transaction of our own.
         """
-        spec = self.spec
+        spec, limits = self.spec, self.limits
         duplicates: list[int] = []
         careful = careful or spec.unique is not None or spec.span is None
         pending: list[Batch] = []
@@ -76,25 +69,25 @@ class Writer:
                 located += self._guess(batch)
         if any(batch.fresh for batch in located):
             located = yield from self._write_fresh(located)
-        if together and not careful and _is_worth_it(located, self.limits):
+        # Whether they gain by a transaction, and are not too much for one.
+        few = TOGETHER_MIN <= len(located) <= limits.bucket_together_max
+        if together and not careful and few and sum(each.size for each in located) <= limits.bucket_bytes_max:
             located = yield from self._write_together(located)
-        pause = self.limits.bucket_pause_seconds
-        for attempt in range(self.limits.bucket_attempts_max):
+        for attempt in range(limits.bucket_attempts_max):
             later: list[Batch] = []
             for batch in pending:
-                found, rest = yield from self.placer.locate(batch, duplicates)
-                located += found
+                now, rest = yield from self.placer.locate(batch, duplicates)
+                located += now
                 later += rest
             failed = yield from self.write(located)
             pending, located = [*failed, *later], []
             if not pending:
                 return duplicates
-            if failed and attempt > 2:
+            if failed:
                 # Others were quicker; each time one of them got on.
-                yield from wait(pause)
-                pause = min(self.limits.bucket_pause_max_seconds, pause * 1.5)
+                yield from pause(attempt, limits.bucket_pause_seconds, limits)
         raise DataError(
-            f"readings of {spec.label} found no bucket in {self.limits.bucket_attempts_max} attempts; "
+            f"readings of {spec.label} found no bucket in {limits.bucket_attempts_max} attempts; "
             "run verify, and setup() if the unique index is missing",
             code="bucket-contended",
         )
@@ -106,31 +99,25 @@ class Writer:
         guess that is wrong does no harm: it collides with the index.
         """
         number, limit = len(batch.readings), self.spec.limit
-        name = self.spec.known(batch.outer), batch.start
-        known = self._last.get(name)
-        if known is None:
-            batch.fresh = number >= FRESH_MIN
-            self._note(name, 0, number)
-            return [batch]
-        batch.sequence, count = known
-        if limit is None or count + number <= limit:
-            self._note(name, batch.sequence, count + number)
+        known = self._last.get((self.spec.known(batch.outer), batch.start))
+        batch.fresh = known is None and number >= FRESH_MIN
+        batch.sequence, count = known or (0, 0)
+        if known is None or limit is None or count + number <= limit:
+            self.remember(batch, count)
             return [batch]
         room = max(0, limit - count)
         rest = part_of(batch, room, number)
         rest.sequence += 1
         rest.fresh = number - room >= FRESH_MIN
-        self._note(name, rest.sequence, number - room)
+        self.remember(rest, 0)
         return [part_of(batch, 0, room), rest] if room else [rest]
 
     def remember(self, batch: Batch, count: int) -> None:
         """Note that a batch goes into a bucket with so many readings."""
-        self._note((self.spec.known(batch.outer), batch.start), batch.sequence, count + len(batch.readings))
-
-    def _note(self, name: Any, sequence: int, count: int) -> None:
         if len(self._last) >= self.limits.bucket_remembered_max:
             self._last.clear()
-        self._last[name] = sequence, count
+        name = self.spec.known(batch.outer), batch.start
+        self._last[name] = batch.sequence, count + len(batch.readings)
 
     def _write_together(self, batches: list[Batch]) -> Plan[list[Batch]]:
         """Perform the appends in one transaction; all of them again if that was in vain."""
@@ -145,17 +132,14 @@ class Writer:
                 # Another writer came between, or a reply was lost; the transaction has done nothing.
                 raise _InVain
             tried = True
-            operations = [UpdateOne(*self._operation(batch), upsert=True) for batch in batches]
-            yield from bulk_write(self.collection, operations, ordered=False)
+            yield from self._append_all(batches)
 
         try:
             yield from transact(attempt)
         except _InVain:
             pass
         except BulkWriteError as error:
-            refused = refusals(error)
-            if not refused or not all(self.answerable(each["code"], each) for each in refused):
-                raise
+            self.collisions(error)
         else:
             self._alone_next = 0
             return []
@@ -163,23 +147,26 @@ class Writer:
         self._alone = self._alone_next = min(self.limits.bucket_alone_max, 2 * self._alone_next or 1)
         return batches
 
+    def _append_all(self, batches: Sequence[Batch]) -> Plan[None]:
+        operations = [UpdateOne(*self._operation(batch), upsert=True) for batch in batches]
+        yield from bulk_write(self.collection, operations, ordered=False)
+
+    def _parts(self, batches: Sequence[Batch]) -> Iterator[Sequence[Batch]]:
+        """As many as one command carries."""
+        most = self.limits.bucket_operations_max
+        return (batches[at : at + most] for at in range(0, len(batches), most))
+
     def _write_fresh(self, batches: Sequence[Batch]) -> Plan[list[Batch]]:
         """Insert what are probably new buckets; the batches that are still to be appended."""
         rest = [batch for batch in batches if not batch.fresh]
-        fresh = [batch for batch in batches if batch.fresh]
-        most = self.limits.bucket_operations_max
-        for at in range(0, len(fresh), most):
-            part = fresh[at : at + most]
+        for part in self._parts([batch for batch in batches if batch.fresh]):
             try:
                 yield from insert_many(
                     self.collection, [self._bucket(batch) for batch in part], ordered=False
                 )
             except BulkWriteError as error:
-                refused = refusals(error)
-                if not refused or not all(self.answerable(each["code"], each) for each in refused):
-                    raise
                 # Another process opened it; the ordinary append comes next.
-                rest += [part[each["index"]] for each in refused]
+                rest += [part[each["index"]] for each in self.collisions(error)]
         return rest
 
     def _bucket(self, batch: Batch) -> Raw:
@@ -203,43 +190,31 @@ class Writer:
     def write(self, batches: Sequence[Batch]) -> Plan[list[Batch]]:
         """Perform the appends; those that found no room."""
         failed: list[Batch] = []
-        if not batches:
-            return failed
-        if len(batches) == 1:
-            filter, update = self._operation(batches[0])
+        for part in self._parts(batches):
             try:
-                yield from update_one(self.collection, filter, update, upsert=True)
+                if len(part) == 1:
+                    filter, update = self._operation(part[0])
+                    yield from update_one(self.collection, filter, update, upsert=True)
+                else:
+                    yield from self._append_all(part)
             except OperationFailure as error:
-                if not self.answerable(error.code, error.details):
-                    raise
-                self._noted(batches[0], error.code)
-                failed.append(batches[0])
-            return failed
-        most = self.limits.bucket_operations_max
-        for at in range(0, len(batches), most):
-            part = batches[at : at + most]
-            operations = [UpdateOne(*self._operation(batch), upsert=True) for batch in part]
-            try:
-                yield from bulk_write(self.collection, operations, ordered=False)
-            except BulkWriteError as error:
-                refused = refusals(error)
-                if not refused or not all(self.answerable(each["code"], each) for each in refused):
-                    raise
-                for each in refused:
-                    self._noted(part[each["index"]], each["code"])
-                    failed.append(part[each["index"]])
+                for each in self.collisions(error):
+                    batch = part[each.get("index", 0)]
+                    self._note_collision(batch, each["code"])
+                    failed.append(batch)
         return failed
 
-    def answerable(self, code: Any, details: Any) -> bool:
-        """Whether an append only met a bucket without room, for its readings or for their sum."""
-        if code in TOO_LARGE:
-            return True
-        refusal = details or {}
-        if code == DUPLICATE_KEY:
-            return SEQUENCE in (refusal.get("keyPattern") or {})
-        return is_increment_overflow(refusal)
+    def collisions(self, error: OperationFailure) -> list[Raw]:
+        """The appends that met a bucket without room, for their readings or a sum; raises for all others."""
+        refused = refusals(error)
+        for each in refused or [{}]:
+            full = each.get("code") in TOO_LARGE or is_increment_overflow(each)
+            taken = each.get("code") == DUPLICATE_KEY and SEQUENCE in (each.get("keyPattern") or {})
+            if not full and not taken:
+                raise error
+        return refused
 
-    def _noted(self, batch: Batch, code: Any) -> None:
+    def _note_collision(self, batch: Batch, code: Any) -> None:
         """A bucket that would become too large is as good as full; a sum can become a float."""
         batch.wide = batch.wide or code == BAD_VALUE
         if code in TOO_LARGE:
@@ -312,7 +287,7 @@ class Writer:
         assert unique is not None
         assert batch.start is not None
         filter[CLOSED] = {"$exists": False}
-        values = [each.get(unique.stored) for each in batch.readings]
+        values = column(batch.readings, unique.stored)
         present = [value for value in values if value is not None]
         if not present:
             return
@@ -323,11 +298,10 @@ class Writer:
         filter.setdefault("$and", []).append({path: {"$nin": present}})
 
 
-def _is_worth_it(batches: Sequence[Batch], limits: Limits) -> bool:
-    """Whether appends gain by a transaction, and are not too much for one."""
-    if not TOGETHER_MIN <= len(batches) <= limits.bucket_together_max:
-        return False
-    return sum(batch.size for batch in batches) <= limits.bucket_bytes_max
+def pause(attempt: int, seconds: float, limits: Limits) -> Plan[None]:
+    """Wait for other writers after an attempt in vain, from the fourth on and longer each time."""
+    if attempt > 2:
+        yield from wait(min(limits.bucket_pause_max_seconds, seconds * 1.5 ** (attempt - 3)))
 
 
 class _InVain(Exception):
