@@ -42,7 +42,7 @@ def attempting(
 
 def pieces(limits: Limits, items: int, reason: Exception) -> Iterator[tuple[int, int]]:
     """Where to cut: in halves around what cannot be written, smaller where others leave no room."""
-    number = limits.contended_pieces if isinstance(reason, Contended) else 2
+    number = max(2, limits.contended_pieces) if isinstance(reason, Contended) else 2
     size = max(1, -(-items // number))
     for start in range(0, items, size):
         yield start, min(start + size, items)

@@ -88,7 +88,7 @@ class Copies:
     def __len__(self) -> int:
         # Each may have many copies.
         limits = self.rule.target.limits
-        return len(self.keys) * (limits.worker_targets_max // limits.worker_copies_max)
+        return len(self.keys) * max(1, limits.worker_targets_max // limits.worker_copies_max)
 
     @property
     def items(self) -> int:
