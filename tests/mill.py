@@ -22,9 +22,8 @@ from pymongo.errors import PyMongoError
 
 from tests.faults import Heard
 from tests.streamed import Writer
-from treadle import Store
+from treadle import Limits, Store
 from treadle.store import shell
-from treadle.upkeep import stream
 
 CONTEXT = multiprocessing.get_context("forkserver")
 SECONDS_MAX = 60.0
@@ -81,7 +80,7 @@ def work(
     uri: str,
     database: str,
     *,
-    lease_seconds: float = stream.LEASE_SECONDS,
+    limits: Limits | None = None,
     elsewhere: bool = False,
     clock_seconds: float = 0.0,
 ) -> None:
@@ -91,13 +90,12 @@ def work(
     which nobody can tell whether it has ended; `clock_seconds` sets the clock
     of this process wrong.
     """
-    stream.LEASE_SECONDS = lease_seconds
     if elsewhere:
         shell.is_dead = lambda described: False
     if clock_seconds:
         set_clock_wrong(clock_seconds)
     with MongoClient[Any](uri) as client:
-        Store(client[database], models_of(models)).worker().run()
+        Store(client[database], models_of(models), limits=limits).worker().run()
 
 
 def work_until(models: str, uri: str, database: str, commands: Collection[str], skip: int) -> None:

@@ -7,8 +7,7 @@ what the callers own.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -22,6 +21,7 @@ from treadle import (
     Document,
     ExtendedReference,
     Formula,
+    Limits,
     Max,
     Min,
     Rollup,
@@ -547,17 +547,8 @@ FAN_OUTS = [
 BY_NAME = {scenario.name: scenario for scenario in [*SCENARIOS, *SESSIONS, *FAN_OUTS]}
 
 
-@contextlib.contextmanager
-def small_bounds() -> Iterator[None]:
-    """Every fan-out goes beyond the bound, and every chunk holds one document."""
-    from treadle.engine import intents, react
-
-    before = react.FAN_OUT_MAX, react.CHAINED_FAN_OUT_MAX, intents.CHUNK
-    react.FAN_OUT_MAX, react.CHAINED_FAN_OUT_MAX, intents.CHUNK = 1, 1, 1
-    try:
-        yield
-    finally:
-        react.FAN_OUT_MAX, react.CHAINED_FAN_OUT_MAX, intents.CHUNK = before
+# Every fan-out goes beyond the bound, and every chunk holds one document.
+SMALL = Limits(fan_out_max=1, chained_fan_out_max=1, fan_out_chunk=1)
 
 
 class Shop:

@@ -49,11 +49,11 @@ def perform(
     """Run one scenario, and die after `skip` of these commands."""
     heard = Heard()
     client: MongoClient[Any] = MongoClient(uri, event_listeners=[heard])
-    store = Store(client[database], shop.MODELS)
+    store = Store(client[database], shop.MODELS, limits=shop.SMALL if small else None)
     store.recover()
     heard.clear()
     heard.before(commands, skip, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    with shop.small_bounds() if small else contextlib.nullcontext(), contextlib.suppress(DataError):
+    with contextlib.suppress(DataError):
         shop.BY_NAME[scenario].act(store)
 
 

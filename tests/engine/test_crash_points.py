@@ -86,7 +86,12 @@ class Bench:
             for way, uri in uris.items()
         }
         self.shop = Shop(self.client["crash"])
-        self.stores = {way: Store(client["crash"], MODELS) for way, client in self.clients.items()}
+        # By the way to the server, and by whether every fan-out is a large one.
+        self.stores = {
+            (way, small): Store(client["crash"], MODELS, limits=shop.SMALL if small else None)
+            for way, client in self.clients.items()
+            for small in (False, True)
+        }
         for store in self.stores.values():
             store.recover()
         self.after: dict[str, Any] = {}
@@ -102,7 +107,7 @@ class Bench:
         if scenario.name not in self.after:
             self.shop.reset()
             with contextlib.suppress(DataError):
-                scenario.act(self.stores[""])
+                scenario.act(self.stores["", scenario.name in FAN_OUT_NAMES])
             self.after[scenario.name] = shop.owned(shop.stored(self.client["crash"]))
             self.check(acknowledged=not scenario.refused, scenario=scenario)
         return self.after[scenario.name]
@@ -123,7 +128,7 @@ class Bench:
                 document.get("_treadle", {}).pop("n", None)
         fingerprint = bson.encode(state)
         if fingerprint not in self._verified:
-            assert [] == self.stores[""].verify()
+            assert [] == self.stores["", False].verify()
             self._verified.add(fingerprint)
 
     def arm(self, fault: Fault, skip: int) -> AbstractContextManager[Any]:
@@ -144,7 +149,7 @@ class Bench:
     def strike(self, scenario: Scenario, fault: Fault, skip: int) -> bool:
         """Perform the write with the fault after `skip` commands; whether the fault was met."""
         way = "proxy" if fault.proxy else ""
-        store, heard = self.stores[way], self.heard[way]
+        store, heard = self.stores[way, scenario.name in FAN_OUT_NAMES], self.heard[way]
         self.shop.reset()
         heard.clear()
         acknowledged = False
@@ -203,8 +208,7 @@ def test_a_fault_at_any_command_leaves_nothing_wrong(bench, scenario, fault, tri
 @pytest.mark.parametrize("scenario", FAN_OUTS, ids=names(FAN_OUTS))
 def test_a_fault_at_any_command_of_a_large_fan_out_leaves_nothing_wrong(bench, scenario, fault, tried):
     """The copies are made after the transaction, chunk by chunk; recovery finishes them."""
-    with shop.small_bounds():
-        tried(bench.strike_everywhere(scenario, fault))
+    tried(bench.strike_everywhere(scenario, fault))
 
 
 @pytest.mark.parametrize(
@@ -235,10 +239,10 @@ GROUP_FAULTS = [
 CLEARING_REFUSED = Fault("clearing-refused", {"errorCode": 112, "errorLabels": []}, 1, ("delete",))
 
 
-def count_visits(bench: Bench, fault: Fault, skip: int) -> tuple[int, bool]:
+def count_visits(bench: Bench, fault: Fault, skip: int, small: bool) -> tuple[int, bool]:
     """Writers who rename one customer and count their visits, all at once: how many heard of success."""
     way = "proxy" if fault.proxy else ""
-    store, heard = bench.stores[way], bench.heard[way]
+    store, heard = bench.stores[way, small], bench.heard[way]
     start_line = threading.Barrier(WRITERS)
     acknowledged: list[int] = []
 
@@ -259,17 +263,17 @@ def count_visits(bench: Bench, fault: Fault, skip: int) -> tuple[int, bool]:
     return len(acknowledged), met
 
 
-def strike_group(bench: Bench, fault: Fault) -> int:
+def strike_group(bench: Bench, fault: Fault, small: bool) -> int:
     """Concurrent writers with the fault at each command in turn; how many crash points there were."""
     points = 0
     for skip in range(0, GROUP_POINTS_MAX, 1 if ALL else fault.step):
         bench.shop.reset()
-        acknowledged, met = count_visits(bench, fault, skip)
+        acknowledged, met = count_visits(bench, fault, skip, small)
         if not met:
             break
         points += 1
         bench.client.admin.command({"killAllSessions": []})
-        bench.stores[""].recover()
+        bench.stores["", small].recover()
         state = shop.stored(bench.client["crash"])
         visits = state["customers"][0]["visits"]
         assert acknowledged <= visits <= WRITERS, f"{acknowledged} heard of success; skip {skip}"
@@ -282,7 +286,7 @@ def strike_group(bench: Bench, fault: Fault) -> int:
 @pytest.mark.parametrize("fault", GROUP_FAULTS, ids=names(GROUP_FAULTS))
 def test_writes_that_share_a_transaction_count_once(bench, fault, tried):
     """What was committed together is not repeated one by one because of a fault."""
-    tried(strike_group(bench, fault))
+    tried(strike_group(bench, fault, small=False))
 
 
 @pytest.mark.parametrize(
@@ -290,8 +294,7 @@ def test_writes_that_share_a_transaction_count_once(bench, fault, tried):
 )
 def test_writes_that_share_a_large_fan_out_count_once(bench, fault, tried):
     """A fault in the copying after the shared commit must not make the others repeat what was committed."""
-    with shop.small_bounds():
-        tried(strike_group(bench, fault))
+    tried(strike_group(bench, fault, small=True))
 
 
 # -- kill -9 -----------------------------------------------------------------------------------------
@@ -316,8 +319,7 @@ def test_kill_9_inside_a_transaction_or_between_chunks(bench, tried):
         uri, database = bench.server.uri, each.database.name
         assert victim.kill(uri, database, name, skip, faults.COMMANDS, small), f"{name} ended before {skip}"
     for each, (name, skip, _) in zip(shops, KILLS, strict=True):
-        with shop.small_bounds() if name in FAN_OUT_NAMES else contextlib.nullcontext():
-            after = bench.owned_after(shop.BY_NAME[name])
+        after = bench.owned_after(shop.BY_NAME[name])
         store = Store(each.database, MODELS)
         store.recover()
         state = shop.stored(each.database)

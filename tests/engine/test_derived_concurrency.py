@@ -21,7 +21,19 @@ from pymongo import MongoClient
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
 from tests.support import Heard
-from treadle import Average, Count, DataError, Document, ExtendedReference, Id, Max, Store, Subset, Sum
+from treadle import (
+    Average,
+    Count,
+    DataError,
+    Document,
+    ExtendedReference,
+    Id,
+    Limits,
+    Max,
+    Store,
+    Subset,
+    Sum,
+)
 
 WRITERS = 8
 JOIN_SECONDS_MAX = 50
@@ -79,9 +91,9 @@ DESK = [Customer, Order, Invoice, Ticket]
 class Racers:
     """Writers at one time: threads on the blocking shell, tasks on the asyncio shell."""
 
-    def __init__(self, run: Any, models: Sequence[type[Document]]) -> None:
+    def __init__(self, run: Any, models: Sequence[type[Document]], **options: Any) -> None:
         self.run = run
-        self.store = run.store(models)
+        self.store = run.store(models, **options)
         self.store.setup()
         self.tasks = hasattr(run, "wait")
 
@@ -239,13 +251,9 @@ def test_racing_renames_leave_no_stale_copy(run, database):
     assert [] == racers.store.verify()
 
 
-def test_racing_renames_of_a_large_fan_out(run, database, monkeypatch):
+def test_racing_renames_of_a_large_fan_out(run, database):
     """The same beyond the bound, where copies are made after the commit, in chunks."""
-    from treadle.engine import intents, react
-
-    monkeypatch.setattr(react, "FAN_OUT_MAX", 10)
-    monkeypatch.setattr(intents, "CHUNK", 7)
-    racers = Racers(run, DESK)
+    racers = Racers(run, DESK, limits=Limits(fan_out_max=10, fan_out_chunk=7))
     customer = racers.store.insert(Customer(name="first"))
     racers.store.insert_many([Order(customer_id=customer.id) for _ in range(60)])
 

@@ -16,8 +16,7 @@ from pymongo.errors import PyMongoError
 
 from tests import faults, shop, victim
 from tests.shop import MODELS, SCENARIOS, Customer, Order, Product, Region, Review, Scenario, Shop
-from treadle import DataError, Store
-from treadle.engine import lease
+from treadle import DataError, Limits, Store
 from treadle.server.local import LocalServer, start
 
 pytestmark = pytest.mark.heavy
@@ -252,18 +251,15 @@ def soon(store: Store) -> bool:
 
 @pytest.mark.parametrize("fault", ["drop_reply", "close_before"])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=IDS)
-def test_a_lost_reply_or_request_leaves_nothing_wrong(
-    alone, standing, afters, scenario, fault, tried, monkeypatch
-):
+def test_a_lost_reply_or_request_leaves_nothing_wrong(alone, standing, afters, scenario, fault, tried):
     """The driver does not retry writes here; what raised is there once or not at all."""
-    monkeypatch.setattr(lease, "WAIT_MAX_SECONDS", SOON_SECONDS)
     standing.reset()
     points = moments(alone, standing, scenario)[:: 2 if fault == "drop_reply" else 3]
     with (
         faults.Proxy(alone.port) as proxy,
         MongoClient[Any](proxy.uri, appname=APP) as client,
     ):
-        store = Store(client["shop"], MODELS)
+        store = Store(client["shop"], MODELS, limits=Limits(lease_wait_seconds=SOON_SECONDS))
         store.recover()
         for skip in points:
             standing.reset()

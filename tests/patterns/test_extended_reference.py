@@ -9,8 +9,18 @@ import pytest
 from bson import ObjectId
 from pydantic import BaseModel, Field
 
-from treadle import DataError, DeclarationError, Document, ExtendedReference, Formula, Id, Store, UsageError
-from treadle.engine import deletes, intents, react, work
+from treadle import (
+    DataError,
+    DeclarationError,
+    Document,
+    ExtendedReference,
+    Formula,
+    Id,
+    Limits,
+    Store,
+    UsageError,
+)
+from treadle.engine import intents
 
 
 class Customer(Document, collection="customers"):
@@ -368,10 +378,9 @@ def test_setup_makes_the_index_on_the_reference(run, database):
 # -- fan-out ----------------------------------------------------------------------------
 
 
-def test_a_large_fan_out_is_chunked_and_leaves_no_intent(run, database, monkeypatch):
-    monkeypatch.setattr(react, "FAN_OUT_MAX", 10)
-    monkeypatch.setattr(intents, "CHUNK", 7)
-    store = run.store([Customer, Product, Order])
+def test_a_large_fan_out_is_chunked_and_leaves_no_intent(run, database):
+    limits = Limits(fan_out_max=10, fan_out_chunk=7)
+    store = run.store([Customer, Product, Order], limits=limits)
     ann, bob = store.insert_many([Customer(name="Ann"), Customer(name="Bob")])
     store.insert_many([Order(customer_id=ann.id if number % 2 else bob.id) for number in range(50)])
     store.update(Customer, ann.id, {"$set": {"name": "Anna"}})
@@ -382,9 +391,8 @@ def test_a_large_fan_out_is_chunked_and_leaves_no_intent(run, database, monkeypa
 
 def test_a_fan_out_that_was_interrupted_is_finished_by_recovery(database, monkeypatch):
     """The change is committed with its intent; a new Store does the rest."""
-    monkeypatch.setattr(react, "FAN_OUT_MAX", 10)
-    monkeypatch.setattr(intents, "CHUNK", 7)
-    store = Store(database, [Customer, Product, Order])
+    limits = Limits(fan_out_max=10, fan_out_chunk=7)
+    store = Store(database, [Customer, Product, Order], limits=limits)
     ann = store.insert(Customer(name="Ann"))
     store.insert_many([Order(customer_id=ann.id) for _ in range(40)])
     chunks = []
@@ -408,10 +416,9 @@ def test_a_fan_out_that_was_interrupted_is_finished_by_recovery(database, monkey
 
 
 @pytest.mark.parametrize("copies_max", [1000, 2])
-def test_a_poison_document_is_set_aside_and_the_rest_goes_on(run, database, monkeypatch, copies_max, caplog):
+def test_a_poison_document_is_set_aside_and_the_rest_goes_on(run, database, copies_max, caplog):
     """One order of almost 16 MB cannot take the longer name."""
-    monkeypatch.setattr(react, "FAN_OUT_MAX", copies_max)
-    store = run.store([Customer, Product, Order])
+    store = run.store([Customer, Product, Order], limits=Limits(fan_out_max=copies_max))
     ann = store.insert(Customer(name="Ann"))
     orders = store.insert_many([Order(customer_id=ann.id) for _ in range(5)])
     database["orders"].update_one({"_id": orders[2].id}, {"$set": {"blob": "x" * (16 * 1024 * 1024 - 400)}})
@@ -567,11 +574,9 @@ def test_the_validators_refusal_is_told_alike_for_every_write(run):
 
 
 @pytest.mark.parametrize(("on_delete", "left"), [("cascade", 0), ("clear", 60)])
-def test_a_deletion_on_which_too_much_hangs_goes_in_chunks(run, monkeypatch, on_delete, left):
-    monkeypatch.setattr(deletes, "CASCADE_MAX", 20)
-    monkeypatch.setattr(work, "CHUNK", 15)
+def test_a_deletion_on_which_too_much_hangs_goes_in_chunks(run, on_delete, left):
     Item, Basket, _ = shop_with(on_delete)
-    store = run.store([Customer, Item, Basket])
+    store = run.store([Customer, Item, Basket], limits=Limits(cascade_max=20, write_chunk=15))
     ann, bob = store.insert_many([Customer(name="Ann"), Customer(name="Bob")])
     store.insert_many([Item(customer_id=ann.id) for _ in range(60)] + [Item(customer_id=bob.id)])
     assert ann == store.delete(Customer, ann.id)

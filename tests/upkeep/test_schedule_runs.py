@@ -36,9 +36,9 @@ from tests.upkeep.daily_sales import (
     raw,
     summaries,
 )
-from treadle import Count, Document, Max, Rollup, Store, UsageError
+from treadle import Count, Document, Limits, Max, Rollup, Store, UsageError
 from treadle.server.local import LocalServer, start
-from treadle.upkeep import changes, merging, schedule
+from treadle.upkeep import merging
 
 # -- when the stream cannot tell ---------------------------------------------------------------------
 
@@ -77,8 +77,8 @@ def test_a_dropped_source_and_lost_history_are_noticed(store, database):
     assert [] == store.verify()
 
 
-def test_too_many_changes_are_not_looked_at_one_by_one(store, database, monkeypatch):
-    monkeypatch.setattr(schedule, "DIRTY_MAX", 3)
+def test_too_many_changes_are_not_looked_at_one_by_one(run, store, database):
+    store = run.store([Sale, DailySales], limits=Limits(schedule_dirty_max=3))
     database.sales.insert_many([raw(1, "1", 2026, 3, 1)])
     store.run_due(now=NOON)
     database.sales.insert_many([raw(n, "1", 2026, 3, 1) for n in range(20)])
@@ -88,8 +88,7 @@ def test_too_many_changes_are_not_looked_at_one_by_one(store, database, monkeypa
     (ran,) = store.run_due(now=NOON + 2 * HOURLY)
     assert "more changed" in ran.why
     assert 40 == len(database.daily_summaries.distinct("_id"))
-    monkeypatch.setattr(changes, "EVENTS_MAX", 3)
-    monkeypatch.setattr(changes, "BATCH_MAX", 2)
+    store = run.store([Sale, DailySales], limits=Limits(schedule_events_max=3, schedule_events_page=2))
     database.sales.insert_many([raw(n, "1", 2026, 3, 2) for n in range(20)])
     (ran,) = store.run_due(now=NOON + 3 * HOURLY)
     assert "more changed" in ran.why

@@ -17,7 +17,7 @@ import pytest
 from bson import ObjectId
 from pydantic import BaseModel
 
-from treadle import Count, Document, ExtendedReference, Id, Store, Sum
+from treadle import Count, Document, ExtendedReference, Id, Limits, Store, Sum
 from treadle.engine import lease
 from treadle.engine.lease import LeaseLost
 from treadle.plan import find, find_one_and_update, transact, update_one
@@ -52,7 +52,7 @@ class Death(BaseException):
 
 def begun(database: Any) -> tuple[Store, list[Any]]:
     """A store that a worker has looked at, and the ids of three shops."""
-    store = Store(database, [Sale, Shop, Visit])
+    store = Store(database, [Sale, Shop, Visit], limits=Limits(worker_attempts_max=2))
     store.setup()
     keys = [ObjectId() for _ in range(3)]
     database["shops"].insert_many([{"_id": key, "name": "shop", "total": 0, "count": 0} for key in keys])
@@ -203,10 +203,15 @@ def check_a_clock_that_is_fast_takes_no_lease(database: Any) -> None:
     """Its holder has it for another minute, whatever another client's clock says."""
     store = Store(database, [Sale, Shop, Visit])
     real = time.time
-    assert 1 == store.runner.run(lease.attempt("one", "holder", 60.0, lambda owner: False))
+    assert 1 == store.runner.run(
+        lease.attempt(store.graph.limits, "one", "holder", 60.0, lambda owner: False)
+    )
     try:
         time.time = lambda: real() + 3600.0
-        assert store.runner.run(lease.attempt("one", "other", 60.0, lambda owner: False)) is None
+        assert (
+            store.runner.run(lease.attempt(store.graph.limits, "one", "other", 60.0, lambda owner: False))
+            is None
+        )
     finally:
         time.time = real
 
@@ -312,7 +317,7 @@ def look_up_where_a_source_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def go_by_the_clients_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    def attempt(name: str, owner: str, seconds: float, is_dead: Any, session: Any = None) -> Any:
+    def attempt(limits: Any, name: str, owner: str, seconds: float, is_dead: Any, session: Any = None) -> Any:
         now = dt.datetime.fromtimestamp(time.time(), dt.UTC)
         until = {"until": now + dt.timedelta(seconds=seconds), "owner": owner}
         yield from update_one(
@@ -342,7 +347,6 @@ def begin_to_stream_after_the_scan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def let_one_document_stop_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply, "divides", lambda error: False)
-    monkeypatch.setattr(stream, "ATTEMPTS_MAX", 2)
 
 
 MUTATIONS = [

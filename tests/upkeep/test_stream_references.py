@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.upkeep.followed import Raw, of, settled, without_former_states
-from treadle import Document, ExtendedReference
+from treadle import Document, ExtendedReference, Limits
 
 
 class Person(Document, collection="people"):
@@ -307,10 +307,10 @@ def test_a_raw_deletion_is_followed_as_declared(run, database, on_delete, within
 
 
 @pytest.mark.parametrize("on_delete", ["clear", "restrict", "cascade"])
-def test_more_copies_than_one_transaction_takes_follow_a_deletion(run, database, on_delete, monkeypatch):
+def test_more_copies_than_one_transaction_takes_follow_a_deletion(run, database, on_delete):
     """Two transactions and a half."""
-    monkeypatch.setattr("treadle.upkeep.apply.GONE_MAX", 100)
-    store = run.store([Person, on_delete_model(on_delete, "field")])
+    models = [Person, on_delete_model(on_delete, "field")]
+    store = run.store(models, limits=Limits(worker_gone_max=100))
     store.setup()
     database["people"].insert_one({"_id": 1, **ANN})
     database["referring"].insert_many([{"_id": number, "person_id": 1} for number in range(250)])
@@ -323,11 +323,10 @@ def test_more_copies_than_one_transaction_takes_follow_a_deletion(run, database,
     )
 
 
-def test_a_rename_with_many_copies_reaches_them_all(run, database, monkeypatch):
+def test_a_rename_with_many_copies_reaches_them_all(run, database):
     """In chunks, each a transaction."""
-    monkeypatch.setattr("treadle.upkeep.apply.FAN_OUT_MAX", 100)
-    monkeypatch.setattr("treadle.engine.intents.CHUNK", 100)
-    store = run.store([Person, on_delete_model("keep", "field")])
+    models = [Person, on_delete_model("keep", "field")]
+    store = run.store(models, limits=Limits(fan_out_max=100, fan_out_chunk=100))
     store.setup()
     database["people"].insert_one({"_id": 1, **ANN})
     database["referring"].insert_many([{"_id": number, "person_id": 1} for number in range(450)])

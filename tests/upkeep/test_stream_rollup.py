@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from bson.decimal128 import Decimal128
 
-from treadle import Average, Count, Day, Document, Formula, Max, Rollup, Store, Sum
+from treadle import Average, Count, Day, Document, Formula, Limits, Max, Rollup, Store, Sum
 from treadle.upkeep import stream
 
 ROUNDS = 8
@@ -171,10 +171,9 @@ def test_rollups_follow_writers_that_do_not_use_treadle(run, database, former_st
     assert {"daily": {}, "berlin": {}, "products": {}, "days": {}} == _stored(store)
 
 
-def test_a_source_that_moves_on_before_its_event_is_read_leaves_nothing_behind(database, monkeypatch):
+def test_a_source_that_moves_on_before_its_event_is_read_leaves_nothing_behind(database):
     """A group that counted it in between must be told, though the document says nothing of it any more."""
-    monkeypatch.setattr(stream, "BATCH_MAX", 1)
-    store = Store(database, [Sale, BerlinDay])
+    store = Store(database, [Sale, BerlinDay], limits=Limits(worker_batch_max=1))
     store.setup()
     for name in ("sales", "berlin_days"):
         database.command({"collMod": name, "changeStreamPreAndPostImages": {"enabled": False}})
@@ -205,7 +204,6 @@ def test_a_source_that_moves_on_before_its_event_is_read_leaves_nothing_behind(d
         assert 2 == database["berlin_days"].find_one({"day": FIRST + timedelta(hours=23)})["order_count"]
         move(2)
         store.runner.run(follower.resign(), session)
-    monkeypatch.undo()
     store.worker().run_until_idle()
     assert [] == store.verify()
     assert 2 == database["berlin_days"].count_documents({})

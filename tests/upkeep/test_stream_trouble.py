@@ -30,11 +30,10 @@ from tests.upkeep.marketplace import (
     wait_for,
     working,
 )
-from treadle import DataError, Store
+from treadle import DataError, Limits, Store
 from treadle.engine import lease
 from treadle.engine.lease import LeaseLost
 from treadle.server import local as server
-from treadle.upkeep import stream
 
 # -- collections that vanish -------------------------------------------------------------------------
 
@@ -214,7 +213,7 @@ def test_one_worker_leads_and_the_other_stands_by(database):
     with working(first):
         wait_for(lambda: first.leading)
         with working(second):
-            time.sleep(2 * stream.STANDBY_SECONDS)
+            time.sleep(2 * store.graph.limits.worker_standby_seconds)
             assert (True, False) == (first.leading, second.leading)
             first.stop()
             taken = wait_for(lambda: second.leading)
@@ -286,11 +285,10 @@ def test_sigterm_ends_the_worker_after_its_batch(server, database):
     assert "" == database["treadle.leases"].find_one()["owner"]
 
 
-@pytest.mark.parametrize("run", ["sync"], indirect=True)
-def test_a_leader_that_works_keeps_others_waiting(market, database, monkeypatch):
+def test_a_leader_that_works_keeps_others_waiting(database):
     """`run_until_idle` says so after a while, instead of doing the work twice."""
-    store, _ = market
-    monkeypatch.setattr("treadle.store.blocking.worker.WAIT_MAX_SECONDS", 1.0)
+    store = Store(database, MODELS, limits=Limits(worker_wait_seconds=1.0))
+    store.setup()
     worker = store.worker()
     with working(worker):
         wait_for(lambda: worker.leading)
@@ -362,7 +360,7 @@ def test_lost_history_is_made_good_by_looking_at_everything(forgetful, kind, cap
 
 def test_a_lease_is_taken_again_by_the_worker_whose_reply_was_lost(run, database):
     """It does not wait for itself."""
-    first = run(lease.attempt("worker", "me", 60.0, lambda owner: False))
-    second = run(lease.attempt("worker", "me", 60.0, lambda owner: False))
-    other = run(lease.attempt("worker", "you", 60.0, lambda owner: False))
+    first = run(lease.attempt(Limits(), "worker", "me", 60.0, lambda owner: False))
+    second = run(lease.attempt(Limits(), "worker", "me", 60.0, lambda owner: False))
+    other = run(lease.attempt(Limits(), "worker", "you", 60.0, lambda owner: False))
     assert (1, 2, None) == (first, second, other)

@@ -26,9 +26,8 @@ from pymongo.errors import PyMongoError
 
 from tests import mill, streamed
 from tests.streamed import KEYS, ROLLED
-from treadle import Store
+from treadle import Limits, Store
 from treadle.server import local as server
-from treadle.upkeep import stream
 
 pytestmark = pytest.mark.heavy
 
@@ -222,7 +221,7 @@ def test_another_process_takes_over_at_once_after_kill_9(server, database, shop,
         assert f":{current.pid}:" in owner
         assert -signal.SIGKILL == mill.end(current)
         taken = wait_for(lambda waiting=waiting: f":{waiting.pid}:" in (leader(database) or ""))
-        assert taken < stream.LEASE_SECONDS
+        assert taken < Limits().worker_lease_seconds
         said.setdefault("take-over on one host", []).append(taken)
         said.setdefault("kills", []).append(1)
         current = waiting
@@ -233,7 +232,7 @@ def test_another_process_takes_over_at_once_after_kill_9(server, database, shop,
 def test_another_host_takes_over_when_the_lease_has_run_out(server, database, shop, said):
     """Nobody there can tell whether the leader has ended; the server's clock decides."""
     lease = 2.0
-    options = {"lease_seconds": lease, "elsewhere": True}
+    options = {"limits": Limits(worker_lease_seconds=lease), "elsewhere": True}
     first = mill.start(mill.work, SHOP, server.uri, database.name, **options)
     wait_for(lambda: leader(database))
     second = mill.start(mill.work, SHOP, server.uri, database.name, **options)
@@ -244,7 +243,7 @@ def test_another_host_takes_over_when_the_lease_has_run_out(server, database, sh
     taken = wait_for(lambda: f":{second.pid}:" in (leader(database) or ""))
     said.setdefault("take-over from another host, lease of 2 s", []).append(taken)
     said.setdefault("kills", []).append(1)
-    assert taken < lease + 5 * stream.STANDBY_SECONDS
+    assert taken < lease + 5 * Limits().worker_standby_seconds
     assert 0 == mill.end(second, signal.SIGTERM)
     settled(shop, database)
 
@@ -253,21 +252,27 @@ def test_another_host_takes_over_when_the_lease_has_run_out(server, database, sh
 def test_a_wrong_clock_neither_takes_a_lease_nor_holds_it_too_long(server, database, shop, clock_seconds):
     """A client whose clock is an hour off stands by like any other, leads, and is followed."""
     lease = 1.0
-    options = {"lease_seconds": lease, "elsewhere": True}
+    options = {"limits": Limits(worker_lease_seconds=lease), "elsewhere": True}
     right = mill.start(mill.work, SHOP, server.uri, database.name, **options)
     wait_for(lambda: leader(database))
     wrong = mill.start(mill.work, SHOP, server.uri, database.name, **options, clock_seconds=clock_seconds)
     time.sleep(1.5 * lease)
     assert f":{right.pid}:" in leader(database)
     mill.end(right)
-    assert wait_for(lambda: f":{wrong.pid}:" in (leader(database) or "")) < lease + 5 * stream.STANDBY_SECONDS
+    assert (
+        wait_for(lambda: f":{wrong.pid}:" in (leader(database) or ""))
+        < lease + 5 * Limits().worker_standby_seconds
+    )
     database["reviews"].insert_one({"_id": 1000, "productKey": KEYS[0], "starRating": 5, "body": ""})
     wait_for(lambda: not streamed.wrong(database))
     third = mill.start(mill.work, SHOP, server.uri, database.name, **options)
     time.sleep(1.5 * lease)
     assert f":{wrong.pid}:" in leader(database)
     mill.end(wrong)
-    assert wait_for(lambda: f":{third.pid}:" in (leader(database) or "")) < lease + 5 * stream.STANDBY_SECONDS
+    assert (
+        wait_for(lambda: f":{third.pid}:" in (leader(database) or ""))
+        < lease + 5 * Limits().worker_standby_seconds
+    )
     assert 0 == mill.end(third, signal.SIGTERM)
     settled(shop, database)
 

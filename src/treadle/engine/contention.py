@@ -64,7 +64,7 @@ def in_pieces(
             if len(items) == 1:
                 return (yield from alone(items[0], error))
             reason = error
-    number = limits.contended_pieces if isinstance(reason, Contended) else 2
+    number = max(2, limits.contended_pieces) if isinstance(reason, Contended) else 2
     size = max(1, -(-len(items) // number))
     results: list[R] = []
     for start in range(0, len(items), size):

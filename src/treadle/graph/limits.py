@@ -24,26 +24,26 @@ class Limits:
     insert_max: int = 10_000  # documents that insert_many stores in one commit
     write_chunk: int = 1_000  # documents that update_many and delete_many write in one commit
     combined_max: int = 100  # writes of threads or tasks that share one commit
-    combine_seconds: float = 0.0005  # how long a writer under contention waits for others to join it
-    commit_attempts_max: int = 5  # commits whose outcome is unknown are sent again
+    combine_seconds: float = 0.0005  # how long the next group waits for writers of the last one
+    commit_attempts_max: int = 5  # how often a commit is sent whose outcome is unknown
     give_way_max: int = 20  # how often a write lets something larger finish first
-    contended_attempts_max: int = 3  # failed attempts after which a contended transaction is cut
-    contended_pieces: int = 8  # how many pieces it is cut to
+    contended_attempts_max: int = 3  # attempts after which a transaction among many writers is cut to pieces
+    contended_pieces: int = 8  # how many pieces
 
     # -- what follows from a write
     fan_out_max: int = 2_000  # copies of one source that are made in the commit of its write
     chained_fan_out_max: int = 100  # the same, where the copies feed others
     fan_out_chunk: int = 2_000  # copies that are made at a time after the commit
     cascade_max: int = 10_000  # documents that are deleted or changed with the one that they refer to
-    delete_together_max: int = 10_000  # documents that are deleted all together or not at all
-    group_page: int = 200  # groups that are examined at a time
+    delete_together_max: int = 10_000  # nodes of a tree that delete_many deletes, all or none
+    group_page: int = 200  # groups of a rollup that are computed in one query
 
     # -- leases, and servers without transactions
     lease_wait_seconds: float = 60.0  # how long to wait for a lease that others hold
     lease_pause_seconds: float = 0.005  # the first pause between two attempts to take it
     lease_pause_max_seconds: float = 0.1  # the longest
-    lease_renewals: int = 3  # how often a lease is renewed within its time
-    session_end_looks: int = 250  # how often to look whether a former holder's commands have ended
+    lease_renewals: int = 3  # how often the worker and run_due renew a lease within its time
+    session_end_looks: int = 250  # looks at whether the commands of a former holder have ended
     session_end_seconds: float = 0.02  # the pause between two looks
     standalone_lease_seconds: float = 60.0  # the lease of the one writer
     standalone_attempts_max: int = 50  # recomputations of a document that others keep changing
@@ -70,13 +70,11 @@ class Limits:
     migration_lease_seconds: float = 60.0  # the lease of the process that migrates
     migration_wait_seconds: float = 10.0  # the longest sleep at a time of a migration with a rate
     migration_pause_seconds: float = 0.005  # the pause after a conflict
-    migration_large_bytes: int = (
-        4 * 1024 * 1024
-    )  # a larger document is sent by itself, once a batch was refused
+    migration_large_bytes: int = 4 * 1024 * 1024  # larger documents are sent alone after a refusal
 
     # -- verify, rebuild and status
     verify_page: int = 500  # documents that are examined at a time
-    verify_looks: int = 4  # further looks at what seems wrong while a worker is behind
+    verify_looks: int = 4  # further looks at a wrong value that an active worker may be about to put right
     verify_look_seconds: float = 0.5  # the pause before each
     rebuild_page: int = 100  # documents that are recomputed in one commit
     rebuild_rounds_max: int = 5  # how often repair verifies again
@@ -87,49 +85,49 @@ class Limits:
     # -- the worker
     worker_lease_seconds: float = 6.0  # how long the lease of a worker that was killed keeps others away
     worker_standby_seconds: float = 0.5  # how often another looks whether it may take over
-    worker_wait_seconds: float = 60.0  # how long catch_up waits for another worker
+    worker_wait_seconds: float = 60.0  # how long run_until_idle waits for another worker
     worker_batch_max: int = 10_000  # events that are applied at a time
     worker_linger_below: int = 500  # fewer events wait for more
     worker_linger_seconds: float = 0.1  # how long
     worker_await_seconds: float = 1.0  # how long a read waits for events
     worker_heartbeat_reads: int = 10  # empty reads after which the position is saved
-    worker_unsaved_max: int = 5_000  # events of no concern after which it is saved
+    worker_unsaved_max: int = 5_000  # events that concerned nobody after which it is saved
     worker_backoff_seconds: float = 0.2  # the first pause after an error
     worker_backoff_max_seconds: float = 15.0  # the longest
-    worker_attempts_max: int = 20  # attempts of catch_up
+    worker_attempts_max: int = 20  # attempts of run_until_idle after errors
     worker_resync_page: int = 200  # documents at a time where events were lost
     worker_targets_max: int = 500  # targets in one transaction
     worker_copies_max: int = 50  # sources of copies in one transaction
-    worker_gone_max: int = 1_000  # references to deleted documents that are removed at a time
-    contributions_page: int = 1_000  # rows of the ledger that are read at a time
+    worker_gone_max: int = 1_000  # references to a deleted document that are followed in one transaction
+    contributions_page: int = 1_000  # sources noted at a time where the server keeps no former states
 
     # -- schedules
     schedule_lease_seconds: float = 15.0  # the lease of a run
-    schedule_dirty_max: int = 5_000  # changed groups; with more, whole windows are computed
-    schedule_page: int = 200  # documents that are examined at a time
-    schedule_events_max: int = 300_000  # events read before a run; with more, everything is computed
-    schedule_events_page: int = 20_000  # events read at a time
-    schedule_empty_reads_max: int = 30  # reads without an event before the stream is given up
+    schedule_dirty_max: int = 5_000  # changed groups; with more, everything is computed
+    schedule_page: int = 200  # documents whose scheduled fields are examined at a time
+    schedule_events_max: int = 300_000  # changes since the last run; with more, everything is computed
+    schedule_events_page: int = 20_000  # changes that are read at a time
+    schedule_empty_reads_max: int = 30  # reads without a change after which everything is computed
     schedule_read_milliseconds: int = 1_000  # how long a read waits
-    schedule_lookup_max: int = 5_000  # documents that are looked up by id at a time
+    schedule_lookup_max: int = 5_000  # updated sources whose group is looked up at a time
 
     # -- counters
     counter_chunk: int = 25_000  # keys that are flushed in one batch
     counter_again_chunk: int = 200  # keys in one batch after a refusal
-    counter_fold_max: int = 1_024  # counts that a thread keeps before they are summed
-    counter_combined_max: int = 5_000  # durable counts that are recorded together
-    counter_attempts_max: int = 3  # attempts at a batch that meets refusals
-    counter_due_seconds: float = 10.0  # how long a flush on time may take
+    counter_fold_max: int = 1_024  # events that are kept one by one before they are added up
+    counter_combined_max: int = 5_000  # callers of a durable counter who share one write
+    counter_attempts_max: int = 3  # attempts at a write that met another writer or lost its connection
+    counter_due_seconds: float = 10.0  # how long a flush may take that nobody asked for
     counter_exit_seconds: float = 5.0  # how long the flush at the end of the process may take
-    counter_pause_seconds: float = 1.0  # the pause after a failed flush
-    counter_unknown_max: int = 10_000  # keys without a document that are remembered
-    counter_parts_max: int = 10_000  # batches of one flush
-    counter_events_max: int = 500  # recorded events that are summed at a time
-    counter_events_again_max: int = 20  # the same, after a refusal
-    counter_amounts_max: int = 1_000  # amounts in one recorded event
-    counter_overdue_periods: int = 3  # periods after which verify calls recorded events overdue
+    counter_pause_seconds: float = 1.0  # how long flushes that nobody asked for rest after a failure
+    counter_unknown_max: int = 10_000  # ids without a document that are remembered
+    counter_parts_max: int = 10_000  # parts of a durable buffer that one flush moves
+    counter_events_max: int = 500  # buffered events that one transaction moves
+    counter_events_again_max: int = 20  # the same, after one was refused
+    counter_amounts_max: int = 1_000  # amounts in one buffered event
+    counter_overdue_periods: int = 3  # verify names what was buffered for so many times within=
     counter_overdue_seconds: float = 2.0  # and at least so long
-    counter_overdue_max: int = 1_000  # overdue counters that verify names
+    counter_overdue_max: int = 1_000  # overdue ids that verify names
     counter_writers_seconds: float = 7 * 24 * 3600.0  # how long the last batch of a writer is remembered
 
     # -- trees
@@ -152,7 +150,7 @@ class Limits:
     array_pages_max: int = 4  # pages of overflow that are read at a time
     array_documents_max: int = 1_000  # items at a time where each is a document
     array_page_max: int = 100_000  # size= of page()
-    array_attempts_max: int = 50  # attempts to read an array that others keep changing
+    array_attempts_max: int = 50  # attempts to read a collection that was made just now
     array_pause_seconds: float = 0.02  # the pause between two
     array_orphans_max: int = 1_000  # overflow documents without an owner that verify names
 
@@ -160,11 +158,11 @@ class Limits:
     bucket_page: int = 32  # buckets that are read at a time
     bucket_small_page: int = 4  # the same, for few readings
     bucket_held_max: int = 1_000_000  # readings that are held to sort them
-    bucket_summaries_max: int = 1_000_000  # windows of one summary
+    bucket_summaries_max: int = 1_000_000  # buckets in one summary
     bucket_operations_max: int = 5_000  # buckets that are written in one command
     bucket_bytes_max: int = 8 * 1024 * 1024  # readings in one command
     bucket_together_max: int = 1_000  # buckets that are written in one transaction
-    bucket_judged_max: int = 2_000  # readings that the server judges in one query
+    bucket_judged_max: int = 2_000  # readings that the server filters in one query
     bucket_candidates_max: int = 8  # the last buckets of a window, among which one with room is looked for
     bucket_remembered_max: int = 20_000  # windows whose last bucket is remembered
     bucket_keys_max: int = 50_000  # keys whose hashes are remembered
@@ -174,7 +172,7 @@ class Limits:
     bucket_pause_seconds: float = 0.001  # the first pause between two attempts to add
     bucket_change_pause_seconds: float = 0.002  # and to change
     bucket_pause_max_seconds: float = 0.05  # the longest of both
-    bucket_delete_page: int = 500  # buckets that are deleted at a time
+    bucket_delete_page: int = 500  # whole buckets that are deleted at a time
     bucket_upkeep_page: int = 50  # buckets that are verified, rebuilt or packed at a time
     bucket_upkeep_attempts_max: int = 100  # attempts at one bucket, and at a batch of adoption
     bucket_grace_seconds: float = 300.0  # how long after its end a window is taken to be closed

@@ -11,7 +11,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from treadle.graph.pattern import Entry
 from treadle.patterns.outlier import reads
 from treadle.patterns.outlier.item_bytes import cut
-from treadle.patterns.outlier.writes import EXTEND_MAX, ArrayWork, Extend, Remove
+from treadle.patterns.outlier.writes import ArrayWork, Extend, Remove
 from treadle.plan import Plan
 from treadle.store.async_writer import AsyncWriter
 
@@ -38,7 +38,9 @@ class AsyncArray:
     async def extend(self, items: Iterable[Any], session: Session = None) -> int:
         """Add items at the end; how many were added."""
         total = 0
-        for part in cut(self.rule.dump(list(items)), EXTEND_MAX):
+        limits = self.rule.target.limits
+        pieces = cut(self.rule.dump(list(items)), limits.array_extend_max, limits.array_bytes_max)
+        for part in pieces:
             added = await self._write(Extend(self.rule, self.key, part), session)
             total += sum(added)
             self.ignored += len(added) - sum(added)
@@ -59,7 +61,7 @@ class AsyncArray:
 
     async def page(self, number: int, size: int, session: Session = None) -> list[Any]:
         """The items of one page of this size; the first is number 1."""
-        reads.check_page(number, size)
+        reads.check_page(self.rule, number, size)
         items = await self._read(lambda: reads.page(self.rule, self.key, number, size), session)
         return self.rule.load(items)
 

@@ -17,7 +17,6 @@ from treadle.patterns.approximation import events as counter_events
 from treadle.patterns.approximation import flush as counters
 from treadle.patterns.approximation.buffer import Flushed
 from treadle.patterns.approximation.events import Drain
-from treadle.patterns.approximation.flush import ATTEMPTS_MAX
 from treadle.store import counter_exit
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import start_timer, start_timer_async
@@ -137,7 +136,7 @@ class AsyncCounter(CounterHandle):
             except DuplicateKeyError:
                 # Another writer made the same document; the next attempt finds it.
                 collisions += 1
-                if collisions == ATTEMPTS_MAX:
+                if collisions == self._limits.counter_attempts_max:
                     raise
                 continue
             except (OperationFailure, OverflowError) as error:

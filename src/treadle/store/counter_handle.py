@@ -47,7 +47,7 @@ class CounterHandle:
         declared, self._limits = self.rule.declared, entry.limits
         self._kind = declared.buffer
         self._random = random or chance.random
-        self._buffer = Buffer(declared.every, declared.keys_max, self.rule.plus)
+        self._buffer = Buffer(declared.every, declared.keys_max, entry.limits, self.rule.plus)
         self._events = self._buffer.events
         self._append = self._events.append
         # Ids of this very class are counted without looking at them.

@@ -108,7 +108,7 @@ class Copies:
     def __len__(self) -> int:
         # Each may have many copies.
         limits = self.rule.target.limits
-        return len(self.items) * (limits.worker_targets_max // limits.worker_copies_max)
+        return len(self.items) * max(1, limits.worker_targets_max // limits.worker_copies_max)
 
     def part(self, items: Sequence[Any]) -> Copies:
         return Copies(self.rule, items)

@@ -17,12 +17,11 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.graph.reports import Finding, Report
 from treadle.plan import Plan, Raw, bulk_write, find, find_one
-from treadle.plan.capabilities import Capabilities
+from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import HISTORY_LOST
 from treadle.upkeep import position
 from treadle.upkeep.change_stream import BEATS, ChangeStream, operation_time
 from treadle.upkeep.closed import COLLECTION as SCHEDULES
-from treadle.upkeep.closed import clock
 from treadle.upkeep.events import Watch
 from treadle.upkeep.verify import verify
 

@@ -16,7 +16,7 @@ from pymongo import AsyncMongoClient
 
 from tests.patterns.approximation.products import KINDS, NEVER, SOON, Narrow, Product, store_of, stored
 from tests.support import race
-from treadle import Approximate, AsyncStore, Document, Store, UsageError, migration
+from treadle import Approximate, AsyncStore, Document, Limits, Store, UsageError, migration
 from treadle.patterns.approximation import buffer as buffers
 
 THREADS = 16
@@ -217,9 +217,9 @@ def test_the_buffer_is_bounded_in_keys(run, database):
     assert 20 == sum(each["views"] > 0 for each in database["products"].find())
 
 
-def test_a_large_flush_goes_in_chunks(run, database, monkeypatch):
-    monkeypatch.setattr(buffers, "CHUNK_MAX", 7)
-    store = store_of(run, *range(20))
+def test_a_large_flush_goes_in_chunks(run, database):
+    store_of(run, *range(20))
+    store = run.store([Product], limits=Limits(counter_chunk=7))
     counter = store.counter(Product, "worth")
     counter.add_many(dict.fromkeys(range(20), 1))
     assert 20 == counter.flush().documents
@@ -285,7 +285,7 @@ def test_a_sampled_event_of_an_unknown_id_is_told(run, database):
 
 def test_adding_in_memory_is_quick():
     """Far from the goal it would be noticed here; the figure itself is in the benchmarks."""
-    buffer = buffers.Buffer(10**9, 10**9)
+    buffer = buffers.Buffer(10**9, 10**9, Limits())
     keys = [ObjectId() for _ in range(10)]
     start = time.perf_counter()
     for number in range(20_000):

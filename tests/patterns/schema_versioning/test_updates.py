@@ -17,13 +17,13 @@ from treadle import (
     ExtendedReference,
     Formula,
     Id,
+    Limits,
     Outlier,
     Store,
     Sum,
     UsageError,
     migration,
 )
-from treadle.engine import lazy
 from treadle.server.local import start
 
 # -- updates -----------------------------------------------------------------------------------------
@@ -323,9 +323,8 @@ def test_a_document_that_cannot_be_brought_up_stops_no_counter_and_no_repair(run
     assert {bad} == {each.document_id for each in store.verify()}
 
 
-def test_an_update_of_very_many_old_documents_is_no_contention(run, database, monkeypatch):
-    monkeypatch.setattr(lazy, "CHUNK", 2)
-    store = run.store([User])
+def test_an_update_of_very_many_old_documents_is_no_contention(run, database):
+    store = run.store([User], limits=Limits(upgrade_chunk=2))
     store.setup()
     database.users.insert_many([{"name": "a", "phone": "1,2"} for _ in range(70)])
     assert 70 == store.update_many(User, {}, {"$set": {"name": "b"}})

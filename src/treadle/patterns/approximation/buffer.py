@@ -17,12 +17,9 @@ from typing import Any, TypeAlias
 
 from bson import ObjectId
 
-Plus: TypeAlias = Callable[[Any, Any], Any]
+from treadle.graph.limits import Limits
 
-# More updates than this are not sent under one number.
-CHUNK_MAX = 25_000
-# Events that are kept one by one, before they are folded.
-FOLD_MAX = 1024
+Plus: TypeAlias = Callable[[Any, Any], Any]
 
 
 @dataclass(slots=True)
@@ -49,7 +46,8 @@ class Flushed:
 class Buffer:
     """The events of one counter in one process."""
 
-    def __init__(self, every: int, keys_max: int, plus: Plus = operator.add) -> None:
+    def __init__(self, every: int, keys_max: int, limits: Limits, plus: Plus = operator.add) -> None:
+        self._limits = limits
         self._plus = plus
         self.every = every
         self.keys_max = keys_max
@@ -71,7 +69,7 @@ class Buffer:
     def _set_room(self) -> None:
         # How many events may be collected before somebody must look.
         # Cut before it is made an integer: the sum of large amounts may be infinite.
-        self.room = int(max(1, min(FOLD_MAX, self.every - self._weight)))
+        self.room = int(max(1, min(self._limits.counter_fold_max, self.every - self._weight)))
 
     def add(self, counts: Iterable[tuple[Any, Any]]) -> bool:
         """Add amounts that are not single events; whether a flush is due."""
@@ -108,7 +106,7 @@ class Buffer:
                 for key, n in chunk.sums.items():
                     sums[key] = self._plus(sums.get(key, 0), n)
             self.unfinished = deque(chunks[:1])
-            self._number([(key, n) for key, n in sums.items() if n], CHUNK_MAX)
+            self._number([(key, n) for key, n in sums.items() if n], self._limits.counter_chunk)
             self._sums = {}
             self._weight = 0
             self._set_room()

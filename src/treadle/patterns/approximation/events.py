@@ -17,18 +17,12 @@ from treadle.engine.work import Work
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.model.bson_types import to_bson
-from treadle.patterns.approximation.buffer import CHUNK_MAX
 from treadle.patterns.approximation.fields import CounterFields
-from treadle.patterns.approximation.flush import ATTEMPTS_MAX, Sums, apply, plain, stored
+from treadle.patterns.approximation.flush import Sums, apply, plain, stored
 from treadle.plan import Plan, Raw, aggregate, delete_many, find, insert_one
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 
-# How many buffered events one transaction moves, and how many after one of them was refused.
-EVENTS_MAX = 500
-EVENTS_AGAIN_MAX = 20
-# How many amounts one buffered event holds.
-AMOUNTS_MAX = 1000
 # Whatever else lies in the collection is not ours, and must not stop what is.
 WELL_FORMED: Raw = {"d": {"$type": "array", "$not": {"$elemMatch": {"n": {"$not": {"$type": "number"}}}}}}
 
@@ -37,14 +31,15 @@ def record(rule: CounterFields, sums: Sums) -> Plan[None]:
     """Store amounts as events, so that a crash does not lose them."""
     assert rule.buffer_collection is not None
     items = [{"k": to_bson(key, []), "n": to_bson(rule.number(n), [])} for key, n in sums.items()]
-    for start in range(0, len(items), AMOUNTS_MAX):
-        event = {"_id": ObjectId(), "d": items[start : start + AMOUNTS_MAX]}
-        yield from _insert_once(rule.buffer_collection, event)
+    most = rule.target.limits.counter_amounts_max
+    for start in range(0, len(items), most):
+        event = {"_id": ObjectId(), "d": items[start : start + most]}
+        yield from _insert_once(rule.buffer_collection, event, rule.target.limits.counter_attempts_max)
 
 
-def _insert_once(collection: str, event: Raw) -> Plan[None]:
+def _insert_once(collection: str, event: Raw, most: int) -> Plan[None]:
     """Insert under an id that was chosen here; again where nobody knows whether it was."""
-    for attempt in range(ATTEMPTS_MAX):
+    for attempt in range(most):
         try:
             yield from insert_one(collection, event)
             return
@@ -53,7 +48,7 @@ def _insert_once(collection: str, event: Raw) -> Plan[None]:
                 return
             raise
         except ConnectionFailure:
-            if attempt + 1 == ATTEMPTS_MAX:
+            if attempt + 1 == most:
                 raise
 
 
@@ -68,7 +63,8 @@ class Drain(Work[tuple[int, dict[Any, Any], dict[Any, Any]]]):
         # Amounts of keys that are known to be unfit go with their events.
         self.left_out = set(left_out or ())
         # Where one stands in the way there may be more, each of which is a new attempt.
-        self.events_max = EVENTS_AGAIN_MAX if self.left_out else EVENTS_MAX
+        limits = rule.target.limits
+        self.events_max = limits.counter_events_again_max if self.left_out else limits.counter_events_max
         self.sums: dict[Any, Any] = {}
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Any]:
@@ -84,7 +80,7 @@ class Drain(Work[tuple[int, dict[Any, Any], dict[Any, Any]]]):
         for event in events:
             taken.append(event["_id"])
             add_up(self.rule, self.sums, refused, event)
-            if len(self.sums) >= CHUNK_MAX:
+            if len(self.sums) >= self.entry.limits.counter_chunk:
                 break
         refused.update({key: n for key, n in self.sums.items() if key in self.left_out})
         sums = {key: n for key, n in self.sums.items() if n and key not in self.left_out}

@@ -34,7 +34,6 @@ from treadle.graph.change import Change
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.model.bson_types import RESERVED, to_bson
-from treadle.patterns.approximation.buffer import CHUNK_MAX
 from treadle.patterns.approximation.fields import CounterFields
 from treadle.plan import (
     Plan,
@@ -65,7 +64,6 @@ MARKS = f"{RESERVED}.batches"
 # Nothing can be added to what the document holds: no number, or the sum would be too large.
 REFUSALS = POISON | {TYPE_MISMATCH, BAD_VALUE}
 INT_MAX = 2**63
-ATTEMPTS_MAX = 3
 
 Sums = Mapping[Any, Any]
 
@@ -126,8 +124,9 @@ def apply(rule: CounterFields, sums: Sums, ledger: Ledger, mark: str | None = No
             update["$set"] = {f"{MARKS}.{mark}": True}
         operations.append(UpdateOne(condition, update))
     matched = 0
-    for start in range(0, len(operations), CHUNK_MAX):
-        result = yield from bulk_write(entry.collection, operations[start : start + CHUNK_MAX], ordered=False)
+    most = entry.limits.counter_chunk
+    for start in range(0, len(operations), most):
+        result = yield from bulk_write(entry.collection, operations[start : start + most], ordered=False)
         matched += result.matched_count
     if followed:
         yield from _follow(entry, befores, ledger)

@@ -23,14 +23,6 @@ from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 from treadle.query.paths import value_at
 
-# Events that are older than so many times `within` should have been moved.
-OVERDUE = 3
-OVERDUE_SECONDS_MIN = 2.0
-OVERDUE_SHOWN_MAX = 1000
-PARTS_MAX = 10_000
-# A writer whose last batch is older than this will not ask for it any more.
-WRITERS_KEPT_MILLISECONDS = 7 * 24 * 3600 * 1000
-
 
 def examine(rule: CounterFields, documents: Sequence[Raw]) -> list[Finding]:
     """Documents without a number where one is counted."""
@@ -69,7 +61,8 @@ def _plain(number: Any) -> Any:
 def _overdue(rule: CounterFields) -> Plan[list[Raw]]:
     assert rule.buffer_collection is not None
     assert rule.declared.within is not None
-    seconds = max(OVERDUE_SECONDS_MIN, OVERDUE * rule.declared.within.total_seconds())
+    limits, within = rule.target.limits, rule.declared.within.total_seconds()
+    seconds = max(limits.counter_overdue_seconds, limits.counter_overdue_periods * within)
     # An id that tells no time is somebody else's, and as good as old.
     born = {"$convert": {"input": "$_id", "to": "date", "onError": None}}
     old = {"$lt": [born, {"$subtract": ["$$NOW", int(seconds * 1000)]}]}
@@ -80,7 +73,7 @@ def _overdue(rule: CounterFields) -> Plan[list[Raw]]:
                 {"$match": {**WELL_FORMED, "$expr": old}},
                 {"$unwind": "$d"},
                 {"$group": {"_id": "$d.k", "n": {"$sum": "$d.n"}}},
-                {"$limit": OVERDUE_SHOWN_MAX},
+                {"$limit": limits.counter_overdue_max},
             ],
             allowDiskUse=True,
         )
@@ -110,7 +103,7 @@ def drain(graph: Graph, server: Capabilities, rule: CounterFields) -> Plan[list[
     """Move everything that is buffered; the keys that were counted."""
     moved: dict[Any, Any] = {}
     left_out: dict[Any, Any] = {}
-    for _ in range(PARTS_MAX):
+    for _ in range(rule.target.limits.counter_parts_max):
         work = Drain(rule, left_out)
         try:
             events, sums, unknown = yield from commit_on(graph, server).follow(
@@ -130,7 +123,8 @@ def drain(graph: Graph, server: Capabilities, rule: CounterFields) -> Plan[list[
     return list(moved)
 
 
-def forget_old_writers() -> Plan[None]:
-    """Remove the notes of writers that ended without a word."""
-    old = {"$lt": ["$at", {"$subtract": ["$$NOW", WRITERS_KEPT_MILLISECONDS]}]}
+def forget_old_writers(rule: CounterFields) -> Plan[None]:
+    """Remove the notes of writers that ended without a word, and will not ask for their last batch."""
+    kept = int(rule.target.limits.counter_writers_seconds * 1000)
+    old = {"$lt": ["$at", {"$subtract": ["$$NOW", kept]}]}
     yield from delete_many(LEDGER, {"$expr": old})

@@ -108,4 +108,4 @@ class ApproximateRule(CounterFields):
         return inspection.mend(graph, server, self, keys)
 
     def tidy(self) -> Plan[None]:
-        return inspection.forget_old_writers()
+        return inspection.forget_old_writers(self)

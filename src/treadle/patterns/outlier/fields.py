@@ -272,7 +272,7 @@ class OutlierFields(Rule):
         size = 1 if self.layout == "documents" else self.page_size
         number = last if last is not None else self.before_first
         made = []
-        for part in cut(items, size):
+        for part in cut(items, size, self.target.limits.array_bytes_max):
             number += 1
             made.append(self.page(key, number, part))
         return made, number if made else last

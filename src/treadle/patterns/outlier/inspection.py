@@ -18,8 +18,6 @@ from treadle.plan import Plan, Raw, aggregate, by_id, delete_many, find, find_on
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 
-ORPHANS_MAX = 1000
-
 
 def examine(rule: OutlierFields, documents: Sequence[Raw]) -> Plan[list[Finding]]:
     """What is wrong with the arrays of these documents, read up to one item beyond the limit."""
@@ -209,7 +207,7 @@ def _orphans(rule: OutlierFields) -> Plan[list[Raw]]:
                 {"$lookup": lookup},
                 {"$match": {"owner": []}},
                 {"$project": {"n": 1}},
-                {"$limit": ORPHANS_MAX},
+                {"$limit": rule.target.limits.array_orphans_max},
             ],
             allowDiskUse=True,
         )

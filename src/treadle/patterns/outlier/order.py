@@ -10,12 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from treadle.patterns.outlier.fields import OutlierFields, comparable, distinct
-from treadle.patterns.outlier.item_bytes import BYTES_MAX, fitting, weight
+from treadle.patterns.outlier.item_bytes import fitting, weight
 from treadle.patterns.outlier.move import Move, owned
 from treadle.plan import Plan, Raw, find
-
-# How many overflow documents are read at once when items come back.
-REFILL_PAGES = 4
 
 
 def in_order(rule: OutlierFields, owner: Raw) -> Plan[Move | None]:
@@ -104,7 +101,8 @@ def first_of_each(items: Sequence[Any], known: Sequence[Any]) -> list[bool]:
 def refill(rule: OutlierFields, key: Any, move: Move, left: Sequence[Any]) -> Plan[None]:
     """Let the first items of the overflow come back, in their order, as far as the owner may hold them."""
     embedded = list(left)
-    room = BYTES_MAX - sum(map(weight, embedded))
+    limits = rule.target.limits
+    room = limits.array_bytes_max - sum(map(weight, embedded))
     overflowing = move.count - len(embedded)
     changed = {page["_id"]: page for page in move.changed}
     gone = set(move.gone)
@@ -114,7 +112,9 @@ def refill(rule: OutlierFields, key: Any, move: Move, left: Sequence[Any]) -> Pl
         condition = owned(rule, key)
         if after is not None:
             condition[rule.order] = {"$gt": after}
-        many = rule.refilled - len(embedded) + len(gone) if rule.layout == "documents" else REFILL_PAGES
+        many = limits.array_pages_max
+        if rule.layout == "documents":
+            many = rule.refilled - len(embedded) + len(gone)
         pages = yield from find(rule.collection, condition, sort=[(rule.order, 1)], limit=many)
         if not pages:
             break

@@ -23,12 +23,7 @@ from treadle.plan.server_errors import SNAPSHOT_TOO_OLD, SNAPSHOT_UNAVAILABLE
 R = TypeVar("R")
 
 # How many overflow documents an iteration reads at once.
-PAGES_AT_ONCE = 4
-DOCUMENTS_AT_ONCE = 1000
 SNAPSHOTS_SINCE = (5, 0)
-ATTEMPTS_MAX = 50
-PAUSE_SECONDS = 0.02
-SIZE_MAX = 100_000
 
 
 def rule_named(entry: Entry[Any], field: str) -> OutlierFields:
@@ -50,7 +45,7 @@ def has_snapshots(server: Capabilities) -> bool:
 
 def steadily(rule: OutlierFields, make: Callable[[], Plan[R]]) -> Plan[R]:
     """Run a read again where its collection was made just now, so that no snapshot holds it yet."""
-    for _ in range(ATTEMPTS_MAX - 1):
+    for _ in range(rule.target.limits.array_attempts_max - 1):
         try:
             return (yield from make())
         except OperationFailure as error:
@@ -62,7 +57,7 @@ def steadily(rule: OutlierFields, make: Callable[[], Plan[R]]) -> Plan[R]:
                 ) from error
             if error.code != SNAPSHOT_UNAVAILABLE:
                 raise
-        yield from wait(PAUSE_SECONDS)
+        yield from wait(rule.target.limits.array_pause_seconds)
     return (yield from make())
 
 
@@ -118,9 +113,10 @@ def page(rule: OutlierFields, key: Any, number: int, size: int) -> Plan[list[Any
     return [*items, *(yield from _overflow(rule, key, skip, size - len(items)))]
 
 
-def check_page(number: int, size: int) -> None:
+def check_page(rule: OutlierFields, number: int, size: int) -> None:
     """Refuse what is no page."""
-    for name, value, most in (("number", number, None), ("size", size, SIZE_MAX)):
+    size_max = rule.target.limits.array_page_max
+    for name, value, most in (("number", number, None), ("size", size, size_max)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1 or (most and value > most):
             limit = f" to {most:,}" if most else ""
             raise UsageError(
@@ -175,7 +171,8 @@ class Walk:
             self._moves = rule.value(owner, rule.moves_path)
             self.over = not rule.flagged(owner)
             return rule.embedded(owner)
-        many = PAGES_AT_ONCE if rule.layout == "page" else DOCUMENTS_AT_ONCE
+        limits = rule.target.limits
+        many = limits.array_pages_max if rule.layout == "page" else limits.array_documents_max
         condition = owned(rule, self._key)
         if self._last is not None:
             condition[rule.order] = {"$gt": self._last}

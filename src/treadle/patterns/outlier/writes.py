@@ -25,7 +25,7 @@ from treadle.graph.change import Change
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION
 from treadle.patterns.outlier.fields import OutlierFields, comparable
-from treadle.patterns.outlier.item_bytes import BYTES_MAX, fitting, weight
+from treadle.patterns.outlier.item_bytes import fitting, weight
 from treadle.patterns.outlier.move import Move, holds, missing, owned, perform
 from treadle.patterns.outlier.order import first_of_each, in_order, refill
 from treadle.plan import (
@@ -44,7 +44,6 @@ from treadle.plan.capabilities import Capabilities
 R = TypeVar("R")
 
 # More items than this are added in several transactions.
-EXTEND_MAX = 10_000
 
 
 class ArrayWork(Work[R]):
@@ -124,8 +123,8 @@ class Extend(ArrayWork[list[bool]]):
             isinstance(other, Extend)
             and other.rule is self.rule
             and other.key == self.key
-            and len(self.items) + len(other.items) <= EXTEND_MAX
-            and sum(map(weight, [*self.items, *other.items])) <= BYTES_MAX
+            and len(self.items) + len(other.items) <= self.entry.limits.array_extend_max
+            and sum(map(weight, [*self.items, *other.items])) <= self.entry.limits.array_bytes_max
         )
 
     def joined(self, other: Extend) -> Extend:
@@ -176,7 +175,7 @@ class Extend(ArrayWork[list[bool]]):
             made, _ = rule.pages(self.key, items, last - number)
             yield from insert_many(rule.collection, made)
         else:
-            room = BYTES_MAX - sum(map(weight, items))
+            room = self.entry.limits.array_bytes_max - sum(map(weight, items))
             condition = {
                 **self.of_owner,
                 "page": last,
@@ -226,7 +225,7 @@ class Extend(ArrayWork[list[bool]]):
         room = 0
         for page in found:
             spare = max(0, rule.page_size - page.get("count", rule.page_size))
-            room = fitting(self.items, 0, spare, BYTES_MAX - page["bytes"])
+            room = fitting(self.items, 0, spare, self.entry.limits.array_bytes_max - page["bytes"])
             if room:
                 push = {"$push": {rule.field: {"$each": self.items[:room]}}, "$inc": {"count": room}}
                 yield from update_one(rule.collection, {"_id": page["_id"]}, push)
@@ -260,7 +259,7 @@ class Extend(ArrayWork[list[bool]]):
             page = yield from find_one(rule.collection, {**self.of_owner, "page": last})
             if page is not None:
                 held = rule.contents(page)
-                spare = BYTES_MAX - sum(map(weight, held))
+                spare = self.entry.limits.array_bytes_max - sum(map(weight, held))
                 room = fitting(rest, 0, max(0, rule.page_size - len(held)), spare)
                 if room:
                     held = [*held, *rest[:room]]
