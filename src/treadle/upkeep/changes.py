@@ -15,6 +15,7 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
+from treadle.engine.pages import chunks
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
@@ -60,7 +61,6 @@ def changed_since(
 ) -> Plan[ChangedGroups]:
     """The closed groups whose sources changed since a position in the stream."""
     group = entry.group
-    assert group is not None
     changed = ChangedGroups()
     awaited = yield from beat()
     try:
@@ -159,9 +159,8 @@ def _note(
 
 def _look_up(group: GroupRule, changed: ChangedGroups) -> Plan[None]:
     """The present groups of sources that were updated."""
-    ids, most = list(changed.ids.values()), group.target.limits.schedule_lookup_max
-    for start in range(0, len(ids), most):
-        there = {"$match": {"_id": {"$in": ids[start : start + most]}}}
+    for ids in chunks(list(changed.ids.values()), group.target.limits.schedule_lookup_max):
+        there = {"$match": {"_id": {"$in": ids}}}
         stages = [there, *group.key.stages(None, False), {"$group": {"_id": f"${KEY}"}}]
         for row in (yield from aggregate(group.source.collection, stages)):
             changed.keys[freeze(row["_id"])] = row["_id"]

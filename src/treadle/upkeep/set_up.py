@@ -85,20 +85,20 @@ def _keep_former_states(graph: Graph, existing: Mapping[str, Raw], actions: list
             )
 
 
-def _set_up_collection(entry: Entry[Any], found: Raw | None, actions: list[Action]) -> Plan[None]:
+def _set_up_collection(entry: Entry[Any], existing: Raw | None, actions: list[Action]) -> Plan[None]:
     validator: Raw = {}
     level = entry.settings.validation
     if level != "off":
         validator = {"$jsonSchema": collection_schema(entry)}
     action = entry.settings.validation_action
     options: Raw = {"validator": validator, "validationLevel": level, "validationAction": action}
-    if found is None:
+    if existing is None:
         actions.append(Action("create collection", entry.collection))
         if (yield from create(entry.collection, **(options if level != "off" else {}))):
             return
         # Another process made it first; bring it to the same state.
-        found = {"options": {}}
-    current = found.get("options", {})
+        existing = {"options": {}}
+    current = existing.get("options", {})
     now = {
         "validator": current.get("validator", {}),
         "validationLevel": current.get("validationLevel", "strict" if current.get("validator") else "off"),
@@ -107,8 +107,8 @@ def _set_up_collection(entry: Entry[Any], found: Raw | None, actions: list[Actio
     if (level == "off" and not now["validator"]) or validation.is_newer(entry, now["validator"]):
         return
     if now != options:
-        told = yield from validation.describe_change(entry, now, options)
-        actions.append(Action("change validator", entry.collection, told))
+        change = yield from validation.describe_change(entry, now, options)
+        actions.append(Action("change validator", entry.collection, change))
         yield from database_command({"collMod": entry.collection, **options})
 
 
@@ -116,16 +116,16 @@ def maintenance_indexes(graph: Graph, entry: Entry[Any], present: list[Raw]) -> 
     """The indexes that the patterns need on a collection, as far as no other serves."""
     declared = [index.document for index in declared_indexes(entry)]
     serving = [key_pairs(each) for each in [*present, *declared] if serves_all(each)]
-    wanted = [
+    needed = [
         index
         for rule in graph.rules
         for source, index in rule.indexes()
         if source.collection == entry.collection
     ]
     # The longest first: an index also serves whatever its beginning serves.
-    wanted.sort(key=lambda index: -len(key_pairs(index.document)))
+    needed.sort(key=lambda index: -len(key_pairs(index.document)))
     missing = []
-    for index in wanted:
+    for index in needed:
         keys = key_pairs(index.document)
         essential = keys[:-1] if keys[-1] == ("_id", 1) and len(keys) == 2 else keys
         if not any(each[: len(essential)] == essential for each in serving):
