@@ -47,7 +47,7 @@ def starting_at(last: list[Any] | None) -> Raw:
 
 
 def matching(collection: str, condition: Raw, last: list[Any] | None, limit: int) -> Plan[list[Raw]]:
-    """The next documents that match a condition, as many as fit into one reply."""
+    """The next documents that match a condition, as many as fit into one reply; never the last one again."""
     beyond = condition if last is None else {"$and": [condition, {"_id": {"$ne": last[0]}}]}
     options = {**in_one_reply(limit), **starting_at(last)}
     return (yield from find(collection, beyond, sort=[("_id", 1)], **options))

@@ -86,10 +86,8 @@ def _keep_former_states(graph: Graph, existing: Mapping[str, Raw], actions: list
 
 
 def _set_up_collection(entry: Entry[Any], existing: Raw | None, actions: list[Action]) -> Plan[None]:
-    validator: Raw = {}
     level = entry.settings.validation
-    if level != "off":
-        validator = {"$jsonSchema": collection_schema(entry)}
+    validator: Raw = {} if level == "off" else {"$jsonSchema": collection_schema(entry)}
     action = entry.settings.validation_action
     options: Raw = {"validator": validator, "validationLevel": level, "validationAction": action}
     if existing is None:

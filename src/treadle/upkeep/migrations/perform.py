@@ -7,7 +7,7 @@ Nothing depends on that note: a document that was migrated is not migrated
 again, and what old writers left behind is found in another pass.
 
 Functions work on documents that are fetched, and write them back guarded
-(`convert.py`). Pipelines run on the server, by ranges of `_id`.
+(`engine/convert.py`). Pipelines run on the server, by ranges of `_id`.
 """
 
 from __future__ import annotations
@@ -166,11 +166,8 @@ def _batch(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int] | Non
     fresh = yield from matching(run.entry.collection, run.stale, last, size)
     if not fresh:
         return None
-    documents = yield from _without_set_aside(run, fresh)
-    if run.followed:
-        yield from _migrate_followed(run, documents)
-    else:
-        yield from _migrate(run, documents)
+    migrate_all = _migrate_followed if run.followed else _migrate
+    yield from migrate_all(run, (yield from _without_set_aside(run, fresh)))
     return [fresh[-1]["_id"]], len(fresh)
 
 
