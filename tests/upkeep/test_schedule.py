@@ -322,3 +322,29 @@ def test_fields_of_documents_are_computed_on_their_schedule(run, database):
     assert before[1]["computed"] < after[1]["computed"]
     assert {"Anna"} == {each.customer for each in store.find(Review)}
     assert [] == store.verify()
+
+
+class Like(Document, collection="likes"):
+    page_id: int
+
+
+class Share(Document, collection="shares"):
+    page_id: int
+
+
+class Page(Document, collection="pages"):
+    id: int
+    likes: Annotated[int, Count(Like, by="page_id", maintain="schedule", every=HOURLY)] = 0
+    shares: Annotated[int, Count(Share, by="page_id", maintain="schedule", every=HOURLY)] = 0
+
+
+def test_fields_from_two_collections_with_references_of_one_name_are_kept_apart(run, database):
+    store = run.store([Like, Share, Page])
+    store.setup()
+    store.insert(Page(id=1))
+    database.likes.insert_many([{"page_id": 1} for _ in range(3)])
+    database.shares.insert_many([{"page_id": 1} for _ in range(2)])
+    store.run_due(now=NOON)
+    page = store.get(Page, 1)
+    assert (3, 2) == (page.likes, page.shares)
+    assert [] == store.verify()

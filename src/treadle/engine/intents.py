@@ -26,15 +26,7 @@ from treadle.engine.set_aside import set_aside
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION
-from treadle.plan import (
-    Plan,
-    Raw,
-    delete_one,
-    find,
-    find_one_and_update,
-    transact,
-    update_one,
-)
+from treadle.plan import Plan, Raw, delete_one, find, find_one_and_update, transact, update_one
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import is_poison
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from treadle.graph.pattern import Entry
 from treadle.graph.reports import Progress, Report
-from treadle.plan import Plan, Raw, count_documents, find
+from treadle.plan import Plan, Raw, count_documents, find, in_one_reply
 from treadle.query.keys import freeze
+
+T = TypeVar("T")
 
 
 def by_ids(collection: str, ids: Iterable[Any]) -> Plan[dict[Any, Raw]]:
@@ -42,6 +44,19 @@ def page(
 def starting_at(last: list[Any] | None) -> Raw:
     """What makes a find start at an id; a range query would end where the type of the ids changes."""
     return {} if last is None else {"min": {"_id": last[0]}, "hint": [("_id", 1)]}
+
+
+def matching(collection: str, condition: Raw, last: list[Any] | None, limit: int) -> Plan[list[Raw]]:
+    """The next documents that match a condition, as many as fit into one reply; never the last one again."""
+    beyond = condition if last is None else {"$and": [condition, {"_id": {"$ne": last[0]}}]}
+    options = {**in_one_reply(limit), **starting_at(last)}
+    return (yield from find(collection, beyond, sort=[("_id", 1)], **options))
+
+
+def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Items in pieces of a size."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 def go_through(

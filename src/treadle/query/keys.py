@@ -92,8 +92,8 @@ class Key:
         raise NotImplementedError  # pragma: no cover
 
     def of_sources(self, raws: Iterable[Raw]) -> list[Any]:
-        """The keys of all these sources, whatever their kind and whether or not they count."""
-        return [key for raw in raws if (key := self.one(raw)) is not None]
+        """The distinct keys of all these sources, whatever their kind and whether or not they count."""
+        return distinct(key for raw in raws if (key := self.one(raw)) is not None)
 
     def match(self, keys: Sequence[Any]) -> Raw:
         """A filter, by an index, that lets at least all sources of these targets through."""
@@ -130,7 +130,7 @@ class ReferenceKey(Key):
 
     def of_sources(self, raws: Iterable[Raw]) -> list[Any]:
         if self.array_depth:
-            return [key for raw in raws for key in self.several(raw)]
+            return distinct(key for raw in raws for key in self.several(raw))
         return super().of_sources(raws)
 
     def match(self, keys: Sequence[Any]) -> Raw:

@@ -19,6 +19,7 @@ from treadle.engine import intents
 from treadle.engine.contention import Contended, attempting, in_pieces
 from treadle.engine.deletes import delete_documents, detach
 from treadle.engine.ledger import Ledger
+from treadle.engine.pages import chunks
 from treadle.engine.react import UNBOUNDED, FanOut, copy_to, feeds_beyond, react
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
@@ -150,7 +151,7 @@ class _Application:
         # Targets before copies: a card that was another reference's must not first be made half new.
         for entry, marks in self.dirty.targets().items():
             recomputation = Recomputation.of(entry, "stream")
-            units += [Targets(recomputation, some) for some in _chunks(marks, self.limits.worker_targets_max)]
+            units += [Targets(recomputation, some) for some in chunks(marks, self.limits.worker_targets_max)]
         for rule, changed in self.dirty.copies.items():
             few = []
             for key in distinct(changed) if rule.synced else ():
@@ -159,7 +160,7 @@ class _Application:
                     yield from self._copy_widely(rule, key)
                 else:
                     few.append(key)
-            units += [Copies(rule, some) for some in _chunks(few, self.limits.worker_copies_max)]
+            units += [Copies(rule, some) for some in chunks(few, self.limits.worker_copies_max)]
         packed = _pack(units, self.limits.worker_targets_max)
         for together in packed[:-1]:
             yield from self._bring_right(together, self.fence)
@@ -260,10 +261,6 @@ class _Application:
             yield from detach(rule, referring, [key], ledger)
         yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
         yield from self.fence()
-
-
-def _chunks(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _pack(units: Sequence[Unit], most: int) -> list[list[Unit]]:

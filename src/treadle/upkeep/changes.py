@@ -15,13 +15,14 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
+from treadle.engine.pages import chunks
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.plan import Plan, Raw, aggregate, delete_many
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import HISTORY_LOST, TOO_LARGE
-from treadle.query.keys import KEY, freeze
+from treadle.query.keys import KEY, distinct, freeze
 from treadle.query.paths import filter_references, overlap, plain
 from treadle.upkeep.change_stream import (
     AFTER,
@@ -49,7 +50,7 @@ class ChangedGroups:
     """What changed: keys of groups, sources to be looked at, and where the stream goes on."""
 
     keys: dict[Any, list[Any]] = field(default_factory=dict)
-    ids: dict[Any, Any] = field(default_factory=dict)
+    ids: list[Any] = field(default_factory=list)
     # Set where the stream cannot tell; everything is computed anew.
     unknown: str | None = None
     position: Raw | None = None
@@ -60,7 +61,6 @@ def changed_since(
 ) -> Plan[ChangedGroups]:
     """The closed groups whose sources changed since a position in the stream."""
     group = entry.group
-    assert group is not None
     changed = ChangedGroups()
     awaited = yield from beat()
     try:
@@ -148,8 +148,7 @@ def _note(
             return
         moved = any(overlap(path, each) for path in paths for each in group.key.paths)
     if event.get("after") is None and kind == "update":
-        identity = event["documentKey"]["_id"]
-        changed.ids[freeze(identity)] = identity
+        changed.ids.append(event["documentKey"]["_id"])
     for key in (event.get("after"), event.get("before")):
         if key is not None and group.key.checked(key) is not None:
             changed.keys[freeze(key)] = key
@@ -159,9 +158,8 @@ def _note(
 
 def _look_up(group: GroupRule, changed: ChangedGroups) -> Plan[None]:
     """The present groups of sources that were updated."""
-    ids, most = list(changed.ids.values()), group.target.limits.schedule_lookup_max
-    for start in range(0, len(ids), most):
-        there = {"$match": {"_id": {"$in": ids[start : start + most]}}}
+    for ids in chunks(distinct(changed.ids), group.target.limits.schedule_lookup_max):
+        there = {"$match": {"_id": {"$in": ids}}}
         stages = [there, *group.key.stages(None, False), {"$group": {"_id": f"${KEY}"}}]
         for row in (yield from aggregate(group.source.collection, stages)):
             changed.keys[freeze(row["_id"])] = row["_id"]

@@ -67,10 +67,10 @@ def _other_versions(lineage: Lineage, kind: Schema) -> Schema:
 def _confined(schema: Schema, name: str, allowed: Schema, *, required: bool) -> Schema:
     """A schema in which a field may only be what is allowed."""
     others = [each for each in schema.get("required", []) if each != name]
-    wanted = [*others, name] if required else others
+    names = [*others, name] if required else others
     changed = {**schema, "properties": {**schema.get("properties", {}), name: allowed}}
-    if wanted:
-        changed["required"] = wanted
+    if names:
+        changed["required"] = names
     return changed
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from treadle.engine.pages import chunks
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry, Rule
@@ -129,11 +130,10 @@ def keys_of(rule: GatherRule, sources: Sequence[Raw]) -> Plan[list[Any]]:
     if rule.key.local:
         return rule.key.of_sources(sources)
     assert isinstance(rule.key, GroupKey)
+    parts = [part.expression("$this.") for part in rule.key.parts]
     keys: list[Any] = []
-    size = rule.source.limits.read_keys_max
-    for start in range(0, len(sources), size):
-        given = {"$literal": list(sources[start : start + size])}
-        each = {"$map": {"input": given, "in": [part.expression("$this.") for part in rule.key.parts]}}
+    for some in chunks(sources, rule.source.limits.read_keys_max):
+        each = {"$map": {"input": {"$literal": list(some)}, "in": parts}}
         # Any document will do to compute with; the worker's own row is always there.
         rows = yield from aggregate(position.COLLECTION, [{"$limit": 1}, {"$project": {"keys": each}}])
         checked = [rule.key.checked(values) for row in rows for values in row["keys"]]

@@ -102,11 +102,12 @@ class Watch:
             branch: Raw = {"ns.coll": collection}
             paths = [each.paths for each in watchers if each.paths is not None]
             if len(paths) == len(watchers):
-                watched = tops(set().union(*paths))
-                maintained = tops(set().union(*(each.maintained for each in watchers)))
-                # Treadle's own writes count a revision; another writer's hand in a maintained field does not.
-                foreign = {"$and": [_touching(maintained), {"$not": [_touching({RESERVED})]}]}
-                branch["$expr"] = {"$or": [_touching(watched), foreign]}
+                concerns = [_touching(tops(watched))] if (watched := set().union(*paths)) else []
+                if maintained := set().union(*(each.maintained for each in watchers)):
+                    # Treadle's own writes count a revision; another writer's hand in such a field does not.
+                    foreign = [_touching(tops(maintained)), {"$not": [_touching({RESERVED})]}]
+                    concerns.append({"$and": foreign})
+                branch["$expr"] = {"$or": concerns}
             branches.append(branch)
         return {"$or": branches}
 

@@ -8,13 +8,14 @@ transactions, group by group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import bson
 from pymongo.errors import OperationFailure
 
 from treadle.engine.lease import Lease
+from treadle.engine.pages import chunks
 from treadle.engine.pipelines import BUMP, formula_stages, stamps_of
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule, GroupRule, contribution_stages
@@ -99,7 +100,6 @@ def key_paths(key: GroupKey) -> list[str]:
 def group_stages(entry: Entry[Any], before: Raw, after: Raw) -> list[Raw]:
     """The documents of a rollup as they should be, of sources and groups that match."""
     group = entry.group
-    assert group is not None
     accumulators = Accumulators()
     pipelines: list[list[Raw]] = []
     identity = {f"k{number}": part.expression() for number, part in enumerate(group.key.parts)}
@@ -139,11 +139,9 @@ def merge_groups(
     Into an empty collection they are only inserted, which is quicker.
     """
     group = entry.group
-    assert group is not None
     stamps = stamps_of(entry.having(GatherRule))
     formulas = formula_stages(entry)
-    paths = sorted({path for rule in entry.having(GatherRule) for path in _parts(rule)})
-    taken: Raw = {path: f"$$new.{path}" for path in paths}
+    taken = {path: f"$$new.{path}" for rule in entry.having(GatherRule) for path in rule.empty()}
     matched: list[Raw] = [{"$set": {**taken, **stamps, RUN: lease.token, **BUMP}}, *formulas]
     into: Raw = {
         "into": entry.collection,
@@ -154,15 +152,6 @@ def merge_groups(
         into["on"] = group.key.targets
     new: list[Raw] = [{"$set": {**stamps, RUN: lease.token, REVISION: 1}}, *formulas]
     return [*group_stages(entry, before, after), *lease.held_stages(HELD), *new, {"$merge": into}]
-
-
-def _parts(rule: GatherRule) -> Iterator[str]:
-    return iter(rule.finish_expressions(_Anything()))
-
-
-class _Anything(dict[str, str]):
-    def __missing__(self, name: str) -> str:
-        return f"${name}"
 
 
 # -- fields of targets that exist ---------------------------------------------------------------------
@@ -241,10 +230,8 @@ class GroupWork:
 
         if known != bounds:
             yield from self._compute(self._sources_between(known, bounds), closing)
-        size = self.entry.limits.group_page
-        for start in range(0, len(scopes), size):
+        for chunk in chunks(scopes, self.entry.limits.group_page):
             yield from self.lease.check()
-            chunk = scopes[start : start + size]
 
             def within(paths: Sequence[str], chunk: Sequence[Scope] = chunk) -> Raw:
                 return {

@@ -11,7 +11,7 @@ from typing import Any
 
 from treadle.engine.commit import commit_on
 from treadle.engine.groups import differing, keys_found, require_indexes
-from treadle.engine.pages import go_through
+from treadle.engine.pages import chunks, go_through
 from treadle.engine.recompute import Recomputation
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
@@ -119,9 +119,7 @@ def mend(
     if keys and entry.group is not None:
         yield from require_indexes([] if entry.group.key.identity else [entry.group])
     changed: list[Any] = []
-    size = _page(entry)
-    for start in range(0, len(keys), size):
-        some = keys[start : start + size]
+    for some in chunks(keys, _page(entry)):
         if before is not None:
             yield from before()
         for rule in entry.answering("mend"):

@@ -75,10 +75,6 @@ class Job:
     rules: tuple[Rule, ...]
     every: dt.timedelta
 
-    @property
-    def level(self) -> int:
-        return min(rule.level for rule in self.rules)
-
     def describe(self, at: dt.datetime) -> Ran:
         labels = tuple(rule.place.label for rule in self.rules)
         return Ran(self.name, self.rules[0].pattern, self.entry.model.__name__, labels, at)
@@ -98,7 +94,7 @@ def jobs(graph: Graph) -> list[Job]:
             planned.append(Job(name, entry, tuple(by_period.pop(every)), every))
         for every, rules in by_period.items():
             planned.append(Job(f"{name} every {every}", entry, tuple(rules), every))
-    return sorted(planned, key=lambda job: job.level)
+    return sorted(planned, key=lambda job: min(rule.level for rule in job.rules))
 
 
 class Scheduler:
@@ -202,7 +198,6 @@ class Scheduler:
     def _roll_up(self, job: Job, row: Raw, now: dt.datetime) -> Plan[tuple[Ran, Raw]]:
         """Compute the groups that closed since the last run, and those that changed since."""
         entry, group = job.entry, job.entry.group
-        assert group is not None
         if not group.key.identity:
             yield from require_indexes([group])
         bounds = yield from bounds_at(group, now)
@@ -210,7 +205,10 @@ class Scheduler:
         declared = _declared(job)
         if known is not None and len(known) == len(bounds):
             # What was closed once stays so, also for a clock that is set back.
-            bounds = [_later(old, new) for old, new in zip(known, bounds, strict=True)]
+            bounds = [
+                new if old is None or new is None else max(old, new)
+                for old, new in zip(known, bounds, strict=True)
+            ]
         position: Raw | None = None
         why = "the first run" if known is None else ""
         if known is not None and row.get("declared") != declared:
@@ -306,12 +304,6 @@ def next_due(job: Job, due: dt.datetime | None, now: dt.datetime) -> dt.datetime
         due = now.replace(second=0, microsecond=0) if job.every >= MINUTES_FROM else now
     behind = max(0, (now - due) // job.every)
     return due + job.every * (behind + 1)
-
-
-def _later(one: dt.datetime | None, other: dt.datetime | None) -> dt.datetime | None:
-    if one is None or other is None:
-        return other
-    return max(one, other)
 
 
 def _declared(job: Job) -> list[str]:

@@ -99,16 +99,16 @@ def maintenance_indexes(graph: Graph, entry: Entry[Any], present: list[Raw]) -> 
     """The indexes that the patterns need on a collection, as far as no other serves."""
     declared = [index.document for index in declared_indexes(entry)]
     serving = [key_pairs(each) for each in [*present, *declared] if serves_all(each)]
-    wanted = [
+    needed = [
         index
         for rule in graph.rules
         for source, index in rule.indexes()
         if source.collection == entry.collection
     ]
     # The longest first: an index also serves whatever its beginning serves.
-    wanted.sort(key=lambda index: -len(key_pairs(index.document)))
+    needed.sort(key=lambda index: -len(key_pairs(index.document)))
     missing = []
-    for index in wanted:
+    for index in needed:
         keys = key_pairs(index.document)
         essential = keys[:-1] if keys[-1] == ("_id", 1) and len(keys) == 2 else keys
         if not any(each[: len(essential)] == essential for each in serving):

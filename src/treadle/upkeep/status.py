@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,6 +20,7 @@ from treadle.graph.reports import Finding, Report
 from treadle.plan import Plan, Raw, bulk_write, find, find_one
 from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import HISTORY_LOST
+from treadle.query.paths import plain
 from treadle.upkeep import position
 from treadle.upkeep.change_stream import BEATS, ChangeStream, operation_time
 from treadle.upkeep.closed import COLLECTION as SCHEDULES
@@ -94,18 +96,17 @@ def status(graph: Graph, server: Capabilities, name: str = position.NAME) -> Pla
         waiting = yield from pending(graph, name)
         worker = yield from _worker(name, waiting)
     verified = {row["_id"]: row for row in (yield from find(VERIFICATIONS, {}))}
-    watch = Watch(graph)
     runs = {label: row for row in (yield from find(SCHEDULES, {})) for label in row.get("rules", [])}
-    shown = [_of_rule(rule, watch, waiting, verified, runs.get(rule.place.label) or {}) for rule in rules]
+    described = [_of_rule(rule, waiting, verified, runs.get(rule.place.label) or {}) for rule in rules]
     aside = yield from find(SET_ASIDE, {}, {"_id": 1})
-    owed = yield from find(intents.COLLECTION, {}, {"_id": 1})
-    return Status(shown, worker, len(aside), len(owed))
+    unfinished = yield from find(intents.COLLECTION, {}, {"_id": 1})
+    return Status(described, worker, len(aside), len(unfinished))
 
 
-def _of_rule(rule: Rule, watch: Watch, waiting: Pending, verified: dict[str, Raw], run: Raw) -> RuleStatus:
+def _of_rule(rule: Rule, waiting: Pending, verified: dict[str, Raw], run: Raw) -> RuleStatus:
     label = rule.place.label
     row = verified.get(rule.target.model.__name__) or {}
-    found = {each["rule"]: each["findings"] for each in row.get("rules", [])}
+    findings = {each["rule"]: each["findings"] for each in row.get("rules", [])}
     stream = rule.maintain == "stream"
     concerned = {*rule.watches(), rule.target.collection}
     dirty = sum(len(keys) for name, keys in waiting.documents.items() if name in concerned)
@@ -119,7 +120,7 @@ def _of_rule(rule: Rule, watch: Watch, waiting: Pending, verified: dict[str, Raw
         dirty=dirty if stream else None,
         last_run=run.get("last_run"),
         last_seconds=run.get("last_seconds"),
-        findings=found.get(label),
+        findings=findings.get(label),
         verified_at=row.get("at"),
     )
 
@@ -201,11 +202,9 @@ def verify_and_note(
 ) -> Plan[list[Finding]]:
     """The findings in these models; how many there were is noted for `status`."""
     findings = yield from verify(graph, server, entries, report)
-    try:
+    # Somebody who may only read can verify all the same.
+    with contextlib.suppress(OperationFailure):
         yield from _note(entries, findings)
-    except OperationFailure:
-        # Somebody who may only read can verify all the same.
-        return findings
     return findings
 
 
@@ -225,5 +224,5 @@ def _note(entries: Iterable[Entry[Any]], findings: Sequence[Finding]) -> Plan[No
 
 
 def _is_of(rule: Rule, path: str) -> bool:
-    plain = ".".join(part for part in path.split(".") if not part.isdigit())
-    return plain == rule.path or plain.startswith(rule.path + ".") or plain.endswith(f".state.{rule.path}")
+    bare = plain(path)
+    return bare == rule.path or bare.startswith(rule.path + ".") or bare.endswith(f".state.{rule.path}")

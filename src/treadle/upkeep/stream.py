@@ -382,13 +382,14 @@ class Follower:
     def _plan_backfill(self, rules: Iterable[Rule], *, anew: bool = True) -> None:
         """Note which collections must be gone over; from the beginning if `anew`."""
         for rule in rules:
-            fresh = [{"collection": rule.target.collection, "ledger": False, "after": None}]
+            fresh = {(rule.target.collection, False)}
             if rule in self.watch.ledgered:
-                fresh.append({"collection": rule.source.collection, "ledger": True, "after": None})
-            known = [_which(each) for each in self.backfills]
-            if anew or not all(_which(each) in known for each in fresh):
-                named = [_which(each) for each in fresh]
-                self.backfills = [*(each for each in self.backfills if _which(each) not in named), *fresh]
+                fresh.add((rule.source.collection, True))
+            if anew or not fresh <= {_which(each) for each in self.backfills}:
+                self.backfills = [each for each in self.backfills if _which(each) not in fresh]
+                self.backfills += [
+                    {"collection": name, "ledger": ledger, "after": None} for name, ledger in fresh
+                ]
         # A target is looked at after the ledger knows its sources, never before.
         self.backfills.sort(key=lambda each: not each["ledger"])
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from treadle.engine.pages import starting_at
+from treadle.engine.pages import matching
 from treadle.graph.pattern import Entry
 from treadle.graph.reports import Finding
 from treadle.model.schema_check import Fault, faults
-from treadle.plan import Plan, Raw, count_documents, find, in_one_reply
+from treadle.plan import Plan, Raw, count_documents, find
 from treadle.upkeep.collection_schema import collection_schema, newest_version
 
 
@@ -26,35 +26,34 @@ def is_newer(entry: Entry[Any], validator: Mapping[str, Any]) -> bool:
     return newest_version(schema, lineages[0].field) > max(lineage.current for lineage in lineages)
 
 
-def describe_change(entry: Entry[Any], now: Raw, wanted: Raw) -> Plan[str]:
+def describe_change(entry: Entry[Any], now: Raw, declared: Raw) -> Plan[str]:
     """What a new validator means for the documents that are there."""
-    before, after = now["validationLevel"] if now["validator"] else "none", wanted["validationLevel"]
-    told = str(after) if before == after else f"{before} to {after}"
-    if wanted["validationAction"] == "warn":
-        told += ", only warns"
-    if not wanted["validator"]:
-        return told
-    schema = wanted["validator"]["$jsonSchema"]
+    before, after = now["validationLevel"] if now["validator"] else "none", declared["validationLevel"]
+    change = str(after) if before == after else f"{before} to {after}"
+    if declared["validationAction"] == "warn":
+        change += ", only warns"
+    if not declared["validator"]:
+        return change
+    schema = declared["validator"]["$jsonSchema"]
     invalid = {"$nor": [{"$jsonSchema": schema}]}
     number = yield from count_documents(entry.collection, invalid)
     if not number:
-        return told
-    shown = yield from find(entry.collection, invalid, sort=[("_id", 1)], limit=entry.limits.examples_max)
-    listed = "; ".join(f"_id {raw['_id']!r} ({_first(schema, raw).path})" for raw in shown)
-    more = "; …" if number > len(shown) else ""
+        return change
+    examples = yield from find(entry.collection, invalid, sort=[("_id", 1)], limit=entry.limits.examples_max)
+    listed = "; ".join(f"_id {raw['_id']!r} ({_first(schema, raw).path})" for raw in examples)
+    more = "; …" if number > len(examples) else ""
     verb = "document does" if number == 1 else "documents do"
-    return f"{told}; {number} {verb} not validate: {listed}{more}"
+    return f"{change}; {number} {verb} not validate: {listed}{more}"
 
 
 def _first(schema: Mapping[str, Any], raw: Raw) -> Fault:
-    found = faults(schema, raw)
     # What only the server can judge, such as a pattern, has no path here.
-    return found[0] if found else Fault("the document", None, "what the validator allows")
+    return next(iter(faults(schema, raw)), Fault("the document", None, "what the validator allows"))
 
 
 def findings(entries: Iterable[Entry[Any]]) -> Plan[list[Finding]]:
     """A finding for each document that does not validate, at the place where it does not."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     chosen: dict[str, list[Entry[Any]]] = {}
     for entry in entries:
         if entry.settings.validation != "off" and (entry.layout is None or entry.layout.schema() is not None):
@@ -68,17 +67,11 @@ def findings(entries: Iterable[Entry[Any]]) -> Plan[list[Finding]]:
         if scopes and root not in members:
             condition["$or"] = scopes
         last: list[Any] | None = None
-        while True:
-            options = {**in_one_reply(root.limits.verify_page), **starting_at(last)}
-            beyond = condition if last is None else {"$and": [condition, {"_id": {"$ne": last[0]}}]}
-            fresh = yield from find(collection, beyond, sort=[("_id", 1)], **options)
-            if not fresh:
-                break
-            last = [fresh[-1]["_id"]]
-            for raw in fresh:
-                fault = _first(schema, raw)
-                model = root.of(raw).model.__name__
-                found.append(
+        while rows := (yield from matching(collection, condition, last, root.limits.verify_page)):
+            last = [rows[-1]["_id"]]
+            for raw in rows:
+                fault, model = _first(schema, raw), root.of(raw).model.__name__
+                findings.append(
                     Finding("validation", model, raw["_id"], fault.path, fault.stored, fault.expected)
                 )
-    return found
+    return findings

@@ -15,7 +15,7 @@ from typing import Any
 from treadle.engine.commit import commit_on
 from treadle.engine.groups import differing, examine_groups, orphan
 from treadle.engine.lease import holder
-from treadle.engine.pages import go_through, projection_of
+from treadle.engine.pages import chunks, go_through, projection_of
 from treadle.engine.recompute import Recomputation
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
@@ -92,9 +92,7 @@ def _verify_groups(
     findings: list[Finding] = []
     commit = commit_on(graph, server)
     keys = [key for key in (yield from differing(entry)) if bounds is None or is_closed(key, bounds)]
-    size = entry.limits.group_page
-    for start in range(0, len(keys), size):
-        chunk = keys[start : start + size]
+    for chunk in chunks(keys, entry.limits.group_page):
         findings += yield from commit.look(partial(examine_groups, server, entry, chunk))
     return findings
 

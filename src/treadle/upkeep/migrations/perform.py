@@ -7,7 +7,7 @@ Nothing depends on that note: a document that was migrated is not migrated
 again, and what old writers left behind is found in another pass.
 
 Functions work on documents that are fetched, and write them back guarded
-(`convert.py`). Pipelines run on the server, by ranges of `_id`.
+(`engine/convert.py`). Pipelines run on the server, by ranges of `_id`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pymongo.errors import BulkWriteError, OperationFailure
 from treadle.engine import follow, lease
 from treadle.engine.contention import in_pieces
 from treadle.engine.convert import Converted, convert, encodable, guarded_write, stops_others, store_alone
-from treadle.engine.pages import starting_at
+from treadle.engine.pages import matching
 from treadle.engine.set_aside import SET_ASIDE
 from treadle.errors import DataError, UsageError
 from treadle.graph.gather import freeze
@@ -30,16 +30,7 @@ from treadle.graph.pattern import Entry
 from treadle.graph.reports import Progress
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.storable import ENCODING_ERRORS
-from treadle.plan import (
-    Plan,
-    Raw,
-    count_documents,
-    delete_many,
-    find,
-    find_one,
-    in_one_reply,
-    wait,
-)
+from treadle.plan import Plan, Raw, count_documents, delete_many, find, find_one, wait
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import ILLEGAL_OPERATION, lies_in_a_document, message_of, translate
 from treadle.upkeep.migrations.ranges import migrate_range
@@ -172,17 +163,11 @@ def _batch(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int] | Non
     """Migrate the next documents; the last id and their number, None where there are no more."""
     batch = run.options.batch
     size = run.options.sized(min(batch, run.limits.migration_followed_batch) if run.followed else batch)
-    # The last one would come again where it could not be migrated.
-    condition = run.stale if last is None else {"$and": [run.stale, {"_id": {"$ne": last[0]}}]}
-    options = {**in_one_reply(size), **starting_at(last)}
-    fresh = yield from find(run.entry.collection, condition, sort=[("_id", 1)], **options)
+    fresh = yield from matching(run.entry.collection, run.stale, last, size)
     if not fresh:
         return None
-    documents = yield from _without_set_aside(run, fresh)
-    if run.followed:
-        yield from _migrate_followed(run, documents)
-    else:
-        yield from _migrate(run, documents)
+    migrate_all = _migrate_followed if run.followed else _migrate
+    yield from migrate_all(run, (yield from _without_set_aside(run, fresh)))
     return [fresh[-1]["_id"]], len(fresh)
 
 
@@ -258,12 +243,12 @@ def _alone(run: Run, outcome: Converted) -> Plan[None]:
         yield from put_aside(run, identity, str(error))
     except (UsageError, OperationFailure, *ENCODING_ERRORS) as error:
         if isinstance(error, OperationFailure) and error.code == ILLEGAL_OPERATION:
-            told: Exception = UsageError(ONLY_IN_A_TRANSACTION, code="migration-failed")
+            reason = ONLY_IN_A_TRANSACTION
         elif isinstance(error, OperationFailure) and not lies_in_a_document(error):
             raise
         else:
-            told = translate(error, run.lineage.model.__name__, [outcome.after])
-        yield from put_aside(run, identity, message_of(told))
+            reason = message_of(translate(error, run.lineage.model.__name__, [outcome.after]))
+        yield from put_aside(run, identity, reason)
 
 
 def _migrate_followed(run: Run, documents: Sequence[Raw]) -> Plan[None]:
@@ -294,8 +279,8 @@ def _migrate_followed(run: Run, documents: Sequence[Raw]) -> Plan[None]:
         return []
 
     def alone(raw: Raw, error: Exception) -> Plan[list[None]]:
-        told = translate(error, run.lineage.model.__name__)
-        yield from put_aside(run, raw["_id"], message_of(told))
+        reason = message_of(translate(error, run.lineage.model.__name__))
+        yield from put_aside(run, raw["_id"], reason)
         return []
 
     yield from in_pieces(run.limits, documents, attempt, alone, lies_in_a_document)
@@ -331,10 +316,10 @@ def rehearse(run: Run) -> Plan[Migrated]:
     """What a run would do: how many documents, and what becomes of some of them."""
     remaining = yield from count_documents(run.entry.collection, run.stale)
     most = run.limits.migration_sampled_max
-    found = yield from find(run.entry.collection, run.stale, sort=[("_id", 1)], limit=most)
+    rows = yield from find(run.entry.collection, run.stale, sort=[("_id", 1)], limit=most)
     samples: list[Sample] = []
     aside: list[SetAside] = []
-    for raw, outcome in zip(found, (yield from convert(run.entry, found, run.to)), strict=True):
+    for raw, outcome in zip(rows, (yield from convert(run.entry, rows, run.to)), strict=True):
         if isinstance(outcome, DataError):
             aside.append(SetAside(run.lineage.model.__name__, raw["_id"], str(outcome)))
         elif len(samples) < run.limits.migration_samples:

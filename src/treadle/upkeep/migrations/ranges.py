@@ -7,7 +7,7 @@ from typing import Any
 from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
-from treadle.engine.pages import starting_at
+from treadle.engine.pages import chunks, starting_at
 from treadle.engine.set_aside import SET_ASIDE
 from treadle.graph.gather import freeze
 from treadle.plan import Plan, Raw, by_id, find, update_many
@@ -92,7 +92,6 @@ def _apply(run: Run, within: Raw, origin: int, way: list[Raw], version: int) -> 
     rows = yield from find(run.entry.collection, chosen, {"_id": 1}, sort=[("_id", 1)])
     keys = [row["_id"] for row in rows]
     writes = [(key, UpdateOne({"$and": [by_id(key), *conditions]}, pipeline)) for key in keys]
-    most = run.limits.migration_batch
-    for start in range(0, len(writes), most):
-        matched, _ = yield from write_each(run, writes[start : start + most])
+    for some in chunks(writes, run.limits.migration_batch):
+        matched, _ = yield from write_each(run, some)
         run.done += matched if final else 0

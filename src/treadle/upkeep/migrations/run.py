@@ -132,8 +132,7 @@ class Run:
     @property
     def followed(self) -> bool:
         """Whether other documents follow from what is written here."""
-        related = self.entry.root.related
-        return any(each.rules or each.feeds for each in related)
+        return any(each.rules or each.feeds for each in self.entry.root.related)
 
 
 def runs(
