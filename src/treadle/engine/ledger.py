@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from treadle.graph.change import Change
@@ -68,11 +68,6 @@ class Ledger:
         if rule.server_side:
             return self._evaluated.get(rule, {}).get(freeze(change.id), [])
         return rule.contributions(change.before)
-
-    def evaluate_after(self, rules: Sequence[GatherRule], changes: Iterable[Change]) -> Plan[Contributions]:
-        """What the server says that changed sources contribute now, by rule and source."""
-        present = [change.id for change in changes if change.after is not None]
-        return (yield from evaluate(rules, present))
 
 
 def evaluate(rules: Sequence[GatherRule], ids: Sequence[Any]) -> Plan[Contributions]:

@@ -80,7 +80,9 @@ class WriteProtocol:
         server = yield from server_facts()
         inside = yield from is_inside()
         if self.unfinished and not inside:
-            yield from self._finish()
+            # What still cannot be finished is left to the next write.
+            with contextlib.suppress(PyMongoError):
+                yield from self.recover()
         if work.entry.unready:
             yield from outside(lambda: require_indexes(work.entry.unready))
         if work.alone:
@@ -148,11 +150,6 @@ class WriteProtocol:
         return Writer(owner, self._is_dead, left)
 
     # -- recovery --------------------------------------------------------------------------------
-
-    def _finish(self) -> Plan[None]:
-        """Finish what an earlier write could not; if it still cannot be, the next one tries."""
-        with contextlib.suppress(PyMongoError):
-            yield from self.recover()
 
     def abandon(self) -> Plan[None]:
         """Let go of what interrupted writers of this process may still hold."""

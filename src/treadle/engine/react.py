@@ -15,7 +15,7 @@ from typing import Any
 from pymongo import UpdateOne
 
 from treadle.engine.fill import fill_copies, guard
-from treadle.engine.ledger import Ledger
+from treadle.engine.ledger import Ledger, evaluate
 from treadle.engine.pipelines import changed_fields, derivation, formula_stages, update_pipeline
 from treadle.engine.recompute import recompute
 from treadle.graph.change import Change
@@ -59,7 +59,8 @@ def react(
         for entry, gathers, on_server in stage.gathers:
             changes = ledger.of(entry.collection)
             if changes:
-                answers = (yield from ledger.evaluate_after(on_server, changes)) if on_server else {}
+                present = [change.id for change in changes if change.after is not None] if on_server else []
+                answers = yield from evaluate(on_server, present)
                 for gather in gathers:
                     of_target = effects.setdefault(gather.target, {})
                     _collect(gather, changes, ledger, answers.get(gather), of_target)

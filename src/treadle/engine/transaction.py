@@ -67,19 +67,17 @@ class ByTransaction(Commit):
 
     def inside(self, work: Work[Any]) -> Plan[Any]:
         """One work inside the caller's own transaction, with nothing left for later."""
-        ledger = Ledger()
-        outcome = yield from work.body(self.graph, self.server, ledger)
-        yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
+        outcome = yield from self._followed(lambda ledger: work.body(self.graph, self.server, ledger))
         return (yield from _final([work], [outcome]))[0]
 
     def follow(self, body: Callable[[Ledger], Plan[R]], writer: Writer) -> Plan[R]:
-        def attempt() -> Plan[R]:
-            ledger = Ledger()
-            outcome = yield from body(ledger)
-            yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
-            return outcome
+        return (yield from transact(lambda: self._followed(body)))
 
-        return (yield from transact(attempt))
+    def _followed(self, body: Callable[[Ledger], Plan[R]]) -> Plan[R]:
+        ledger = Ledger()
+        outcome = yield from body(ledger)
+        yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
+        return outcome
 
     def look(self, look: Callable[[], Plan[R]]) -> Plan[R]:
         return (yield from transact(look))

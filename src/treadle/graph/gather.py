@@ -161,13 +161,13 @@ class GatherRule(Rule):
         return [(each, self.value(raw)) for each in key.several(raw)]
 
     def _element_contributions(self, raw: Raw, depth: int) -> list[tuple[Any, Any]]:
-        found = []
+        contributions = []
         rest = inside(self.by.stored, depth)
         for element in values_at(raw, self.by.steps[:depth]):
             key = value_at(element, rest)
             if key is not None:
-                found.append((key, self.element_value(element)))
-        return found
+                contributions.append((key, self.element_value(element)))
+        return contributions
 
     def value(self, raw: Raw) -> Any:
         """What a source document contributes to each of its targets."""

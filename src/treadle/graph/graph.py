@@ -165,12 +165,12 @@ class Graph:
 
     def check_reference(self, reference: Path, referenced: Entry[Any], where: str) -> None:
         """Refuse a reference whose type cannot hold the id that it is to hold."""
-        held, wanted = reference.shape, referenced.identity_shape
-        if held.kind == "scalar" and wanted.kind == "scalar" and held.python is not wanted.python:
+        held, expected = reference.shape, referenced.identity_shape
+        if held.kind == "scalar" and expected.kind == "scalar" and held.python is not expected.python:
             raise DeclarationError(
                 f"{where} finds its {referenced.model.__name__} by {reference.python!r}, a "
                 f"{held.python.__name__}, but the id of {referenced.model.__name__} is a "
-                f"{wanted.python.__name__}; declare the same type",
+                f"{expected.python.__name__}; declare the same type",
                 code="reference-type",
             )
 

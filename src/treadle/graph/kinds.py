@@ -140,10 +140,10 @@ def _unknown_model(entry: Entry[Any]) -> Any:
         "model_config": ConfigDict(extra="allow"),
     }
     metaclass: Any = type(model)
-    made: type[Document] = metaclass(model.__name__, (model,), body)
+    base: type[Document] = metaclass(model.__name__, (model,), body)
     # Its kind is one more field that is kept.
-    made.__treadle__ = dataclasses.replace(made.__treadle__, discriminator=None)
-    return made
+    base.__treadle__ = dataclasses.replace(base.__treadle__, discriminator=None)
+    return base
 
 
 # -- the rules of a family ------------------------------------------------------------------

@@ -152,14 +152,14 @@ class StoreCodec(Codec[M]):
         return lowered
 
     def _member(self, value: Any) -> StoreCodec[Any]:
-        found = self._by_class.get(type(value))
-        if found is None:
+        member = self._by_class.get(type(value))
+        if member is None:
             raise UsageError(
                 f"{type(value).__name__} is abstract: it has no kind=, so its documents could not be told "
                 "from others in the collection; store one of its kinds, or give it a kind",
                 code="kind-missing",
             )
-        return found
+        return member
 
 
 def unknown_kind(model: type, discriminator: str, raw: Any, known: Iterable[Any]) -> DataError:

@@ -153,7 +153,7 @@ class Lineage:
         """The ways from one version to another, each with the version that it leads to."""
         if start <= end:
             return [(self.steps[version].up, version + 1) for version in range(start, end)]
-        found: list[tuple[Way, int]] = []
+        ways: list[tuple[Way, int]] = []
         for version in range(start - 1, end - 1, -1):
             back = self.steps[version].back if version in self.steps else None
             if back is None:
@@ -162,8 +162,8 @@ class Lineage:
                     f"it with .down on the migration from version {version}",
                     code="migration-no-way-down",
                 )
-            found.append((back, version))
-        return found
+            ways.append((back, version))
+        return ways
 
     def ways_from(self, raw: Raw, end: int) -> list[tuple[Way, int]]:
         """The ways of one stored document; a version from the future is an error of its own."""
@@ -210,9 +210,9 @@ class Lineage:
         if not isinstance(after, dict):
             reason = f"the function returned {type(after).__name__}, not the document"
             raise failed(self.model, identity, version, reason)
-        found = dict.get(after, "_id")
+        returned = dict.get(after, "_id")
         # NaN is not equal to itself.
-        if found is not identity and found != identity:
+        if returned is not identity and returned != identity:
             raise failed(self.model, identity, version, "the function changed the _id")
         if state is not None:
             # Treadle's own state of a document stays, whatever a function makes of the rest.
