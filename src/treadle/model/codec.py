@@ -11,8 +11,8 @@ model holds is stored. A serializer that is not for JSON only is heeded.
 
 from __future__ import annotations
 
-import threading
 import weakref
+from threading import RLock
 from typing import Any, TypeVar
 
 from pydantic import AliasChoices, BaseModel
@@ -29,7 +29,7 @@ from treadle.model.stored import StoredField as StoredField
 
 M = TypeVar("M", bound=BaseModel)
 
-_COMPILING = threading.RLock()
+_COMPILING = RLock()
 _CODECS: weakref.WeakKeyDictionary[type[BaseModel], Codec[Any]] = weakref.WeakKeyDictionary()
 
 

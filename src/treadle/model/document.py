@@ -48,7 +48,7 @@ class Document(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
         super().__pydantic_init_subclass__()
-        cls.__treadle__ = settings_of(cls, keywords)
+        cls.__treadle__ = settings_of(cls, cls.__treadle__, keywords)
         cls.__treadle_complete__(raise_errors=False)
         type.__setattr__(cls, "id", IdAttribute())
 
