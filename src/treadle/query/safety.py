@@ -121,35 +121,30 @@ def clean_update(codec: Codec[Any], update: Any) -> Update:
                 raise UsageError(f"{operator} in an update takes a mapping of fields", code="update-invalid")
             for path in changes:
                 _check_name(codec, path, "update")
-        _refuse_owned(codec, update)
-        cleaned: dict[str, Any] = clean(update)
-        return cleaned
-    if isinstance(update, Sequence) and not isinstance(update, (str, bytes)):
+    elif isinstance(update, Sequence) and not isinstance(update, (str, bytes)):
         for stage in update:
             if not isinstance(stage, Mapping) or len(stage) != 1 or next(iter(stage)) not in UPDATE_STAGES:
                 raise UsageError(
                     f"an update pipeline is a list of stages, each one of {', '.join(sorted(UPDATE_STAGES))}",
                     code="update-invalid",
                 )
-        _refuse_owned(codec, update)
-        stages: list[dict[str, Any]] = clean(update)
-        return stages
-    raise UsageError(
-        f"an update is a mapping with operators or a pipeline, not {type(update).__name__}",
-        code="update-invalid",
-    )
+    else:
+        raise UsageError(
+            f"an update is a mapping with operators or a pipeline, not {type(update).__name__}",
+            code="update-invalid",
+        )
+    _refuse_owned(codec, update)
+    cleaned: Update = clean(update)
+    return cleaned
 
 
 def touched_paths(update: Update) -> set[str] | None:
     """The stored paths that an update may change; None where it may change any."""
+    paths: set[str] = set()
     if isinstance(update, Mapping):
-        paths: set[str] = set()
         for operator, changes in update.items():
-            if operator == "$rename":
-                paths.update(changes.values())
-            paths.update(changes)
+            paths.update(changes, changes.values() if operator == "$rename" else ())
         return paths
-    paths = set()
     for stage in update:
         ((operator, body),) = stage.items()
         if operator in ("$set", "$addFields"):
