@@ -107,6 +107,11 @@ def _check_name(codec: Codec[Any], path: Any, place: str) -> None:
         )
 
 
+def is_update_stage(stage: Any) -> bool:
+    """Whether this is a stage that an update pipeline may have."""
+    return isinstance(stage, Mapping) and len(stage) == 1 and next(iter(stage)) in UPDATE_STAGES
+
+
 def clean_update(codec: Codec[Any], update: Any) -> Update:
     """An update with operators, or a pipeline, that the driver can send."""
     if isinstance(update, Mapping):
@@ -123,7 +128,7 @@ def clean_update(codec: Codec[Any], update: Any) -> Update:
                 _check_name(codec, path, "update")
     elif isinstance(update, Sequence) and not isinstance(update, (str, bytes)):
         for stage in update:
-            if not isinstance(stage, Mapping) or len(stage) != 1 or next(iter(stage)) not in UPDATE_STAGES:
+            if not is_update_stage(stage):
                 raise UsageError(
                     f"an update pipeline is a list of stages, each one of {', '.join(sorted(UPDATE_STAGES))}",
                     code="update-invalid",
