@@ -38,7 +38,7 @@ NEEDS_REPLICA_SET = (
     "a single member will do"
 )
 NO_RIGHTS = "log in as a user with the role clusterMonitor, and read on the database"
-NOT_TOLD = "this kind of server does not tell"
+NOT_REPORTED = "this kind of server does not report it"
 # The version for each wire protocol, for servers that tell their version only to users.
 WIRE_VERSIONS = {9: (4, 4), 13: (5, 0), 17: (6, 0), 21: (7, 0), 25: (8, 0)}
 
@@ -210,7 +210,7 @@ def show(report: Report) -> None:
 
 
 def _run(name: str, check: Callable[[Server], Answer], server: Server) -> Answer:
-    """The answer of a check, or "unknown" with the reason when the server does not tell."""
+    """The answer of a check, or "unknown" with the reason when the server does not say."""
     import pymongo
     from pymongo.errors import (
         ConfigurationError,
@@ -232,7 +232,7 @@ def _run(name: str, check: Callable[[Server], Answer], server: Server) -> Answer
         if error.code in NOT_A_REPLICA_SET and name in STANDALONE_ANSWERS:
             return STANDALONE_ANSWERS[name]
         reason = (error.details or {}).get("codeName") or f"error {error.code}"
-        return unknown(f"the server answers {reason}", NOT_TOLD)
+        return unknown(f"the server answers {reason}", NOT_REPORTED)
     except NotPrimaryError:
         return unknown("this member is no primary", "connect to the primary")
     except ServerSelectionTimeoutError:
@@ -244,7 +244,7 @@ def _run(name: str, check: Callable[[Server], Answer], server: Server) -> Answer
             raise
         if isinstance(error, ConfigurationError) and name in STANDALONE_ANSWERS:
             return STANDALONE_ANSWERS[name]
-        return unknown(type(error).__name__, NOT_TOLD)
+        return unknown(type(error).__name__, NOT_REPORTED)
 
 
 def _server_version(server: Server) -> Answer:

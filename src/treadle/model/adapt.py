@@ -147,7 +147,7 @@ def _attempt(parse: Callable[[Any], Any]) -> Adapt:
 
 
 def _union_adapter(codec: Codec[Any], shape: Shape) -> Adapt:
-    """Adapt a stored model as the member that it is, where that can be told."""
+    """Adapt a stored model as the member of the union that its literals name, if exactly one fits."""
     models = [codec.codec_of(item.python) for item in shape.items if item.kind == "model"]
 
     def adapt(value: Any) -> Any:

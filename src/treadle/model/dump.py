@@ -70,8 +70,8 @@ def _dict_display(codec: Codec[Any], custom: set[str]) -> Dump:
         elif field.info.default_factory is LazyObjectId:
             expression = f"(v if type(v := {value}) is not lazy else made(v))"
         elif field.shape.kind == "scalar" and field.shape.python is dt.datetime:
-            kept = "v.tzinfo is utc and not v.microsecond % 1000"
-            expression = f"(v if (v := {value}) is None or {kept} else date_to_bson(v, altered))"
+            exact = "v.tzinfo is utc and not v.microsecond % 1000"
+            expression = f"(v if (v := {value}) is None or {exact} else date_to_bson(v, altered))"
         else:
             converter = _dump_converter(codec, field.shape)
             nested = codec.codec_of(field.shape.python) if field.shape.kind == "model" else None
@@ -80,10 +80,10 @@ def _dict_display(codec: Codec[Any], custom: set[str]) -> Dump:
             elif nested is not None and nested.ready:
                 # The ordinary case without a call more than needed: an instance of just that model.
                 names |= {f"c{number}": converter, f"n{number}": nested._dump, f"k{number}": nested.model}
-                held = f"v{number}"
-                prelude.append(f"    {held} = {value}")
-                exact = f"(n{number} if {held}.__class__ is k{number} else c{number})({held}, altered)"
-                expression = f"(None if {held} is None else {exact})" if field.shape.optional else exact
+                local = f"v{number}"
+                prelude.append(f"    {local} = {value}")
+                exact = f"(n{number} if {local}.__class__ is k{number} else c{number})({local}, altered)"
+                expression = f"(None if {local} is None else {exact})" if field.shape.optional else exact
             else:
                 names[f"c{number}"] = converter
                 guard = f"None if (v := {value}) is None else " if field.shape.optional else ""

@@ -107,7 +107,7 @@ def _fitting_default(field: StoredField, inside: tuple[type[BaseModel], ...]) ->
 
 
 def _may_break(field: StoredField, schema: Schema) -> bool:
-    """Whether the default of a field is not what its rules allow, or cannot be told."""
+    """Whether the default of a field breaks its rules, or may do so."""
     factory: Any = field.info.default_factory
     if field.info.is_required() or field.info.validate_default:
         return False

@@ -54,23 +54,23 @@ class Settings:
 
 
 def settings_of(cls: type, inherited: Settings, keywords: Mapping[str, Any]) -> Settings:
-    """The settings of a class that is being made; refuses keywords that cannot be."""
+    """The settings of a class that is being made; refuses keywords and values that are not allowed."""
     known = [each.name for each in fields(Settings) if each.name != "patterns"]
-    given = {key: value for key, value in keywords.items() if value is not None}
+    values = {key: value for key, value in keywords.items() if value is not None}
     patterns = dict(inherited.patterns)
     for keyword in list(keywords):
         if keyword not in known:
-            declared = given.pop(keyword, ())
+            declared = values.pop(keyword, ())
             listed = list(declared) if isinstance(declared, (list, tuple)) else [declared]
             if not all(hasattr(each, "bind") for each in listed):
                 raise _unknown_keyword(cls, keyword, declared, known)
             patterns[keyword] = listed
-    if "indexes" in given:
-        given["indexes"] = (*inherited.indexes, *given["indexes"])
+    if "indexes" in values:
+        values["indexes"] = (*inherited.indexes, *values["indexes"])
     # A kind belongs to one class; a class that inherits from it is another kind, or none.
-    kind = given.pop("kind", None)
+    kind = values.pop("kind", None)
     kind = kind.value if isinstance(kind, enum.Enum) else kind
-    settings = replace(inherited, **{**given, "kind": kind, "patterns": patterns})
+    settings = replace(inherited, **{**values, "kind": kind, "patterns": patterns})
     _check_shape(cls.__name__, inherited, settings)
     _check_storage(cls.__name__, settings)
     return settings
@@ -84,14 +84,14 @@ def _unknown_keyword(cls: type, keyword: str, value: Any, known: Sequence[str]) 
         else f"the keywords are {', '.join(known)}, and those of patterns"
     )
     return DeclarationError(
-        f"{cls.__name__} has the class keyword {keyword}={value!r}, which is no pattern of a whole model, "
-        f"such as bucket=Bucket(…), and nothing else that Treadle knows; {hint}",
+        f"{cls.__name__} has the class keyword {keyword}={value!r}, which is neither a setting nor a pattern "
+        f"of a whole model, such as bucket=Bucket(…); {hint}",
         code="keyword-unknown",
     )
 
 
 def _check_shape(name: str, inherited: Settings, settings: Settings) -> None:
-    """Refuse kinds and versions that cannot be."""
+    """Refuse kinds and versions that are not allowed."""
     kind = settings.kind
     for keyword in ("discriminator", "version_field"):
         _check_stored_name(name, keyword, getattr(settings, keyword))

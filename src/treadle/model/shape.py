@@ -119,10 +119,10 @@ def _union(members: tuple[Any, ...], metadata: tuple[Any, ...], where: str) -> S
 
 
 def _refuse_ambiguous(shapes: tuple[Shape, ...], where: str) -> None:
-    seen: dict[str, Shape] = {}
+    shapes_by_form: dict[str, Shape] = {}
     for shape in shapes:
         for stored in _stored_as(shape):
-            other = seen.setdefault(stored, shape)
+            other = shapes_by_form.setdefault(stored, shape)
             if other is not shape and other.python is shape.python and shape.items:
                 # Two arrays, or two maps: it is for their items to differ.
                 _refuse_ambiguous((other.items[-1], shape.items[-1]), where)

@@ -27,7 +27,7 @@ ENCODING_ERRORS = (InvalidDocument, OverflowError, UnicodeEncodeError, Recursion
 
 
 def not_storable(error: Exception, model: str, documents: Sequence[Mapping[str, Any]] = ()) -> UsageError:
-    """Why the driver could not encode documents; the first that cannot be is named."""
+    """Why the driver could not encode documents; names the first that it cannot encode."""
     general = UsageError(f"this cannot be stored in {model}: {error}", code="value-not-storable")
     return next(filter(None, (_culprit(document, model) for document in documents)), general)
 

@@ -156,10 +156,10 @@ def _parts(place: Place, source: Entry[Any], keys: Mapping[str, str | _Windowed]
                 f"{source.model.__name__} by its name, or Hour, Day, Week or Month of one",
                 code="rollup-keys",
             )
-        held = resolve(place.owner, name, place.label, "rollup-keys")
+        own = resolve(place.owner, name, place.label, "rollup-keys")
         path = origin if isinstance(origin, str) else origin.field
-        given = resolve(source.codec, path, place.label, "source-field-missing")
-        for each, of in ((held, place.entry), (given, source)):
+        other = resolve(source.codec, path, place.label, "source-field-missing")
+        for each, of in ((own, place.entry), (other, source)):
             if each.in_array:
                 raise DeclarationError(
                     f"{place.label} has a key that lies in an array of {of.model.__name__}: {each.python!r}; "
@@ -167,36 +167,36 @@ def _parts(place: Place, source: Entry[Any], keys: Mapping[str, str | _Windowed]
                     code="rollup-keys",
                 )
         window = None if isinstance(origin, str) else Window(origin.unit, origin.timezone)
-        _check_type(place, name, held.shape, given.shape, path, window)
-        parts.append(KeyPart(held.stored, given.stored, window, held.shape.optional))
+        _check_type(place, name, own.shape, other.shape, path, window)
+        parts.append(KeyPart(own.stored, other.stored, window, own.shape.optional))
     return parts
 
 
-def _check_type(place: Place, name: str, held: Shape, given: Shape, path: str, window: Window | None) -> None:
+def _check_type(place: Place, name: str, own: Shape, other: Shape, path: str, window: Window | None) -> None:
     if window is not None:
         if not is_timezone(window.timezone):
             raise DeclarationError(
-                f"{place.label} has the time zone {window.timezone!r} in its key {name!r}, which is none; "
+                f"{place.label} has the unknown time zone {window.timezone!r} in its key {name!r}; "
                 "write one such as 'Europe/Berlin'",
                 code="rollup-keys",
             )
-        for shape, where in ((held, f"{place.label}.{name}"), (given, path)):
+        for shape, where in ((own, f"{place.label}.{name}"), (other, path)):
             if shape.kind not in ("any", "union", "custom") and shape.python not in (dt.datetime, dt.date):
                 raise DeclarationError(
-                    f"{place.label} has a window as its key {name!r}, but {where} is no datetime",
+                    f"{place.label} has a window as its key {name!r}, but {where} is not a datetime",
                     code="rollup-keys",
                 )
-        if held.python is dt.date and (window.unit == "hour" or not window.utc):
+        if own.python is dt.date and (window.unit == "hour" or not window.utc):
             raise DeclarationError(
                 f"{place.label}.{name} is a date, which cannot hold the first instant of this window; "
                 "declare a datetime",
                 code="rollup-keys",
             )
         return
-    same_kind = held.kind == given.kind and held.python is given.python
-    if not same_kind and not {held.kind, given.kind} & {"any", "union", "custom"}:
+    same_kind = own.kind == other.kind and own.python is other.python
+    if not same_kind and not {own.kind, other.kind} & {"any", "union", "custom"}:
         raise DeclarationError(
-            f"{place.label}.{name} is a {held.name}, but the source's {path!r} is a {given.name}; "
+            f"{place.label}.{name} is a {own.name}, but the source's {path!r} is a {other.name}; "
             "declare the same type",
             code="rollup-keys",
         )
