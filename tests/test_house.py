@@ -39,10 +39,10 @@ LATE = [
         or (house.room(each.importer), each.imported) == ("store", "treadle.server.local")
     )
 ]
-# A lock is none of those: it starts nothing, waits for no time and decides nothing. It only keeps two threads from
-# making one thing twice, so that a plan yields the same commands with it as without.
-LOCKS = {"Lock", "RLock"}
 IMPURE = {"asyncio", "time", "random", "threading", "socket", "secrets"}
+# Of threading a lock alone is pure: it starts no thread, knows no time and decides nothing. It keeps two threads from
+# making one thing twice (an id, a codec), and a plan yields the same commands with it as without.
+LOCKS = {"Lock", "RLock"}
 PYMONGO_MODULES = {"errors", "results", "operations", "read_concern", "write_concern"}
 PYMONGO_NAMES = {
     "ReturnDocument", "IndexModel", "InsertOne", "UpdateOne", "UpdateMany", "ReplaceOne", "DeleteOne", "DeleteMany",
