@@ -72,7 +72,7 @@ def _imports(
     for alias in node.names:
         if isinstance(node, ast.Import):
             yield Import(module, alias.name, "", in_function)
-        # `from treadle.plan import commands` imports the module treadle.plan.commands.
+        # `from treadle.plan import dry_run` imports the module treadle.plan.dry_run.
         elif f"{node.module}.{alias.name}" in known:
             yield Import(module, f"{node.module}.{alias.name}", "", in_function)
         else:

@@ -3,23 +3,7 @@
 Every check only reads: transactions and change streams are really opened, and
 closed again without a write. A check that the login does not permit is
 "unknown", never a failure. The checks use the URI's database, or `test` when
-it names none.
-
-Keys of the JSON output, which stay as they are:
-
-    hosts     the hosts as the URI names them
-    source    "argument", "option", "environment" or "local": where the URI came from
-    database  the database whose profiler, transactions and change streams were looked at
-    status    the worst of the checks that are known: "ok", "warn" or "problem"
-    checks    a list of {name, status, value, advice, details}: `name` is one of `CHECKS`, `status`
-              is "ok", "warn", "problem" or "unknown", `value` is a phrase for people, `advice` is
-              null when the status is "ok", and `details` holds the figures for programs
-
-`details` are: server_version {version}; topology {kind: "replica_set", "sharded", "standalone",
-"load_balanced" or "uninitiated", name, members}; transactions, change_streams, pre_images,
-time_series, retryable_writes {available}; transaction_lifetime {seconds}; feature_compatibility
-{version}; write_concern {w, source}; profiler {level, slow_ms}; storage_engine {name}; tz_aware
-{tz_aware}; clock_skew {seconds}. They are empty when the status is "unknown".
+it names none. What the JSON output holds is in docs/cli.md.
 """
 
 from __future__ import annotations
@@ -27,9 +11,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -54,7 +38,7 @@ NEEDS_REPLICA_SET = (
     "a single member will do"
 )
 NO_RIGHTS = "log in as a user with the role clusterMonitor, and read on the database"
-NOT_TOLD = "this kind of server does not tell"
+NOT_REPORTED = "this kind of server does not report it"
 # The version for each wire protocol, for servers that tell their version only to users.
 WIRE_VERSIONS = {9: (4, 4), 13: (5, 0), 17: (6, 0), 21: (7, 0), 25: (8, 0)}
 
@@ -63,9 +47,11 @@ _STYLES = {"ok": "green", "warn": "yellow", "problem": "bold red", "unknown": "d
 _SEVERITY: tuple[Status, ...] = ("ok", "warn", "problem")
 
 
-class Answer(NamedTuple):
-    """What one check found out."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one check found out, as it is reported."""
 
+    name: str
     status: Status
     value: str
     advice: str | None
@@ -74,7 +60,8 @@ class Answer(NamedTuple):
 
 def _answers(status: Status) -> Callable[..., Answer]:
     def answer(value: str, advice: str | None = None, **details: Any) -> Answer:
-        return Answer(status, value, advice, details)
+        # `examine` knows the name.
+        return Answer("", status, value, advice, details)
 
     return answer
 
@@ -90,17 +77,6 @@ STANDALONE_ANSWERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """A check's name and its answer, as they are reported."""
-
-    name: str
-    status: Status
-    value: str
-    advice: str | None
-    details: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """All checks of one server."""
 
@@ -108,7 +84,7 @@ class Report:
     source: Source
     database: str
     status: Status
-    checks: tuple[Check, ...]
+    checks: tuple[Answer, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +164,7 @@ def examine(target: Target, clock: Callable[[], float] = time.time) -> Report:
         try:
             with pymongo.timeout(CHECK_SECONDS_MAX):
                 server = describe_server(client, clock)
-            checks = tuple(Check(name, *_run(name, check, server)) for name, check in CHECKS.items())
+            checks = tuple(replace(_run(name, check, server), name=name) for name, check in CHECKS.items())
         except ConnectionFailure as error:
             raise cannot_connect(target.uri, error) from None
     worst = max((check.status for check in checks if check.status != "unknown"), key=_SEVERITY.index)
@@ -234,7 +210,7 @@ def show(report: Report) -> None:
 
 
 def _run(name: str, check: Callable[[Server], Answer], server: Server) -> Answer:
-    """The answer of a check, or "unknown" with the reason when the server does not tell."""
+    """The answer of a check, or "unknown" with the reason when the server does not say."""
     import pymongo
     from pymongo.errors import (
         ConfigurationError,
@@ -256,7 +232,7 @@ def _run(name: str, check: Callable[[Server], Answer], server: Server) -> Answer
         if error.code in NOT_A_REPLICA_SET and name in STANDALONE_ANSWERS:
             return STANDALONE_ANSWERS[name]
         reason = (error.details or {}).get("codeName") or f"error {error.code}"
-        return unknown(f"the server answers {reason}", NOT_TOLD)
+        return unknown(f"the server answers {reason}", NOT_REPORTED)
     except NotPrimaryError:
         return unknown("this member is no primary", "connect to the primary")
     except ServerSelectionTimeoutError:
@@ -268,7 +244,7 @@ def _run(name: str, check: Callable[[Server], Answer], server: Server) -> Answer
             raise
         if isinstance(error, ConfigurationError) and name in STANDALONE_ANSWERS:
             return STANDALONE_ANSWERS[name]
-        return unknown(type(error).__name__, NOT_TOLD)
+        return unknown(type(error).__name__, NOT_REPORTED)
 
 
 def _server_version(server: Server) -> Answer:

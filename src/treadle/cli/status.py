@@ -41,7 +41,7 @@ def show(status: Status) -> None:
     worker = status.worker
     if worker is not None:
         who = f"active ({worker.owner})" if worker.active else "NOT RUNNING: start treadle watch"
-        owed = f", {worker.owed} collections to go over" if worker.owed else ""
+        owed = f", {worker.owed} collections to recheck" if worker.owed else ""
         typer.echo(f"Worker {who}; {worker.lag_seconds:.1f} s and {worker.events} events behind{owed}.")
     if status.set_aside:
         typer.echo(f"{status.set_aside} documents were set aside; see the collection treadle.set_aside.")

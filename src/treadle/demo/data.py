@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from pymongo.database import Database
 
 SEED = 20_260_101
 BATCH = 4_000
+COLLECTIONS = ("customers", "products", "reviews", "orders", "sellers", "readings")
 FIRST = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 MINUTE = dt.timedelta(minutes=1)
 FOLLOWERS_USUAL_MAX = 12
@@ -171,17 +172,10 @@ def fill(database: Database[Any], scale: float, progress: Progress) -> Shop:
     """Store the shop; `progress` gets a collection's name, the documents stored, and all of them."""
     sizes = Sizes.at(scale)
     maker = Maker(sizes)
-    plan: list[tuple[str, int, Iterable[dict[str, Any]]]] = [
-        ("customers", sizes.customers, maker.make_customers()),
-        ("products", sizes.products, maker.make_products()),
-        ("reviews", sizes.reviews, maker.make_reviews()),
-        ("orders", sizes.orders, maker.make_orders()),
-        ("sellers", sizes.sellers, maker.make_sellers()),
-        ("readings", sizes.readings, maker.make_readings()),
-    ]
-    for name, total, documents in plan:
-        done = 0
-        for batch in _batches(documents):
+    totals = {name: getattr(sizes, name) for name in COLLECTIONS}
+    for name, total in totals.items():
+        documents, done = getattr(maker, f"make_{name}")(), 0
+        while batch := list(itertools.islice(documents, BATCH)):
             database[name].insert_many(batch, ordered=False)
             done += len(batch)
             progress(name, done, total)
@@ -189,11 +183,4 @@ def fill(database: Database[Any], scale: float, progress: Progress) -> Shop:
     database["orders"].create_index("customer_id")
     database["orders"].create_index([("placed_at", -1), ("_id", 1)])
     database["readings"].create_index([("sensor_id", 1), ("ts", 1)])
-    documents_stored = {name: total for name, total, _ in plan}
-    return Shop(documents_stored, maker.products[0], maker.sellers[0], sensor_name(0), FIRST, sizes.views)
-
-
-def _batches(documents: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    rest = iter(documents)
-    while batch := list(itertools.islice(rest, BATCH)):
-        yield batch
+    return Shop(totals, maker.products[0], maker.sellers[0], sensor_name(0), FIRST, sizes.views)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -41,23 +40,16 @@ def prepare_profiler(database: Database[Any]) -> None:
     database.create_collection(PROFILER, capped=True, size=PROFILE_BYTES)
 
 
-@contextmanager
-def profiled(database: Database[Any]) -> Generator[None]:
-    """Let the server record every operation of the block."""
-    database.command("profile", EVERYTHING)
-    try:
-        yield
-    finally:
-        database.command("profile", NOTHING)
-
-
 def count(database: Database[Any], work: Callable[[], Any], times: int) -> tuple[int, int, int]:
     """The commands, documents read and bytes answered per run, over so many runs."""
     records = database[PROFILER]
     before = records.estimated_document_count()
-    with profiled(database):
+    database.command("profile", EVERYTHING)
+    try:
         for _ in range(times):
             work()
+    finally:
+        database.command("profile", NOTHING)
     # The commands that turn the profiler on and off are recorded too.
     operations = [
         record

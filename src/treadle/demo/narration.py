@@ -108,7 +108,7 @@ def _story(store: Store, scale: float, tell: Narrator) -> tuple[Report, list[Com
     with step_bar() as report_step:
         baseline = story.measure_baseline(database, shop, report_step)
     for request in REQUESTS:
-        tell.line(f"{request.title(shop)}: {milliseconds(baseline.costs[request.code].seconds)}")
+        tell.line(f"{request.title(shop)}: {milliseconds(baseline[request.code][0].seconds)}")
     report = _advise(database, tell)
     advice = story.select_advice(report)
     _adopt(store, tell)

@@ -24,13 +24,8 @@ from treadle.store.blocking.store import Store
 
 FINDINGS_SHOWN_MAX = 6
 
-
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """What the requests cost and answer before anything is changed."""
-
-    costs: Mapping[str, Cost]
-    answers: Mapping[str, Any]
+# What each request costs and answers before anything is changed, by its code.
+Baseline = Mapping[str, tuple[Cost, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +79,12 @@ def measure_baseline(
 ) -> Baseline:
     """Let the naive shop do its requests, with the profiler on for the advisor, and measure them."""
     prepare_profiler(database)
-    costs, answers = {}, {}
+    baseline = {}
     for number, request in enumerate(REQUESTS):
         progress(request.pattern, number, len(REQUESTS))
         work = partial(request.before, database, shop)
-        costs[request.code], answers[request.code] = _measure(database, shop, request, work)
-    return Baseline(costs, answers)
+        baseline[request.code] = _measure(database, shop, request, work)
+    return baseline
 
 
 def _measure(
@@ -126,10 +121,11 @@ def _counts(store: Store) -> dict[str, int]:
 
 def compare(store: Store, shop: Shop, request: Request, baseline: Baseline) -> Comparison:
     """Measure a request with its pattern, and check that the answer is the same."""
+    before, expected = baseline[request.code]
     after, answer = _measure(store.database, shop, request, partial(request.after, store, shop))
-    if answer != baseline.answers[request.code]:
+    if answer != expected:
         raise AssertionError(f"{request.pattern} gives another answer than before: {request.title(shop)}")
-    return Comparison(request, request.title(shop), baseline.costs[request.code], after)
+    return Comparison(request, request.title(shop), before, after)
 
 
 def break_and_repair(store: Store, shop: Shop) -> Repair:

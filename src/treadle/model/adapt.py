@@ -33,18 +33,14 @@ Adapt = Callable[[Any], Any]
 
 def _accepts(model: type[BaseModel], name: str, info: FieldInfo) -> list[str]:
     """The keys under which the model's validator takes this field."""
-    alias = info.validation_alias
-    config = model.model_config
-    by_name = bool(config.get("populate_by_name") or config.get("validate_by_name"))
+    alias, config = info.validation_alias, model.model_config
     if alias is None:
         return [name]
-    keys = [alias] if isinstance(alias, str) else []
-    if isinstance(alias, AliasChoices):
-        keys = [choice for choice in alias.choices if isinstance(choice, str)]
-    if config.get("validate_by_alias") is False:
-        keys = []
-    if by_name:
-        keys = [*keys, name]
+    choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+    by_alias = config.get("validate_by_alias") is not False
+    keys = [choice for choice in choices if by_alias and isinstance(choice, str)]
+    if config.get("populate_by_name") or config.get("validate_by_name"):
+        keys.append(name)
     if not keys:
         raise DeclarationError(
             f"{model.__name__}.{name} can only be read through a path into another field, so what is "
@@ -54,7 +50,7 @@ def _accepts(model: type[BaseModel], name: str, info: FieldInfo) -> list[str]:
     return keys
 
 
-def compile_adapt(codec: Codec[Any]) -> Callable[[Any], Any] | None:
+def compile_adapt(codec: Codec[Any]) -> Adapt | None:
     """What must happen to a raw document before Pydantic can validate it."""
     names: dict[str, Any] = {"missing": object()}
     lines: list[str] = []
@@ -87,7 +83,7 @@ def compile_adapt(codec: Codec[Any]) -> Callable[[Any], Any] | None:
         return None
     lines = ["def adapt(r):", "    if type(r) is not dict: return r", *lines, "    return r"]
     exec("\n".join(lines), names)
-    adapt: Callable[[Any], Any] = names["adapt"]
+    adapt: Adapt = names["adapt"]
     return adapt
 
 
@@ -96,7 +92,7 @@ def adapter_of(codec: Codec[Any], shape: Shape) -> Adapt | None:
     if shape.kind == "scalar":
         return _SCALAR_ADAPTERS.get(shape.python)
     if shape.kind == "enum":
-        return _enum_adapter(shape.python)
+        return _member_adapter(list(shape.python))
     if shape.kind == "model":
         nested = codec.codec_of(shape.python)
         if not nested.ready:
@@ -115,12 +111,10 @@ def adapter_of(codec: Codec[Any], shape: Shape) -> Adapt | None:
 
 
 def _map_adapter(codec: Codec[Any], shape: Shape) -> Adapt | None:
-    of_key = _key_adapter(shape.items[0])
-    inner = adapter_of(codec, shape.items[1])
-    if inner is None and of_key is None:
+    adapters = _key_adapter(shape.items[0]), adapter_of(codec, shape.items[1])
+    if not any(adapters):
         return None
-    key_of = of_key or _same
-    value_of = inner or _same
+    key_of, value_of = (each or _same for each in adapters)
     return lambda value: (
         {key_of(key): item if item is None else value_of(item) for key, item in value.items()}
         if type(value) is dict
@@ -134,10 +128,9 @@ def _same(value: Any) -> Any:
 
 def _key_adapter(shape: Shape) -> Adapt | None:
     """From the text that a key is stored as to what the model declares."""
-    if shape.kind == "enum":
-        return lambda key: {key_to_bson(member): member for member in shape.python}.get(key, key)
-    if shape.kind == "literal":
-        return lambda key: {key_to_bson(member): member for member in get_args(shape.python)}.get(key, key)
+    if shape.kind in ("enum", "literal"):
+        members = list(shape.python) if shape.kind == "enum" else get_args(shape.python)
+        return lambda key: {key_to_bson(member): member for member in members}.get(key, key)
     parse = _KEY_PARSERS.get(shape.python) if shape.kind == "scalar" else None
     return None if parse is None else _attempt(parse)
 
@@ -154,7 +147,7 @@ def _attempt(parse: Callable[[Any], Any]) -> Adapt:
 
 
 def _union_adapter(codec: Codec[Any], shape: Shape) -> Adapt:
-    """Adapt a stored model as the member that it is, where that can be told."""
+    """Adapt a stored model as the member of the union that its literals name, if exactly one fits."""
     models = [codec.codec_of(item.python) for item in shape.items if item.kind == "model"]
 
     def adapt(value: Any) -> Any:
@@ -170,12 +163,11 @@ def _union_adapter(codec: Codec[Any], shape: Shape) -> Adapt:
 
 def _tags_fit(codec: Codec[Any], value: dict[str, Any]) -> bool:
     """Whether the literals of a model, its discriminator among them, are those of the document."""
-    for field in codec.fields:
-        if field.shape.kind == "literal" and field.stored in value:
-            tags = [to_bson(member, []) for member in get_args(field.shape.python)]
-            if value[field.stored] not in tags:
-                return False
-    return True
+    return all(
+        value[field.stored] in [to_bson(member, []) for member in get_args(field.shape.python)]
+        for field in codec.fields
+        if field.shape.kind == "literal" and field.stored in value
+    )
 
 
 def _array_adapter(codec: Codec[Any], shape: Shape) -> Adapt | None:
@@ -187,11 +179,9 @@ def _array_adapter(codec: Codec[Any], shape: Shape) -> Adapt | None:
     if not any(inners):
         return None if make is list else lambda value: make(value) if type(value) is list else value
     if len(inners) == 1 and (shape.kind != "tuple" or shape.python is Ellipsis):
-        inner = inners[0]
-        assert inner is not None
-        known = inner
+        adapt = inners[0] or _same
         return lambda value: (
-            make([item if item is None else known(item) for item in value]) if type(value) is list else value
+            make([item if item is None else adapt(item) for item in value]) if type(value) is list else value
         )
     return lambda value: (
         tuple(
@@ -223,10 +213,6 @@ _SCALAR_ADAPTERS: dict[type, Adapt] = {
         value.date() if type(value) is dt.datetime and value.timetz() == dt.time(tzinfo=UTC) else value
     ),
 }
-
-
-def _enum_adapter(kind: Any) -> Adapt:
-    return _member_adapter(list(kind))
 
 
 def _member_adapter(members: Sequence[Any]) -> Adapt:

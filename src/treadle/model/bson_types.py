@@ -127,6 +127,10 @@ def set_to_bson(value: Any, item: Callable[[Any], Any]) -> list[Any]:
         return members
 
 
+def _set_to_bson(value: Any, altered: list[Any]) -> list[Any]:
+    return set_to_bson(value, lambda item: to_bson(item, altered))
+
+
 def _map_to_bson(value: Mapping[Any, Any], altered: list[Any]) -> dict[str, Any]:
     return {key_to_bson(key): to_bson(item, altered) for key, item in value.items()}
 
@@ -159,6 +163,7 @@ def _secret_to_bson(value: Any, altered: list[Any]) -> Any:
 
 
 Converter = Callable[[Any, list[Any]], Any]
+_TEXTUAL = (pathlib.PurePath, ipaddress.IPv4Address, ipaddress.IPv6Address, AnyUrl, Url, MultiHostUrl)
 
 # What to_bson does with a value, by its exact type; types that are not here
 # are looked up along their base classes once and then remembered.
@@ -169,19 +174,11 @@ _CONVERTERS: dict[type, Converter] = {
     dt.time: lambda value, altered: value.isoformat(),
     dt.timedelta: lambda value, altered: value.total_seconds(),
     enum.Enum: lambda value, altered: to_bson(value.value, altered),
-    set: lambda value, altered: set_to_bson(value, lambda item: to_bson(item, altered)),
-    frozenset: lambda value, altered: set_to_bson(value, lambda item: to_bson(item, altered)),
-    list: lambda value, altered: [to_bson(item, altered) for item in value],
-    tuple: lambda value, altered: [to_bson(item, altered) for item in value],
-    deque: lambda value, altered: [to_bson(item, altered) for item in value],
+    **dict.fromkeys((set, frozenset), _set_to_bson),
+    **dict.fromkeys((list, tuple, deque), lambda value, altered: [to_bson(item, altered) for item in value]),
     dict: _map_to_bson,
     Mapping: _map_to_bson,
-    pathlib.PurePath: lambda value, altered: str(value),
-    ipaddress.IPv4Address: lambda value, altered: str(value),
-    ipaddress.IPv6Address: lambda value, altered: str(value),
-    AnyUrl: lambda value, altered: str(value),
-    Url: lambda value, altered: str(value),
-    MultiHostUrl: lambda value, altered: str(value),
+    **dict.fromkeys(_TEXTUAL, lambda value, altered: str(value)),
     LazyObjectId: lambda value, altered: made(value),
     SecretStr: _secret_to_bson,
     SecretBytes: _secret_to_bson,
@@ -218,7 +215,7 @@ def _converter_by_base(kind: type) -> Converter:
     for base in bases:
         if base in _CONVERTERS:
             return _CONVERTERS[base]
-        if base in _AS_IT_IS and base is not object:
+        if base in _AS_IT_IS:
             return _unchanged
     if issubclass(kind, Mapping):
         return _map_to_bson

@@ -11,8 +11,8 @@ model holds is stored. A serializer that is not for JSON only is heeded.
 
 from __future__ import annotations
 
-import threading
 import weakref
+from threading import RLock
 from typing import Any, TypeVar
 
 from pydantic import AliasChoices, BaseModel
@@ -29,7 +29,7 @@ from treadle.model.stored import StoredField as StoredField
 
 M = TypeVar("M", bound=BaseModel)
 
-_COMPILING = threading.RLock()
+_COMPILING = RLock()
 _CODECS: weakref.WeakKeyDictionary[type[BaseModel], Codec[Any]] = weakref.WeakKeyDictionary()
 
 
@@ -93,26 +93,20 @@ def _compile(codec: Codec[Any]) -> None:
 
 def _refuse_clashes(codec: Codec[Any]) -> None:
     where = codec.model.__name__
-    seen: dict[str, str] = {}
     for field in codec.fields:
-        if (
-            field.stored == RESERVED
-            or "." in field.stored
-            or field.stored.startswith("$")
-            or not field.stored
-        ):
+        if field.stored in ("", RESERVED) or "." in field.stored or field.stored.startswith("$"):
             raise DeclarationError(
                 f"{where}.{field.name} would be stored as {field.stored!r}; a stored name may not be "
                 f"empty or {RESERVED!r}, contain '.' or begin with '$': give it another alias",
                 code="stored-name-invalid",
             )
-        if field.stored in seen:
+        other = codec.by_stored[field.stored]
+        if other is not field:
             raise DeclarationError(
-                f"{where}.{field.name} and {where}.{seen[field.stored]} are both stored as "
+                f"{where}.{other.name} and {where}.{field.name} are both stored as "
                 f"{field.stored!r}; give one of them another alias",
                 code="stored-name-clash",
             )
-        seen[field.stored] = field.name
 
 
 convert_by(BaseModel, lambda value, altered: codec_of(type(value)).dump(value, altered))

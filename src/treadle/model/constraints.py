@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from treadle.errors import UsageError
 from treadle.model.bson_types import to_bson
+from treadle.model.schema_check import REPEATED_GROUP
 from treadle.model.shape import Shape
 
 Schema = dict[str, Any]
@@ -43,7 +44,6 @@ _DIGIT = r"\p{Nd}"
 _PART = re.compile(r"\\.|\[(?:\\.|[^\\\]])*\]|.", re.DOTALL)
 _IN_CLASS_DIGIT = re.compile(r"\\.", re.DOTALL)
 _LOOP = re.compile(r"(.)([*+]|\{\d+(?:,\d*)?\})", re.DOTALL)
-_REPEATED_GROUP = re.compile(r"(?<!\\)\)[*+{]")
 _PATTERNED = frozenset({"pattern", "anyOf"})
 LOOPED_LENGTH_MAX = 50_000
 NESTED_LENGTH_MAX = 256
@@ -96,7 +96,7 @@ def add_pattern(schema: Schema, shape: Shape, config: Mapping[str, Any]) -> Sche
 
 
 def _add_pattern(schema: Schema, pattern: str, in_python: bool) -> None:
-    changed = _PART.sub(lambda match: _as_server_reads(match[0], in_python), pattern)
+    changed = _PART.sub(lambda part: _as_server_reads(part[0], in_python), pattern)
     bound = _length_bound(pattern)
     if bound is None or schema.get("maxLength", bound + 1) <= bound:
         schema["pattern"] = changed
@@ -112,7 +112,7 @@ def _as_server_reads(part: str, in_python: bool) -> str:
     if part == "$" and not in_python:
         # For Rust the end is the very end, not the place before a last line break.
         return r"\z"
-    return _IN_CLASS_DIGIT.sub(lambda match: _DIGIT if match[0] == r"\d" else match[0], part)
+    return _IN_CLASS_DIGIT.sub(lambda sign: _DIGIT if sign[0] == r"\d" else sign[0], part)
 
 
 def _length_bound(pattern: str) -> int | None:
@@ -121,26 +121,23 @@ def _length_bound(pattern: str) -> int | None:
     It allows 200,000 steps and a depth of 4,000, and takes a text for one that
     does not fit when it needs more.
     """
-    loops = [match for match in _LOOP.finditer(_PART.sub(_without_class, pattern)) if _is_long(match[2])]
+    loops = [loop for loop in _LOOP.finditer(_PART.sub(_without_class, pattern)) if _is_long(loop[2])]
     if not loops:
         return None
-    if len(loops) > 1 or _REPEATED_GROUP.search(pattern):
+    if len(loops) > 1 or REPEATED_GROUP.search(pattern):
         return NESTED_LENGTH_MAX
     # With its end fixed, a single loop is right at once, or off by no more than what follows it.
     ends = pattern.endswith("$") and not pattern.endswith(r"\$") and not re.search(r"\||[*+}]\?", pattern)
     return None if ends else LOOPED_LENGTH_MAX
 
 
-def _without_class(match: re.Match[str]) -> str:
+def _without_class(part: re.Match[str]) -> str:
     # A class, or an escaped sign, is one sign like any other.
-    return "x" if match[0][0] in "[\\" else match[0]
+    return "x" if part[0][0] in "[\\" else part[0]
 
 
 def _is_long(quantifier: str) -> bool:
-    if quantifier in ("*", "+"):
-        return True
-    most = quantifier.strip("{}").partition(",")
-    return not most[2] if most[1] else False
+    return quantifier in ("*", "+") or quantifier.endswith(",}")
 
 
 def add_bounds(schema: Schema, shape: Shape) -> Schema:

@@ -48,7 +48,7 @@ class Document(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **keywords: Any) -> None:
         super().__pydantic_init_subclass__()
-        cls.__treadle__ = settings_of(cls, keywords)
+        cls.__treadle__ = settings_of(cls, cls.__treadle__, keywords)
         cls.__treadle_complete__(raise_errors=False)
         type.__setattr__(cls, "id", IdAttribute())
 
@@ -63,15 +63,10 @@ def _apply_stored_names(cls: type[Document]) -> bool:
     """Give `id` and the fields under `naming="camel"` their stored names."""
     changed = False
     for name, info in cls.__pydantic_fields__.items():
-        if name == "id":
-            stored = "_id"
-        elif cls.__treadle__.naming == "camel" and info.alias_priority in (None, 1):
-            stored = to_camel(name)
-            if info.validation_alias is not None or stored == name:
-                continue
-        else:
-            continue
-        if info.validation_alias != stored:
+        unnamed = info.alias_priority in (None, 1) and info.validation_alias is None
+        camel = cls.__treadle__.naming == "camel" and unnamed
+        stored = "_id" if name == "id" else to_camel(name) if camel else name
+        if stored not in (name, info.validation_alias):
             info.validation_alias = stored
             info.alias = info.serialization_alias = None
             info.alias_priority = 2

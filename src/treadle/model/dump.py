@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter
@@ -24,21 +23,12 @@ from treadle.model.bson_types import (
 from treadle.model.indexed import Indexed
 from treadle.model.keywords import stamps_of
 from treadle.model.lazy_id import LazyObjectId, made
-from treadle.model.shape import Shape
+from treadle.model.shape import FOR_JSON_ONLY, Shape
 from treadle.model.stored import Codec, Dump, StoredField
-
-
-def _serialized_fields(decorators: Iterable[Any]) -> set[str]:
-    names: set[str] = set()
-    for decorator in decorators:
-        if decorator.info.when_used not in ("json", "json-unless-none"):
-            names.update(decorator.info.fields)
-    return names
 
 
 def _whole_model_serializer(model: type[BaseModel]) -> Dump:
     serializer = model.__pydantic_serializer__
-
     stamps = stamps_of(model)
 
     def dump(value: Any, altered: list[Any]) -> Any:
@@ -54,7 +44,10 @@ def compile_dump(codec: Codec[Any]) -> Dump:
     if decorators.model_serializers:
         codec.bounded_depth = False
         return _whole_model_serializer(codec.model)
-    return _dict_display(codec, _serialized_fields(decorators.field_serializers.values()))
+    serializers = [each.info for each in decorators.field_serializers.values()]
+    return _dict_display(
+        codec, {name for each in serializers if each.when_used not in FOR_JSON_ONLY for name in each.fields}
+    )
 
 
 def _dict_display(codec: Codec[Any], custom: set[str]) -> Dump:
@@ -77,8 +70,8 @@ def _dict_display(codec: Codec[Any], custom: set[str]) -> Dump:
         elif field.info.default_factory is LazyObjectId:
             expression = f"(v if type(v := {value}) is not lazy else made(v))"
         elif field.shape.kind == "scalar" and field.shape.python is dt.datetime:
-            kept = "v.tzinfo is utc and not v.microsecond % 1000"
-            expression = f"(v if (v := {value}) is None or {kept} else date_to_bson(v, altered))"
+            exact = "v.tzinfo is utc and not v.microsecond % 1000"
+            expression = f"(v if (v := {value}) is None or {exact} else date_to_bson(v, altered))"
         else:
             converter = _dump_converter(codec, field.shape)
             nested = codec.codec_of(field.shape.python) if field.shape.kind == "model" else None
@@ -87,10 +80,10 @@ def _dict_display(codec: Codec[Any], custom: set[str]) -> Dump:
             elif nested is not None and nested.ready:
                 # The ordinary case without a call more than needed: an instance of just that model.
                 names |= {f"c{number}": converter, f"n{number}": nested._dump, f"k{number}": nested.model}
-                held = f"v{number}"
-                prelude.append(f"    {held} = {value}")
-                exact = f"(n{number} if {held}.__class__ is k{number} else c{number})({held}, altered)"
-                expression = f"(None if {held} is None else {exact})" if field.shape.optional else exact
+                local = f"v{number}"
+                prelude.append(f"    {local} = {value}")
+                exact = f"(n{number} if {local}.__class__ is k{number} else c{number})({local}, altered)"
+                expression = f"(None if {local} is None else {exact})" if field.shape.optional else exact
             else:
                 names[f"c{number}"] = converter
                 guard = f"None if (v := {value}) is None else " if field.shape.optional else ""
@@ -130,9 +123,9 @@ def _custom_dump(model: type[BaseModel], name: str) -> Dump:
     serializer = model.__pydantic_serializer__
 
     def dump(value: Any, altered: list[Any]) -> Any:
-        fields = serializer.to_python(value, include={name}, by_alias=False)
         # A field that is excluded from JSON answers is stored all the same, as it is.
-        return to_bson(fields[name] if name in fields else value.__dict__[name], altered)
+        serialized = serializer.to_python(value, include={name}, by_alias=False)
+        return to_bson(serialized.get(name, value.__dict__[name]), altered)
 
     return dump
 
@@ -144,17 +137,12 @@ def _adapter_dump(shape: Shape) -> Dump:
     return lambda value, altered: to_bson(adapter.dump_python(value), altered)
 
 
-def _model_class(shape: Shape) -> type[BaseModel]:
-    model: type[BaseModel] = shape.python
-    return model
-
-
 def _dump_converter(codec: Codec[Any], shape: Shape) -> Dump | None:
     """What turns a value of this shape into BSON; None where it is BSON already."""
     if shape.kind == "scalar":
         return _scalar_dump(shape.python)
     if shape.kind == "model":
-        return _nested_dump(codec, _model_class(shape))
+        return _nested_dump(codec, shape.python)
     if shape.kind in ("list", "deque") or (shape.kind == "tuple" and shape.python is Ellipsis):
         return _array_dump(codec, shape)
     if shape.kind in ("set", "frozenset"):
@@ -198,10 +186,9 @@ def _item_dump(codec: Codec[Any], shape: Shape) -> Dump:
     converter = _dump_converter(codec, shape)
     if converter is None:
         return lambda value, altered: value
-    if shape.optional:
-        inner = converter
-        return lambda value, altered: None if value is None else inner(value, altered)
-    return converter
+    if not shape.optional:
+        return converter
+    return lambda value, altered: None if value is None else converter(value, altered)
 
 
 def _array_dump(codec: Codec[Any], shape: Shape) -> Dump | None:

@@ -33,12 +33,12 @@ Schema = dict[str, Any]
 
 # A float field takes integers too: mongosh writes 20 as an int, and Pydantic
 # reads it as the float that it is.
-_BSON_TYPES: dict[type, list[str]] = {
-    str: ["string"], int: ["int", "long"], float: ["double", "int", "long"], bool: ["bool"],
-    bytes: ["binData"], type(None): ["null"], ObjectId: ["objectId"], uuid.UUID: ["binData"],
-    decimal.Decimal: ["decimal"], Decimal128: ["decimal"], dt.datetime: ["date"], dt.date: ["date"],
-    dt.time: ["string"], dt.timedelta: ["double", "int", "long"],
-    ipaddress.IPv4Address: ["string"], ipaddress.IPv6Address: ["string"],
+_BSON_TYPES: dict[type, str | list[str]] = {
+    str: "string", int: ["int", "long"], float: ["double", "int", "long"], bool: "bool",
+    bytes: "binData", type(None): "null", ObjectId: "objectId", uuid.UUID: "binData",
+    decimal.Decimal: "decimal", Decimal128: "decimal", dt.datetime: "date", dt.date: "date",
+    dt.time: "string", dt.timedelta: ["double", "int", "long"],
+    ipaddress.IPv4Address: "string", ipaddress.IPv6Address: "string",
 }  # fmt: skip
 _NUMBERS = (int, float, decimal.Decimal)
 
@@ -68,14 +68,9 @@ def _object(codec: Codec[Any], inside: tuple[type[BaseModel], ...]) -> Schema:
     if model.__pydantic_root_model__:
         return _of(codec.fields[0].shape, inside)
     decorators = model.__pydantic_decorators__
-    custom = {name for each in decorators.field_serializers.values() for name in each.info.fields}
     # A validator that comes last may return whatever it likes.
-    custom |= {
-        name
-        for each in decorators.field_validators.values()
-        if each.info.mode != "before"
-        for name in each.info.fields
-    }
+    last = [each for each in decorators.field_validators.values() if each.info.mode != "before"]
+    custom = {name for each in (*decorators.field_serializers.values(), *last) for name in each.info.fields}
     properties: Schema = {}
     required = []
     for field in codec.fields:
@@ -112,7 +107,7 @@ def _fitting_default(field: StoredField, inside: tuple[type[BaseModel], ...]) ->
 
 
 def _may_break(field: StoredField, schema: Schema) -> bool:
-    """Whether the default of a field is not what its rules allow, or cannot be told."""
+    """Whether the default of a field breaks its rules, or may do so."""
     factory: Any = field.info.default_factory
     if field.info.is_required() or field.info.validate_default:
         return False
@@ -128,20 +123,16 @@ def _may_break(field: StoredField, schema: Schema) -> bool:
 
 def _tagged(schema: Schema, shape: Shape, tag: str) -> Schema:
     """A union whose members cannot do without the field that tells them apart."""
-    models = [item for item in shape.items if item.kind == "model"]
-    if "anyOf" not in schema or len(models) != len(shape.items):
+    if "anyOf" not in schema or any(item.kind != "model" for item in shape.items):
+        return schema
+    fields = [codec_of(item.python).by_name.get(tag) for item in shape.items]
+    names = {field.stored for field in fields if field is not None}
+    if len(names) != 1:
         return schema
     members = []
     for member in schema["anyOf"]:
-        fields = [codec_of(item.python).by_name.get(tag) for item in models]
-        names = {field.stored for field in fields if field is not None}
-        if len(names) == 1 and member.get("bsonType") == "object":
-            (name,) = names
-            member = {
-                **member,
-                "required": [*(each for each in member.get("required", []) if each != name), name],
-            }
-        members.append(member)
+        required = [*(name for name in member.get("required", []) if name not in names), *names]
+        members.append({**member, "required": required} if member.get("bsonType") == "object" else member)
     return {**schema, "anyOf": members}
 
 
@@ -208,8 +199,7 @@ def _union(shape: Shape, inside: tuple[type[BaseModel], ...]) -> Schema:
 
 
 def _scalar(shape: Shape, config: Mapping[str, Any]) -> Schema:
-    kinds = _BSON_TYPES[shape.python]
-    schema: Schema = {"bsonType": kinds[0] if len(kinds) == 1 else kinds}
+    schema: Schema = {"bsonType": _BSON_TYPES[shape.python]}
     if shape.python in _NUMBERS:
         return add_bounds(schema, shape)
     if shape.python is str:

@@ -1,7 +1,7 @@
-"""The class keywords of a document: what they say, checked when the class is made.
+"""The class keywords of a document: where and how it is stored, its kind, its version, its patterns.
 
-The kind and the version come to stamps in a stored document: fields that
-Treadle writes and callers do not.
+They are checked when the class is made. A kind and a version become stamps:
+fields that Treadle writes into each stored document, and callers do not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Validation = Literal["strict", "moderate", "off"]
 ValidationAction = Literal["error", "warn"]
 MigrateOnRead = Literal["memory", "store"]
 UnknownKinds = Literal["refuse", "base"]
-_CHOICES: dict[str, Any] = {
+
+_CHOICES = {
     "naming": Naming,
     "validation": Validation,
     "validation_action": ValidationAction,
@@ -33,7 +34,7 @@ _CHOICES: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the class keywords of a document said."""
+    """The class keywords of a document, with those that it inherits."""
 
     collection: str | None = None
     naming: Naming = "snake"
@@ -52,25 +53,26 @@ class Settings:
     patterns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
-def settings_of(cls: Any, keywords: Mapping[str, Any]) -> Settings:
-    """What the keywords of a class say, on top of those that it inherits."""
+def settings_of(cls: type, inherited: Settings, keywords: Mapping[str, Any]) -> Settings:
+    """The settings of a class that is being made; refuses keywords and values that are not allowed."""
     known = [each.name for each in fields(Settings) if each.name != "patterns"]
-    inherited: Settings = cls.__treadle__
-    chosen = {key: value for key, value in keywords.items() if value is not None}
+    values = {key: value for key, value in keywords.items() if value is not None}
     patterns = dict(inherited.patterns)
     for keyword in list(keywords):
         if keyword not in known:
-            declared = chosen.pop(keyword, ())
+            declared = values.pop(keyword, ())
             listed = list(declared) if isinstance(declared, (list, tuple)) else [declared]
             if not all(hasattr(each, "bind") for each in listed):
                 raise _unknown_keyword(cls, keyword, declared, known)
             patterns[keyword] = listed
-    chosen["patterns"] = patterns
-    if "indexes" in chosen:
-        chosen["indexes"] = (*inherited.indexes, *chosen["indexes"])
-    # A kind is one class's own; whoever inherits from it is another kind, or none.
-    settings = _check_shape(cls, replace(inherited, **{"kind": None, **chosen}))
-    _check_settings(cls, settings)
+    if "indexes" in values:
+        values["indexes"] = (*inherited.indexes, *values["indexes"])
+    # A kind belongs to one class; a class that inherits from it is another kind, or none.
+    kind = values.pop("kind", None)
+    kind = kind.value if isinstance(kind, enum.Enum) else kind
+    settings = replace(inherited, **{**values, "kind": kind, "patterns": patterns})
+    _check_shape(cls.__name__, inherited, settings)
+    _check_storage(cls.__name__, settings)
     return settings
 
 
@@ -82,46 +84,15 @@ def _unknown_keyword(cls: type, keyword: str, value: Any, known: Sequence[str]) 
         else f"the keywords are {', '.join(known)}, and those of patterns"
     )
     return DeclarationError(
-        f"{cls.__name__} has the class keyword {keyword}={value!r}, which is no pattern of a whole model, "
-        f"such as bucket=Bucket(…), and nothing else that Treadle knows; {hint}",
+        f"{cls.__name__} has the class keyword {keyword}={value!r}, which is neither a setting nor a pattern "
+        f"of a whole model, such as bucket=Bucket(…); {hint}",
         code="keyword-unknown",
     )
 
 
-def _check_settings(cls: type, settings: Settings) -> None:
-    name = settings.collection
-    if name is not None and (not name or "$" in name or "\0" in name or name.startswith("system.")):
-        raise DeclarationError(
-            f"{cls.__name__} names the collection {name!r}; a collection's name may not be empty, "
-            "contain '$' or NUL, or begin with 'system.'",
-            code="collection-name-invalid",
-        )
-    if name is not None and name.startswith("treadle."):
-        raise DeclarationError(
-            f"{cls.__name__} names the collection {name!r}; names that begin with 'treadle.' are "
-            "kept for Treadle's own state: choose another",
-            code="collection-name-invalid",
-        )
-    for index in settings.indexes:
-        if not isinstance(index, IndexModel):
-            raise DeclarationError(
-                f"{cls.__name__} has {index!r} in indexes=; it takes PyMongo's IndexModel, such as "
-                "IndexModel([('name', 1)])",
-                code="keyword-unknown",
-            )
-    for keyword, choices in _CHOICES.items():
-        value, allowed = getattr(settings, keyword), get_args(choices)
-        if value not in allowed:
-            raise DeclarationError(
-                f"{cls.__name__} has {keyword}={value!r}; it takes {' or '.join(map(repr, allowed))}",
-                code="keyword-unknown",
-            )
-
-
-def _check_shape(cls: Any, settings: Settings) -> Settings:
-    """Refuse kinds and versions that cannot be; the settings with the kind as it is stored."""
-    name = cls.__name__
-    inherited: Settings = cls.__treadle__
+def _check_shape(name: str, inherited: Settings, settings: Settings) -> None:
+    """Refuse kinds and versions that are not allowed."""
+    kind = settings.kind
     for keyword in ("discriminator", "version_field"):
         _check_stored_name(name, keyword, getattr(settings, keyword))
     same_collection = inherited.collection == settings.collection
@@ -131,7 +102,6 @@ def _check_shape(cls: Any, settings: Settings) -> Settings:
             f"{inherited.discriminator!r}; one collection has one discriminator: leave it out",
             code="kind-invalid",
         )
-    kind = settings.kind.value if isinstance(settings.kind, enum.Enum) else settings.kind
     if kind is not None:
         if settings.discriminator is None:
             raise DeclarationError(
@@ -146,7 +116,6 @@ def _check_shape(cls: Any, settings: Settings) -> Settings:
             )
     if settings.version is not None:
         _check_version(name, settings)
-    return replace(settings, kind=kind)
 
 
 def _check_stored_name(name: str, keyword: str, value: Any) -> None:
@@ -173,6 +142,36 @@ def _check_version(name: str, settings: Settings) -> None:
             "give one of them another name",
             code="stored-name-clash",
         )
+
+
+def _check_storage(cls: str, settings: Settings) -> None:
+    name = settings.collection
+    if name is not None and (not name or "$" in name or "\0" in name or name.startswith("system.")):
+        raise DeclarationError(
+            f"{cls} names the collection {name!r}; a collection's name may not be empty, "
+            "contain '$' or NUL, or begin with 'system.'",
+            code="collection-name-invalid",
+        )
+    if name is not None and name.startswith("treadle."):
+        raise DeclarationError(
+            f"{cls} names the collection {name!r}; names that begin with 'treadle.' are "
+            "kept for Treadle's own state: choose another",
+            code="collection-name-invalid",
+        )
+    for index in settings.indexes:
+        if not isinstance(index, IndexModel):
+            raise DeclarationError(
+                f"{cls} has {index!r} in indexes=; it takes PyMongo's IndexModel, such as "
+                "IndexModel([('name', 1)])",
+                code="keyword-unknown",
+            )
+    for keyword, choice in _CHOICES.items():
+        value, allowed = getattr(settings, keyword), get_args(choice)
+        if value not in allowed:
+            raise DeclarationError(
+                f"{cls} has {keyword}={value!r}; it takes {' or '.join(map(repr, allowed))}",
+                code="keyword-unknown",
+            )
 
 
 def stamps_of(model: type) -> dict[str, Any]:

@@ -13,12 +13,12 @@ for as long as nobody but the Store has seen it.
 
 from __future__ import annotations
 
-import threading
+from threading import Lock
 from typing import Any
 
 from bson import ObjectId
 
-_MAKING = threading.Lock()
+_MAKING = Lock()
 
 
 class LazyObjectId(ObjectId):

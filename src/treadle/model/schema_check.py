@@ -21,7 +21,7 @@ from bson.int64 import Int64
 
 INT32 = 2**31
 # A repeated group, which may take a backtracking engine time that doubles with every character.
-_REPEATED_GROUP = re.compile(r"(?<!\\)\)[*+{]")
+REPEATED_GROUP = re.compile(r"(?<!\\)\)[*+{]")
 SLOW_LENGTH = 20
 
 
@@ -34,6 +34,11 @@ class Fault:
     expected: Any
 
 
+def join(path: str, name: str) -> str:
+    """The path of what stands under this name within a path."""
+    return f"{path}.{name}" if path else name
+
+
 def faults(schema: Mapping[str, Any], value: Any) -> list[Fault]:
     """The places where a document does not fit; of several alternatives, of the nearest."""
     return list(_faults(schema, value, ""))
@@ -41,7 +46,7 @@ def faults(schema: Mapping[str, Any], value: Any) -> list[Fault]:
 
 def _faults(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[Fault]:
     if "not" in schema and not faults(schema["not"], value):
-        yield Fault(_join(path, str(schema["not"].get("required", [""])[0])), None, {"enum": []})
+        yield Fault(join(path, str(schema["not"].get("required", [""])[0])), None, {"enum": []})
     if "anyOf" in schema:
         yield from _nearest(schema["anyOf"], value, path)
     if "enum" in schema and not any(_equal(value, member) for member in schema["enum"]):
@@ -76,15 +81,15 @@ def _object(schema: Mapping[str, Any], value: Mapping[str, Any], path: str) -> I
     properties = schema.get("properties", {})
     for name in schema.get("required", []):
         if name not in value:
-            yield Fault(_join(path, name), None, {"required": True, **properties.get(name, {})})
+            yield Fault(join(path, name), None, {"required": True, **properties.get(name, {})})
     additional = schema.get("additionalProperties", True)
     for name, item in value.items():
         if name in properties:
-            yield from _faults(properties[name], item, _join(path, name))
+            yield from _faults(properties[name], item, join(path, name))
         elif additional is False:
-            yield Fault(_join(path, name), item, "no such field")
+            yield Fault(join(path, name), item, "no such field")
         elif isinstance(additional, Mapping):
-            yield from _faults(additional, item, _join(path, name))
+            yield from _faults(additional, item, join(path, name))
     yield from _sizes(schema, len(value), path, value, ("minProperties", "maxProperties"))
 
 
@@ -92,7 +97,7 @@ def _array(schema: Mapping[str, Any], value: list[Any], path: str) -> Iterator[F
     items = schema.get("items", {})
     for number, item in enumerate(value):
         each = items if isinstance(items, Mapping) else items[number] if number < len(items) else {}
-        yield from _faults(each, item, _join(path, str(number)))
+        yield from _faults(each, item, join(path, str(number)))
     yield from _sizes(schema, len(value), path, value, ("minItems", "maxItems"))
 
 
@@ -100,7 +105,7 @@ def _scalar(schema: Mapping[str, Any], value: Any, path: str) -> Iterator[Fault]
     if isinstance(value, str):
         yield from _sizes(schema, len(value), path, value, ("minLength", "maxLength"))
         # Python may take for ever where a group is repeated; the server has judged already.
-        slow = len(value) > SLOW_LENGTH and _REPEATED_GROUP.search(schema.get("pattern", ""))
+        slow = len(value) > SLOW_LENGTH and REPEATED_GROUP.search(schema.get("pattern", ""))
         if "pattern" in schema and not slow and not fits_pattern(schema["pattern"], value):
             yield Fault(path, value, {"pattern": schema["pattern"]})
     number = _number(value)
@@ -130,10 +135,6 @@ def _sizes(
         yield Fault(path, value, {most: schema[most]})
 
 
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
 def _number(value: Any) -> Any:
     if isinstance(value, bool):
         return None
@@ -158,33 +159,26 @@ def _equal(one: Any, other: Any) -> bool:
         return False
     first, second = _number(one), _number(other)
     if first is not None and second is not None:
-        return (
-            _is_nan(first) and _is_nan(second) if _is_nan(first) or _is_nan(second) else bool(first == second)
-        )
+        if _is_nan(first) or _is_nan(second):
+            return _is_nan(first) and _is_nan(second)
+        return bool(first == second)
     return bool(one == other)
 
 
 def _is(value: Any, kinds: Any) -> bool:
-    names = [kinds] if isinstance(kinds, str) else list(kinds)
-    return bool(_types(value) & set(names))
+    return not _types(value).isdisjoint([kinds] if isinstance(kinds, str) else kinds)
 
 
 def _types(value: Any) -> set[str]:
-    if value is None:
-        return {"null"}
-    if isinstance(value, bool):
-        return {"bool"}
-    if isinstance(value, Int64):
-        return {"long", "number"}
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, (bool, Int64)):
         return {"int" if -INT32 <= value < INT32 else "long", "number"}
-    for kind, names in _NAMES:
-        if isinstance(value, kind):
-            return names
-    return set()
+    return next((names for kind, names in _NAMES if isinstance(value, kind)), set())
 
 
 _NAMES: tuple[tuple[Any, set[str]], ...] = (
+    (type(None), {"null"}),
+    (bool, {"bool"}),
+    (Int64, {"long", "number"}),
     (float, {"double", "number"}),
     (Decimal128, {"decimal", "number"}),
     (str, {"string"}),

@@ -24,14 +24,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 import typing_extensions
 from bson import ObjectId
 from bson.decimal128 import Decimal128
-from pydantic import (
-    AnyUrl,
-    BaseModel,
-    PlainSerializer,
-    SecretBytes,
-    SecretStr,
-    WrapSerializer,
-)
+from pydantic import AnyUrl, BaseModel, PlainSerializer, SecretBytes, SecretStr, WrapSerializer
 from pydantic.fields import FieldInfo
 
 from treadle.errors import DeclarationError
@@ -41,13 +34,6 @@ Kind = Literal[
     "literal", "any", "custom",
 ]  # fmt: skip
 
-SCALARS: frozenset[type] = frozenset(
-    {
-        str, int, float, bool, bytes, type(None), ObjectId, uuid.UUID, Decimal128, decimal.Decimal,
-        dt.datetime, dt.date, dt.time, dt.timedelta, ipaddress.IPv4Address, ipaddress.IPv6Address,
-    }
-)  # fmt: skip
-
 # What a type looks like once stored; two union members that share one of these
 # come back as whichever Pydantic tries first.
 _STORED_AS: dict[type, str] = {
@@ -56,11 +42,14 @@ _STORED_AS: dict[type, str] = {
     dt.date: "date", dt.time: "string", dt.timedelta: "double",
     ipaddress.IPv4Address: "string", ipaddress.IPv6Address: "string",
 }  # fmt: skip
+SCALARS: frozenset[type] = frozenset({*_STORED_AS, type(None)})
 _ARRAYS: dict[Any, Kind] = {
     list: "list", collections.abc.Sequence: "list", collections.abc.Iterable: "list",
     set: "set", collections.abc.Set: "set", collections.abc.MutableSet: "set",
     frozenset: "frozenset", deque: "deque",
 }  # fmt: skip
+# When a serializer that does not concern what is stored is used.
+FOR_JSON_ONLY = ("json", "json-unless-none")
 _TEXTUAL = (pathlib.PurePath, AnyUrl)
 _MAPS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
@@ -109,15 +98,12 @@ def shape_of(annotation: Any, metadata: tuple[Any, ...] = (), where: str = "valu
     if origin is Literal:
         return Shape("literal", annotation, metadata=metadata, optional=None in get_args(annotation))
     if origin is not None:
-        return _generic(annotation, origin, metadata, where)
+        return _generic(annotation, origin, get_args(annotation), metadata, where)
     return _plain(annotation, metadata, where)
 
 
 def _changes_serialization(item: Any) -> bool:
-    return isinstance(item, (PlainSerializer, WrapSerializer)) and item.when_used not in (
-        "json",
-        "json-unless-none",
-    )
+    return isinstance(item, (PlainSerializer, WrapSerializer)) and item.when_used not in FOR_JSON_ONLY
 
 
 def _union(members: tuple[Any, ...], metadata: tuple[Any, ...], where: str) -> Shape:
@@ -133,10 +119,10 @@ def _union(members: tuple[Any, ...], metadata: tuple[Any, ...], where: str) -> S
 
 
 def _refuse_ambiguous(shapes: tuple[Shape, ...], where: str) -> None:
-    seen: dict[str, Shape] = {}
+    shapes_by_form: dict[str, Shape] = {}
     for shape in shapes:
         for stored in _stored_as(shape):
-            other = seen.setdefault(stored, shape)
+            other = shapes_by_form.setdefault(stored, shape)
             if other is not shape and other.python is shape.python and shape.items:
                 # Two arrays, or two maps: it is for their items to differ.
                 _refuse_ambiguous((other.items[-1], shape.items[-1]), where)
@@ -170,8 +156,9 @@ def _stored_as(shape: Shape) -> set[str]:
     return set()
 
 
-def _generic(annotation: Any, origin: Any, metadata: tuple[Any, ...], where: str) -> Shape:
-    arguments = get_args(annotation)
+def _generic(
+    annotation: Any, origin: Any, arguments: tuple[Any, ...], metadata: tuple[Any, ...], where: str
+) -> Shape:
     if origin in _ARRAYS:
         return Shape(_ARRAYS[origin], origin, (shape_of(arguments[0], (), where),), metadata=metadata)
     if origin is tuple:
@@ -200,20 +187,15 @@ def _check_key(key: Shape, where: str) -> None:
 
 
 def _plain(annotation: Any, metadata: tuple[Any, ...], where: str) -> Shape:
-    if annotation is None:
+    if annotation is None or annotation is type(None):
         return Shape("scalar", type(None), optional=True, metadata=metadata)
-    if annotation is type(None):
-        return Shape("scalar", annotation, optional=True, metadata=metadata)
     if annotation is Any or annotation is object or isinstance(annotation, TypeVar):
         return Shape("any", Any, metadata=metadata)
     if not isinstance(annotation, type):
         return Shape("any", annotation, metadata=metadata)
-    if annotation in _ARRAYS:
-        return Shape(_ARRAYS[annotation], annotation, (Shape("any", Any),), metadata=metadata)
-    if annotation is tuple:
-        return Shape("tuple", Ellipsis, (Shape("any", Any),), metadata=metadata)
-    if annotation in _MAPS:
-        return Shape("map", dict, (Shape("any", Any), Shape("any", Any)), metadata=metadata)
+    if annotation in (*_ARRAYS, *_MAPS, tuple):
+        anything = (Any, ...) if annotation is tuple else (Any, Any)
+        return _generic(annotation, annotation, anything, metadata, where)
     return _class(annotation, metadata, where)
 
 
@@ -222,24 +204,19 @@ def _class(annotation: type, metadata: tuple[Any, ...], where: str) -> Shape:
         return Shape("enum", annotation, metadata=metadata)
     if issubclass(annotation, BaseModel):
         return Shape("model", annotation, metadata=metadata)
-    if annotation in SCALARS:
-        return Shape("scalar", annotation, metadata=metadata)
-    if issubclass(annotation, (SecretStr, SecretBytes)) or annotation in (complex, type, range):
-        raise DeclarationError(
-            f"{where} is a {annotation.__name__}, which has no BSON form; use a type that has one "
-            "or give the field a PlainSerializer",
-            code="type-not-storable",
-        )
-    if issubclass(annotation, pathlib.PurePath):
-        return Shape("any", annotation, metadata=metadata)
-    for base in annotation.__mro__[1:]:
-        if base in SCALARS and base is not object and not hasattr(annotation, "_fields"):
-            return Shape("scalar", base, metadata=metadata)
-    if dataclasses.is_dataclass(annotation) or hasattr(annotation, "_fields"):
+    scalar = next((base for base in annotation.__mro__ if base in SCALARS), None)
+    named_tuple = hasattr(annotation, "_fields")
+    if scalar is not None and not named_tuple:
+        return Shape("scalar", scalar, metadata=metadata)
+    if dataclasses.is_dataclass(annotation) or named_tuple:
         return Shape("custom", annotation, metadata=metadata)
-    if typing_extensions.is_typeddict(annotation) or hasattr(annotation, "__get_pydantic_core_schema__"):
-        return Shape("any", annotation, metadata=metadata)
-    if annotation.__module__.startswith(("bson", "re", "pydantic")):
+    refused = issubclass(annotation, (SecretStr, SecretBytes)) or annotation in (complex, type, range)
+    if not refused and (
+        issubclass(annotation, pathlib.PurePath)
+        or typing_extensions.is_typeddict(annotation)
+        or hasattr(annotation, "__get_pydantic_core_schema__")
+        or annotation.__module__.startswith(("bson", "re", "pydantic"))
+    ):
         return Shape("any", annotation, metadata=metadata)
     raise DeclarationError(
         f"{where} is a {annotation.__name__}, which has no BSON form; use a type that has one "

@@ -16,6 +16,7 @@ from pymongo.errors import DocumentTooLarge
 
 from treadle.errors import UsageError
 from treadle.model.bson_types import CODEC_OPTIONS
+from treadle.model.schema_check import join
 
 DEPTH_MAX = 180  # the server's own limit for stored documents
 SIZE_MAX_BYTES = 16 * 1024 * 1024
@@ -26,12 +27,9 @@ ENCODING_ERRORS = (InvalidDocument, OverflowError, UnicodeEncodeError, Recursion
 
 
 def not_storable(error: Exception, model: str, documents: Sequence[Mapping[str, Any]] = ()) -> UsageError:
-    """Why the driver could not encode documents; the first that cannot be is named."""
-    for document in documents:
-        refusal = _culprit(document, model)
-        if refusal is not None:
-            return refusal
-    return UsageError(f"this cannot be stored in {model}: {error}", code="value-not-storable")
+    """Why the driver could not encode documents; names the first that it cannot encode."""
+    general = UsageError(f"this cannot be stored in {model}: {error}", code="value-not-storable")
+    return next(filter(None, (_culprit(document, model) for document in documents)), general)
 
 
 def _culprit(document: Mapping[str, Any], model: str) -> UsageError | None:
@@ -58,7 +56,7 @@ def _find(value: Any, path: str, depth: int) -> tuple[str, str] | None:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str) or "\0" in key:
-                return _join(path, repr(key)), "a key must be text without NUL"
+                return join(path, repr(key)), "a key must be text without NUL"
         items = value.items()
     elif isinstance(value, (list, tuple)):
         items = enumerate(value)
@@ -73,14 +71,10 @@ def _find(value: Any, path: str, depth: int) -> tuple[str, str] | None:
             return path, f"BSON has no form for {type(value).__name__}"
         return None
     for key, item in items:
-        problem = _find(item, _join(path, str(key)), depth + 1)
-        if problem:
-            return problem
+        culprit = _find(item, join(path, str(key)), depth + 1)
+        if culprit:
+            return culprit
     return None
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
 
 
 def too_deep(model: str) -> UsageError:

@@ -83,15 +83,15 @@ def _not_compiled(value: Any, altered: list[Any]) -> Any:
 
 def _invalid(model: type[BaseModel], raw: Any, error: ValidationError) -> DataError:
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    listed = "; ".join(
+    places = "; ".join(
         f"{'.'.join(str(part) for part in problem['loc'])}: {problem['type']}"
         for problem in problems[:PATHS_SHOWN_MAX]
     )
     if len(problems) > PATHS_SHOWN_MAX:
-        listed += f"; and {len(problems) - PATHS_SHOWN_MAX} more"
+        places += f"; and {len(problems) - PATHS_SHOWN_MAX} more"
     identity = raw.get("_id") if isinstance(raw, dict) else None
     return DataError(
-        f"a stored document does not fit {model.__name__} (_id {identity!r}): {listed}; "
+        f"a stored document does not fit {model.__name__} (_id {identity!r}): {places}; "
         "mend the document, or widen the model",
         code="document-invalid",
     )

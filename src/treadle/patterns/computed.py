@@ -211,40 +211,44 @@ class FieldRule(ComputedRule):
     def operand(self) -> Any:
         return self.expression if self.expression is not None else f"${self.value_path}"
 
-    def _require_number(self) -> None:
-        shape = self.value_shape
+
+class NumberRule(FieldRule):
+    """Sum and Average."""
+
+    kinds: ClassVar[tuple[type, ...]]
+    meaning: ClassVar[str]
+
+    def __init__(self, place: Place, graph: Models, declared: _OfField) -> None:
+        super().__init__(place, graph, declared)
+        self.numbers = _Numbers(place.field.shape)
+        _require_type(place, self.kinds, self.meaning)
+        self._check_source()
+
+    def _check_source(self) -> None:
+        """Refuse to sum what is no number, and a field that cannot hold the sum."""
+        shape, own = self.value_shape, self.place.field.shape
         if shape is None or shape.kind in ("any", "union", "custom"):
             return
         if shape.kind == "enum" and issubclass(shape.python, int):
             return
-        if shape.kind != "scalar" or shape.python not in (int, float, decimal.Decimal):
+        fits = {int: (int, float, decimal.Decimal), float: (float,), decimal.Decimal: (decimal.Decimal,)}
+        if shape.kind != "scalar" or shape.python not in fits:
             raise DeclarationError(
                 f"{self.place.label} is computed from {self.origin}, which is a {shape.name}; "
                 "name a field that is an int, a float or a Decimal",
                 code="maintained-type",
             )
-
-    def _require_room(self) -> None:
-        """A sum must be able to hold what it sums."""
-        shape = self.value_shape
-        if shape is None or shape.kind != "scalar":
-            return
-        fits = {int: (int, float, decimal.Decimal), float: (float,), decimal.Decimal: (decimal.Decimal,)}
-        if self.place.field.shape.python not in fits.get(shape.python, ()):
+        if own.python not in fits[shape.python]:
             raise DeclarationError(
-                f"{self.place.label} is a {self.place.field.shape.name}, which cannot hold a sum of "
-                f"{self.origin}, which is a {shape.name}; declare it as {shape.name}",
+                f"{self.place.label} is a {own.name}, which cannot hold a sum of {self.origin}, "
+                f"which is a {shape.name}; declare it as {shape.name}",
                 code="maintained-type",
             )
 
 
-class SumRule(FieldRule):
-    def __init__(self, place: Place, graph: Models, declared: Sum) -> None:
-        super().__init__(place, graph, declared)
-        self.numbers = _Numbers(place.field.shape)
-        _require_type(place, (int, float, decimal.Decimal), "a sum is an int, a float or a Decimal")
-        self._require_number()
-        self._require_room()
+class SumRule(NumberRule):
+    kinds = (int, float, decimal.Decimal)
+    meaning = "a sum is an int, a float or a Decimal"
 
     def empty(self) -> dict[str, Any]:
         return {self.path: self.numbers.zero}
@@ -265,14 +269,13 @@ class SumRule(FieldRule):
         return {self.path: self.numbers.stored_expression(group["sum"])}
 
 
-class AverageRule(FieldRule):
+class AverageRule(NumberRule):
+    kinds = (float, decimal.Decimal)
+    meaning = "an average is a float or a Decimal"
+
     def __init__(self, place: Place, graph: Models, declared: Average) -> None:
         super().__init__(place, graph, declared)
-        self.numbers = _Numbers(place.field.shape)
-        _require_type(place, (float, decimal.Decimal), "an average is a float or a Decimal")
         require_optional(place)
-        self._require_number()
-        self._require_room()
         self.state = f"{STATE}.{self.path}"
 
     def empty(self) -> dict[str, Any]:
@@ -387,20 +390,14 @@ class _Numbers:
 
     def __init__(self, shape: Shape) -> None:
         self.python = shape.python
-        self.zero: Any = 0
-        if self.python is decimal.Decimal:
-            self.zero = Decimal128("0")
-        elif self.python is float:
-            self.zero = 0.0
+        zeros: dict[Any, Any] = {decimal.Decimal: Decimal128("0"), float: 0.0}
+        self.zero = zeros.get(self.python, 0)
 
     def add(self, current: str, difference: Sequence[Any]) -> Any:
         """The expression for the current value plus the difference."""
-        total: Any = {
-            "$add": [{"$ifNull": [current, self.zero]}, *({"$literal": value} for value in difference)]
-        }
-        if self.python is decimal.Decimal:
-            return {"$toDecimal": total}
-        return total
+        terms = [{"$literal": value} for value in difference]
+        total = {"$add": [{"$ifNull": [current, self.zero]}, *terms]}
+        return {"$toDecimal": total} if self.python is decimal.Decimal else total
 
     def stored(self, value: Any) -> Any:
         """A value that the server computed, in the declared type."""
@@ -424,8 +421,7 @@ def _is_number(value: Any) -> bool:
 
 def _subtract(removed: Sequence[Any], added: Sequence[Any]) -> Any:
     """The terms to add, one per numeric type, so that the server mixes them as it does."""
-    old = [value for value in removed if _is_number(value)]
-    new = [value for value in added if _is_number(value)]
+    old, new = list(filter(_is_number, removed)), list(filter(_is_number, added))
     if any(isinstance(value, float) for value in old):
         return RECOMPUTE
     terms: list[Any] = []
@@ -441,24 +437,18 @@ def _subtract(removed: Sequence[Any], added: Sequence[Any]) -> Any:
         terms.append(sum(fractions))
     plus = [value.to_decimal() for value in new if isinstance(value, Decimal128)]
     minus = [value.to_decimal() for value in old if isinstance(value, Decimal128)]
-    if any(not value.is_finite() for value in [*plus, *minus]):
-        return RECOMPUTE
-    if minus and any(_is_extreme(value) for value in [*plus, *minus]):
-        # The sum may have been rounded to 34 digits, which subtraction does not undo.
+    # The sum may have been rounded to 34 digits, which subtraction does not undo.
+    if any(not value.is_finite() or (minus and _is_extreme(value)) for value in [*plus, *minus]):
         return RECOMPUTE
     exact = decimal.Decimal(0)
-    for value in plus:
+    for value in [*plus, *(each.copy_negate() for each in minus)]:
         exact = _WIDE.add(exact, value)
-    for value in minus:
-        exact = _WIDE.subtract(exact, value)
     if exact:
         try:
             terms.append(Decimal128(exact))
         except decimal.DecimalException:
             return RECOMPUTE
-    if terms or len(old) != len(new):
-        return terms
-    return None
+    return terms if terms or len(old) != len(new) else None
 
 
 def _is_extreme(value: decimal.Decimal) -> bool:

@@ -209,9 +209,8 @@ class ReferenceRule(CopyRule):
     def fill(
         self, raw: Raw, sources: Mapping[Any, Raw], before: Raw | None, *, lenient: bool = False
     ) -> None:
-        old = self._old_cards(before)
-        places = [(container, reference) for container, reference in self.references(raw)]
-        previous = self._match(places, old)
+        places = list(self.references(raw))
+        previous = self._match(places, self._old_cards(before))
         for (container, reference), (known, card) in zip(places, previous, strict=True):
             if reference is None:
                 self._set(container, None)
@@ -223,12 +222,12 @@ class ReferenceRule(CopyRule):
                 self._set(container, self._card(source, known, card))
 
     def _old_cards(self, before: Raw | None) -> dict[Any, list[Any]]:
+        """The cards that a document had, by their references."""
         old: dict[Any, list[Any]] = {}
-        if before is not None:
-            for container, reference in self.references(before):
-                # Without the key it was written before the pattern was declared: nothing to keep.
-                if reference is not None and self.name in container:
-                    old.setdefault(freeze(reference), []).append(container.get(self.name))
+        for container, reference in self.references(before or {}):
+            # Without the key it was written before the pattern was declared: nothing to keep.
+            if reference is not None and self.name in container:
+                old.setdefault(freeze(reference), []).append(container[self.name])
         return old
 
     def _match(
@@ -245,11 +244,11 @@ class ReferenceRule(CopyRule):
         for number, (container, reference) in enumerate(places):
             cards = old.get(freeze(reference), []) if reference is not None else []
             mine = container.get(self.name)
-            found = next((index for index, card in enumerate(cards) if same(card, mine)), None)
-            if found is None:
+            mate = next((index for index, card in enumerate(cards) if same(card, mine)), None)
+            if mate is None:
                 waiting.append(number)
             else:
-                matched[number] = (True, cards.pop(found))
+                matched[number] = (True, cards.pop(mate))
         for number in waiting:
             reference = places[number][1]
             cards = old.get(freeze(reference), []) if reference is not None else []
@@ -333,13 +332,8 @@ class ReferenceRule(CopyRule):
             return [{"$set": {self.path: {"$literal": self._card(source)}}}]
         whole = {"$literal": self._card(source)}
         if self.holds_reference:
-            sets: Raw = {}
-            unsets = []
-            for each in self.synced:
-                if has(source, each.source):
-                    sets[f"{self.path}.{each.card}"] = {"$literal": value_at(source, each.source)}
-                else:
-                    unsets.append(f"{self.path}.{each.card}")
+            values, unsets = self._synced_values(self.path, source)
+            sets = {path: {"$literal": value} for path, value in values.items()}
             return [*([{"$set": sets}] if sets else []), *([{"$unset": unsets}] if unsets else [])]
         # Under a mixed policy only an empty card takes the snapshot values of today.
         synced: Raw = {}
@@ -371,19 +365,18 @@ class ReferenceRule(CopyRule):
         match = {"$eq": identity}
         if not self.snapshots and not self.holds_reference:
             return {"$set": {place.format("e"): self._card(source)}}, [*outer, {f"e.{reference}": match}]
-        sets: Raw = {}
-        unsets: Raw = {}
-        for each in self.synced:
-            path = f"{place.format('e')}.{each.card}"
-            if has(source, each.source):
-                sets[path] = value_at(source, each.source)
-            else:
-                unsets[path] = ""
+        sets, unsets = self._synced_values(place.format("e"), source)
         filters: list[Raw] = [*outer, {f"e.{reference}": match, f"e.{card}": {"$type": "object"}}]
         if not self.holds_reference:
             sets[place.format("n")] = self._card(source)
             filters.append({f"n.{reference}": match, f"n.{card}": {"$not": {"$type": "object"}}})
-        return {"$set": sets, **({"$unset": unsets} if unsets else {})}, filters
+        return {"$set": sets, **({"$unset": dict.fromkeys(unsets, "")} if unsets else {})}, filters
+
+    def _synced_values(self, card: str, source: Raw) -> tuple[Raw, list[str]]:
+        """What to set in a card, by path, and which paths the source no longer has."""
+        paths = {f"{card}.{each.card}": each.source for each in self.synced}
+        sets = {path: value_at(source, origin) for path, origin in paths.items() if has(source, origin)}
+        return sets, [path for path in paths if path not in sets]
 
     # -- deleted sources ---------------------------------------------------------------------
 
@@ -421,10 +414,7 @@ class ReferenceRule(CopyRule):
     def recall(self, before: Raw, cards: Raw | None, renewed: Collection[str] = ()) -> None:
         # What was another reference's is taken out, and what a replacement dropped is put back. Told by the
         # values of the moment alone, because the others may have followed the new reference already.
-        old: dict[Any, list[Any]] = {}
-        for container, reference in self.references(cards or {}):
-            if reference is not None and self.name in container:
-                old.setdefault(freeze(reference), []).append(container[self.name])
+        old = self._old_cards(cards)
         strangers = [self._moment(card) for several in old.values() for card in several]
         unmatched = []
         for at, container in list(places_of(before, self.steps)):

@@ -124,7 +124,22 @@ class RollupRule(GroupRule):
         _check_identity(place, key)
 
     def check(self, graph: Models) -> None:
-        _check_documents(self)
+        """Refuse what a rollup's document cannot hold, because nobody but Treadle makes it."""
+        entry = self.target
+        wrong = [rule for rule in entry.feeding(CopyRule, None) if rule.on_delete != "keep"]
+        wrong += [rule for rule in entry.having(CopyRule) if rule.on_delete in ("clear", "cascade")]
+        for rule in wrong:
+            raise DeclarationError(
+                f"{rule.place.label} has on_delete={rule.on_delete!r}; the documents of a rollup come and go "
+                "with their groups alone: use on_delete='keep'",
+                code="rollup-field",
+            )
+        for name in _unfilled(entry.codec, "", [*entry.protected]):
+            raise DeclarationError(
+                f"{entry.model.__name__}.{name} is neither a key nor computed, and has no default; "
+                "a rollup's documents are made by Treadle, which would not know what to put there",
+                code="rollup-field",
+            )
 
 
 def _parts(place: Place, source: Entry[Any], keys: Mapping[str, str | _Windowed]) -> list[KeyPart]:
@@ -134,55 +149,54 @@ def _parts(place: Place, source: Entry[Any], keys: Mapping[str, str | _Windowed]
             code="rollup-keys",
         )
     parts = []
-    for name, wanted in keys.items():
-        if not isinstance(name, str) or not isinstance(wanted, (str, _Windowed)):
+    for name, origin in keys.items():
+        if not isinstance(name, str) or not isinstance(origin, (str, _Windowed)):
             raise DeclarationError(
-                f"{place.label} has keys={{{name!r}: {wanted!r}}}; a key is a field of "
+                f"{place.label} has keys={{{name!r}: {origin!r}}}; a key is a field of "
                 f"{source.model.__name__} by its name, or Hour, Day, Week or Month of one",
                 code="rollup-keys",
             )
-        held = resolve(place.owner, name, place.label, "rollup-keys")
-        path = wanted if isinstance(wanted, str) else wanted.field
-        given = resolve(source.codec, path, place.label, "source-field-missing")
-        for each, of in ((held, place.entry), (given, source)):
+        own = resolve(place.owner, name, place.label, "rollup-keys")
+        path = origin if isinstance(origin, str) else origin.field
+        other = resolve(source.codec, path, place.label, "source-field-missing")
+        for each, of in ((own, place.entry), (other, source)):
             if each.in_array:
                 raise DeclarationError(
                     f"{place.label} has a key that lies in an array of {of.model.__name__}: {each.python!r}; "
                     "a document belongs to one group only",
                     code="rollup-keys",
                 )
-        _check_type(place, name, held.shape, given.shape, wanted)
-        window = None if isinstance(wanted, str) else Window(wanted.unit, wanted.timezone)
-        parts.append(KeyPart(held.stored, given.stored, window, held.shape.optional))
+        window = None if isinstance(origin, str) else Window(origin.unit, origin.timezone)
+        _check_type(place, name, own.shape, other.shape, path, window)
+        parts.append(KeyPart(own.stored, other.stored, window, own.shape.optional))
     return parts
 
 
-def _check_type(place: Place, name: str, held: Shape, given: Shape, wanted: str | _Windowed) -> None:
-    if isinstance(wanted, _Windowed):
-        if not is_timezone(wanted.timezone):
+def _check_type(place: Place, name: str, own: Shape, other: Shape, path: str, window: Window | None) -> None:
+    if window is not None:
+        if not is_timezone(window.timezone):
             raise DeclarationError(
-                f"{place.label} has the time zone {wanted.timezone!r} in its key {name!r}, which is none; "
+                f"{place.label} has the unknown time zone {window.timezone!r} in its key {name!r}; "
                 "write one such as 'Europe/Berlin'",
                 code="rollup-keys",
             )
-        for shape, where in ((held, f"{place.label}.{name}"), (given, wanted.field)):
+        for shape, where in ((own, f"{place.label}.{name}"), (other, path)):
             if shape.kind not in ("any", "union", "custom") and shape.python not in (dt.datetime, dt.date):
                 raise DeclarationError(
-                    f"{place.label} has a window as its key {name!r}, but {where} is no datetime",
+                    f"{place.label} has a window as its key {name!r}, but {where} is not a datetime",
                     code="rollup-keys",
                 )
-        window = Window(wanted.unit, wanted.timezone)
-        if held.python is dt.date and (wanted.unit == "hour" or not window.utc):
+        if own.python is dt.date and (window.unit == "hour" or not window.utc):
             raise DeclarationError(
                 f"{place.label}.{name} is a date, which cannot hold the first instant of this window; "
                 "declare a datetime",
                 code="rollup-keys",
             )
         return
-    same_kind = held.kind == given.kind and held.python is given.python
-    if not same_kind and not {held.kind, given.kind} & {"any", "union", "custom"}:
+    same_kind = own.kind == other.kind and own.python is other.python
+    if not same_kind and not {own.kind, other.kind} & {"any", "union", "custom"}:
         raise DeclarationError(
-            f"{place.label}.{name} is a {held.name}, but the source's {wanted!r} is a {given.name}; "
+            f"{place.label}.{name} is a {own.name}, but the source's {path!r} is a {other.name}; "
             "declare the same type",
             code="rollup-keys",
         )
@@ -206,26 +220,6 @@ def _check_identity(place: Place, key: GroupKey) -> None:
             f"{place.label} declares an id of its own, but its documents are made by their keys; leave the "
             "id out, or make it the key: keys={'id': …}",
             code="rollup-keys",
-        )
-
-
-def _check_documents(group: RollupRule) -> None:
-    """Refuse what a rollup's document cannot hold, because nobody but Treadle makes it."""
-    entry = group.target
-    into = entry.feeding(CopyRule, None)
-    wrong = [rule for rule in into if rule.on_delete != "keep"]
-    wrong += [rule for rule in entry.having(CopyRule) if rule.on_delete in ("clear", "cascade")]
-    for rule in wrong:
-        raise DeclarationError(
-            f"{rule.place.label} has on_delete={rule.on_delete!r}; the documents of a rollup come and go "
-            "with their groups alone: use on_delete='keep'",
-            code="rollup-field",
-        )
-    for name in _unfilled(entry.codec, "", [*entry.protected]):
-        raise DeclarationError(
-            f"{entry.model.__name__}.{name} is neither a key nor computed, and has no default; "
-            "a rollup's documents are made by Treadle, which would not know what to put there",
-            code="rollup-field",
         )
 
 

@@ -4,9 +4,9 @@
 function or as a pipeline, with a way down where there is one. A document
 without a version is of the first.
 
-What a function made of a document is stored only if everything that the
-function read is still as it was, and sets only what it changed. Writers that
-know nothing of versions lose no write by it, and need not be stopped.
+The result of a function is stored only if everything that the function read
+is unchanged, and sets only what the function changed. So writers that know
+nothing of versions lose no write, and need not be stopped.
 
 The chain of a model's steps is in `graph/versions.py`, reading in
 `engine/lazy.py`, whole collections in `upkeep/migrations/`.
@@ -14,14 +14,15 @@ The chain of a model's steps is in `graph/versions.py`, reading in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.versions import MIGRATIONS, Function, Pipeline, Way
 from treadle.model.document import Document
 from treadle.plan import Raw
-from treadle.query.safety import UPDATE_STAGES, clean
+from treadle.query.safety import UPDATE_STAGES, clean, is_update_stage
 
 
 class Migration:
@@ -50,39 +51,22 @@ class Migration:
         return f"the migration of {self.model.__name__} from version {self.from_version}"
 
 
-class _Declaring:
-    """What `@migration(User, from_version=1)` returns: it waits for the function."""
-
-    def __init__(self, model: type[Document], from_version: int, down: Way | None) -> None:
-        self.model, self.from_version, self.back = model, from_version, down
-
-    def __call__(self, function: Function) -> Migration:
-        return _register(self.model, self.from_version, function, self.back)
-
-
 def migration(model: type[Document], from_version: int, *, up: Any = None, down: Any = None) -> Any:
     """Declare how documents get from one version to the next; a decorator unless `up` is given.
 
     A function takes a stored document and returns it changed. A pipeline is a
     list of MongoDB's update stages. The version itself is set by Treadle.
     """
-    if up is None:
-        return _Declaring(model, from_version, down)
-    return _register(model, from_version, up, down)
+    declare = partial(_register, model, from_version, down)
+    return declare if up is None else declare(up)
 
 
-def _register(model: Any, from_version: Any, up: Any, down: Any) -> Migration:
-    name = getattr(model, "__name__", repr(model))
-    settings = getattr(model, "__treadle__", None)
-    if (
-        settings is None
-        or isinstance(from_version, bool)
-        or not isinstance(from_version, int)
-        or from_version < 1
-    ):
+def _register(model: Any, from_version: Any, down: Any, up: Any) -> Migration:
+    if not hasattr(model, "__treadle__") or type(from_version) is not int or from_version < 1:
+        name = getattr(model, "__name__", repr(model))
         raise DeclarationError(
-            f"a migration of {name} from version {from_version!r} cannot be; it takes a Document and a whole "
-            "number from 1",
+            f"{name} cannot have a migration from version {from_version!r}; a migration takes a Document and "
+            "a whole number from 1",
             code="version-invalid",
         )
     step = Migration(model, from_version, [], None)
@@ -99,11 +83,7 @@ def _way(label: str, way: Any) -> Way:
     if callable(way):
         return way  # type: ignore[no-any-return]
     stages = list(way) if isinstance(way, Sequence) and not isinstance(way, (str, bytes)) else []
-    fits = stages and all(
-        isinstance(stage, Mapping) and len(stage) == 1 and next(iter(stage)) in UPDATE_STAGES
-        for stage in stages
-    )
-    if not fits:
+    if not stages or not all(map(is_update_stage, stages)):
         raise DeclarationError(
             f"{label} is neither a function nor a pipeline of {', '.join(sorted(UPDATE_STAGES))}",
             code="migration-invalid",

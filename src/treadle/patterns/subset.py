@@ -152,19 +152,18 @@ class SubsetRule(GatherRule):
         return {key: {self.path: items} for key, items in (yield from refill(keys)).items()}
 
     def _refill_each(self, keys: Sequence[Any]) -> Plan[dict[Any, list[Raw]]]:
-        found: dict[Any, list[Raw]] = {}
+        items: dict[Any, list[Raw]] = {}
         for key in keys:
+            mine: Raw = {self.by.stored: {"$eq": key}}
             children = yield from find(
                 self.source.collection,
-                {"$and": [{self.by.stored: {"$eq": key}}, self.where]}
-                if self.where
-                else {self.by.stored: {"$eq": key}},
+                {"$and": [mine, self.where]} if self.where else mine,
                 dict.fromkeys(outermost(self.card.values()), 1),
                 sort=self.sort,
                 limit=self.size,
             )
-            found[freeze(key)] = [self.item(child) for child in children]
-        return found
+            items[freeze(key)] = [self.item(child) for child in children]
+        return items
 
     def _refill_many(self, keys: Sequence[Any]) -> Plan[dict[Any, list[Raw]]]:
         """One query for many targets, in memory bounded by `size` per target."""
@@ -174,23 +173,16 @@ class SubsetRule(GatherRule):
             {"$limit": self.size},
             {"$project": dict.fromkeys(outermost(self.card.values()), 1)},
         ]
+        join = {"from": self.source.collection, "localField": "_id", "foreignField": self.by.stored}
         rows = yield from aggregate(
             self.target.collection,
             [
                 {"$match": {"_id": {"$in": list(keys)}}},
                 {"$project": {"_id": 1}},
-                {
-                    "$lookup": {
-                        "from": self.source.collection,
-                        "localField": "_id",
-                        "foreignField": self.by.stored,
-                        "pipeline": inner,
-                        "as": KEY,
-                    }
-                },
+                {"$lookup": {**join, "pipeline": inner, "as": KEY}},
             ],
         )
-        found = {freeze(row["_id"]): [self.item(child) for child in row[KEY]] for row in rows}
+        items = {freeze(row["_id"]): [self.item(child) for child in row[KEY]] for row in rows}
         # Targets that are about to be inserted are not there to look up from.
-        found.update((yield from self._refill_each([key for key in keys if freeze(key) not in found])))
-        return found
+        items.update((yield from self._refill_each([key for key in keys if freeze(key) not in items])))
+        return items

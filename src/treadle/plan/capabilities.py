@@ -8,16 +8,13 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from treadle.errors import TreadleError, UsageError
-from treadle.plan import Plan, database_command, transact, wait
+from treadle.plan import Plan, database_command, transact
 
 R = TypeVar("R")
 
 REPLICA_SET_OF_ONE = (
     "make it a replica set of one (restart mongod with --replSet rs0, then run rs.initiate() once in mongosh)"
 )
-
-# MongoDB's own default for the life of a session.
-SESSION_MINUTES = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +23,15 @@ class Capabilities:
 
     transactions: bool
     version: tuple[int, ...]
-    session_timeout_seconds: float = SESSION_MINUTES * 60.0
 
     @property
     def streams(self) -> bool:
         """Whether there are change streams: on the same servers as transactions."""
         return self.transactions
 
-    def together(self, make: Callable[[], Plan[R]], pause_seconds: float = 0.0) -> Plan[R]:
-        """Run the plan that `make` makes in a transaction; where there are none, just so after a pause."""
-        if self.transactions:
-            return (yield from transact(make))
-        if pause_seconds:
-            yield from wait(pause_seconds)
-        return (yield from make())
+    def together(self, make: Callable[[], Plan[R]]) -> Plan[R]:
+        """The plan that `make` makes, in a transaction where the server has them."""
+        return transact(make) if self.transactions else make()
 
     def require_transactions(
         self,
@@ -72,6 +64,5 @@ def read_capabilities() -> Plan[Capabilities]:
 def capabilities_of(hello: Mapping[str, Any], build: Mapping[str, Any]) -> Capabilities:
     clustered = "setName" in hello or hello.get("msg") == "isdbgrid"
     # A server that has no sessions has no transactions either.
-    minutes = hello.get("logicalSessionTimeoutMinutes")
-    version = tuple(int(part) for part in build["versionArray"][:3])
-    return Capabilities(clustered and minutes is not None, version, (minutes or SESSION_MINUTES) * 60.0)
+    sessions = hello.get("logicalSessionTimeoutMinutes") is not None
+    return Capabilities(clustered and sessions, tuple(int(part) for part in build["versionArray"][:3]))

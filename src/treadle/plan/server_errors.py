@@ -16,6 +16,7 @@ from pymongo.errors import (
 
 from treadle.errors import DataError, TreadleError, UsageError
 from treadle.model.bson_types import Raw
+from treadle.model.schema_check import join
 from treadle.model.storable import ENCODING_ERRORS, not_storable
 
 # -- codes, by the names that the server gives them -------------------------------------------
@@ -210,26 +211,17 @@ def _refused_by_validator(refusal: Mapping[str, Any], model: str) -> DataError:
 
 
 def _failed_paths(details: Any, path: str) -> set[str]:
-    failed: set[str] = set()
+    """The innermost paths that the server's explanation names."""
     if isinstance(details, list):
-        for item in details:
-            failed |= _failed_paths(item, path)
-        return failed
+        return {failed for item in details for failed in _failed_paths(item, path)}
     if not isinstance(details, dict):
-        return failed
-    here = path
+        return set()
+    failed = {join(path, f"{missing} is missing") for missing in details.get("missingProperties", ())}
     if isinstance(details.get("propertyName"), str):
-        here = _join(path, details["propertyName"])
-        failed.add(here)
-    for missing in details.get("missingProperties", ()):
-        failed.add(_join(path, f"{missing} is missing"))
+        path = join(path, details["propertyName"])
+        failed.add(path)
     for value in details.values():
-        if isinstance(value, (dict, list)):
-            failed |= _failed_paths(value, here)
+        failed |= _failed_paths(value, path)
     return {
         each for each in failed if not any(other != each and other.startswith(each + ".") for other in failed)
     }
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key

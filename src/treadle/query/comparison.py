@@ -32,11 +32,8 @@ def same(one: Any, other: Any) -> bool:
         return _same_number(one, other)
     if isinstance(one, dt.datetime) and isinstance(other, dt.datetime):
         return _milliseconds(one) == _milliseconds(other)
-    return bool(type(one) is type(other) and one == other) or bool(one == other and _textual(one, other))
-
-
-def _textual(one: Any, other: Any) -> bool:
-    return isinstance(one, (str, bytes)) and isinstance(other, (str, bytes))
+    textual = isinstance(one, (str, bytes)) and isinstance(other, (str, bytes))
+    return (type(one) is type(other) or textual) and bool(one == other)
 
 
 def _number(value: Any) -> bool:
@@ -49,11 +46,8 @@ def _same_number(one: Any, other: Any) -> bool:
         if math.isnan(a) or math.isnan(b):
             return math.isnan(a) and math.isnan(b)
         return math.isclose(a, b, rel_tol=FLOAT_TOLERANCE, abs_tol=FLOAT_TOLERANCE)
-    return bool(_exact(one) == _exact(other))
-
-
-def _exact(value: Any) -> Any:
-    return value.to_decimal() if isinstance(value, Decimal128) else value
+    exact = [each.to_decimal() if isinstance(each, Decimal128) else each for each in (one, other)]
+    return bool(exact[0] == exact[1])
 
 
 def _milliseconds(value: dt.datetime) -> int:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import bson
@@ -28,8 +28,6 @@ from treadle.query.windows import Window
 KEY = "__treadle_key"
 # The sources of so many groups are looked for one by one; those of more, by ranges.
 APART_MAX = 200
-
-
 _HASHED_AS_COMPARED = frozenset({ObjectId, str, int, Int64, datetime, UUID, bytes})
 
 
@@ -72,82 +70,50 @@ def distinct(keys: Iterable[Any]) -> list[Any]:
     return list({freeze(key): key for key in keys}.values())
 
 
-class Key:
-    """What the rules of derived data ask of a key."""
-
-    # The stored paths of the source that decide it.
-    paths: frozenset[str] = frozenset()
-    # How many leading steps lead into the innermost array that holds it.
-    array_depth = 0
-    # Whether it can be told without the server.
-    local = True
-
-    @property
-    def signature(self) -> Any:
-        """Keys that agree in this are the same."""
-        raise NotImplementedError  # pragma: no cover
-
-    def one(self, raw: Raw) -> Any:
-        """The key of a source, which has at most one; None for none."""
-        raise NotImplementedError  # pragma: no cover
-
-    def of_sources(self, raws: Iterable[Raw]) -> list[Any]:
-        """The distinct keys of all these sources, whatever their kind and whether or not they count."""
-        return distinct(key for raw in raws if (key := self.one(raw)) is not None)
-
-    def match(self, keys: Sequence[Any]) -> Raw:
-        """A filter, by an index, that lets at least all sources of these targets through."""
-        raise NotImplementedError  # pragma: no cover
-
-    def stages(self, keys: Sequence[Any] | None, per_element: bool) -> list[Raw]:
-        """Stages that leave one document per contribution, with its key in KEY."""
-        raise NotImplementedError  # pragma: no cover
-
-    def index_keys(self, *, windows_first: bool = False) -> list[tuple[str, int]]:
-        """An index on the sources by which they are found; where whole windows are, those first."""
-        raise NotImplementedError  # pragma: no cover
-
-
-class ReferenceKey(Key):
+class ReferenceKey:
     """The id of a target, held in a field of the source, perhaps within arrays."""
+
+    # Whether the key can be told without the server.
+    local = True
 
     def __init__(self, by: Path) -> None:
         self.by = by
+        # The stored paths of the source that decide the key.
         self.paths = frozenset({by.stored})
+        # How many leading steps lead into the innermost array that holds the key.
         self.array_depth = by.array_depth
-        self._path = by.stored
-
-    @property
-    def signature(self) -> Any:
-        return self.by.stored
+        # Keys that agree in this are the same.
+        self.signature: Any = by.stored
 
     def one(self, raw: Raw) -> Any:
-        return value_at(raw, self._path)
+        """The key of a source, which has at most one; None for none."""
+        return value_at(raw, self.by.stored)
 
     def several(self, raw: Raw) -> list[Any]:
         """The distinct keys of a source that holds them in an array."""
         return distinct(key for key in values_at(raw, self.by.steps) if key is not None)
 
     def of_sources(self, raws: Iterable[Raw]) -> list[Any]:
+        """The distinct keys of all these sources, whatever their kind and whether or not they count."""
         if self.array_depth:
             return distinct(key for raw in raws for key in self.several(raw))
-        return super().of_sources(raws)
+        return distinct(key for raw in raws if (key := self.one(raw)) is not None)
 
     def match(self, keys: Sequence[Any]) -> Raw:
+        """A filter, by an index, that lets at least all sources of these targets through."""
         return {self.by.stored: {"$in": list(keys)}}
 
     def stages(self, keys: Sequence[Any] | None, per_element: bool) -> list[Raw]:
+        """Stages that leave one document per contribution, with its key in KEY."""
         path = self.by.stored
         if not self.array_depth:
             return [{"$set": {KEY: f"${path}"}}]
         if per_element:
-            stages: list[Raw] = []
-            for number, step in enumerate(self.by.steps):
-                if step.array:
-                    stages.append({"$unwind": "$" + ".".join(s.stored for s in self.by.steps[: number + 1])})
-            if keys is not None:
-                stages.append({"$match": {path: {"$in": list(keys)}}})
-            return [*stages, {"$set": {KEY: f"${path}"}}]
+            steps = self.by.steps
+            arrays = [steps[: number + 1] for number, step in enumerate(steps) if step.array]
+            unwinds = [{"$unwind": "$" + ".".join(each.stored for each in array)} for array in arrays]
+            chosen = [] if keys is None else [{"$match": self.match(keys)}]
+            return [*unwinds, *chosen, {"$set": {KEY: f"${path}"}}]
         values: Any = f"${path}"
         for _ in range(sum(step.array for step in self.by.steps) - 1):
             # A missing inner array must not make the whole vanish.
@@ -156,14 +122,15 @@ class ReferenceKey(Key):
             values = {"$reduce": {"input": values, "initialValue": [], "in": flat}}
         values = {"$cond": [{"$isArray": values}, values, []]}
         # A source that names a target twice still counts once.
-        distinct = (
+        once = (
             {"$setIntersection": [values, {"$literal": list(keys)}]}
             if keys is not None
             else {"$setUnion": [values, []]}
         )
-        return [{"$set": {KEY: distinct}}, {"$unwind": f"${KEY}"}]
+        return [{"$set": {KEY: once}}, {"$unwind": f"${KEY}"}]
 
     def index_keys(self, *, windows_first: bool = False) -> list[tuple[str, int]]:
+        """An index on the sources by which they are found; where whole windows are, those first."""
         return [(self.by.stored, ASCENDING)]
 
 
@@ -201,20 +168,18 @@ class KeyPart:
         return {self.source: {"$gte": first, "$lte": last}}
 
 
-class GroupKey(Key):
-    """The values that the sources of one group have in common."""
+class GroupKey:
+    """The values that the sources of one group have in common; answers what a `ReferenceKey` answers."""
+
+    array_depth = 0
 
     def __init__(self, parts: Sequence[KeyPart]) -> None:
-        self.parts = tuple(parts)
+        self.parts = self.signature = tuple(parts)
         self.paths = frozenset(part.source for part in parts)
         self.local = all(part.window is None or part.window.utc for part in parts)
         # Whether the group's only value is the target's `_id`.
         self.identity = [part.target for part in parts] == ["_id"]
         self._required = [number for number, part in enumerate(parts) if not part.optional]
-
-    @property
-    def signature(self) -> Any:
-        return self.parts
 
     @property
     def targets(self) -> list[str]:
@@ -223,6 +188,10 @@ class GroupKey(Key):
 
     def one(self, raw: Raw) -> list[Any] | None:
         return self.checked([part.value(raw) for part in self.parts])
+
+    def of_sources(self, raws: Iterable[Raw]) -> list[Any]:
+        """The distinct keys of all these sources, whatever their kind and whether or not they count."""
+        return distinct(key for raw in raws if (key := self.one(raw)) is not None)
 
     def checked(self, values: Sequence[Any]) -> list[Any] | None:
         """The key that values make; None where one is missing that must not be."""
@@ -233,10 +202,8 @@ class GroupKey(Key):
             return self._sources(keys[0])
         if len(keys) <= APART_MAX:
             return {"$or": [self._sources(key) for key in keys]}
-        conditions = []
-        for number, part in enumerate(self.parts):
-            conditions.append(part.match(distinct(key[number] for key in keys)))
-        return {"$and": conditions}
+        columns = zip(self.parts, zip(*keys, strict=True), strict=True)
+        return {"$and": [part.match(distinct(values)) for part, values in columns]}
 
     def _sources(self, key: Sequence[Any]) -> Raw:
         return {"$and": [part.match([value]) for part, value in zip(self.parts, key, strict=True)]}
@@ -267,3 +234,6 @@ class GroupKey(Key):
     def target_expression(self) -> list[Any]:
         """The key of a target, as the server reads it."""
         return [{"$ifNull": [f"${part.target}", None]} for part in self.parts]
+
+
+Key: TypeAlias = ReferenceKey | GroupKey

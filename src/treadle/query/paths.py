@@ -70,15 +70,10 @@ def resolve(codec: Codec[Any], path: str, where: str, code: str) -> Path:
                 f"{where} names {path!r}, but {current.model.__name__} has no field {name!r}; {hint}",
                 code=code,
             )
-        shape = declared.shape
-        array = shape.kind in ARRAYS
-        refuse_array_of_arrays(shape, where)
-        steps.append(Step(declared.name, declared.stored, array))
-        inner = shape
-        while inner.kind in ARRAYS and inner.items:
-            inner = inner.items[0]
-        current = codec_of(inner.python) if inner.kind == "model" else None
-        shape = inner if array else shape
+        refuse_array_of_arrays(declared.shape, where)
+        steps.append(Step(declared.name, declared.stored, declared.shape.kind in ARRAYS))
+        shape = _element(declared.shape)
+        current = codec_of(shape.python) if shape.kind == "model" else None
     return Path(tuple(steps), shape)
 
 
@@ -92,18 +87,23 @@ def refuse_array_of_arrays(shape: Shape, where: str) -> None:
         )
 
 
-def model_of(shape: Shape) -> type[BaseModel] | None:
-    """The model that a field holds, one or many."""
+def _element(shape: Shape) -> Shape:
+    """The shape itself, or that of the innermost elements of an array."""
     while shape.kind in ARRAYS and shape.items:
         shape = shape.items[0]
-    return shape.python if shape.kind == "model" else None
+    return shape
+
+
+def model_of(shape: Shape) -> type[BaseModel] | None:
+    """The model that a field holds, one or many."""
+    element = _element(shape)
+    return element.python if element.kind == "model" else None
 
 
 def models_of(shape: Shape) -> list[type[BaseModel]]:
     """The models that a field may hold, those of a union included."""
-    while shape.kind in ARRAYS and shape.items:
-        shape = shape.items[0]
-    members = shape.items if shape.kind == "union" else (shape,)
+    element = _element(shape)
+    members = element.items if element.kind == "union" else (element,)
     return [member.python for member in members if member.kind == "model"]
 
 
@@ -163,14 +163,7 @@ def inside(path: str, depth: int) -> str:
 
 def containers(raw: Any, steps: Sequence[Step]) -> Iterator[dict[str, Any]]:
     """Each sub-document that the steps lead to, through arrays, in order."""
-    if isinstance(raw, list):
-        for item in raw:
-            yield from containers(item, steps)
-    elif isinstance(raw, dict):
-        if not steps:
-            yield raw
-        elif steps[0].stored in raw:
-            yield from containers(raw[steps[0].stored], steps[1:])
+    return (document for _, document in places_of(raw, steps))
 
 
 def values_at(raw: Any, steps: Sequence[Step]) -> Iterator[Any]:
@@ -204,17 +197,11 @@ def plain(path: str) -> str:
 
 def field_references(expression: Any) -> set[str] | None:
     """The stored paths that an aggregation expression reads; None where it may read any."""
-    paths: set[str] = set()
     if isinstance(expression, str):
-        if expression.startswith("$$"):
-            head, _, rest = expression[2:].partition(".")
-            if head in ("ROOT", "CURRENT"):
-                return {plain(rest)} if rest else None
-            return paths
-        if expression.startswith("$"):
-            paths.add(plain(expression[1:]))
-        return paths
-    items: list[Any] = []
+        head, _, rest = expression.partition(".")
+        if head in ("$$ROOT", "$$CURRENT"):
+            return {plain(rest)} if rest else None
+        return {plain(expression[1:])} if head.startswith("$") and not head.startswith("$$") else set()
     if isinstance(expression, Mapping) and "$getField" in expression:
         argument = expression["$getField"]
         name = argument.get("field") if isinstance(argument, Mapping) else argument
@@ -224,36 +211,30 @@ def field_references(expression: Any) -> set[str] | None:
             return field_references(source)
         return {name} if isinstance(name, str) and not name.startswith("$") else None
     if isinstance(expression, Mapping):
-        items = [item for key, item in expression.items() if key != "$literal"]
-    elif isinstance(expression, (list, tuple)):
-        items = list(expression)
-    for item in items:
-        inner = field_references(item)
-        if inner is None:
-            return None
-        paths |= inner
-    return paths
+        return _all(field_references(item) for key, item in expression.items() if key != "$literal")
+    return _all(map(field_references, expression if isinstance(expression, (list, tuple)) else ()))
 
 
-def filter_references(filter: Any) -> set[str] | None:
+def filter_references(filter: Mapping[str, Any]) -> set[str] | None:
     """The stored paths that a filter reads; None where it may read any."""
-    paths: set[str] = set()
-    for key, condition in filter.items():
+
+    def references(key: str, condition: Any) -> set[str] | None:
         if key in ("$and", "$or", "$nor"):
-            for each in condition:
-                inner = filter_references(each)
-                if inner is None:
-                    return None
-                paths |= inner
-        elif key == "$expr":
-            inner = field_references(condition)
-            if inner is None:
-                return None
-            paths |= inner
-        elif key.startswith("$"):
+            return _all(map(filter_references, condition))
+        if key == "$expr":
+            return field_references(condition)
+        return None if key.startswith("$") else {plain(key)}
+
+    return _all(references(key, condition) for key, condition in filter.items())
+
+
+def _all(parts: Iterable[set[str] | None]) -> set[str] | None:
+    """The paths of all parts; None where one of them may be any."""
+    paths: set[str] = set()
+    for part in parts:
+        if part is None:
             return None
-        else:
-            paths.add(plain(key))
+        paths |= part
     return paths
 
 

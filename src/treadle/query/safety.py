@@ -109,6 +109,11 @@ def _check_name(codec: Codec[Any], path: Any, place: str) -> None:
         )
 
 
+def is_update_stage(stage: Any) -> bool:
+    """Whether this is a stage that an update pipeline may have."""
+    return isinstance(stage, Mapping) and len(stage) == 1 and next(iter(stage)) in UPDATE_STAGES
+
+
 def clean_update(codec: Codec[Any], update: Any) -> Update:
     """An update with operators, or a pipeline, that the driver can send."""
     if isinstance(update, Mapping):
@@ -123,35 +128,30 @@ def clean_update(codec: Codec[Any], update: Any) -> Update:
                 raise UsageError(f"{operator} in an update takes a mapping of fields", code="update-invalid")
             for path in changes:
                 _check_name(codec, path, "update")
-        _refuse_owned(codec, update)
-        cleaned: dict[str, Any] = clean(update)
-        return cleaned
-    if isinstance(update, Sequence) and not isinstance(update, (str, bytes)):
+    elif isinstance(update, Sequence) and not isinstance(update, (str, bytes)):
         for stage in update:
-            if not isinstance(stage, Mapping) or len(stage) != 1 or next(iter(stage)) not in UPDATE_STAGES:
+            if not is_update_stage(stage):
                 raise UsageError(
                     f"an update pipeline is a list of stages, each one of {', '.join(sorted(UPDATE_STAGES))}",
                     code="update-invalid",
                 )
-        _refuse_owned(codec, update)
-        stages: list[dict[str, Any]] = clean(update)
-        return stages
-    raise UsageError(
-        f"an update is a mapping with operators or a pipeline, not {type(update).__name__}",
-        code="update-invalid",
-    )
+    else:
+        raise UsageError(
+            f"an update is a mapping with operators or a pipeline, not {type(update).__name__}",
+            code="update-invalid",
+        )
+    _refuse_owned(codec, update)
+    cleaned: Update = clean(update)
+    return cleaned
 
 
 def touched_paths(update: Update) -> set[str] | None:
     """The stored paths that an update may change; None where it may change any."""
+    paths: set[str] = set()
     if isinstance(update, Mapping):
-        paths: set[str] = set()
         for operator, changes in update.items():
-            if operator == "$rename":
-                paths.update(changes.values())
-            paths.update(changes)
+            paths.update(changes, changes.values() if operator == "$rename" else ())
         return paths
-    paths = set()
     for stage in update:
         ((operator, body),) = stage.items()
         if operator in ("$set", "$addFields"):

@@ -18,8 +18,6 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 Unit: TypeAlias = Literal["hour", "day", "week", "month"]
 
-HOUR_MS = 3_600_000
-LENGTHS_MS: Final = {"hour": HOUR_MS, "day": 24 * HOUR_MS, "week": 7 * 24 * HOUR_MS}
 LONGEST: Final = {
     "hour": dt.timedelta(hours=1),
     "day": dt.timedelta(days=1),
@@ -27,7 +25,7 @@ LONGEST: Final = {
     "month": dt.timedelta(days=31),
 }
 # The first of January 1970 was a Thursday; weeks begin on Monday.
-_WEEK_SHIFT_MS = 3 * 24 * HOUR_MS
+_WEEK_SHIFT_MS = 3 * 24 * 3_600_000
 # Zones have moved by as much as a day, when they crossed the date line.
 ZONE_MARGIN = dt.timedelta(hours=26)
 # Python knows the years 1 to 9999; in a zone a window may begin in the year before.
@@ -91,7 +89,7 @@ class Window:
         if self.utc:
             if self.unit == "month":
                 return {"$dateFromParts": {"year": {"$year": date}, "month": {"$month": date}}}
-            length = LENGTHS_MS[self.unit]
+            length = LONGEST[self.unit] // dt.timedelta(milliseconds=1)
             # Before 1970 the remainder is negative, so it is taken twice.
             shift = _WEEK_SHIFT_MS if self.unit == "week" else 0
             since = {"$add": [{"$toLong": date}, shift]} if shift else {"$toLong": date}
