@@ -17,6 +17,7 @@ REPLICA_SET_OF_ONE = (
 
 # MongoDB's own default for the life of a session.
 SESSION_MINUTES = 30
+SNAPSHOTS_SINCE = (5, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,11 @@ class Capabilities:
     def streams(self) -> bool:
         """Whether there are change streams: on the same servers as transactions."""
         return self.transactions
+
+    @property
+    def snapshots(self) -> bool:
+        """Whether a session can read as of one moment without a transaction."""
+        return self.version >= SNAPSHOTS_SINCE
 
     def together(self, make: Callable[[], Plan[R]], pause_seconds: float = 0.0) -> Plan[R]:
         """Run the plan that `make` makes in a transaction; where there are none, just so after a pause."""

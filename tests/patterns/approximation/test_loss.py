@@ -18,10 +18,8 @@ from pymongo.errors import PyMongoError
 from tests import faults
 from tests.patterns.approximation.products import NEVER, SOON, Narrow, Painted, Product, store_of, stored
 from tests.support import race
-from treadle import Approximate, Document, Store
-from treadle.patterns.approximation import buffer as buffers
-from treadle.patterns.approximation import events
-from treadle.store import counter_handle as handles
+from treadle import Approximate, Document, Limits, Store
+from treadle.store.counter_buffer import Buffer
 
 
 class Metrics(BaseModel):
@@ -84,12 +82,9 @@ class Capped(Document, collection="products"):
 
 
 @pytest.mark.parametrize("again_max", [1, 200])
-def test_a_document_that_the_validator_refuses_does_not_stop_the_others(
-    run, database, field, again_max, monkeypatch
-):
-    monkeypatch.setattr(handles, "AGAIN_MAX", again_max)
-    monkeypatch.setattr(events, "EVENTS_AGAIN_MAX", again_max)
-    store = run.store([Capped])
+def test_a_document_that_the_validator_refuses_does_not_stop_the_others(run, database, field, again_max):
+    limits = Limits(counter_again_chunk=again_max, counter_events_again_max=again_max)
+    store = run.store([Capped], limits=limits)
     store.setup()
     store.insert_many([Capped(id=key) for key in range(1, 6)])
     counter = store.counter(Capped, field)
@@ -246,13 +241,10 @@ def test_a_durable_event_that_was_acknowledged_is_there_once(server, database, b
         assert acknowledged <= stored(database, "likes") <= 8
 
 
-def test_a_flush_that_comes_by_itself_keeps_its_counts_when_it_fails(
-    server, database, caplog, monkeypatch, briskly
-):
-    monkeypatch.setattr(handles, "DUE_SECONDS_MAX", 0.3)
-    monkeypatch.setattr(handles, "PAUSE_SECONDS", 0.0)
+def test_a_flush_that_comes_by_itself_keeps_its_counts_when_it_fails(server, database, caplog, briskly):
+    limits = Limits(counter_due_seconds=0.3, counter_pause_seconds=1e-9)
     with faults.Proxy(server.port) as proxy, MongoClient[Any](proxy.uri) as client:
-        store = Store(client[database.name], [Product])
+        store = Store(client[database.name], [Product], limits=limits)
         store.insert(Product(id=1))
         counter = store.counter(Product, "views")
         with proxy.close_before(0, times=50), caplog.at_level(logging.WARNING, logger="treadle"):
@@ -264,10 +256,9 @@ def test_a_flush_that_comes_by_itself_keeps_its_counts_when_it_fails(
         assert (20, {}) == (stored(database, "views"), counter.pending())
 
 
-def test_what_was_found_before_a_flush_failed_is_told(server, database, monkeypatch, briskly):
-    monkeypatch.setattr(buffers, "CHUNK_MAX", 1)
+def test_what_was_found_before_a_flush_failed_is_told(server, database, briskly):
     with faults.Proxy(server.port) as proxy, MongoClient[Any](proxy.uri) as client:
-        store = Store(client[database.name], [Product])
+        store = Store(client[database.name], [Product], limits=Limits(counter_chunk=1))
         store.insert(Product(id=1))
         counter = store.counter(Product, "views")
         counter.add_many({77: 3, 1: 2})
@@ -283,12 +274,11 @@ def test_what_was_found_before_a_flush_failed_is_told(server, database, monkeypa
 
 
 @pytest.mark.parametrize("n", [1, 2], ids=["one by one", "amounts"])
-def test_an_event_that_finds_no_room_is_refused_and_not_counted(server, database, monkeypatch, briskly, n):
+def test_an_event_that_finds_no_room_is_refused_and_not_counted(server, database, briskly, n):
     """With the server away the buffer stays bounded, and nobody waits for it at each event."""
-    monkeypatch.setattr(handles, "DUE_SECONDS_MAX", 0.3)
-    monkeypatch.setattr(buffers, "FOLD_MAX", 1)
+    limits = Limits(counter_due_seconds=0.3, counter_fold_max=1)
     with faults.Proxy(server.port) as proxy, MongoClient[Any](proxy.uri) as client:
-        store = Store(client[database.name], [Narrow])
+        store = Store(client[database.name], [Narrow], limits=limits)
         store.insert_many([Narrow(id=key) for key in range(40)])
         counter = store.counter(Narrow, "views")
         accepted = 0
@@ -349,16 +339,16 @@ def test_an_endless_sum_does_not_stop_the_buffer(run, database):
 
 def test_what_cannot_be_written_is_added_up():
     """Of many flushes that fail only the first batch stays as it is: it may have been written after all."""
-    buffer = buffers.Buffer(10**6, 8)
+    buffer = Buffer(10**6, 8, Limits())
     for turn in range(50):
-        buffer.add([(key, 1) for key in range(turn % 2, 6)])
+        buffer.add(dict.fromkeys(range(turn % 2, 6), 1))
         buffer.take()
     first, second = buffer.unfinished
     assert (dict.fromkeys(range(6), 1), 49) == (first.sums, second.sums[5])
     assert {0: 25, **dict.fromkeys(range(1, 6), 50)} == buffer.pending()
     assert first.number < second.number
     assert not buffer.overfull
-    buffer.add([(key, 1) for key in range(6, 9)])
+    buffer.add(dict.fromkeys(range(6, 9), 1))
     assert buffer.overfull
     before = buffer.pending()
     buffer.divide(2)

@@ -21,8 +21,7 @@ from pymongo.errors import PyMongoError
 
 from tests import faults, victim
 from tests.support import race
-from treadle import Approximate, Document, Store
-from treadle.engine import lease
+from treadle import Approximate, Document, Limits, Store
 from treadle.server.local import LocalServer, start
 
 pytestmark = pytest.mark.heavy
@@ -269,16 +268,15 @@ def marks(database: Any) -> int:
 
 
 @pytest.mark.parametrize("fault", ["drop_reply", "close_before"])
-def test_without_transactions_a_batch_counts_once(alone, fault, tried, monkeypatch):
+def test_without_transactions_a_batch_counts_once(alone, fault, tried):
     """The driver does not retry here; the marks in the documents tell what was done."""
-    monkeypatch.setattr(lease, "WAIT_MAX_SECONDS", 2.0)
     name = f"counter_{fault}"
     with (
         faults.Proxy(alone.port) as proxy,
         MongoClient[Any](proxy.uri) as client,
         MongoClient[Any](alone.uri) as sound,
     ):
-        store = Store(client[name], [Page])
+        store = Store(client[name], [Page], limits=Limits(lease_wait_seconds=2.0))
         store.setup()
         store.insert_many([Page(id=1), Page(id=2)])
         counter = store.counter(Page, "views")

@@ -11,8 +11,6 @@ from bson import Decimal128, ObjectId
 
 from treadle.model.bson_types import CODEC_OPTIONS
 
-# A document holds 16 MB. Half of that is left to what stands beside the items.
-BYTES_MAX = 8_000_000
 # An element's type, its place in the array as text, and a value of up to 16 bytes.
 SMALL_BYTES = 32
 _SMALL = frozenset({ObjectId, int, float, bool, type(None), dt.datetime, Decimal128})
@@ -32,7 +30,7 @@ def weight(item: Any) -> int:
     return SMALL_BYTES + len(bson.encode({"": item}, codec_options=CODEC_OPTIONS))
 
 
-def fitting(items: Sequence[Any], start: int, most: int, room: int = BYTES_MAX) -> int:
+def fitting(items: Sequence[Any], most: int, room: int, start: int = 0) -> int:
     """How many of the items from `start` on fit: at most so many, and so many bytes."""
     taken = 0
     for place in range(start, min(start + most, len(items))):
@@ -43,10 +41,10 @@ def fitting(items: Sequence[Any], start: int, most: int, room: int = BYTES_MAX) 
     return taken
 
 
-def cut(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
+def cut(items: Sequence[Any], most: int, room: int) -> Iterator[list[Any]]:
     """The items in pieces that fit; one that is too large for any stands alone."""
     start = 0
     while start < len(items):
-        number = max(1, fitting(items, start, most))
+        number = max(1, fitting(items, most, room, start))
         yield list(items[start : start + number])
         start += number

@@ -7,7 +7,7 @@ The representation that was declared first is the one that is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -89,17 +89,6 @@ class Pending:
         if self._by_parent:
             return below_batch(self._stream.tree, batch)
         return Read(self._stream.tree.entry.collection, "find", ({"_id": {"$in": batch}},))
-
-
-def otherwise(
-    tree: Tree, pending: Pending | None, error: OperationFailure
-) -> tuple[Read, Callable[[list[Raw]], None] | None]:
-    """What to ask instead where `$graphLookup` had not enough memory, and who is told the answer."""
-    if error.code != GRAPH_LOOKUP_TOO_LARGE:
-        raise error
-    if pending is None:
-        raise too_large(tree) from None
-    return pending.anew(), pending.add
 
 
 def endless(tree: Tree) -> DataError:

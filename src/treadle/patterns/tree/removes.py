@@ -8,7 +8,7 @@ is inserted meanwhile is found when its parent's turn comes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from treadle.engine.deletes import check_restrictions, delete_documents, restricting, smaller_first
 from treadle.engine.ledger import Ledger
@@ -16,6 +16,7 @@ from treadle.engine.pipelines import BUMP, formula_stages
 from treadle.engine.react import UNBOUNDED, react
 from treadle.engine.work import ChunkedWork, Work
 from treadle.errors import UsageError
+from treadle.graph.calls import Children
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
@@ -37,7 +38,6 @@ from treadle.patterns.tree.reads import (
 from treadle.plan import Plan, Raw, Read, by_id, find, find_one, update_many
 from treadle.plan.capabilities import Capabilities
 
-Children = Literal["refuse", "subtree", "lift"]
 _ALL = 1_000_000_000
 
 
@@ -128,9 +128,6 @@ class Remove(Work[int]):
         if self.tree.rewrites:
             return (yield from _keys_below(self.tree, self.key, limit))
         return (yield from _keys(self.tree, (yield from children(self.tree, self.key, limit=limit))))
-
-    def result(self, outcome: int) -> int:
-        return outcome
 
     def smaller(self) -> Plan[list[ChunkedWork]]:
         # What a whole subtree will take along is not known before.
