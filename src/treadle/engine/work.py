@@ -51,7 +51,8 @@ class Work(Generic[R]):
 
     def result(self, outcome: Any) -> R:
         """What the caller gets, from what the body returned."""
-        raise NotImplementedError  # pragma: no cover
+        result: R = outcome
+        return result
 
     def exposed(self) -> list[Any]:
         """The new ids that somebody learned before the commit, and that the body took for unknown."""
@@ -92,9 +93,6 @@ class ChunkedWork(Work[int]):
         chunk = copy.copy(self)
         chunk.keys = keys
         return chunk
-
-    def result(self, outcome: int) -> int:
-        return outcome
 
     def next_keys(self, last: Any) -> Plan[list[Any]]:
         """The ids of the next chunk, after the last one."""

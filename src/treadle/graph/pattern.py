@@ -520,6 +520,15 @@ def check_choice(place: Place, name: str, value: Any, allowed: tuple[str, ...]) 
         )
 
 
+def check_whole_number(place: Place, name: str, value: Any, most: int) -> None:
+    """Refuse a keyword's value that is no whole number from 1 on."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise DeclarationError(
+            f"{place.label} has {name}={value!r}; it takes a whole number from 1 to {most:,}",
+            code="pattern-keyword",
+        )
+
+
 def check_maintenance(place: Place, maintain: Any, every: Any) -> None:
     """Refuse a way of maintenance that is none, and a schedule without a period."""
     check_choice(place, "maintain", maintain, ("write", "stream", "schedule"))

@@ -16,6 +16,8 @@ REPLICA_SET_OF_ONE = (
     "make it a replica set of one (restart mongod with --replSet rs0, then run rs.initiate() once in mongosh)"
 )
 
+SNAPSHOTS_SINCE = (5, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -28,6 +30,11 @@ class Capabilities:
     def streams(self) -> bool:
         """Whether there are change streams: on the same servers as transactions."""
         return self.transactions
+
+    @property
+    def snapshots(self) -> bool:
+        """Whether a session can read as of one moment without a transaction."""
+        return self.version >= SNAPSHOTS_SINCE
 
     def together(self, make: Callable[[], Plan[R]]) -> Plan[R]:
         """The plan that `make` makes, in a transaction where the server has them."""

@@ -1,37 +1,60 @@
-"""What `store.counter(…)` of the asyncio shell gives: the handle of one counter."""
+"""What `store.counter(…)` of the asyncio shell gives: the handle of one counter.
+
+It has what a plan must not: the events in memory, a lock, a timer, a clock
+and chance. What is written, and how, is in the calls of its rule.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random as chance
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pymongo
-from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
+from pymongo.errors import PyMongoError
 
 from treadle.engine.set_aside import log
 from treadle.errors import TreadleError
+from treadle.graph.calls import CounterRule, Flushed, rule_named
 from treadle.graph.pattern import Entry
-from treadle.patterns.approximation import events as counter_events
-from treadle.patterns.approximation import flush as counters
-from treadle.patterns.approximation.buffer import Flushed
-from treadle.patterns.approximation.events import Drain
 from treadle.store import counter_exit
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import start_timer, start_timer_async
 from treadle.store.combine import AsyncCombiner
-from treadle.store.counter_handle import CounterHandle, NoClass
+from treadle.store.counter_buffer import Buffer
 
 
-class AsyncCounter(CounterHandle):
+class _NoClass:
+    """The class of no id."""
+
+
+class AsyncCounter:
     """A counter, on asyncio; safe to share between several tasks."""
 
     def __init__(
         self, store: AsyncWriter, entry: Entry[Any], field: str, random: Callable[[], float] | None
     ) -> None:
-        super().__init__(entry, field, random)
         self._store = store
+        self.rule = rule_named(entry, CounterRule, field)
+        self._calls = self.rule.calls(store.protocol)
+        declared, self._limits = self.rule.declared, self.rule.limits
+        self._kind = declared.buffer
+        self._random = random or chance.random
+        self._buffer = Buffer(declared.every, declared.keys_max, self._limits, self.rule.plus)
+        self._events = self._buffer.events
+        self._append = self._events.append
+        # Ids of this very class are counted without looking at them.
+        self._quick_class: Any = (self.rule.exact_key if self._kind == "memory" else None) or _NoClass
+        self._exact = self._quick_class
+        waits = declared.within is not None and self._kind != "sampled"
+        self._seconds = declared.within.total_seconds() if waits else None
+        self._again_at = 0.0
+        self._error: Exception | None = None
+        # Amounts that flushes could not add, because there is no such document.
+        self.unknown: dict[Any, Any] = {}
         self.begin_anew()
         counter_exit.register(self)
 
@@ -52,7 +75,7 @@ class AsyncCounter(CounterHandle):
         def _without_timer(self) -> None:
             # The next event starts the timer, which needs a running loop.
             self._timer: asyncio.Task[None] | None = None
-            self._exact = NoClass
+            self._exact = _NoClass
 
         def _start_timer(self) -> None:
             if self._timer is None:
@@ -61,6 +84,8 @@ class AsyncCounter(CounterHandle):
                 return
             self._flushing = asyncio.Lock()
             self._timer = start_timer_async(weakref.ref(self), self._seconds)
+
+    # -- adding ------------------------------------------------------------------------
 
     async def add(self, id: Any, n: Any = 1) -> None:
         """Count an event, or `n` of them, for the document of this id."""
@@ -73,112 +98,85 @@ class AsyncCounter(CounterHandle):
 
     async def add_many(self, counts: Mapping[Any, Any]) -> None:
         """Count events of several documents at once."""
-        sums = self._amounts(counts)
+        sums = self._calls.amounts(counts)
         if True:  # ASYNC
             self._start_timer()
-        if self._kind == "memory":
-            if self._exact is not self._quick_class or self._buffer.overfull:
-                await self._make_room()
-            if self._buffer.add(sums.items()):
-                await self._flush_when_due()
-        elif self._kind == "durable":
+        if self._kind == "sampled":
+            every = self.rule.declared.every
+            for key, n in sums.items():
+                if n and self._random() * every < 1:
+                    self._note(await self._store.runner.run(self._calls.sample(key, n * every)))
+            return
+        if self._kind == "durable":
             error = await self._combiner.perform(sums)  # type: ignore[arg-type]
             if error is not None:
                 raise error
-            if self._buffer.add([(None, sum(max(1, abs(n)) for n in sums.values()))]):
-                await self._flush_when_due()
-        else:
-            for sample in self._sampled(sums):
-                try:
-                    added = await self._store._write(sample, None)
-                except (OperationFailure, OverflowError) as error:
-                    if not counters.is_refusal(error):
-                        raise
-                    added = False
-                if not added:
-                    self._note(sample.sums)
+            # In memory they only count towards the next flush.
+            sums = {None: sum(max(1, abs(n)) for n in sums.values())}
+        elif self._exact is not self._quick_class or self._buffer.overfull:
+            await self._make_room()
+        if self._buffer.add(sums):
+            await self._flush_when_due()
 
     async def _record(self, group: Sequence[Any]) -> list[Any]:
         """Store the amounts of several tasks in one write; each hears how it went."""
         try:
-            # First, because it refuses a server where durable counters cannot be kept.
-            await self._store._capabilities()
-            await self._store.runner.run(
-                counter_events.record(self.rule, counter_events.joined(self.rule, group))
-            )
+            await self._store.runner.run(self._calls.record(group))
         except (PyMongoError, TreadleError) as error:
             return [error] * len(group)
         return [None] * len(group)
+
+    async def _make_room(self) -> None:
+        """Before more is added to a buffer that is full: write it, or refuse the event."""
+        await self._flush_when_due()
+        if self._buffer.overfull and self._error is not None:
+            raise self._error
+        self._exact = self._quick_class
+
+    # -- flushing ----------------------------------------------------------------------
 
     async def flush(self) -> Flushed:
         """Write everything that is pending; what was done, and which ids no document has."""
         done = Flushed()
         async with self._flushing:
             try:
-                if self._kind == "durable":
-                    await self._drain(done)
-                else:
-                    await self._write_all(done)
+                await self._store.runner.run(self._calls.flush(self._buffer, done))
             finally:
-                # Also what was found before something else failed: it is no longer pending.
+                # Also what was noticed before something else failed: it is no longer pending.
                 self._note(done.unknown)
         self._error = None
         return done
 
-    async def _write_all(self, done: Flushed) -> None:
-        buffer, collisions = self._buffer, 0
-        buffer.take()
-        while buffer.unfinished:
-            chunk = buffer.unfinished[0]
-            work = self._flush_of(chunk)
-            try:
-                missing = await self._store._write(work, None, combine=False)
-            except DuplicateKeyError:
-                # Another writer made the same document; the next attempt finds it.
-                collisions += 1
-                if collisions == self._limits.counter_attempts_max:
-                    raise
-                continue
-            except (OperationFailure, OverflowError) as error:
-                bad = await self._store.runner.run(counters.culprits(self.rule, chunk.sums, error))
-                if not bad:
-                    raise
-                self._set_aside(work, chunk, bad, done)
-                continue
-            self._done_with(chunk, missing, done)
-            await self._store.runner.run(counters.unmark(work))
-
-    async def _drain(self, done: Flushed) -> None:
-        self._buffer.take()
-        self._buffer.unfinished.clear()
-        left_out: dict[Any, Any] = {}
-        for _ in range(self._limits.counter_parts_max):
-            work = Drain(self.rule, left_out)
-            try:
-                outcome = await self._store._write(work, None, combine=False)
-            except (OperationFailure, OverflowError) as error:
-                bad = await self._store.runner.run(counters.culprits(self.rule, work.sums, error))
-                if not bad or bad.keys() <= left_out.keys():
-                    raise
-                left_out.update(bad)
-                continue
-            if not self._drained(outcome, done):
-                break
+    def _note(self, unknown: Mapping[Any, Any]) -> None:
+        if not unknown:
+            return
+        shown = ", ".join(repr(key) for key in list(unknown)[: self._limits.examples_max])
+        log.warning(
+            "%s: the amounts of %d ids cannot be added: %s", self.rule.place.label, len(unknown), shown
+        )
+        for key, n in unknown.items():
+            if key in self.unknown or len(self.unknown) < self._limits.counter_unknown_max:
+                self.unknown[key] = self.unknown.get(key, 0) + n
 
     async def _flush_when_due(self) -> None:
-        """A flush that the caller did not ask for; what goes wrong with it is told in the log."""
-        if self._resting():
-            return
-        try:
-            with pymongo.timeout(self._limits.counter_due_seconds):
-                await self.flush()
-        except Exception as error:
-            self._failed(error)
+        """A flush that no caller asked for; a failure goes to the log, and the next one tries again."""
+        if time.monotonic() >= self._again_at:
+            try:
+                with pymongo.timeout(self._limits.counter_due_seconds):
+                    await self.flush()
+                return
+            except Exception as error:
+                log.warning("%s: a flush failed and will be tried again: %s", self.rule.place.label, error)
+                self._error = error
+                self._again_at = time.monotonic() + self._limits.counter_pause_seconds
+        if self._buffer.overfull:
+            # Whoever adds must see first whether there is room.
+            self._exact = _NoClass
 
-    async def _make_room(self) -> None:
-        """Before more is added to a buffer that is full: write it, or refuse."""
-        await self._flush_when_due()
-        self._refuse_if_full()
+    async def tick(self) -> None:
+        """What the timer calls."""
+        if self._kind == "durable" or not self._buffer.empty:
+            await self._flush_when_due()
 
     def flush_at_exit(self) -> None:
         """The process ends: write what is pending, or say that it is lost."""
@@ -198,26 +196,21 @@ class AsyncCounter(CounterHandle):
             except Exception as error:
                 log.warning("%s: what was pending at exit is lost: %s", self.rule.place.label, error)
 
-    async def tick(self) -> None:
-        if self._kind == "durable" or not self._buffer.empty:
-            await self._flush_when_due()
+    # -- reading -----------------------------------------------------------------------
 
     async def pending(self) -> dict[Any, Any]:
         """What is not stored yet, by id; of a durable counter, of all processes."""
         if self._kind == "durable":
-            return await self._store.runner.run(counter_events.buffered(self.rule))
+            return await self._store.runner.run(self._calls.pending())
         return self._buffer.pending()
 
     async def read(self, id: Any, exact: bool = False) -> Any:
         """The stored number, or the exact one: with what is pending. None if there is no document."""
-        key, run = self.rule.key(id), self._store.runner.run
-        if exact and self._kind == "durable":
-            return await run(self._durably(key))
-        if exact and self._kind == "memory":
-            async with self._flushing:
-                waiting = self._buffer.pending().get(key, 0)
-                return await run(self._exactly(key, waiting))
-        return self._total(await run(counters.stored(self.rule, key)), 0)
+        plan = self._calls.read(id, exact, self._buffer)
+        if not exact or self._kind != "memory":
+            return await self._store.runner.run(plan)
+        async with self._flushing:
+            return await self._store.runner.run(plan)
 
     async def close(self) -> None:
         """Flush, and stop the timer; the counter can still be used, and then flushed by hand."""
@@ -231,8 +224,7 @@ class AsyncCounter(CounterHandle):
             self._stop.set()
             self.flush()
         counter_exit.unregister(self)
-        if self._kind == "memory":
-            await self._store.runner.run(counters.forget(self._buffer.writer))
+        await self._store.runner.run(self._calls.close(self._buffer))
 
     async def __aenter__(self) -> AsyncCounter:
         return self

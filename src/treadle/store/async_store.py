@@ -30,7 +30,7 @@ from treadle.store.async_found import AsyncFound, read_pages
 from treadle.store.async_tree import AsyncTreeHandle
 from treadle.store.async_worker import AsyncWorker
 from treadle.store.async_writer import AsyncWriter
-from treadle.store.counter_handle import only_one
+from treadle.store.counter_buffer import only_one
 from treadle.upkeep import position, rebuild, set_up, status, validation
 from treadle.upkeep.migrations import perform as migrate
 from treadle.upkeep.migrations import run as migration

@@ -58,10 +58,6 @@ class AsyncWriter:
         # The graph refuses what is none of its models.
         return self._layouts[self.graph.entry(model).model] if layout is None else layout
 
-    async def _write(self, work: Work[R], session: Session, *, combine: bool = True) -> R:
-        """Perform a write with all that follows from it."""
-        return await self.runner.run(self.protocol.write(work, combine=combine), session)
-
     async def _share(self, work: Work[Any], alone: bool, session: Session) -> Any:
         """The outcome of a work, committed with those of others who come at the same time."""
         if session is None and not alone:

@@ -55,11 +55,16 @@ async def repeating_async(seconds: float, call: Callable[[], Awaitable[object]])
             await task
 
 
+def is_sigterm_unhandled() -> bool:
+    """Whether this is the main thread, and nobody handles SIGTERM."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 @contextlib.contextmanager
 def on_terminate(stop: Callable[[], None]) -> Generator[None]:
     """Let SIGTERM call `stop`, where this is the main thread and nobody else handles it."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    if not is_sigterm_unhandled():
         yield
         return
     signal.signal(signal.SIGTERM, lambda *_: stop())

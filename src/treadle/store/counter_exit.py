@@ -14,9 +14,10 @@ import atexit
 import os
 import signal
 import sys
-import threading
 from multiprocessing import util
 from typing import Any, Protocol
+
+from treadle.store.background import is_sigterm_unhandled
 
 
 class Live(Protocol):
@@ -40,8 +41,8 @@ def register(counter: Live) -> None:
     atexit.register(flush_all)
     os.register_at_fork(after_in_child=_after_fork)
     # Its children leave without the handlers of atexit, but with its own finalizers.
-    util.register_after_fork(_LIVE_MARK, _finalize)
-    if threading.current_thread() is threading.main_thread() and _unhandled():
+    util.register_after_fork(flush_all, lambda _: util.Finalize(None, flush_all, exitpriority=100))
+    if is_sigterm_unhandled():
         signal.signal(signal.SIGTERM, _terminate)
 
 
@@ -55,10 +56,6 @@ def flush_all() -> None:
         counter.flush_at_exit()
 
 
-def _unhandled() -> bool:
-    return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
 def _terminate(number: int, frame: Any) -> None:
     # An exception unwinds whatever this thread was doing, locks included; flushing right here could not.
     sys.exit(128 + number)
@@ -67,14 +64,3 @@ def _terminate(number: int, frame: Any) -> None:
 def _after_fork() -> None:
     for counter in list(_LIVE):
         counter.begin_anew()
-
-
-def _finalize(mark: Any) -> None:
-    util.Finalize(None, flush_all, exitpriority=100)
-
-
-class _Mark:
-    """Something that `register_after_fork` can hold weakly."""
-
-
-_LIVE_MARK = _Mark()

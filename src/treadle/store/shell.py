@@ -93,11 +93,6 @@ def one_model(documents: Iterable[D]) -> tuple[type[D] | None, list[D]]:
     return model, listed
 
 
-def inside(session: Any) -> bool:
-    """Whether a call runs inside a transaction of its caller."""
-    return session is not None and bool(session.in_transaction)
-
-
 def clear(error: PyMongoError) -> Exception:
     """A clearer error where a standalone server refuses transactions."""
     if refuses_transactions(error):

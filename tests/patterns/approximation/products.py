@@ -32,8 +32,8 @@ def stored(database: Any, field: str, key: int = 1) -> Any:
     return None if found is None else found[field]
 
 
-def store_of(run: Any, *keys: int) -> Any:
-    store = run.store([Product])
+def store_of(run: Any, *keys: int, **options: Any) -> Any:
+    store = run.store([Product], **options)
     store.setup()
     store.insert_many([Product(id=key) for key in keys or (1,)])
     return store

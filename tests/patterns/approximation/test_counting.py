@@ -17,7 +17,7 @@ from pymongo import AsyncMongoClient
 from tests.patterns.approximation.products import KINDS, NEVER, SOON, Narrow, Product, store_of, stored
 from tests.support import race
 from treadle import Approximate, AsyncStore, Document, Limits, Store, UsageError, migration
-from treadle.patterns.approximation import buffer as buffers
+from treadle.store.counter_buffer import Buffer
 
 THREADS = 16
 
@@ -158,15 +158,15 @@ def test_events_that_come_during_a_flush_wait_for_the_next(database):
     store.insert(Product(id=1))
     counter = store.counter(Product, "views")
     counter.add(1, 3)
-    write = store._write
+    write = store.protocol.write
 
-    def slow(work: Any, session: Any, **options: Any) -> Any:
+    def slow(work: Any, **options: Any) -> Any:
         counter._append(1)
-        return write(work, session, **options)
+        return write(work, **options)
 
-    store._write = slow  # type: ignore[method-assign]
+    store.protocol.write = slow  # type: ignore[method-assign]
     counter.flush()
-    store._write = write  # type: ignore[method-assign]
+    store.protocol.write = write  # type: ignore[method-assign]
     assert (3, {1: 1}) == (stored(database, "views"), counter.pending())
     assert 4 == counter.read(1, exact=True)
 
@@ -218,8 +218,7 @@ def test_the_buffer_is_bounded_in_keys(run, database):
 
 
 def test_a_large_flush_goes_in_chunks(run, database):
-    store_of(run, *range(20))
-    store = run.store([Product], limits=Limits(counter_chunk=7))
+    store = store_of(run, *range(20), limits=Limits(counter_chunk=7))
     counter = store.counter(Product, "worth")
     counter.add_many(dict.fromkeys(range(20), 1))
     assert 20 == counter.flush().documents
@@ -285,7 +284,7 @@ def test_a_sampled_event_of_an_unknown_id_is_told(run, database):
 
 def test_adding_in_memory_is_quick():
     """Far from the goal it would be noticed here; the figure itself is in the benchmarks."""
-    buffer = buffers.Buffer(10**9, 10**9, Limits())
+    buffer = Buffer(10**9, 10**9, Limits())
     keys = [ObjectId() for _ in range(10)]
     start = time.perf_counter()
     for number in range(20_000):

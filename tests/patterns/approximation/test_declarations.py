@@ -91,7 +91,8 @@ class Key(BaseModel):
     ("annotation", "more", "code"),
     [
         (Annotated[int, Approximate(every=0)], {}, "pattern-keyword"),
-        (Annotated[int, Approximate(every=True)], {}, "pattern-keyword"),
+        # Not True alone: `Annotated` would take it for the every=1 of another test.
+        (Annotated[int, Approximate(every=True, keys_max=77)], {}, "pattern-keyword"),
         (Annotated[int, Approximate(keys_max=0)], {}, "pattern-keyword"),
         (Annotated[int, Approximate(within=timedelta(0))], {}, "pattern-keyword"),
         (Annotated[int, Approximate(within=5)], {}, "pattern-keyword"),  # type: ignore[arg-type]

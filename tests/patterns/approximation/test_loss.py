@@ -19,7 +19,7 @@ from tests import faults
 from tests.patterns.approximation.products import NEVER, SOON, Narrow, Painted, Product, store_of, stored
 from tests.support import race
 from treadle import Approximate, Document, Limits, Store
-from treadle.patterns.approximation import buffer as buffers
+from treadle.store.counter_buffer import Buffer
 
 
 class Metrics(BaseModel):
@@ -242,7 +242,7 @@ def test_a_durable_event_that_was_acknowledged_is_there_once(server, database, b
 
 
 def test_a_flush_that_comes_by_itself_keeps_its_counts_when_it_fails(server, database, caplog, briskly):
-    limits = Limits(counter_due_seconds=0.3, counter_pause_seconds=1e-6)
+    limits = Limits(counter_due_seconds=0.3, counter_pause_seconds=1e-9)
     with faults.Proxy(server.port) as proxy, MongoClient[Any](proxy.uri) as client:
         store = Store(client[database.name], [Product], limits=limits)
         store.insert(Product(id=1))
@@ -339,16 +339,16 @@ def test_an_endless_sum_does_not_stop_the_buffer(run, database):
 
 def test_what_cannot_be_written_is_added_up():
     """Of many flushes that fail only the first batch stays as it is: it may have been written after all."""
-    buffer = buffers.Buffer(10**6, 8, Limits())
+    buffer = Buffer(10**6, 8, Limits())
     for turn in range(50):
-        buffer.add([(key, 1) for key in range(turn % 2, 6)])
+        buffer.add(dict.fromkeys(range(turn % 2, 6), 1))
         buffer.take()
     first, second = buffer.unfinished
     assert (dict.fromkeys(range(6), 1), 49) == (first.sums, second.sums[5])
     assert {0: 25, **dict.fromkeys(range(1, 6), 50)} == buffer.pending()
     assert first.number < second.number
     assert not buffer.overfull
-    buffer.add([(key, 1) for key in range(6, 9)])
+    buffer.add(dict.fromkeys(range(6, 9), 1))
     assert buffer.overfull
     before = buffer.pending()
     buffer.divide(2)

@@ -20,7 +20,7 @@ from pymongo.errors import PyMongoError
 from tests import faults, victim
 from tests.members import LIMIT, MODELS, Plain, items, wrong
 from treadle import DataError, Store
-from treadle.patterns.outlier import reads
+from treadle.plan import capabilities
 from treadle.server.local import LocalServer, start
 
 pytestmark = pytest.mark.heavy
@@ -224,7 +224,7 @@ def test_kill_9_between_any_two_commands(bench, fork_server, name, tried):
 
 def test_an_iteration_that_would_pass_items_over_says_so(bench, monkeypatch):
     """On servers before 5.0: items that came back while it read."""
-    monkeypatch.setattr(reads, "SNAPSHOTS_SINCE", (99, 0))
+    monkeypatch.setattr(capabilities, "SNAPSHOTS_SINCE", (99, 0))
     reset(bench.database, bench.sound, Case("", 60, lambda store, model: None), Plain)
     own = bench.sound.array(Plain, "members", 1)
     reading = iter(own)

@@ -109,7 +109,7 @@ class Side:
         self.session.end_session()
         if self.conflicted:
             try:
-                self.store._write(self.work, None)
+                self.store.runner.run(self.store.protocol.write(self.work))
             except (DataError, UsageError) as error:
                 assert error.code in REFUSALS, error
                 self.refused = error.code

@@ -5,26 +5,28 @@ from __future__ import annotations
 import decimal
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 from bson.decimal128 import create_decimal128_context
 from pydantic import TypeAdapter, ValidationError
 
 from treadle.errors import DeclarationError, UsageError
-from treadle.graph.pattern import Models, Place, Rule, sibling
+from treadle.graph.calls import CounterRule, Sums
+from treadle.graph.pattern import Models, Place, sibling
 from treadle.model.bson_types import RESERVED, to_bson
 from treadle.model.codec import codec_of
 from treadle.model.document import Document
 from treadle.model.shape import field_shape
 from treadle.plan import Raw
-from treadle.query.paths import put, resolve
+from treadle.query.keys import freeze
+from treadle.query.paths import put, resolve, value_at
 
 # Ids of these types are taken as they are; others are validated first.
 EXACT = frozenset({str, int, bytes})
 
 
-class CounterFields(Rule):
+class CounterFields(CounterRule):
     """A counter at its place."""
 
     pattern = "approximation"
@@ -32,14 +34,7 @@ class CounterFields(Rule):
     def __init__(self, place: Place, graph: Models, declared: Any) -> None:
         super().__init__(place)
         self.declared = declared
-        self.python_path = ".".join([*(step.name for step in place.steps), place.field.name])
         shape = place.field.shape
-        if place.in_array:
-            raise DeclarationError(
-                f"{place.label} stands inside an array; a counter belongs to the document itself or to a "
-                "nested model",
-                code="maintained-in-array",
-            )
         if shape.kind != "scalar" or shape.optional or shape.python not in (int, float, decimal.Decimal):
             raise DeclarationError(
                 f"{place.label} must be an int, a float or a Decimal, and not None, to be a counter",
@@ -47,19 +42,15 @@ class CounterFields(Rule):
             )
         self.number = shape.python
         # Python's own sums of decimals would be cut to 28 digits; the server keeps 34.
-        self.plus: Callable[[Any, Any], Any] = (
-            create_decimal128_context().add if self.number is decimal.Decimal else operator.add
-        )
+        self.plus = create_decimal128_context().add if self.number is decimal.Decimal else operator.add
         self.flushed_path = (
             None if declared.flushed_at is None else sibling(place, declared.flushed_at, "flushed_at")
         )
         self._resolve_key(place, declared.by)
-        self.buffer_collection = (
+        # Where durable events wait; they are added to their documents and deleted in one commit.
+        self.buffer_collection: str = (
             declared.collection or f"treadle.buffer.{place.entry.collection}.{self.path}"
-            if declared.buffer == "durable"
-            else None
         )
-        # Events are added and deleted together.
         self.needs_transactions = declared.buffer == "durable"
         if declared.collection is not None:
             graph.add_side(_buffer_model(place, declared.collection), place.label)
@@ -120,6 +111,23 @@ class CounterFields(Rule):
         """The filter for the document of a key."""
         return {self.by_path: {"$eq": to_bson(key, [])}}
 
+    def where_any(self, keys: Iterable[Any]) -> Raw:
+        """The filter for the documents of these keys."""
+        return {self.by_path: {"$in": [to_bson(key, []) for key in keys]}}
+
+    def of_documents(self, sums: Sums, documents: Iterable[Raw]) -> dict[Any, Any]:
+        """The amounts of these documents."""
+        keys = {freeze(value_at(each, self.by_path)) for each in documents}
+        return {key: n for key, n in sums.items() if freeze(to_bson(key, [])) in keys}
+
+    def joined(self, parts: Iterable[Sums]) -> dict[Any, Any]:
+        """Several sums as one."""
+        total: dict[Any, Any] = {}
+        for sums in parts:
+            for key, n in sums.items():
+                total[key] = self.plus(total.get(key, 0), n)
+        return total
+
     def increment(self, n: Any) -> Raw:
         """The update that adds a number."""
         update: Raw = {"$inc": {self.path: to_bson(self.number(n), [])}}
@@ -130,9 +138,7 @@ class CounterFields(Rule):
     def beginning(self, key: Any) -> Raw:
         """What an upsert stores beside the key and the counter: the model's own defaults, as plain paths."""
         values: Raw = {}
-        raw = _defaults(self, key)
-        avoided = {self.path, self.by_path, *([self.flushed_path] if self.flushed_path else [])}
-        _flatten(raw, "", avoided, values)
+        _flatten(_defaults(self, key), "", {self.path, self.by_path, *self.stamps()}, values)
         return values
 
 

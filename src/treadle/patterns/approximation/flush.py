@@ -17,7 +17,7 @@ The events of durable counters are in `events.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bson import ObjectId
@@ -26,10 +26,11 @@ from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
 from treadle.engine import lazy
 from treadle.engine.ledger import Ledger
+from treadle.engine.pages import by_ids
 from treadle.engine.set_aside import log
 from treadle.engine.work import Work
 from treadle.engine.writes import concerns, follow_own, may_upgrade, speaks_of_current
-from treadle.errors import UsageError
+from treadle.graph.calls import Sums
 from treadle.graph.change import Change
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
@@ -39,7 +40,6 @@ from treadle.plan import (
     Plan,
     Raw,
     bulk_write,
-    delete_one,
     find,
     find_one,
     find_one_and_update,
@@ -65,34 +65,6 @@ MARKS = f"{RESERVED}.batches"
 REFUSALS = POISON | {TYPE_MISMATCH, BAD_VALUE}
 INT_MAX = 2**63
 
-Sums = Mapping[Any, Any]
-
-
-def rule_named(entry: Entry[Any], field: str) -> CounterFields:
-    """The counter that a caller named by its Python path."""
-    for rule in entry.having(CounterFields):
-        if field == rule.python_path:
-            if rule.declared.upsert:
-                _check_upsert(rule)
-            return rule
-    known = ", ".join(repr(rule.python_path) for rule in entry.having(CounterFields)) or "none"
-    raise UsageError(
-        f"{entry.model.__name__} has no counter {field!r}; it has {known}: declare it as "
-        "Annotated[int, Approximate(every=…)]",
-        code="counter-unknown",
-    )
-
-
-def _check_upsert(rule: CounterFields) -> None:
-    entry = rule.target
-    others = [each for each in entry.rules if not isinstance(each, CounterFields)]
-    if others or entry.feeds:
-        raise UsageError(
-            f"{rule.place.label} has upsert=True, but {entry.model.__name__} takes part in other patterns, "
-            "which a document made by a counter would go past; insert the documents first, without upsert=",
-            code="upsert-incomplete",
-        )
-
 
 # -- adding to documents ------------------------------------------------------------------------
 
@@ -104,15 +76,13 @@ def apply(rule: CounterFields, sums: Sums, ledger: Ledger, mark: str | None = No
     """
     entry = rule.target
     followed = concerns(entry, rule.maintained() | rule.stamps()) or may_upgrade(entry)
-    keys = [to_bson(key, []) for key in sums]
-    of_keys = {rule.by_path: {"$in": keys}}
     befores: list[Raw] = []
     if followed:
-        befores = yield from find(entry.collection, of_keys)
+        befores = yield from find(entry.collection, rule.where_any(sums))
         yield from ledger.note_before(entry, [each["_id"] for each in befores])
     stuck: dict[Any, Any] = {}
     if speaks_of_current(entry):
-        stuck = yield from _bring_up(rule, keys, sums)
+        stuck = yield from _bring_up(rule, sums)
         sums = {key: n for key, n in sums.items() if key not in stuck}
     if rule.declared.upsert:
         yield from _make(rule, sums)
@@ -123,43 +93,34 @@ def apply(rule: CounterFields, sums: Sums, ledger: Ledger, mark: str | None = No
             condition[f"{MARKS}.{mark}"] = {"$exists": False}
             update["$set"] = {f"{MARKS}.{mark}": True}
         operations.append(UpdateOne(condition, update))
-    matched = 0
-    most = entry.limits.counter_chunk
+    matched, most = 0, rule.limits.counter_chunk
     for start in range(0, len(operations), most):
         result = yield from bulk_write(entry.collection, operations[start : start + most], ordered=False)
         matched += result.matched_count
     if followed:
         yield from _follow(entry, befores, ledger)
-    missing = (yield from _missing(rule, sums, of_keys)) if matched < len(sums) else {}
+    missing = (yield from _missing(rule, sums)) if matched < len(sums) else {}
     return {**missing, **stuck}
 
 
-def _bring_up(rule: CounterFields, keys: Sequence[Any], sums: Sums) -> Plan[dict[Any, Any]]:
+def _bring_up(rule: CounterFields, sums: Sums) -> Plan[dict[Any, Any]]:
     """Bring documents to the current version, for in an older one the number may have another name.
 
     The amounts of those that cannot be: they must not stop the others.
     """
-    bad: set[Any] = set()
-    most = rule.target.limits.upgrade_chunk
+    keys, left, most = list(sums), [], rule.limits.upgrade_chunk
     for start in range(0, len(keys), most):
-        within = {rule.by_path: {"$in": keys[start : start + most]}}
-        left = yield from lazy.bring_up_but(rule.target, within)
-        bad |= {freeze(value_at(raw, rule.by_path)) for raw in left}
-    return {key: n for key, n in sums.items() if freeze(to_bson(key, [])) in bad}
+        within = rule.where_any(keys[start : start + most])
+        left += yield from lazy.bring_up_but(rule.target, within)
+    return rule.of_documents(sums, left)
 
 
 def _make(rule: CounterFields, sums: Sums) -> Plan[None]:
     """Make the documents that are not there yet, with a count of zero."""
-    keys = [to_bson(key, []) for key in sums]
-    there = yield from find(rule.target.collection, {rule.by_path: {"$in": keys}}, {rule.by_path: 1})
-    known = {freeze(value_at(each, rule.by_path)) for each in there}
-    operations = [
-        UpdateOne(
-            rule.where(key), {"$setOnInsert": {**rule.beginning(key), rule.path: rule.zero}}, upsert=True
-        )
-        for key in sums
-        if freeze(to_bson(key, [])) not in known
-    ]
+    operations = []
+    for key in (yield from _missing(rule, sums)):
+        beginning = {"$setOnInsert": {**rule.beginning(key), rule.path: rule.zero}}
+        operations.append(UpdateOne(rule.where(key), beginning, upsert=True))
     if operations:
         yield from bulk_write(rule.target.collection, operations, ordered=False)
 
@@ -168,8 +129,7 @@ def _follow(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[N
     """Let formulas and other documents follow the new counts."""
     if not befores:
         return
-    found = yield from find(entry.collection, {"_id": {"$in": [each["_id"] for each in befores]}})
-    afters = {freeze(each["_id"]): each for each in found}
+    afters = yield from by_ids(entry.collection, [each["_id"] for each in befores])
     pairs = [(each, afters[freeze(each["_id"])]) for each in befores if freeze(each["_id"]) in afters]
     # Its own references are the same in another version, whatever their names were.
     own = [(after if lazy.is_stale(entry, before) else before, after) for before, after in pairs]
@@ -178,21 +138,11 @@ def _follow(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[N
         ledger.add(Change(entry.collection, before["_id"], before, after))
 
 
-def _missing(rule: CounterFields, sums: Sums, of_keys: Raw) -> Plan[dict[Any, Any]]:
-    there = yield from find(rule.target.collection, of_keys, {rule.by_path: 1})
-    known = {freeze(value_at(each, rule.by_path)) for each in there}
-    return {key: n for key, n in sums.items() if freeze(to_bson(key, [])) not in known}
-
-
-def unfit(rule: CounterFields, sums: Sums) -> Plan[dict[Any, Any]]:
-    """The amounts whose document holds something else than a number."""
-    wrong = {
-        rule.by_path: {"$in": [to_bson(key, []) for key in sums]},
-        rule.path: {"$exists": True, "$not": {"$type": "number"}},
-    }
-    there = yield from find(rule.target.collection, wrong, {rule.by_path: 1})
-    bad = {freeze(value_at(each, rule.by_path)) for each in there}
-    return {key: n for key, n in sums.items() if freeze(to_bson(key, [])) in bad}
+def _missing(rule: CounterFields, sums: Sums) -> Plan[dict[Any, Any]]:
+    """The amounts that no document is there for."""
+    documents = yield from find(rule.target.collection, rule.where_any(sums), {rule.by_path: 1})
+    known = rule.of_documents(sums, documents)
+    return {key: n for key, n in sums.items() if key not in known}
 
 
 def culprits(rule: CounterFields, sums: Sums, error: BaseException) -> Plan[dict[Any, Any]]:
@@ -206,7 +156,9 @@ def culprits(rule: CounterFields, sums: Sums, error: BaseException) -> Plan[dict
         return {key: n for key, n in sums.items() if abs(n) >= INT_MAX}
     if not is_refusal(error):
         return {}
-    bad = yield from unfit(rule, sums)
+    no_number = {rule.path: {"$exists": True, "$not": {"$type": "number"}}}
+    condition = {**rule.where_any(sums), **no_number}
+    bad = rule.of_documents(sums, (yield from find(rule.target.collection, condition, {rule.by_path: 1})))
     named = {freeze(key) for each in refusals(error) for key in _named(rule, each)}
     bad.update({key: n for key, n in sums.items() if freeze(to_bson(key, [])) in named})
     return bad
@@ -260,16 +212,12 @@ class Flush(Work[dict[Any, Any]]):
         )
         if before is not None and before["n"] >= self.number:
             # It was committed after all. Which ids were missing is asked again.
-            of_keys = {self.rule.by_path: {"$in": [to_bson(key, []) for key in self.sums]}}
-            return (yield from _missing(self.rule, self.sums, of_keys))
+            return (yield from _missing(self.rule, self.sums))
         return (yield from apply(self.rule, self.sums, ledger))
 
     @property
     def mark(self) -> str:
         return f"{self.writer}_{self.number}"
-
-    def result(self, outcome: dict[Any, Any]) -> dict[Any, Any]:
-        return outcome
 
 
 def unmark(work: Flush) -> Plan[None]:
@@ -277,9 +225,9 @@ def unmark(work: Flush) -> Plan[None]:
     if not work.marks:
         return
     rule, name = work.rule, f"{MARKS}.{work.mark}"
-    of_keys = {rule.by_path: {"$in": [to_bson(key, []) for key in work.sums]}, name: {"$exists": True}}
+    marked = {**rule.where_any(work.sums), name: {"$exists": True}}
     try:
-        yield from update_many(rule.target.collection, of_keys, {"$unset": {name: ""}})
+        yield from update_many(rule.target.collection, marked, {"$unset": {name: ""}})
     except PyMongoError as error:
         log.warning("%s: the marks of a batch stay: %s", rule.place.label, error)
 
@@ -291,11 +239,6 @@ def was_added(work: Flush, key: Any) -> Plan[bool]:
         return True
     marked = {**work.rule.where(key), f"{MARKS}.{work.mark}": {"$exists": True}}
     return (yield from find_one(work.entry.collection, marked, {"_id": 1})) is not None
-
-
-def forget(writer: ObjectId) -> Plan[None]:
-    """A writer has ended in order; nobody will ask for its batches."""
-    yield from delete_one(LEDGER, {"_id": writer})
 
 
 # -- sampled -----------------------------------------------------------------------------------------
@@ -331,9 +274,6 @@ class Sample(Work[bool]):
             )
         return not (yield from apply(self.rule, self.sums, ledger))
 
-    def result(self, outcome: bool) -> bool:
-        return outcome
-
 
 # -- reading -------------------------------------------------------------------------------------------
 
@@ -347,10 +287,9 @@ def stored(rule: CounterFields, key: Any) -> Plan[Any]:
     """The stored number; None where there is no document."""
     entry = rule.target
     shown = None if entry.versioned else {rule.path: 1}
-    found = yield from find_one(entry.collection, rule.where(key), shown)
-    if found is None:
+    document = yield from find_one(entry.collection, rule.where(key), shown)
+    if document is None:
         return None
-    if entry.versioned and lazy.is_stale(entry, found):
-        (found,) = yield from lazy.in_memory(entry, [found])
-    value = value_at(found, rule.path)
-    return rule.number(plain(value)) if value is not None else rule.number(0)
+    if entry.versioned and lazy.is_stale(entry, document):
+        (document,) = yield from lazy.in_memory(entry, [document])
+    return rule.number(plain(value_at(document, rule.path) or 0))

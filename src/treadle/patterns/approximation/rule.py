@@ -17,12 +17,14 @@ from typing import Any, ClassVar, Literal
 
 from pymongo import IndexModel
 
+from treadle.engine.protocol import WriteProtocol
 from treadle.errors import DeclarationError
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry, Models, Pattern, Place, Rule, check_choice
+from treadle.graph.pattern import Entry, Models, Pattern, Place, Rule, check_choice, check_whole_number
 from treadle.graph.reports import Finding, Report
 from treadle.patterns.approximation import inspection
 from treadle.patterns.approximation.fields import CounterFields
+from treadle.patterns.approximation.handle import CounterHandle
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
 
@@ -49,12 +51,8 @@ class Approximate(Pattern):
 
     def bind(self, place: Place, graph: Models) -> Rule:
         check_choice(place, "buffer", self.buffer, ("memory", "durable", "sampled"))
-        for name, value, most in (("every", self.every, EVERY_MAX), ("keys_max", self.keys_max, KEYS_MAX)):
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-                raise DeclarationError(
-                    f"{place.label} has {name}={value!r}; it takes a whole number from 1 to {most:,}",
-                    code="pattern-keyword",
-                )
+        check_whole_number(place, "every", self.every, EVERY_MAX)
+        check_whole_number(place, "keys_max", self.keys_max, KEYS_MAX)
         if self.within is not None and not (
             isinstance(self.within, dt.timedelta) and self.within > dt.timedelta(0)
         ):
@@ -76,9 +74,6 @@ class ApproximateRule(CounterFields):
     def watches(self) -> Mapping[str, set[str] | None]:
         return {self.target.collection: set()}
 
-    def maintained(self) -> set[str]:
-        return {self.path}
-
     def stamps(self) -> set[str]:
         return {self.flushed_path} if self.flushed_path else set()
 
@@ -87,13 +82,13 @@ class ApproximateRule(CounterFields):
         return [] if self.by_path == "_id" else [(self.target, IndexModel([(self.by_path, 1)], unique=True))]
 
     def advice(self, maintained: str) -> str:
-        return f"; call store.counter({self.target.model.__name__}, {self.python_path!r}).add(id, n) instead"
+        return f"; call store.counter({self.target.model.__name__}, {self.name!r}).add(id, n) instead"
 
     def kept(self) -> dict[str, Any]:
-        values: dict[str, Any] = {self.path: self.zero}
-        if self.flushed_path:
-            values[self.flushed_path] = None
-        return values
+        return {self.path: self.zero, **dict.fromkeys(self.stamps())}
+
+    def calls(self, protocol: WriteProtocol) -> CounterHandle:
+        return CounterHandle(self, protocol)
 
     # -- proof and repair ----------------------------------------------------------------------
 

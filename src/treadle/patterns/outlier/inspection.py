@@ -12,11 +12,13 @@ from treadle.engine.work import Writer
 from treadle.errors import DataError
 from treadle.graph.graph import Graph
 from treadle.graph.reports import Finding
-from treadle.patterns.outlier.fields import OutlierFields, comparable
+from treadle.patterns.outlier.fields import OutlierFields, first_of_each
 from treadle.patterns.outlier.writes import Tidy
 from treadle.plan import Plan, Raw, aggregate, by_id, delete_many, find, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
+
+REPEATED_MAX = 10
 
 
 def examine(rule: OutlierFields, documents: Sequence[Raw]) -> Plan[list[Finding]]:
@@ -26,23 +28,17 @@ def examine(rule: OutlierFields, documents: Sequence[Raw]) -> Plan[list[Finding]
     long = [each["_id"] for each in documents if len(rule.embedded(each)) > rule.limit]
     lengths = yield from _lengths(rule, long)
     for document in documents:
-        key = freeze(document["_id"])
-        embedded = lengths.get(key, len(rule.embedded(document)))
-        row = overflow.get(key, {"items": 0, "counted": 0, "pages": 0})
-        findings += [
-            _finding(rule, document["_id"], *each) for each in _compare(rule, document, embedded, row)
-        ]
-    for document in documents if rule.unique else ():
-        repeated = _repeated(rule.embedded(document))
-        if freeze(document["_id"]) in overflow:
-            repeated += yield from _repeated_in_overflow(rule, document)
-        if repeated:
-            findings.append(_finding(rule, document["_id"], rule.path, repeated, []))
+        key, embedded = freeze(document["_id"]), rule.embedded(document)
+        row = overflow.get(key, {"items": 0})
+        wrong = _compare(rule, document, lengths.get(key, len(embedded)), row)
+        if rule.unique:
+            new = first_of_each(embedded)
+            repeated = [item for item, is_new in zip(embedded, new, strict=True) if not is_new]
+            if key in overflow:
+                repeated += yield from _repeated_in_overflow(rule, document)
+            wrong += [(rule.path, repeated, [])] if repeated else []
+        findings += [rule.finding(document["_id"], *each) for each in wrong]
     return findings
-
-
-def _finding(rule: OutlierFields, key: Any, path: str, stored: Any, expected: Any) -> Finding:
-    return Finding(rule.pattern, rule.target.model.__name__, key, path, stored, expected)
 
 
 def _overflow(rule: OutlierFields, keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
@@ -52,34 +48,28 @@ def _overflow(rule: OutlierFields, keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
     if rule.layout == "page":
         array = {"$cond": [{"$isArray": f"${rule.field}"}, f"${rule.field}", []]}
         items, counted = {"$size": array}, "$count"
-    rows = yield from aggregate(
-        rule.collection,
-        [
-            {"$match": {rule.owner: {"$in": list(keys)}}},
-            {
-                "$group": {
-                    "_id": f"${rule.owner}",
-                    "items": {"$sum": items},
-                    "counted": {"$sum": counted},
-                    "wrong": {"$sum": {"$cond": [{"$eq": [items, counted]}, 0, 1]}},
-                    "empty": {"$sum": {"$cond": [{"$eq": [items, 0]}, 1, 0]}},
-                    "last": {"$max": f"${rule.order}"},
-                    "pages": {"$sum": 1},
-                    "other": {"$sum": {"$cond": [rule.in_other_layout(), 1, 0]}},
-                }
-            },
-        ],
-    )
+    is_missing = {"$eq": [{"$type": f"${rule.content}"}, "missing"]}
+    other = [is_missing, {"$ne": [{"$type": f"${rule.other_order}"}, "missing"]}]
+    group = {
+        "_id": f"${rule.owner}",
+        "items": {"$sum": items},
+        "counted": {"$sum": counted},
+        "wrong": {"$sum": {"$cond": [{"$eq": [items, counted]}, 0, 1]}},
+        "empty": {"$sum": {"$cond": [{"$eq": [items, 0]}, 1, 0]}},
+        "last": {"$max": f"${rule.order}"},
+        "other": {"$sum": {"$cond": [{"$and": other}, 1, 0]}},
+    }
+    stages: list[Raw] = [{"$match": {rule.owner: {"$in": list(keys)}}}, {"$group": group}]
+    rows = yield from aggregate(rule.collection, stages)
     return {freeze(row["_id"]): row for row in rows}
 
 
 def _lengths(rule: OutlierFields, keys: Sequence[Any]) -> Plan[dict[Any, int]]:
     if not keys:
         return {}
-    rows = yield from aggregate(
-        rule.target.collection,
-        [{"$match": {"_id": {"$in": list(keys)}}}, {"$project": {"n": {"$size": f"${rule.path}"}}}],
-    )
+    shown = {"n": {"$size": f"${rule.path}"}}
+    stages: list[Raw] = [{"$match": {"_id": {"$in": list(keys)}}}, {"$project": shown}]
+    rows = yield from aggregate(rule.target.collection, stages)
     return {freeze(row["_id"]): row["n"] for row in rows}
 
 
@@ -109,33 +99,16 @@ def _compare(rule: OutlierFields, document: Raw, embedded: int, row: Raw) -> lis
     return wrong
 
 
-def _repeated(items: Sequence[Any]) -> list[Any]:
-    seen: set[Any] = set()
-    again = []
-    for item in items:
-        mark = comparable(item)
-        if mark in seen:
-            again.append(item)
-        seen.add(mark)
-    return again
-
-
 def _repeated_in_overflow(rule: OutlierFields, document: Raw) -> Plan[list[Any]]:
     """Items that the overflow holds twice, or that are embedded as well."""
-    stages: list[Raw] = [{"$match": {rule.owner: {"$eq": document["_id"]}}}]
-    if rule.layout == "page":
-        stages.append({"$unwind": f"${rule.field}"})
     embedded = {"$in": [f"${rule.content}", {"$literal": rule.embedded(document)}]}
-    stages += [
-        {
-            "$group": {
-                "_id": f"${rule.content}",
-                "n": {"$sum": 1},
-                "embedded": {"$max": {"$cond": [embedded, 1, 0]}},
-            }
-        },
+    group = {"n": {"$sum": 1}, "embedded": {"$max": {"$cond": [embedded, 1, 0]}}}
+    stages: list[Raw] = [
+        {"$match": rule.owned(document["_id"])},
+        *([{"$unwind": f"${rule.field}"}] if rule.layout == "page" else []),
+        {"$group": {"_id": f"${rule.content}", **group}},
         {"$match": {"$or": [{"n": {"$gt": 1}}, {"embedded": 1}]}},
-        {"$limit": 10},
+        {"$limit": REPEATED_MAX},
     ]
     rows = yield from aggregate(rule.collection, stages, allowDiskUse=True)
     return [row["_id"] for row in rows]
@@ -172,10 +145,10 @@ def _mend_one(graph: Graph, server: Capabilities, work: Tidy) -> Plan[bool]:
 def orphans(rule: OutlierFields) -> Plan[list[Finding]]:
     """Overflow of documents that do not exist."""
     rows = yield from _orphans(rule)
-    findings = [_finding(rule, row["_id"], rule.collection, row["n"], 0) for row in rows]
+    findings = [rule.finding(row["_id"], rule.collection, row["n"], 0) for row in rows]
     for row in (yield from aggregate(rule.collection, [{"$match": _nobodys(rule)}, {"$count": "n"}])):
         stored = f"{row['n']} documents without {rule.owner}"
-        findings.append(_finding(rule, None, rule.collection, stored, "none"))
+        findings.append(rule.finding(None, rule.collection, stored, "none"))
     return findings
 
 
@@ -186,7 +159,8 @@ def _nobodys(rule: OutlierFields) -> Raw:
 
 def require_layout(rule: OutlierFields) -> Plan[None]:
     """Refuse overflow that was written under another declaration, before its indexes are changed."""
-    if (yield from find_one(rule.collection, rule.of_other_layout(), {"_id": 1})) is not None:
+    other = {rule.content: {"$exists": False}, rule.other_order: {"$exists": True}}
+    if (yield from find_one(rule.collection, other, {"_id": 1})) is not None:
         raise rule.other_layout()
     if (yield from find_one(rule.collection, _nobodys(rule), {"_id": 1})) is not None:
         raise DataError(
@@ -198,20 +172,15 @@ def require_layout(rule: OutlierFields) -> Plan[None]:
 
 def _orphans(rule: OutlierFields) -> Plan[list[Raw]]:
     lookup = {"from": rule.target.collection, "localField": "_id", "foreignField": "_id", "as": "owner"}
-    return (
-        yield from aggregate(
-            rule.collection,
-            [
-                {"$match": {rule.owner: {"$exists": True}}},
-                {"$group": {"_id": f"${rule.owner}", "n": {"$sum": 1}}},
-                {"$lookup": lookup},
-                {"$match": {"owner": []}},
-                {"$project": {"n": 1}},
-                {"$limit": rule.target.limits.array_orphans_max},
-            ],
-            allowDiskUse=True,
-        )
-    )
+    stages: list[Raw] = [
+        {"$match": {rule.owner: {"$exists": True}}},
+        {"$group": {"_id": f"${rule.owner}", "n": {"$sum": 1}}},
+        {"$lookup": lookup},
+        {"$match": {"owner": []}},
+        {"$project": {"n": 1}},
+        {"$limit": rule.limits.array_orphans_max},
+    ]
+    return (yield from aggregate(rule.collection, stages, allowDiskUse=True))
 
 
 def remove_orphans(rule: OutlierFields) -> Plan[None]:

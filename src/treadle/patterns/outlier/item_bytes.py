@@ -30,7 +30,7 @@ def weight(item: Any) -> int:
     return SMALL_BYTES + len(bson.encode({"": item}, codec_options=CODEC_OPTIONS))
 
 
-def fitting(items: Sequence[Any], start: int, most: int, room: int) -> int:
+def fitting(items: Sequence[Any], most: int, room: int, start: int = 0) -> int:
     """How many of the items from `start` on fit: at most so many, and so many bytes."""
     taken = 0
     for place in range(start, min(start + most, len(items))):
@@ -45,6 +45,6 @@ def cut(items: Sequence[Any], most: int, room: int) -> Iterator[list[Any]]:
     """The items in pieces that fit; one that is too large for any stands alone."""
     start = 0
     while start < len(items):
-        number = max(1, fitting(items, start, most, room))
+        number = max(1, fitting(items, most, room, start))
         yield list(items[start : start + number])
         start += number

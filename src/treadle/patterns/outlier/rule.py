@@ -19,13 +19,14 @@ from typing import Any, ClassVar, Literal
 
 from pymongo import IndexModel
 
-from treadle.errors import DeclarationError
+from treadle.engine.protocol import WriteProtocol
 from treadle.graph.change import Batch, Changes
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Models, Pattern, Place, Rule, check_choice
+from treadle.graph.pattern import Models, Pattern, Place, Rule, check_choice, check_whole_number
 from treadle.graph.reports import Finding, Report
 from treadle.patterns.outlier import inspection
 from treadle.patterns.outlier.fields import OutlierFields
+from treadle.patterns.outlier.handle import ArrayHandle
 from treadle.plan import Plan, Raw, delete_many, insert_many
 from treadle.plan.capabilities import Capabilities
 
@@ -53,15 +54,8 @@ class Outlier(Pattern):
 
     def bind(self, place: Place, graph: Models) -> Rule:
         check_choice(place, "layout", self.layout, ("page", "documents"))
-        for name, value, most in (
-            ("limit", self.limit, LIMIT_MAX),
-            ("page_size", self.page_size, PAGE_SIZE_MAX),
-        ):
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-                raise DeclarationError(
-                    f"{place.label} has {name}={value!r}; it takes a whole number from 1 to {most:,}",
-                    code="pattern-keyword",
-                )
+        check_whole_number(place, "limit", self.limit, LIMIT_MAX)
+        check_whole_number(place, "page_size", self.page_size, PAGE_SIZE_MAX)
         return OutlierRule(place, graph, self)
 
 
@@ -72,26 +66,21 @@ class OutlierRule(OutlierFields):
         return {self.target.collection: set()}
 
     def maintained(self) -> set[str]:
-        named = {self.count_path} if self.names_count else set()
-        return {self.path, *named, *([self.flag_path] if self.flag_path else [])}
+        return {self.path, *self.beside}
 
     def advice(self, maintained: str) -> str:
-        return f"; call store.array({self.target.model.__name__}, {self.python_path!r}, id) instead"
+        return f"; call store.array({self.target.model.__name__}, {self.name!r}, id) instead"
 
     def kept(self) -> dict[str, Any]:
-        values: dict[str, Any] = {self.path: []}
-        if self.names_count:
-            values[self.count_path] = 0
-        if self.flag_path:
-            values[self.flag_path] = False
-        return values
+        return {self.path: [], **self.beside}
+
+    def calls(self, protocol: WriteProtocol, id: Any) -> ArrayHandle:
+        return ArrayHandle(self, protocol, self.target.identity(id))
 
     # -- writes of the owner -------------------------------------------------------------------
 
     def prepare(self, raw: Raw) -> list[Raw]:
-        """Cut the array of a new document to its embedded part; its overflow documents."""
-        made, _ = self.split(raw)
-        return made
+        return self.split(raw)
 
     def inserts_alone(self, batch: Batch) -> bool:
         return not any(batch.notes[self])

@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, TypeVar
 
 from treadle.engine import crud, lazy
@@ -24,10 +25,9 @@ from treadle.engine.writes import concerns, follow_own, may_upgrade, speaks_of_c
 from treadle.graph.change import Change
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION
-from treadle.patterns.outlier.fields import OutlierFields, comparable
+from treadle.patterns.outlier.fields import OutlierFields, first_of_each
 from treadle.patterns.outlier.item_bytes import fitting, weight
-from treadle.patterns.outlier.move import Move, holds, missing, owned, perform
-from treadle.patterns.outlier.order import first_of_each, in_order, refill
+from treadle.patterns.outlier.move import Move, in_order, refill
 from treadle.plan import (
     Plan,
     Raw,
@@ -40,10 +40,9 @@ from treadle.plan import (
     update_one,
 )
 from treadle.plan.capabilities import Capabilities
+from treadle.query.keys import freeze
 
 R = TypeVar("R")
-
-# More items than this are added in several transactions.
 
 
 class ArrayWork(Work[R]):
@@ -55,6 +54,7 @@ class ArrayWork(Work[R]):
         self.rule = rule
         self.entry = rule.target
         self.key = key
+        self.of_owner = rule.owned(key)
         # Whether others are fed by the array, its count or its flag.
         self.followed = concerns(self.entry, rule.maintained())
         # In an older version the array may have another name, or another form.
@@ -69,13 +69,12 @@ class ArrayWork(Work[R]):
         raise NotImplementedError  # pragma: no cover
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Any]:
-        entry = self.entry
-        if not self.followed and not may_upgrade(entry):
-            return (yield from self.change())
-        before = yield from find_one(entry.collection, by_id(self.key))
-        if before is None:
-            raise missing(self.rule, self.key)
-        if not self.followed and not lazy.is_stale(entry, before):
+        entry, before = self.entry, None
+        if self.followed or may_upgrade(entry):
+            before = yield from find_one(entry.collection, by_id(self.key))
+            if before is None:
+                raise self.rule.missing(self.key)
+        if before is None or not (self.followed or lazy.is_stale(entry, before)):
             return (yield from self.change())
         yield from ledger.note_before(entry, [self.key])
         raised = before
@@ -88,12 +87,10 @@ class ArrayWork(Work[R]):
             ledger.add(Change(entry.collection, self.key, before, after))
         return outcome
 
-    def result(self, outcome: R) -> R:
-        return outcome
 
-    @property
-    def of_owner(self) -> Raw:
-        return owned(self.rule, self.key)
+def holds(item: Any) -> Raw:
+    """The condition that an array holds an item, itself and not one of its parts."""
+    return {"$elemMatch": {"$eq": item}}
 
 
 # -- adding --------------------------------------------------------------------------------
@@ -114,17 +111,15 @@ class Extend(ArrayWork[list[bool]]):
 
     @property
     def size(self) -> int:
-        """How much of a joined outcome is this one's."""
         return len(self.items)
 
     def joins(self, other: Work[Any]) -> bool:
-        """Whether another work can be done along with this one."""
         return (
             isinstance(other, Extend)
             and other.rule is self.rule
             and other.key == self.key
-            and len(self.items) + len(other.items) <= self.entry.limits.array_extend_max
-            and sum(map(weight, [*self.items, *other.items])) <= self.entry.limits.array_bytes_max
+            and len(self.items) + len(other.items) <= self.rule.limits.array_extend_max
+            and sum(map(weight, [*self.items, *other.items])) <= self.rule.limits.array_bytes_max
         )
 
     def joined(self, other: Extend) -> Extend:
@@ -175,7 +170,7 @@ class Extend(ArrayWork[list[bool]]):
             made, _ = rule.pages(self.key, items, last - number)
             yield from insert_many(rule.collection, made)
         else:
-            room = self.entry.limits.array_bytes_max - sum(map(weight, items))
+            room = rule.limits.array_bytes_max - sum(map(weight, items))
             condition = {
                 **self.of_owner,
                 "page": last,
@@ -212,27 +207,27 @@ class Extend(ArrayWork[list[bool]]):
         )
         return None if owner is None else int(rule.value(owner, rule.last_path))
 
-    def _begin_page(self, last: int) -> Plan[int]:
-        """Fill the last page, and put the rest on a new one; its number."""
+    def _begin_page(self, last: int) -> Plan[int | None]:
+        """Fill the last page, and put the rest on new ones; the number of the last."""
         rule = self.rule
-        found = yield from aggregate(
-            rule.collection,
-            [
-                {"$match": {**self.of_owner, "page": last}},
-                {"$project": {"count": 1, "bytes": {"$bsonSize": "$$ROOT"}}},
-            ],
-        )
-        room = 0
-        for page in found:
-            spare = max(0, rule.page_size - page.get("count", rule.page_size))
-            room = fitting(self.items, 0, spare, self.entry.limits.array_bytes_max - page["bytes"])
-            if room:
-                push = {"$push": {rule.field: {"$each": self.items[:room]}}, "$inc": {"count": room}}
-                yield from update_one(rule.collection, {"_id": page["_id"]}, push)
+        room = yield from self._fill(last, self.items)
         made, number = rule.pages(self.key, self.items[room:], last)
         yield from insert_many(rule.collection, made)
         yield from update_one(self.entry.collection, by_id(self.key), {"$set": {rule.last_path: number}})
-        return last if number is None else number
+        return number
+
+    def _fill(self, last: int, items: list[Any]) -> Plan[int]:
+        """Add to the last page as many items as it has room for; how many these were."""
+        rule, room = self.rule, 0
+        shown = {"count": 1, "bytes": {"$bsonSize": "$$ROOT"}}
+        stages = [{"$match": {**self.of_owner, "page": last}}, {"$project": shown}]
+        for page in (yield from aggregate(rule.collection, stages)):
+            spare = max(0, rule.page_size - page.get("count", rule.page_size))
+            room = fitting(items, spare, rule.limits.array_bytes_max - page["bytes"])
+            if room:
+                push = {"$push": {rule.field: {"$each": items[:room]}}, "$inc": {"count": room}}
+                yield from update_one(rule.collection, {"_id": page["_id"]}, push)
+        return room
 
     def _plan(self, owner: Raw) -> Plan[tuple[list[bool], Move | None]]:
         rule = self.rule
@@ -244,27 +239,15 @@ class Extend(ArrayWork[list[bool]]):
             if last is not None:
                 known += yield from self._in_overflow()
             added = first_of_each(self.items, known)
-            new = [item for item, is_new in zip(self.items, added, strict=True) if is_new]
+            new = list(compress(self.items, added))
         if not new:
             return added, None
         room = max(0, rule.limit - len(embedded)) if last is None else 0
         taken, rest = new[:room], new[room:]
-        move = Move(
-            owner,
-            [*embedded, *taken] if taken else None,
-            rule.value(owner, rule.count_path) + len(new),
-            last,
-        )
+        count = rule.value(owner, rule.count_path) + len(new)
+        move = Move(rule, owner, [*embedded, *taken] if taken else None, count, last)
         if rest and last is not None and rule.layout == "page":
-            page = yield from find_one(rule.collection, {**self.of_owner, "page": last})
-            if page is not None:
-                held = rule.contents(page)
-                spare = self.entry.limits.array_bytes_max - sum(map(weight, held))
-                room = fitting(rest, 0, max(0, rule.page_size - len(held)), spare)
-                if room:
-                    held = [*held, *rest[:room]]
-                    move.changed.append({**page, rule.field: held, "count": len(held)})
-                    rest = rest[room:]
+            rest = rest[(yield from self._fill(last, rest)) :]
         move.made, move.last = rule.pages(self.key, rest, last)
         self._met(move.last)
         return added, move
@@ -276,10 +259,10 @@ class Extend(ArrayWork[list[bool]]):
         if rule.layout == "documents":
             rows = yield from find(rule.collection, condition, {rule.item: 1})
             return [row[rule.item] for row in rows]
-        wanted = {"$in": ["$$this", {"$literal": self.items}]}
-        among = {"$filter": {"input": f"${rule.field}", "cond": wanted}}
-        rows = yield from aggregate(rule.collection, [{"$match": condition}, {"$project": {"found": among}}])
-        return [item for row in rows for item in row["found"]]
+        ours = {"$in": ["$$this", {"$literal": self.items}]}
+        among = {"$filter": {"input": f"${rule.field}", "cond": ours}}
+        rows = yield from aggregate(rule.collection, [{"$match": condition}, {"$project": {"items": among}}])
+        return [item for row in rows for item in row["items"]]
 
 
 # -- removing ------------------------------------------------------------------------------
@@ -291,7 +274,6 @@ class Remove(ArrayWork[int]):
     def __init__(self, rule: OutlierFields, key: Any, item: Any) -> None:
         super().__init__(rule, key)
         self.item = item
-        self.mark = comparable(item)
 
     def quick(self) -> Plan[int | None]:
         rule = self.rule
@@ -299,18 +281,22 @@ class Remove(ArrayWork[int]):
             return None
         condition = {**by_id(self.key), **self.current, **rule.ordinary()}
         condition[rule.path] = {**condition[rule.path], **holds(self.item)}
-        others = {"$filter": {"input": f"${rule.path}", "cond": {"$ne": ["$$this", {"$literal": self.item}]}}}
-        update: list[Raw] = [
-            {"$set": {rule.path: others}},
-            {"$set": {rule.count_path: {"$size": f"${rule.path}"}}},
-        ]
+        is_other = {"$ne": ["$$this", {"$literal": self.item}]}
+        others = {"$filter": {"input": f"${rule.path}", "cond": is_other}}
+        counted = {rule.count_path: {"$size": f"${rule.path}"}}
+        update: list[Raw] = [{"$set": {rule.path: others}}, {"$set": counted}]
         before = yield from find_one_and_update(
             self.entry.collection, condition, update, after=False, projection={rule.path: 1}
         )
-        return None if before is None else sum(self._is_it(each) for each in rule.embedded(before))
+        if before is None:
+            return None
+        embedded = rule.embedded(before)
+        return len(embedded) - len(self._others(embedded))
 
-    def _is_it(self, item: Any) -> bool:
-        return bool(comparable(item) == self.mark)
+    def _others(self, items: Sequence[Any]) -> list[Any]:
+        """All items but the one to remove."""
+        mark = freeze(self.item)
+        return [each for each in items if freeze(each) != mark]
 
     def change(self) -> Plan[int]:
         with crud.translated(self.entry.model.__name__):
@@ -319,28 +305,22 @@ class Remove(ArrayWork[int]):
     def _plan(self, owner: Raw) -> Plan[tuple[int, Move | None]]:
         rule = self.rule
         embedded, last = rule.embedded(owner), rule.value(owner, rule.last_path)
-        left = [each for each in embedded if not self._is_it(each)]
+        left = self._others(embedded)
         removed = len(embedded) - len(left)
-        move = Move(owner, left if removed else None, 0, last)
+        move = Move(rule, owner, left if removed else None, 0, last)
         if last is not None:
             pages = yield from find(
                 rule.collection, {**self.of_owner, rule.content: {"$eq": self.item}}, sort=[(rule.order, 1)]
             )
             for page in pages:
                 held = rule.contents(page)
-                kept = [each for each in held if not self._is_it(each)]
+                kept = self._others(held)
                 removed += len(held) - len(kept)
-                if kept:
-                    move.changed.append({**page, rule.field: kept, "count": len(kept)})
-                else:
-                    move.gone.append(page["_id"])
+                move.leave(page, kept)
         if not removed:
             return 0, None
         move.count = rule.value(owner, rule.count_path) - removed
-        if last is not None and len(left) <= rule.low:
-            yield from refill(rule, self.key, move, left)
-        if move.count == len(left if move.embedded is None else move.embedded):
-            move.last = None
+        yield from refill(move, left)
         return removed, move
 
 
@@ -358,14 +338,12 @@ class Tidy(ArrayWork[bool]):
         return (yield from in_order(self.rule, owner)) is not None
 
     def change(self) -> Plan[bool]:
-        owner = yield from find_one(self.entry.collection, by_id(self.key), self.rule.projection())
-        if owner is None:
+        if (yield from find_one(self.entry.collection, by_id(self.key), {"_id": 1})) is None:
             return False
         return (yield from settle(self.rule, self.key, self._plan))
 
     def _plan(self, owner: Raw) -> Plan[tuple[bool, Move | None]]:
-        move = yield from in_order(self.rule, owner)
-        return True, move
+        return True, (yield from in_order(self.rule, owner))
 
 
 def settle(rule: OutlierFields, key: Any, plan: Callable[[Raw], Plan[tuple[R, Move | None]]]) -> Plan[R]:
@@ -374,32 +352,28 @@ def settle(rule: OutlierFields, key: Any, plan: Callable[[Raw], Plan[tuple[R, Mo
         yield from lazy.bring_up(rule.target, by_id(key), limit=1)
     owner = yield from _owner(rule, key)
     if not rule.settled(owner):
-        yield from perform(rule, (yield from in_order(rule, (yield from _whole(rule, key)))))
+        move = yield from in_order(rule, (yield from _owner(rule, key, whole=True)))
+        if move is not None:
+            yield from move.perform()
         owner = yield from _owner(rule, key)
     outcome, move = yield from plan(owner)
-    yield from perform(rule, move)
+    if move is not None:
+        yield from move.perform()
     return outcome
 
 
-def _owner(rule: OutlierFields, key: Any) -> Plan[Raw]:
-    """An owner with its array up to one item beyond the limit, which tells that there are too many."""
-    shown = {**rule.projection(), rule.path: {"$slice": rule.limit + 1}}
-    owner: Raw | None = yield from find_one(rule.target.collection, by_id(key), shown)
-    if owner is None:
-        raise missing(rule, key)
-    return owner
+def _owner(rule: OutlierFields, key: Any, *, whole: bool = False) -> Plan[Raw]:
+    """An owner with its array up to one item beyond the limit, which tells that there are too many.
 
-
-def _whole(rule: OutlierFields, key: Any) -> Plan[Raw]:
-    """An owner with its whole array, which nobody else can write from here on.
-
-    Written first: while a long array is read, those who push to it wait and
-    do not get in between.
+    A `whole` array is written before it is read: it may be long, and those who
+    push to it meanwhile wait and do not get in between.
     """
-    bump = {"$inc": {REVISION: 1}}
-    owner: Raw | None = yield from find_one_and_update(
-        rule.target.collection, by_id(key), bump, projection=rule.projection()
-    )
+    collection, shown = rule.target.collection, rule.projection()
+    if whole:
+        bump = {"$inc": {REVISION: 1}}
+        owner = yield from find_one_and_update(collection, by_id(key), bump, projection=shown)
+    else:
+        owner = yield from find_one(collection, by_id(key), {**shown, rule.path: {"$slice": rule.limit + 1}})
     if owner is None:
-        raise missing(rule, key)
+        raise rule.missing(key)
     return owner

@@ -24,6 +24,7 @@ from treadle.engine.pipelines import update_pipeline
 from treadle.engine.work import Work
 from treadle.engine.writes import follow_own
 from treadle.errors import DataError, UsageError
+from treadle.graph.calls import hierarchy_of
 from treadle.graph.change import Change
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION, Entry
@@ -57,14 +58,9 @@ _ALL = 1_000_000_000
 
 def tree_of(entry: Entry[Any]) -> Tree:
     """The model's tree, or an error that says how to have one."""
-    rules = entry.having(TreeRule)
-    if not rules:
-        raise UsageError(
-            f"{entry.model.__name__} is no tree; declare it with tree=, such as "
-            'tree=AncestorArray(parent="parent_id", ancestors="ancestors")',
-            code="tree-undeclared",
-        )
-    return rules[0].tree
+    rule = hierarchy_of(entry)
+    assert isinstance(rule, TreeRule)
+    return rule.tree
 
 
 class Move(Work[D]):

@@ -7,7 +7,7 @@ The representation that was declared first is the one that is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -93,19 +93,12 @@ class Pending:
         return Read(self._stream.tree.entry.collection, "find", ({"_id": {"$in": batch}},))
 
 
-def otherwise(
-    tree: Tree, pending: Pending | None, error: OperationFailure
-) -> tuple[Read, Callable[[list[Raw]], None] | None]:
-    """What to read instead where `$graphLookup` had not enough memory, and who is given the nodes."""
-    if error.code != GRAPH_LOOKUP_TOO_LARGE:
-        raise error
-    if pending is None:
-        raise DataError(
-            f"the subtree is more than $graphLookup sorts in its 100 MB; leave out sort=, "
-            f"or give {tree.entry.model.__name__} an AncestorArray",
-            code="tree-too-large",
-        ) from None
-    return pending.anew(), pending.add
+def too_large(tree: Tree) -> DataError:
+    return DataError(
+        f"the subtree is more than $graphLookup sorts in its 100 MB; leave out sort=, "
+        f"or give {tree.entry.model.__name__} an AncestorArray",
+        code="tree-too-large",
+    )
 
 
 def cycle_error(tree: Tree) -> DataError:

@@ -7,12 +7,13 @@ meanwhile is found when its parent's turn comes.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from treadle.engine.deletes import check_restrictions, delete_documents, restricting, smaller_first
 from treadle.engine.ledger import Ledger
 from treadle.engine.work import ChunkedWork, Work
 from treadle.errors import UsageError
+from treadle.graph.calls import Children
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.patterns.tree import state
@@ -25,7 +26,6 @@ from treadle.plan import Plan, Raw, by_id, find, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 
-Children = Literal["refuse", "subtree", "lift"]
 _ALL = 1_000_000_000
 
 

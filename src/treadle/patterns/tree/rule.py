@@ -12,7 +12,9 @@ from typing import Any, ClassVar
 from pymongo import IndexModel
 from pymongo.errors import OperationFailure
 
+from treadle.engine.protocol import WriteProtocol
 from treadle.errors import DataError, DeclarationError, UsageError
+from treadle.graph.calls import HierarchyRule
 from treadle.graph.change import Batch, Changes
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Models, Pattern, Place
@@ -20,6 +22,7 @@ from treadle.graph.reports import Finding
 from treadle.patterns.tree import inspection, placing, state
 from treadle.patterns.tree.bulk import in_pieces
 from treadle.patterns.tree.fields import Role, Tree, TreePlace, TreeRule
+from treadle.patterns.tree.handle import TreeHandle
 from treadle.patterns.tree.unfinished import finish
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
@@ -52,13 +55,16 @@ class TreePattern(Pattern):
         return rule
 
 
-class NodeRule(TreeRule):
+class NodeRule(TreeRule, HierarchyRule):
     """One representation of a tree."""
 
     # A move, and what it rewrites, happen together.
     needs_transactions = True
     # A node goes only with or after its children.
     deletes_together = True
+
+    def calls(self, protocol: WriteProtocol) -> TreeHandle[Any]:
+        return TreeHandle(self.tree, protocol)
 
     @property
     def _leads(self) -> bool:

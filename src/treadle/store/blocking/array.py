@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pymongo.client_session import ClientSession
 
+from treadle.graph.calls import ArrayRule, rule_named
 from treadle.graph.pattern import Entry
-from treadle.patterns.outlier import reads
-from treadle.patterns.outlier.item_bytes import cut
-from treadle.patterns.outlier.writes import ArrayWork, Extend, Remove
 from treadle.plan import Plan
 from treadle.store.blocking.writer import Writer
 
@@ -25,12 +23,12 @@ class Array:
 
     def __init__(self, store: Writer, entry: Entry[Any], field: str, id: Any) -> None:
         self._store = store
-        self.rule = reads.rule_named(entry, field)
-        self.key = entry.identity(id)
-        # How many duplicates this handle was given and left out.
-        self.ignored = 0
-        # The last page that was met, so that the next addition need not try without overflow.
-        self._last: int | None = None
+        self._calls = rule_named(entry, ArrayRule, field).calls(store.protocol, id)
+
+    @property
+    def ignored(self) -> int:
+        """How many duplicates this handle was given and left out."""
+        return self._calls.ignored
 
     def append(self, item: Any, session: Session = None) -> bool:
         """Add an item at the end; False if it was there already and the array is unique."""
@@ -38,63 +36,38 @@ class Array:
 
     def extend(self, items: Iterable[Any], session: Session = None) -> int:
         """Add items at the end; how many were added."""
-        total = 0
-        limits = self.rule.target.limits
-        pieces = cut(self.rule.dump(list(items)), limits.array_extend_max, limits.array_bytes_max)
-        for part in pieces:
-            added = self._write(Extend(self.rule, self.key, part), session)
-            total += sum(added)
-            self.ignored += len(added) - sum(added)
-        return total
+        return self._store.runner.run(self._calls.extend(items), session)
 
     def remove(self, item: Any, session: Session = None) -> int:
         """Remove every occurrence of an item; how many there were."""
-        return self._write(Remove(self.rule, self.key, self.rule.dump([item])[0]), session)
+        return self._store.runner.run(self._calls.remove(item), session)
 
     def contains(self, item: Any, session: Session = None) -> bool:
         """Whether an item is there."""
-        dumped = self.rule.dump([item])[0]
-        return self._read(lambda: reads.contains(self.rule, self.key, dumped), session)
+        return self._read(self._calls.contains(item), session)
 
     def count(self, session: Session = None) -> int:
         """How many items there are."""
-        return self._read(lambda: reads.count(self.rule, self.key), session)
+        return self._read(self._calls.count(), session)
 
     def page(self, number: int, size: int, session: Session = None) -> list[Any]:
         """The items of one page of this size; the first is number 1."""
-        reads.check_page(self.rule, number, size)
-        items = self._read(lambda: reads.page(self.rule, self.key, number, size), session)
-        return self.rule.load(items)
+        return self._read(self._calls.page(number, size), session)
 
     def __iter__(self) -> Iterator[Any]:
-        with self._moment(None) as (session, steady):
-            walk = reads.Walk(self.rule, self.key, steady)
-            while not walk.over:
-                items = self._store.runner.run(reads.steadily(self.rule, walk.next), session)
-                yield from self.rule.load(items)
+        with self._moment(None) as (session, snapshot):
+            reader = self._calls.reader(snapshot)
+            while not reader.over:
+                yield from self._store.runner.run(reader.next(), session)
 
-    def _write(self, work: ArrayWork[R], session: Session) -> R:
-        # First, because it refuses a server where overflow cannot be kept.
-        self._store._capabilities()
-        if isinstance(work, Extend):
-            work.last = self._last
-        if self._last is None:
-            done: R | None = self._store.runner.run(work.quick(), session)
-            if done is not None:
-                return done
-        outcome = self._store._write(work, session)
-        if isinstance(work, Extend):
-            self._last = work.last
-        return outcome
-
-    def _read(self, make: Callable[[], Plan[R]], session: Session) -> R:
+    def _read(self, plan: Plan[R], session: Session) -> R:
         with self._moment(session) as (own, _):
-            return self._store.runner.run(reads.steadily(self.rule, make), own)
+            return self._store.runner.run(plan, own)
 
     @contextmanager
     def _moment(self, session: Session) -> Generator[tuple[Session, bool]]:
         """A session whose reads all see one moment, where the server has such."""
-        if session is not None or not reads.has_snapshots(self._store._capabilities()):
+        if session is not None or not self._store._capabilities().snapshots:
             yield session, session is not None and session.in_transaction
             return
         with self._store.runner.database.client.start_session(snapshot=True) as own:

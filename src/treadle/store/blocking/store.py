@@ -31,7 +31,7 @@ from treadle.store.blocking.found import Found, read_pages
 from treadle.store.blocking.tree import TreeHandle
 from treadle.store.blocking.worker import Worker
 from treadle.store.blocking.writer import Writer
-from treadle.store.counter_handle import only_one
+from treadle.store.counter_buffer import only_one
 from treadle.upkeep import position, rebuild, set_up, status, validation
 from treadle.upkeep.migrations import perform as migrate
 from treadle.upkeep.migrations import run as migration

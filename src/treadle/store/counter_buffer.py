@@ -11,44 +11,36 @@ from __future__ import annotations
 import operator
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from bson import ObjectId
 
+from treadle.graph.calls import Chunk, Sums
 from treadle.graph.limits import Limits
 
-Plus: TypeAlias = Callable[[Any, Any], Any]
+C = TypeVar("C")
+
+_MAKING = threading.Lock()
 
 
-@dataclass(slots=True)
-class Chunk:
-    """Sums that are written together, once, under one number."""
-
-    number: int
-    sums: dict[Any, Any]
-
-
-@dataclass(slots=True)
-class Flushed:
-    """What a flush did: how many documents were updated, and which ids could not be."""
-
-    documents: int = 0
-    unknown: dict[Any, Any] = field(default_factory=dict)
-
-    def tell(self, amounts: Mapping[Any, Any], plus: Plus = operator.add) -> None:
-        """Amounts that could not be added."""
-        for key, n in amounts.items():
-            self.unknown[key] = plus(self.unknown.get(key, 0), n)
+def only_one(counters: dict[Any, C], key: Any, make: Callable[[], C]) -> C:
+    """The counter under a key, made if there is none; two would each hold a part of the events."""
+    if key not in counters:
+        with _MAKING:
+            if key not in counters:
+                counters[key] = make()
+    return counters[key]
 
 
 class Buffer:
     """The events of one counter in one process."""
 
-    def __init__(self, every: int, keys_max: int, limits: Limits, plus: Plus = operator.add) -> None:
-        self._limits = limits
+    def __init__(
+        self, every: int, keys_max: int, limits: Limits, plus: Callable[[Any, Any], Any] = operator.add
+    ) -> None:
         self._plus = plus
+        self._limits = limits
         self.every = every
         self.keys_max = keys_max
         self.events: deque[Any] = deque()
@@ -71,12 +63,15 @@ class Buffer:
         # Cut before it is made an integer: the sum of large amounts may be infinite.
         self.room = int(max(1, min(self._limits.counter_fold_max, self.every - self._weight)))
 
-    def add(self, counts: Iterable[tuple[Any, Any]]) -> bool:
+    def _add_to(self, sums: dict[Any, Any], more: Sums) -> None:
+        for key, n in more.items():
+            sums[key] = self._plus(sums.get(key, 0), n)
+
+    def add(self, sums: Sums) -> bool:
         """Add amounts that are not single events; whether a flush is due."""
         with self._lock:
-            for key, n in counts:
-                self._sums[key] = self._plus(self._sums.get(key, 0), n)
-                self._weight += max(1, abs(n))
+            self._add_to(self._sums, sums)
+            self._weight += sum(max(1, abs(n)) for n in sums.values())
         return self.fold()
 
     def fold(self) -> bool:
@@ -103,8 +98,7 @@ class Buffer:
         with self._lock:
             chunks, sums = list(self.unfinished), self._sums
             for chunk in chunks[1:]:
-                for key, n in chunk.sums.items():
-                    sums[key] = self._plus(sums.get(key, 0), n)
+                self._add_to(sums, chunk.sums)
             self.unfinished = deque(chunks[:1])
             self._number([(key, n) for key, n in sums.items() if n], self._limits.counter_chunk)
             self._sums = {}
@@ -133,12 +127,11 @@ class Buffer:
         """What is not known to be written, by key."""
         self.fold()
         with self._lock:
-            found = dict(self._sums)
+            sums = dict(self._sums)
             chunks = list(self.unfinished)
         for chunk in chunks:
-            for key, n in chunk.sums.items():
-                found[key] = self._plus(found.get(key, 0), n)
-        return {key: n for key, n in found.items() if n}
+            self._add_to(sums, chunk.sums)
+        return {key: n for key, n in sums.items() if n}
 
     @property
     def empty(self) -> bool:

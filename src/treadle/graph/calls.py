@@ -1,0 +1,253 @@
+"""The Store's calls on arrays, counters and trees.
+
+A handle of the Store looks up the rule that the caller named, asks it for its
+calls, and runs the plans that these return. Rules are given the Store's
+`WriteProtocol`; it is `Any` here, because its room comes after this one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+from bson import ObjectId
+from pymongo.errors import OperationFailure
+
+from treadle.errors import DeclarationError, UsageError
+from treadle.graph.pattern import Entry, Place, Rule
+from treadle.graph.reports import Finding
+from treadle.model.document import Document
+from treadle.plan import Plan, Raw, Read
+from treadle.query.safety import Sort
+
+D = TypeVar("D", bound=Document)
+D_co = TypeVar("D_co", bound=Document, covariant=True)
+Named = TypeVar("Named", bound="NamedRule")
+Sums: TypeAlias = Mapping[Any, Any]
+Children: TypeAlias = Literal["refuse", "subtree", "lift"]
+
+
+class NamedRule(Rule):
+    """A rule that callers name by the Python path of its field."""
+
+    noun = ""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.limits = place.entry.limits
+        if place.in_array:
+            raise DeclarationError(
+                f"{place.label} stands inside an array; {self.noun} belongs to the document itself or to a "
+                "nested model",
+                code="maintained-in-array",
+            )
+
+    @property
+    def name(self) -> str:
+        return self.place.label.partition(".")[2]
+
+    @classmethod
+    def unknown(cls, asked: str, known: str) -> UsageError:
+        """The error that tells a caller which ones there are, and how to declare one."""
+        raise NotImplementedError  # pragma: no cover
+
+    def finding(self, key: Any, path: str, stored: Any, expected: Any) -> Finding:
+        return Finding(self.pattern, self.target.model.__name__, key, path, stored, expected)
+
+
+def rule_named(entry: Entry[Any], family: type[Named], name: str) -> Named:
+    """The rule of a family that a caller named."""
+    rules = entry.having(family)
+    for rule in rules:
+        if rule.name == name:
+            return rule
+    known = ", ".join(repr(rule.name) for rule in rules) or "none"
+    raise family.unknown(f"{entry.model.__name__} has no {family.noun.partition(' ')[2]} {name!r}", known)
+
+
+# -- arrays ------------------------------------------------------------------------------------------
+
+
+class ArrayRule(NamedRule):
+    """An array that is stored in several documents."""
+
+    noun = "an outlier array"
+
+    @classmethod
+    def unknown(cls, asked: str, known: str) -> UsageError:
+        return UsageError(
+            f"{asked}; it has {known}: declare it as Annotated[list[…], Outlier(limit=…, overflow=…)]",
+            code="array-unknown",
+        )
+
+    def calls(self, protocol: Any, id: Any) -> ArrayCalls:
+        """The calls on the array of one document."""
+        raise NotImplementedError  # pragma: no cover
+
+
+class ArrayReader(Protocol):
+    """One pass over an array."""
+
+    over: bool
+
+    def next(self) -> Plan[list[Any]]:
+        """The next items; the last ones when it is `over` then."""
+
+
+class ArrayCalls(Protocol):
+    """What `store.array(…)` answers with."""
+
+    # How many duplicates were left out.
+    ignored: int
+
+    def extend(self, items: Iterable[Any]) -> Plan[int]: ...
+    def remove(self, item: Any) -> Plan[int]: ...
+    def contains(self, item: Any) -> Plan[bool]: ...
+    def count(self) -> Plan[int]: ...
+    def page(self, number: int, size: int) -> Plan[list[Any]]: ...
+
+    def reader(self, snapshot: bool) -> ArrayReader:
+        """What reads all items; `snapshot` tells whether its reads all see one moment."""
+
+
+# -- counters ------------------------------------------------------------------------------------------
+
+
+class CounterRule(NamedRule):
+    """A number that is written some time after its events."""
+
+    noun = "a counter"
+    # What it was declared with: where events wait, and until when.
+    declared: Any
+    # Ids of this very class need no validation.
+    exact_key: type | None
+    # The sum of two amounts.
+    plus: Callable[[Any, Any], Any]
+
+    @classmethod
+    def unknown(cls, asked: str, known: str) -> UsageError:
+        return UsageError(
+            f"{asked}; it has {known}: declare it as Annotated[int, Approximate(every=…)]",
+            code="counter-unknown",
+        )
+
+    def calls(self, protocol: Any) -> CounterCalls:
+        """The calls on this counter."""
+        raise NotImplementedError  # pragma: no cover
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Sums that are written together, once, under one number."""
+
+    number: int
+    sums: dict[Any, Any]
+
+
+@dataclass(slots=True)
+class Flushed:
+    """What a flush did: how many documents were updated, and the amounts of ids that could not be."""
+
+    documents: int = 0
+    unknown: dict[Any, Any] = field(default_factory=dict)
+
+
+class Waiting(Protocol):
+    """The sums of a counter that wait in the memory of this process."""
+
+    writer: ObjectId
+    # What was taken to be written, and is not known to be.
+    unfinished: deque[Chunk]
+
+    def take(self) -> None:
+        """Move all sums to `unfinished`."""
+
+    def divide(self, size: int) -> None:
+        """Write what is unfinished in smaller chunks, under new numbers."""
+
+    def pending(self) -> dict[Any, Any]:
+        """What is not known to be written, by key."""
+
+
+class CounterCalls(Protocol):
+    """What `store.counter(…)` answers with; events in memory are the handle's own."""
+
+    def amounts(self, counts: Sums) -> dict[Any, Any]:
+        """What a caller gave, checked and by key."""
+
+    def record(self, group: Sequence[Sums]) -> Plan[None]:
+        """Store the amounts of several callers as one durable event."""
+
+    def sample(self, key: Any, n: Any) -> Plan[dict[Any, Any]]:
+        """Add an amount at once; what could not be added."""
+
+    def flush(self, waiting: Waiting, done: Flushed) -> Plan[None]:
+        """Write everything that waits; `done` tells of it, even where an error ends it."""
+
+    def pending(self) -> Plan[dict[Any, Any]]:
+        """The durable events that wait, of all processes."""
+
+    def read(self, id: Any, exact: bool, waiting: Waiting) -> Plan[Any]:
+        """The stored number, or with what waits."""
+
+    def close(self, waiting: Waiting) -> Plan[None]:
+        """Forget a writer whose chunks are all written."""
+
+
+# -- trees ---------------------------------------------------------------------------------------------
+
+
+class HierarchyRule(Rule):
+    """A tree over the documents of a model."""
+
+    def calls(self, protocol: Any) -> TreeCalls[Any]:
+        """The calls on the tree."""
+        raise NotImplementedError  # pragma: no cover
+
+
+def hierarchy_of(entry: Entry[Any]) -> HierarchyRule:
+    """The rule of a model's tree."""
+    for rule in entry.having(HierarchyRule):
+        return rule
+    raise UsageError(
+        f"{entry.model.__name__} is no tree; declare it with tree=, such as "
+        'tree=AncestorArray(parent="parent_id", ancestors="ancestors")',
+        code="tree-undeclared",
+    )
+
+
+class NodeReader(Protocol[D_co]):
+    """Nodes that several reads find, one after another."""
+
+    page: int
+
+    def first(self) -> Plan[Read | None]:
+        """The first read; None where there are no nodes."""
+
+    def instead(self, error: OperationFailure) -> Read:
+        """The read to make in place of one that the server refused; or it raises."""
+
+    def take(self, raws: list[Raw]) -> Iterable[D_co]:
+        """The nodes of a page."""
+
+    def next(self) -> Read | None:
+        """The read that comes next; None at the end."""
+
+
+class TreeCalls(Protocol[D]):
+    """What `store.tree(…)` answers with."""
+
+    def roots(self, sort: Sort | None) -> NodeReader[D]: ...
+    def children(self, id: Any, sort: Sort | None) -> NodeReader[D]: ...
+    def descendants(self, id: Any, max_depth: int | None, sort: Sort | None) -> NodeReader[D]: ...
+    def ancestors(self, id: Any) -> Plan[list[D]]: ...
+    def path(self, id: Any) -> Plan[list[D]]: ...
+    def parent(self, id: Any) -> Plan[D | None]: ...
+    def depth(self, id: Any) -> Plan[int]: ...
+    def count(self, id: Any, max_depth: int | None) -> Plan[int]: ...
+    def insert(self, node: D, parent: Any) -> Plan[D]: ...
+    def move(self, id: Any, parent: Any) -> Plan[D]: ...
+    def rename(self, id: Any, segment: str) -> Plan[D]: ...
+    def remove(self, id: Any, children: Children) -> Plan[int]: ...

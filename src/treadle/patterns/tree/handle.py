@@ -1,0 +1,154 @@
+"""The calls on the tree of one model: ids in, models out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+from pymongo.errors import OperationFailure, PyMongoError
+
+from treadle.engine.inserts import Insert
+from treadle.engine.protocol import WriteProtocol
+from treadle.errors import UsageError
+from treadle.graph.calls import Children
+from treadle.model.document import Document
+from treadle.patterns.tree import reads, state
+from treadle.patterns.tree.fields import Tree
+from treadle.patterns.tree.moves import Move
+from treadle.patterns.tree.placing import UNSTATED
+from treadle.patterns.tree.reads import Pending, Stream
+from treadle.patterns.tree.removes import Remove
+from treadle.patterns.tree.unfinished import finish
+from treadle.plan import Plan, Raw, Read, is_inside, outside, server_facts
+from treadle.plan.server_errors import GRAPH_LOOKUP_TOO_LARGE
+from treadle.query.safety import Sort
+
+D = TypeVar("D", bound=Document)
+
+
+class Nodes(Generic[D]):
+    """The nodes of a stream, which takes one read, or one for each batch of parents."""
+
+    def __init__(self, tree: Tree, plan: Plan[Stream]) -> None:
+        self._tree = tree
+        self.page = tree.entry.limits.find_page
+        self._plan = plan
+        self._pending: Pending | None = None
+        # Whether the read under way is the first one of a stream in batches.
+        self._is_first = True
+
+    def first(self) -> Plan[Read | None]:
+        """The first read; None where there are no nodes."""
+        stream = yield from self._plan
+        if isinstance(stream, list):
+            return None
+        if isinstance(stream, Read):
+            return stream
+        self._pending = Pending(stream)
+        return stream.read
+
+    def instead(self, error: OperationFailure) -> Read:
+        """What to ask where `$graphLookup` has not enough memory."""
+        if error.code != GRAPH_LOOKUP_TOO_LARGE:
+            raise error
+        if self._pending is None:
+            raise reads.too_large(self._tree) from None
+        self._is_first = False
+        return self._pending.anew()
+
+    def take(self, raws: list[Raw]) -> Iterable[D]:
+        """The nodes of a page; what is below them is asked for later."""
+        if self._pending is not None:
+            (self._pending.add_first if self._is_first else self._pending.add)(raws)
+        return map(self._tree.entry.codec.load, raws)
+
+    def next(self) -> Read | None:
+        """The next read; None at the end."""
+        self._is_first = False
+        return None if self._pending is None else self._pending.next()
+
+
+class TreeHandle(Generic[D]):
+    """The tree of one model."""
+
+    def __init__(self, tree: Tree, protocol: WriteProtocol) -> None:
+        self._tree = tree
+        self._entry = tree.entry
+        self._protocol = protocol
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    def roots(self, sort: Sort | None) -> Nodes[D]:
+        return Nodes(self._tree, reads.roots(self._tree, sort))
+
+    def children(self, id: Any, sort: Sort | None) -> Nodes[D]:
+        return Nodes(self._tree, reads.children(self._tree, self._entry.identity(id), sort))
+
+    def descendants(self, id: Any, max_depth: int | None, sort: Sort | None) -> Nodes[D]:
+        reads.check_depth(max_depth)
+        key = self._entry.identity(id)
+        return Nodes(self._tree, reads.descendants(self._tree, key, max_depth, sort))
+
+    def ancestors(self, id: Any) -> Plan[list[D]]:
+        raws = yield from reads.ancestors(self._tree, self._entry.identity(id))
+        return [self._entry.codec.load(raw) for raw in raws]
+
+    def path(self, id: Any) -> Plan[list[D]]:
+        raws = yield from reads.path(self._tree, self._entry.identity(id))
+        return [self._entry.codec.load(raw) for raw in raws]
+
+    def parent(self, id: Any) -> Plan[D | None]:
+        above = yield from self.ancestors(id)
+        return above[-1] if above else None
+
+    def depth(self, id: Any) -> Plan[int]:
+        return reads.depth(self._tree, self._entry.identity(id))
+
+    def count(self, id: Any, max_depth: int | None) -> Plan[int]:
+        return reads.count(self._tree, None if id is None else self._entry.identity(id), max_depth)
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    def insert(self, node: D, parent: Any) -> Plan[D]:
+        model = self._entry.model
+        if type(node) is not model:
+            raise UsageError(
+                f"this is the tree of {model.__name__}; it takes no {type(node).__name__}",
+                code="model-unknown",
+            )
+        stated = UNSTATED if parent is None else self._entry.identity(parent)
+        work: Insert[D] = Insert(self._entry, [node], {self._tree.rules[0]: [stated]})
+        (stored,) = yield from self._protocol.write(work)
+        return stored
+
+    def move(self, id: Any, parent: Any) -> Plan[D]:
+        return (yield from self._move(id, parent=parent))
+
+    def rename(self, id: Any, segment: str) -> Plan[D]:
+        return (yield from self._move(id, segment=segment))
+
+    def _move(self, id: Any, **to: Any) -> Plan[D]:
+        work: Move[D] = Move(self._entry, id, **to, whole=(yield from is_inside()))
+        node = yield from self._protocol.write(work)
+        if work.token is not None:
+            yield from self._finish()
+        return node
+
+    def remove(self, id: Any, children: Children) -> Plan[int]:
+        work = Remove(self._entry, id, children, whole=(yield from is_inside()))
+        removed = yield from self._protocol.write(work)
+        if work.token is None:
+            return removed
+        yield from self._finish()
+        # It went in chunks, which others may have helped with.
+        return (yield from outside(lambda: state.outcome(self._tree, work.token)))
+
+    def _finish(self) -> Plan[None]:
+        """Do the rest of a large move or removal, in chunks."""
+        server = yield from server_facts()
+        try:
+            yield from outside(lambda: finish(self._tree, self._protocol.graph, server))
+        except PyMongoError as error:
+            # Its beginning and what is owed are committed; it must not seem to have failed.
+            state.log.warning("%s: a large move is pending: %s", self._entry.model.__name__, error)
+            self._protocol.unfinished = True
