@@ -279,7 +279,7 @@ def test_a_wrong_clock_neither_takes_a_lease_nor_holds_it_too_long(server, datab
 
 def test_a_leader_that_wakes_up_after_its_lease_does_no_harm(server, database, shop, said):
     """Stopped in the middle of its work, replaced, and woken again: fenced, nothing wrong."""
-    options = {"lease_seconds": 0.6, "elsewhere": True}
+    options = {"limits": Limits(worker_lease_seconds=0.6), "elsewhere": True}
     workers = [mill.start(mill.work, SHOP, server.uri, database.name, **options) for _ in range(2)]
     wait_for(lambda: leader(database))
     with mill.writers(server.uri, database.name, 6.0, count=2, pause=0.005):
