@@ -50,7 +50,7 @@ class NamedRule(Rule):
 
     @classmethod
     def unknown(cls, asked: str, known: str) -> UsageError:
-        """The error that tells a caller which ones there are, and how to declare one."""
+        """The error that lists those that there are, and says how to declare one."""
         raise NotImplementedError  # pragma: no cover
 
     def finding(self, key: Any, path: str, stored: Any, expected: Any) -> Finding:
@@ -184,7 +184,7 @@ class CounterCalls(Protocol):
         """Add an amount at once; what could not be added."""
 
     def flush(self, waiting: Waiting, done: Flushed) -> Plan[None]:
-        """Write everything that waits; `done` tells of it, even where an error ends it."""
+        """Write everything that waits; `done` holds the outcome, even where an error ends it."""
 
     def pending(self) -> Plan[dict[Any, Any]]:
         """The durable events that wait, of all processes."""

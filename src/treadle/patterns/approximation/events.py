@@ -94,7 +94,7 @@ def drain(
     commit: Callable[[Drain], Plan[tuple[int, Sums, Sums]]],
     note: Callable[[Sums, Sums], None],
 ) -> Plan[None]:
-    """Move everything that is buffered; `note` is told what was added, and what could not be."""
+    """Move everything that is buffered; `note` receives what was added, and what could not be."""
     left_out: dict[Any, Any] = {}
     for _ in range(rule.limits.counter_parts_max):
         work = Drain(rule, left_out)

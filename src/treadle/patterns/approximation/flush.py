@@ -7,8 +7,8 @@ Rules:
    batch whose outcome is unknown is written again under the same number.
 2. Buffered events are added and deleted in one transaction. Two flushers that
    take the same ones conflict, and one of them starts again.
-3. Ids that no document has are told, and their amounts are returned.
-4. An amount that cannot be added does not stop the others. It is told like those.
+3. The amounts of ids that no document has are returned and logged.
+4. An amount that cannot be added does not stop the others. It is returned with those.
 5. Without transactions each document carries the mark of the batch until the
    batch is over, so that it is not added twice.
 
@@ -150,7 +150,7 @@ def culprits(rule: CounterFields, sums: Sums, error: BaseException) -> Plan[dict
 
     A document that holds no number, that its validator refuses with the new
     one, or whose number would grow too large. In a transaction the server
-    tells of one at a time.
+    names one at a time.
     """
     if isinstance(error, OverflowError):
         return {key: n for key, n in sums.items() if abs(n) >= INT_MAX}
@@ -286,8 +286,8 @@ def plain(stored: Any) -> Any:
 def stored(rule: CounterFields, key: Any) -> Plan[Any]:
     """The stored number; None where there is no document."""
     entry = rule.target
-    shown = None if entry.versioned else {rule.path: 1}
-    document = yield from find_one(entry.collection, rule.where(key), shown)
+    projection = None if entry.versioned else {rule.path: 1}
+    document = yield from find_one(entry.collection, rule.where(key), projection)
     if document is None:
         return None
     if entry.versioned and lazy.is_stale(entry, document):

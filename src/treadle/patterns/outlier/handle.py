@@ -90,11 +90,11 @@ class ArrayHandle:
 
     # -- reading -------------------------------------------------------------------------------------
 
-    def _owner(self, **shown: Any) -> Plan[Raw]:
+    def _owner(self, **fields: Any) -> Plan[Raw]:
         """What is asked for of the owner, with its state."""
         rule = self.rule
         state = dict.fromkeys([rule.state, *rule.beside], 1)
-        stages = [{"$match": by_id(self.key)}, {"$project": {**state, **shown}}]
+        stages = [{"$match": by_id(self.key)}, {"$project": {**state, **fields}}]
         for owner in (yield from aggregate(rule.target.collection, stages)):
             return owner
         raise rule.missing(self.key)

@@ -67,8 +67,8 @@ def _overflow(rule: OutlierFields, keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
 def _lengths(rule: OutlierFields, keys: Sequence[Any]) -> Plan[dict[Any, int]]:
     if not keys:
         return {}
-    shown = {"n": {"$size": f"${rule.path}"}}
-    stages: list[Raw] = [{"$match": {"_id": {"$in": list(keys)}}}, {"$project": shown}]
+    projection = {"n": {"$size": f"${rule.path}"}}
+    stages: list[Raw] = [{"$match": {"_id": {"$in": list(keys)}}}, {"$project": projection}]
     rows = yield from aggregate(rule.target.collection, stages)
     return {freeze(row["_id"]): row["n"] for row in rows}
 

@@ -219,8 +219,8 @@ class Extend(ArrayWork[list[bool]]):
     def _fill(self, last: int, items: list[Any]) -> Plan[int]:
         """Add to the last page as many items as it has room for; how many these were."""
         rule, room = self.rule, 0
-        shown = {"count": 1, "bytes": {"$bsonSize": "$$ROOT"}}
-        stages = [{"$match": {**self.of_owner, "page": last}}, {"$project": shown}]
+        projection = {"count": 1, "bytes": {"$bsonSize": "$$ROOT"}}
+        stages = [{"$match": {**self.of_owner, "page": last}}, {"$project": projection}]
         for page in (yield from aggregate(rule.collection, stages)):
             spare = max(0, rule.page_size - page.get("count", rule.page_size))
             room = fitting(items, spare, rule.limits.array_bytes_max - page["bytes"])
@@ -368,12 +368,14 @@ def _owner(rule: OutlierFields, key: Any, *, whole: bool = False) -> Plan[Raw]:
     A `whole` array is written before it is read: it may be long, and those who
     push to it meanwhile wait and do not get in between.
     """
-    collection, shown = rule.target.collection, rule.projection()
+    collection, projection = rule.target.collection, rule.projection()
     if whole:
         bump = {"$inc": {REVISION: 1}}
-        owner = yield from find_one_and_update(collection, by_id(key), bump, projection=shown)
+        owner = yield from find_one_and_update(collection, by_id(key), bump, projection=projection)
     else:
-        owner = yield from find_one(collection, by_id(key), {**shown, rule.path: {"$slice": rule.limit + 1}})
+        owner = yield from find_one(
+            collection, by_id(key), {**projection, rule.path: {"$slice": rule.limit + 1}}
+        )
     if owner is None:
         raise rule.missing(key)
     return owner

@@ -131,9 +131,9 @@ class Counter:
     def _note(self, unknown: Mapping[Any, Any]) -> None:
         if not unknown:
             return
-        shown = ", ".join(repr(key) for key in list(unknown)[: self._limits.examples_max])
+        examples = ", ".join(repr(key) for key in list(unknown)[: self._limits.examples_max])
         log.warning(
-            "%s: the amounts of %d ids cannot be added: %s", self.rule.place.label, len(unknown), shown
+            "%s: the amounts of %d ids cannot be added: %s", self.rule.place.label, len(unknown), examples
         )
         for key, n in unknown.items():
             if key in self.unknown or len(self.unknown) < self._limits.counter_unknown_max:
