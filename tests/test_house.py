@@ -62,10 +62,7 @@ STILL: dict[str, set[object]] = {
     "from a later room": set(),
     "in a cycle": set(),
     "in a function": set(),
-    "not pure": {
-        ("model.codec", "threading"),
-        ("model.lazy_id", "threading"),
-    },
+    "not pure": set(),
     "from another pattern": set(),
     "names a pattern": set(),
 }

@@ -96,6 +96,8 @@ def test_the_calls_speak_of_readings(filled):
     assert (1.0, 2.0, 3.0, 1.5) == tuple(entry["temp"][part] for part in ("min", "max", "sum", "avg"))
     assert Decimal("3.30") == entry["price"].sum
     assert [] == store.summary(Reading, "nobody")
+    with pytest.raises(UsageError, match="no field"):
+        store.readings(Reading, "a", fields=["nothing"])
     assert [(at(3), 3.0), (at(4), 4.0)] == store.readings(Reading, "a", at(3), fields=["temp"])
     assert [(at(0), None, Decimal("1.10"))] == store.readings(Reading, "a", at(0), at(1))
     assert 5 == store.delete_many(Reading, {"sensor_id": "a"})
@@ -188,7 +190,7 @@ def test_derived_data_of_readings_is_refused():
         Graph([Wrong])
 
 
-def test_single_documents_are_adopted_once_even_after_a_crash(run, database):
+def test_single_documents_are_adopted_once_even_after_a_crash(run, database, caplog):
     class Moved(Document, collection="moved", timeseries=TimeSeries(time="ts", key="a", adopt="single")):
         a: str
         ts: datetime
@@ -206,6 +208,7 @@ def test_single_documents_are_adopted_once_even_after_a_crash(run, database):
     assert 2501 == len(store.verify())
     seen: list[Any] = []
     assert 2500 == store.rebuild(Moved, progress=seen.append)
+    assert "is not adopted: it has no date in 'ts'" in caplog.text
     assert (2500, 1) == (store.count(Moved), database.single.count_documents({}))
     assert 2500 == seen[-1].done
     assert single[3]["_id"] == store.get(Moved, single[3]["_id"]).id
