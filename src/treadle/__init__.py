@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from treadle.engine.lazy import OldDocuments
     from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
     from treadle.graph.limits import Limits
-    from treadle.graph.reports import Action, FieldSummary, Finding, Progress, Summary
+    from treadle.graph.outcomes import Action, FieldSummary, Finding, Progress, Summary
     from treadle.model.bson_types import Id
     from treadle.model.document import Document
     from treadle.model.indexed import Indexed
@@ -80,7 +80,7 @@ __all__ = [
 # Imported when first asked for: `treadle --help` would otherwise wait for the
 # driver and for Pydantic, which take longer to import than all the rest.
 _HOMES = {
-    "Action": "graph.reports",
+    "Action": "graph.outcomes",
     "AncestorArray": "patterns.tree.ancestor_array",
     "Approximate": "patterns.approximation.rule",
     "AsyncStore": "store.async_store",
@@ -93,8 +93,8 @@ _HOMES = {
     "DeclarationError": "errors",
     "Document": "model.document",
     "ExtendedReference": "patterns.extended_reference",
-    "FieldSummary": "graph.reports",
-    "Finding": "graph.reports",
+    "FieldSummary": "graph.outcomes",
+    "Finding": "graph.outcomes",
     "Formula": "patterns.computed",
     "Hour": "patterns.rollup",
     "Id": "model.bson_types",
@@ -109,7 +109,7 @@ _HOMES = {
     "OldDocuments": "engine.lazy",
     "Outlier": "patterns.outlier.rule",
     "ParentReference": "patterns.tree.parent_reference",
-    "Progress": "graph.reports",
+    "Progress": "graph.outcomes",
     "Ran": "upkeep.schedule",
     "Rollup": "patterns.rollup",
     "Sample": "upkeep.migrations.run",
@@ -117,7 +117,7 @@ _HOMES = {
     "Store": "store.blocking.store",
     "Subset": "patterns.subset",
     "Sum": "patterns.computed",
-    "Summary": "graph.reports",
+    "Summary": "graph.outcomes",
     "TimeSeries": "patterns.bucket.time_series",
     "TreadleError": "errors",
     "UsageError": "errors",

@@ -13,7 +13,7 @@ import pytest
 from tests.advisor.symptoms import CASES, Case, finding_of
 from treadle import Document, Store
 from treadle.advisor import Limits, Report, Scan, scan
-from treadle.advisor.rule import SEVERITIES
+from treadle.advisor.interface import SEVERITIES
 from treadle.advisor.rules import load
 
 # The real rule waits for a day of counting; a test cannot.

@@ -10,7 +10,7 @@ from rich.console import Console
 from treadle.advisor import scan
 from treadle.cli.progress import describe
 from treadle.cli.scan import scan_bar
-from treadle.graph.reports import Progress
+from treadle.graph.outcomes import Progress
 
 
 def test_progress_tells_rate_and_time_left():

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from treadle.advisor.decide import Decision, Relationship, decide
 from treadle.advisor.facts import Limits, Scan
+from treadle.advisor.interface import Finding, Rule
 from treadle.advisor.profile import Step, scan
 from treadle.advisor.report import Report
-from treadle.advisor.rule import Finding, Rule
 
 __all__ = [
     "Decision",

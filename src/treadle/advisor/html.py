@@ -12,9 +12,9 @@ import itertools
 from collections.abc import Iterator
 
 from treadle.advisor.facts import CollectionFacts, FieldFacts
+from treadle.advisor.interface import Finding
 from treadle.advisor.pictures import graph, histogram, table, text
 from treadle.advisor.report import Report
-from treadle.advisor.rule import Finding
 from treadle.advisor.wording import duration, number, plural, share, size
 
 FIELDS_SHOWN_MAX = 60

@@ -11,7 +11,7 @@ from typing import Any
 
 from treadle.advisor.decide import Decision, Relationship, decide
 from treadle.advisor.facts import Bin, CollectionFacts, Distribution, FieldFacts, Relation, Scan
-from treadle.advisor.rule import SEVERITIES, Finding, Severity
+from treadle.advisor.interface import SEVERITIES, Finding, Severity
 from treadle.advisor.rules import load
 
 SCHEMA = "treadle-scan/1"

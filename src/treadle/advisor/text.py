@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from treadle.advisor.facts import Scan
+from treadle.advisor.interface import Finding
 from treadle.advisor.report import Report
-from treadle.advisor.rule import Finding
 from treadle.advisor.wording import duration, number, plural, printable, share
 
 _STYLES = {"info": "cyan", "warning": "yellow", "problem": "bold red"}

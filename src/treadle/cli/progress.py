@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bars
 
-    from treadle.graph.reports import Progress
+    from treadle.graph.outcomes import Progress
 
 LINE_EVERY_SECONDS = 1.0
 

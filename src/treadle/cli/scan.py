@@ -69,7 +69,7 @@ def scan(
       treadle scan mongodb://localhost:27017/shop --json --fail-on warning
     """
     from treadle.advisor import Limits
-    from treadle.advisor.rule import SEVERITIES
+    from treadle.advisor.interface import SEVERITIES
     from treadle.cli.workload import read_workload
 
     if fail_on is not None and fail_on not in SEVERITIES:

@@ -12,7 +12,7 @@ from treadle.cli.options import FINDINGS, AppOption, JsonOption, ModelsArgument
 from treadle.cli.output import counted, print_extended_json, print_table, shortened
 
 if TYPE_CHECKING:
-    from treadle.graph.reports import Finding
+    from treadle.graph.outcomes import Finding
 
 ROWS_MAX = 50
 VALUE_LENGTH_MAX = 60

@@ -23,7 +23,8 @@ from treadle.advisor.wording import plural, size
 from treadle.cli.output import shortened, stdout, write_html
 from treadle.cli.progress import model_bars, step_bar
 from treadle.cli.scan import scan_bar
-from treadle.demo import page, story
+from treadle.demo import report_page as page
+from treadle.demo import story
 from treadle.demo.data import Shop, fill
 from treadle.demo.measure import Cost, milliseconds
 from treadle.demo.models import MODELS

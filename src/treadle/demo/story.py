@@ -14,12 +14,12 @@ from typing import Any
 from pymongo.database import Database
 
 from treadle.advisor import Report
-from treadle.advisor.rule import Finding as Advice
+from treadle.advisor.interface import Finding as Advice
 from treadle.demo.data import Shop
 from treadle.demo.measure import Cost, measure, prepare_profiler
 from treadle.demo.models import MODELS
 from treadle.demo.requests import REQUESTS, Request
-from treadle.graph.reports import Action, Finding, Progress
+from treadle.graph.outcomes import Action, Finding, Progress
 from treadle.store.blocking.store import Store
 
 FINDINGS_SHOWN_MAX = 6

@@ -21,8 +21,8 @@ from treadle.engine.recompute import recompute
 from treadle.errors import UsageError
 from treadle.graph.change import Change
 from treadle.graph.gather import GatherRule, GroupRule, contribution_stages
+from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry
-from treadle.graph.reports import Finding
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import NAMESPACE_NOT_FOUND

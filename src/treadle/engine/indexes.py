@@ -12,8 +12,8 @@ from pymongo import IndexModel
 from pymongo.errors import OperationFailure
 
 from treadle.errors import DataError
+from treadle.graph.outcomes import Action
 from treadle.graph.pattern import Entry
-from treadle.graph.reports import Action
 from treadle.model.bson_types import to_bson
 from treadle.model.codec import Codec, StoredField, codec_of, omitted_when_none
 from treadle.model.indexed import Indexed

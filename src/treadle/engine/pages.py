@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from treadle.graph.outcomes import Progress, Report
 from treadle.graph.pattern import Entry
-from treadle.graph.reports import Progress, Report
 from treadle.plan import Plan, Raw, count_documents, find, in_one_reply
 from treadle.query.keys import freeze
 

@@ -16,8 +16,8 @@ from bson import ObjectId
 from pymongo.errors import OperationFailure
 
 from treadle.errors import DeclarationError, UsageError
+from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry, Place, Rule
-from treadle.graph.reports import Finding
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, Read
 from treadle.query.safety import Sort

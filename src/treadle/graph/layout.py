@@ -1,6 +1,6 @@
 """How the documents of a model are stored, and what the Store's calls do to them.
 
-The default is one document each (`engine/documents.py`). A pattern that
+The default is one document each (`engine/document_layout.py`). A pattern that
 stores them otherwise answers the same calls with a layout of its own. All
 but the readers are plans.
 """
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
 from treadle.errors import UsageError
-from treadle.graph.reports import Action, Finding, Report, Summary
+from treadle.graph.outcomes import Action, Finding, Report, Summary
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, Read
 from treadle.plan.capabilities import Capabilities

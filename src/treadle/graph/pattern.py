@@ -28,7 +28,7 @@ from treadle.errors import DeclarationError, UsageError
 from treadle.graph.change import Batch, Changes
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
-from treadle.graph.reports import Finding, Report
+from treadle.graph.outcomes import Finding, Report
 from treadle.graph.versions import Lineage
 from treadle.model.bson_types import RESERVED, to_bson
 from treadle.model.codec import Codec, StoredField, codec_of
@@ -506,50 +506,3 @@ class Family:
             return self.by_kind.get(kind, self.root)
         except TypeError:
             return self.root
-
-
-# -- for bind() ------------------------------------------------------------------------------------
-
-
-def check_choice(place: Place, name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    """Refuse a keyword's value that is not one of those allowed."""
-    if value not in allowed:
-        raise DeclarationError(
-            f"{place.label} has {name}={value!r}; it takes {' or '.join(map(repr, allowed))}",
-            code="pattern-keyword",
-        )
-
-
-def check_whole_number(place: Place, name: str, value: Any, most: int) -> None:
-    """Refuse a keyword's value that is no whole number from 1 on."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise DeclarationError(
-            f"{place.label} has {name}={value!r}; it takes a whole number from 1 to {most:,}",
-            code="pattern-keyword",
-        )
-
-
-def check_maintenance(place: Place, maintain: Any, every: Any) -> None:
-    """Refuse a way of maintenance that is none, and a schedule without a period."""
-    check_choice(place, "maintain", maintain, ("write", "stream", "schedule"))
-    if maintain == "schedule" and not (isinstance(every, timedelta) and every > timedelta(0)):
-        raise DeclarationError(
-            f"{place.label} has maintain='schedule' and every={every!r}; say how often, such as "
-            "every=timedelta(hours=1)",
-            code="pattern-keyword",
-        )
-    if maintain != "schedule" and every is not None:
-        raise DeclarationError(
-            f"{place.label} has every={every!r}, which goes with maintain='schedule'", code="pattern-keyword"
-        )
-
-
-def sibling(place: Place, name: str, keyword: str) -> str:
-    """The stored path of a field beside the declaring one."""
-    field = place.owner.by_name.get(name)
-    if field is None:
-        raise DeclarationError(
-            f"{place.label} has {keyword}={name!r}, but {place.owner.model.__name__} has no such field",
-            code="source-field-missing",
-        )
-    return ".".join([*(step.stored for step in place.steps), field.stored])

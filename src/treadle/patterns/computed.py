@@ -19,19 +19,10 @@ from typing import Any, ClassVar
 from bson.decimal128 import Decimal128
 
 from treadle.errors import DeclarationError
+from treadle.graph.binding import check_maintenance, sibling
 from treadle.graph.derived import FormulaRule, require_optional
 from treadle.graph.gather import RECOMPUTE, CountingRule, GatherRule, maintenance_of, origin
-from treadle.graph.pattern import (
-    STATE,
-    Maintain,
-    ModelReference,
-    Models,
-    Pattern,
-    Place,
-    Rule,
-    check_maintenance,
-    sibling,
-)
+from treadle.graph.pattern import STATE, Maintain, ModelReference, Models, Pattern, Place, Rule
 from treadle.model.shape import Shape
 from treadle.plan import Plan, Raw, find
 from treadle.query.keys import ReferenceKey, freeze

@@ -21,18 +21,9 @@ from typing import Any, ClassVar, Literal
 from pymongo import ASCENDING, IndexModel
 
 from treadle.errors import DataError, DeclarationError
+from treadle.graph.binding import check_choice, check_maintenance
 from treadle.graph.derived import CopyRule, OnDelete
-from treadle.graph.pattern import (
-    Entry,
-    Maintain,
-    ModelReference,
-    Models,
-    Pattern,
-    Place,
-    Rule,
-    check_choice,
-    check_maintenance,
-)
+from treadle.graph.pattern import Entry, Maintain, ModelReference, Models, Pattern, Place, Rule
 from treadle.model.codec import codec_of
 from treadle.model.shape import Shape
 from treadle.plan import Raw

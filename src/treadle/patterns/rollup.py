@@ -17,18 +17,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from treadle.errors import DeclarationError
+from treadle.graph.binding import check_maintenance
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GroupRule, Origin
-from treadle.graph.pattern import (
-    Entry,
-    Maintain,
-    ModelReference,
-    Models,
-    Pattern,
-    Place,
-    Rule,
-    check_maintenance,
-)
+from treadle.graph.pattern import Entry, Maintain, ModelReference, Models, Pattern, Place, Rule
 from treadle.model.codec import Codec, codec_of
 from treadle.model.shape import Shape
 from treadle.query.keys import GroupKey, KeyPart

@@ -17,8 +17,9 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from treadle.errors import DeclarationError
+from treadle.graph.binding import check_maintenance
 from treadle.graph.gather import RECOMPUTE, GatherRule, maintenance_of, origin
-from treadle.graph.pattern import Maintain, ModelReference, Models, Pattern, Place, Rule, check_maintenance
+from treadle.graph.pattern import Maintain, ModelReference, Models, Pattern, Place, Rule
 from treadle.model.codec import codec_of
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.query.keys import KEY, freeze

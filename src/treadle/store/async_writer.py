@@ -11,7 +11,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import PyMongoError
 
-from treadle.engine.documents import DocumentLayout
+from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.work import Work
 from treadle.graph.graph import Graph

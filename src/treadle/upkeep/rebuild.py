@@ -14,8 +14,8 @@ from treadle.engine.groups import differing, keys_found, require_indexes
 from treadle.engine.pages import chunks, go_through
 from treadle.engine.recompute import Recomputation
 from treadle.graph.graph import Graph
+from treadle.graph.outcomes import Report
 from treadle.graph.pattern import Entry
-from treadle.graph.reports import Report
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import distinct, freeze

@@ -2,7 +2,7 @@
 
 A rollup's job computes whole closed windows: those that closed since the last
 run, and those that late data changed, which the change stream tells
-(`changes.py`). Fields of other models are computed anew each time. Both end in
+(`late_data.py`). Fields of other models are computed anew each time. Both end in
 a `$merge` on the server (`merging.py`).
 
 One runner at a time works, under a lease whose number only grows. A run that
@@ -35,8 +35,8 @@ from treadle.plan.server_errors import is_about_one_document
 from treadle.query.keys import freeze
 from treadle.upkeep import merging
 from treadle.upkeep.change_stream import operation_time
-from treadle.upkeep.changes import changed_since
 from treadle.upkeep.closed import COLLECTION, Bounds, bounds_at, is_closed
+from treadle.upkeep.late_data import changed_since
 from treadle.upkeep.position import signature
 from treadle.upkeep.rebuild import mend
 from treadle.upkeep.verify import examine

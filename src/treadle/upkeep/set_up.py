@@ -26,16 +26,16 @@ from treadle.engine.indexes import (
     set_up_indexes,
 )
 from treadle.graph.graph import Graph
+from treadle.graph.outcomes import Action
 from treadle.graph.pattern import Entry
-from treadle.graph.reports import Action
 from treadle.plan import Plan, Raw, database_command
 from treadle.plan.capabilities import read_capabilities
 from treadle.plan.dry_run import dry
 from treadle.upkeep import validation
 from treadle.upkeep.change_stream import has_pre_images, keeps_former_states
-from treadle.upkeep.changes import needs_before
 from treadle.upkeep.collection_schema import collection_schema
 from treadle.upkeep.events import Watch
+from treadle.upkeep.late_data import needs_before
 
 
 def setup(graph: Graph, dry_run: bool = False) -> Plan[list[Action]]:

@@ -15,8 +15,8 @@ from treadle.engine import intents, lease
 from treadle.engine.set_aside import SET_ASIDE
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
+from treadle.graph.outcomes import Finding, Report
 from treadle.graph.pattern import Entry, Rule
-from treadle.graph.reports import Finding, Report
 from treadle.plan import Plan, Raw, bulk_write, find, find_one
 from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import HISTORY_LOST

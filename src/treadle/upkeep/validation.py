@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from treadle.engine.pages import matching
+from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry
-from treadle.graph.reports import Finding
 from treadle.model.schema_check import Fault, faults
 from treadle.plan import Plan, Raw, count_documents, find
 from treadle.upkeep.collection_schema import collection_schema, newest_version

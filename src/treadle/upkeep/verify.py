@@ -20,8 +20,8 @@ from treadle.engine.recompute import Recomputation
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
+from treadle.graph.outcomes import Finding, Report
 from treadle.graph.pattern import STATE, Entry, Rule
-from treadle.graph.reports import Finding, Report
 from treadle.plan import Plan, Raw, find, wait
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import same

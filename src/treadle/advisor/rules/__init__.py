@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from treadle.advisor.rule import Find, Rule
+from treadle.advisor.interface import Find, Rule
 
 
 def load() -> dict[str, tuple[Rule, Find]]:

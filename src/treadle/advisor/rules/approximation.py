@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from treadle.advisor.declare import Source, has_one_identity, quote
 from treadle.advisor.facts import NUMBERS, READS, WRITES, CollectionFacts, FieldFacts, Scan
-from treadle.advisor.rule import Finding, Rule
+from treadle.advisor.interface import Finding, Rule
 from treadle.advisor.wording import duration, share
 
 RULE = Rule(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from treadle.advisor.declare import Source, python_name, snake_case
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
-from treadle.advisor.rule import Finding, Rule
+from treadle.advisor.interface import Finding, Rule
 from treadle.advisor.wording import size
 
 RULE = Rule(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from treadle.advisor.decide import has_own_key
 from treadle.advisor.declare import Source, class_name, quote
 from treadle.advisor.facts import CollectionFacts, Scan, Series
-from treadle.advisor.rule import Finding, Rule
+from treadle.advisor.interface import Finding, Rule
 from treadle.advisor.wording import duration, nice, share, size
 
 RULE = Rule(

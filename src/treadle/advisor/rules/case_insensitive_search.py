@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from treadle.advisor.declare import declare_indexes, index_model
 from treadle.advisor.facts import Query, Scan
-from treadle.advisor.rule import Finding, Rule, query_evidence
+from treadle.advisor.interface import Finding, Rule, query_evidence
 from treadle.advisor.structure import is_known
 
 RULE = Rule(

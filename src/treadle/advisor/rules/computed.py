@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from treadle.advisor.declare import Source, can_declare, python_name, quote, snake_case, with_reference_type
 from treadle.advisor.facts import NUMBERS, WRITES, CollectionFacts, Query, Relation, Scan
-from treadle.advisor.rule import Finding, Rule, children_evidence
+from treadle.advisor.interface import Finding, Rule, children_evidence
 from treadle.advisor.wording import number
 
 RULE = Rule(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from treadle.advisor.declare import declaration
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
-from treadle.advisor.rule import Finding, Rule
+from treadle.advisor.interface import Finding, Rule
 from treadle.advisor.structure import is_plain_name, label
 from treadle.advisor.wording import names, share
 

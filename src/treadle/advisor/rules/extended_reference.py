@@ -14,8 +14,8 @@ from treadle.advisor.declare import (
     with_reference_type,
 )
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Relation, Scan
+from treadle.advisor.interface import Evidence, Finding, Rule
 from treadle.advisor.relations import stem, subject
-from treadle.advisor.rule import Evidence, Finding, Rule
 from treadle.advisor.structure import is_plain_name
 from treadle.advisor.wording import share
 

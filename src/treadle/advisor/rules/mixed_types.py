@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from treadle.advisor.declare import declaration
 from treadle.advisor.facts import NUMBERS, FieldFacts, Scan
-from treadle.advisor.rule import Evidence, Finding, Rule
+from treadle.advisor.interface import Evidence, Finding, Rule
 from treadle.advisor.wording import share
 
 RULE = Rule(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from treadle.advisor.declare import declaration
 from treadle.advisor.facts import Scan
-from treadle.advisor.rule import Finding, Rule
+from treadle.advisor.interface import Finding, Rule
 from treadle.advisor.wording import names
 
 RULE = Rule(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from treadle.advisor.decide import could_embed
 from treadle.advisor.declare import Source, class_name
 from treadle.advisor.facts import CollectionFacts, Relation, Scan
-from treadle.advisor.rule import Finding, Rule
+from treadle.advisor.interface import Finding, Rule
 from treadle.advisor.wording import names, share
 
 RULE = Rule(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor.arrays import arrays, common_maximum, verdict
+from treadle.advisor.array_lengths import arrays, common_maximum, verdict
 from treadle.advisor.declare import Source, can_wrap, quote, snake_case
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
-from treadle.advisor.rule import Finding, Rule, length_evidence
+from treadle.advisor.interface import Finding, Rule, length_evidence
 from treadle.advisor.wording import nice, share, size
 
 RULE = Rule(

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from treadle.advisor.declare import Source, class_name, quote
 from treadle.advisor.facts import CollectionFacts, Kind, Kinds, Scan
+from treadle.advisor.interface import Evidence, Finding, Rule
 from treadle.advisor.probes import FOREIGN_SHARE_MAX
 from treadle.advisor.relations import words
-from treadle.advisor.rule import Evidence, Finding, Rule
 from treadle.advisor.structure import is_plain_name
 from treadle.advisor.wording import share
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from treadle.advisor.declare import Source, quote
 from treadle.advisor.facts import CollectionFacts, Scan, Shape, Versions
-from treadle.advisor.rule import Finding, Rule
+from treadle.advisor.interface import Finding, Rule
 from treadle.advisor.structure import is_plain_name
 from treadle.advisor.wording import names, share
 

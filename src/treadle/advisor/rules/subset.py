@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor.arrays import arrays, verdict
+from treadle.advisor.array_lengths import arrays, verdict
 from treadle.advisor.declare import Source, can_declare, class_name, quote, snake_case, with_reference_type
 from treadle.advisor.facts import CollectionFacts, Distribution, FieldFacts, Query, Relation, Scan
+from treadle.advisor.interface import Evidence, Finding, Rule, children_evidence, length_evidence
 from treadle.advisor.relations import subject
-from treadle.advisor.rule import Evidence, Finding, Rule, children_evidence, length_evidence
 from treadle.advisor.wording import share, size
 
 RULE = Rule(

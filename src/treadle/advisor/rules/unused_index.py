@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from treadle.advisor.declare import declare_without
 from treadle.advisor.facts import IndexFacts, Scan
-from treadle.advisor.rule import Finding, Rule
+from treadle.advisor.interface import Finding, Rule
 from treadle.advisor.wording import duration, names, size
 
 RULE = Rule(

@@ -12,8 +12,9 @@ from bson.decimal128 import create_decimal128_context
 from pydantic import TypeAdapter, ValidationError
 
 from treadle.errors import DeclarationError, UsageError
+from treadle.graph.binding import sibling
 from treadle.graph.calls import CounterRule, Sums
-from treadle.graph.pattern import Models, Place, sibling
+from treadle.graph.pattern import Models, Place
 from treadle.model.bson_types import RESERVED, to_bson
 from treadle.model.codec import codec_of
 from treadle.model.document import Document

@@ -13,7 +13,7 @@ from treadle.engine.set_aside import log
 from treadle.engine.work import Writer
 from treadle.graph.calls import Sums
 from treadle.graph.graph import Graph
-from treadle.graph.reports import Finding
+from treadle.graph.outcomes import Finding
 from treadle.model.bson_types import to_bson
 from treadle.patterns.approximation.events import WELL_FORMED, Drain, drain
 from treadle.patterns.approximation.fields import CounterFields

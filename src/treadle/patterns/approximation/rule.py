@@ -19,9 +19,10 @@ from pymongo import IndexModel
 
 from treadle.engine.protocol import WriteProtocol
 from treadle.errors import DeclarationError
+from treadle.graph.binding import check_choice, check_whole_number
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry, Models, Pattern, Place, Rule, check_choice, check_whole_number
-from treadle.graph.reports import Finding, Report
+from treadle.graph.outcomes import Finding, Report
+from treadle.graph.pattern import Entry, Models, Pattern, Place, Rule
 from treadle.patterns.approximation import inspection
 from treadle.patterns.approximation.fields import CounterFields
 from treadle.patterns.approximation.handle import CounterHandle

@@ -18,8 +18,8 @@ from bson import ObjectId
 from pymongo.errors import OperationFailure
 
 from treadle.errors import TreadleError
+from treadle.graph.outcomes import Finding, Progress, Report
 from treadle.graph.pattern import Entry
-from treadle.graph.reports import Finding, Progress, Report
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.patterns.bucket.contents import unknown_fields
 from treadle.patterns.bucket.grouping import Batch, group, keep, split_large

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from treadle.engine import crud
 from treadle.errors import DataError, UsageError
-from treadle.graph.reports import Summary
+from treadle.graph.outcomes import Summary
 from treadle.model.document import Document
 from treadle.model.storable import check_batch
 from treadle.patterns.bucket import reading

@@ -15,12 +15,12 @@ from typing import Any, NoReturn, TypeVar
 from pymongo.errors import OperationFailure
 
 from treadle.engine import crud
-from treadle.engine.documents import DocumentReader
+from treadle.engine.document_layout import DocumentReader
 from treadle.engine.indexes import compare_indexes, existing_indexes, set_up_indexes
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.layout import Layout
+from treadle.graph.outcomes import Action, Finding, Report, Summary
 from treadle.graph.pattern import Entry
-from treadle.graph.reports import Action, Finding, Report, Summary
 from treadle.model.codec import StoredField
 from treadle.model.document import Document
 from treadle.model.indexed import Indexed

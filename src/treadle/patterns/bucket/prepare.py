@@ -23,7 +23,7 @@ from treadle.engine.indexes import (
     set_up_indexes,
 )
 from treadle.errors import DataError, DeclarationError
-from treadle.graph.reports import Action
+from treadle.graph.outcomes import Action
 from treadle.model.indexed import Indexed
 from treadle.model.json_schema import model_schema
 from treadle.patterns.bucket.spec import SEQUENCE, Spec, milliseconds

@@ -19,7 +19,7 @@ from bson import ObjectId
 from bson.decimal128 import Decimal128
 
 from treadle.errors import UsageError
-from treadle.graph.reports import FieldSummary, Summary
+from treadle.graph.outcomes import FieldSummary, Summary
 from treadle.model.adapt import adapter_of
 from treadle.model.bson_types import date_to_bson, from_bson
 from treadle.model.codec import Codec, StoredField

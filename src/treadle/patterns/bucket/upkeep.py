@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from treadle.errors import DataError, TreadleError, UsageError
 from treadle.graph.layout import Layout
-from treadle.graph.reports import Action, Finding, Progress, Report
+from treadle.graph.outcomes import Action, Finding, Progress, Report
 from treadle.model.document import Document
 from treadle.patterns.bucket import prepare
 from treadle.patterns.bucket.adoption import BucketAdoption

@@ -12,8 +12,9 @@ from pydantic.alias_generators import to_camel
 from pymongo import IndexModel
 
 from treadle.errors import DataError, DeclarationError, UsageError
+from treadle.graph.binding import sibling
 from treadle.graph.calls import ArrayRule
-from treadle.graph.pattern import Models, Pattern, Place, sibling
+from treadle.graph.pattern import Models, Pattern, Place
 from treadle.model.bson_types import RESERVED
 from treadle.model.codec import codec_of
 from treadle.model.document import Document

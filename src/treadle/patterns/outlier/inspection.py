@@ -11,7 +11,7 @@ from treadle.engine.set_aside import set_aside
 from treadle.engine.work import Writer
 from treadle.errors import DataError
 from treadle.graph.graph import Graph
-from treadle.graph.reports import Finding
+from treadle.graph.outcomes import Finding
 from treadle.patterns.outlier.fields import OutlierFields, first_of_each
 from treadle.patterns.outlier.writes import Tidy
 from treadle.plan import Plan, Raw, aggregate, by_id, delete_many, find, find_one

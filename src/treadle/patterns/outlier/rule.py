@@ -20,10 +20,11 @@ from typing import Any, ClassVar, Literal
 from pymongo import IndexModel
 
 from treadle.engine.protocol import WriteProtocol
+from treadle.graph.binding import check_choice, check_whole_number
 from treadle.graph.change import Batch, Changes
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Models, Pattern, Place, Rule, check_choice, check_whole_number
-from treadle.graph.reports import Finding, Report
+from treadle.graph.outcomes import Finding, Report
+from treadle.graph.pattern import Models, Pattern, Place, Rule
 from treadle.patterns.outlier import inspection
 from treadle.patterns.outlier.fields import OutlierFields
 from treadle.patterns.outlier.handle import ArrayHandle

@@ -27,7 +27,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION
 from treadle.patterns.outlier.fields import OutlierFields, first_of_each
 from treadle.patterns.outlier.item_bytes import fitting, weight
-from treadle.patterns.outlier.move import Move, in_order, refill
+from treadle.patterns.outlier.parts import Move, in_order, refill
 from treadle.plan import (
     Plan,
     Raw,

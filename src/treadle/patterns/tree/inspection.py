@@ -22,7 +22,7 @@ from treadle.engine.react import UNBOUNDED, react
 from treadle.engine.set_aside import set_aside
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
-from treadle.graph.reports import Finding
+from treadle.graph.outcomes import Finding
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import Tree

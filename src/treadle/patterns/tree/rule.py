@@ -17,8 +17,8 @@ from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.calls import HierarchyRule
 from treadle.graph.change import Batch, Changes
 from treadle.graph.graph import Graph
+from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Models, Pattern, Place
-from treadle.graph.reports import Finding
 from treadle.patterns.tree import inspection, placing, state
 from treadle.patterns.tree.bulk import in_pieces
 from treadle.patterns.tree.fields import Role, Tree, TreePlace, TreeRule

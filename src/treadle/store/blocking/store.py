@@ -18,7 +18,7 @@ from pymongo.errors import PyMongoError
 
 from treadle.graph.layout import PageReader
 from treadle.graph.limits import Limits
-from treadle.graph.reports import Action, Finding, Report, Summary
+from treadle.graph.outcomes import Action, Finding, Report, Summary
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan import Raw

@@ -12,7 +12,7 @@ from pymongo.client_session import ClientSession
 from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
-from treadle.engine.documents import DocumentLayout
+from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.work import Work
 from treadle.graph.graph import Graph

@@ -26,8 +26,8 @@ from treadle.engine.set_aside import SET_ASIDE
 from treadle.errors import DataError, UsageError
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
+from treadle.graph.outcomes import Progress
 from treadle.graph.pattern import Entry
-from treadle.graph.reports import Progress
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Plan, Raw, count_documents, delete_many, find, find_one, wait

@@ -14,8 +14,8 @@ from treadle.errors import UsageError
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.limits import Limits
+from treadle.graph.outcomes import Report
 from treadle.graph.pattern import Entry
-from treadle.graph.reports import Report
 from treadle.graph.versions import Lineage
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
