@@ -30,7 +30,7 @@ def clean(value: Any) -> Any:
             converted,
             FORBIDDEN,
             "runs code on the server and is not accepted; write the condition with ordinary operators",
-            "operator-forbidden",
+            code="operator-forbidden",
         )
     except RecursionError:
         raise UsageError(
