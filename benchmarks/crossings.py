@@ -54,17 +54,17 @@ class Trace:
     def __init__(self) -> None:
         self.files: set[str] = set()
         self.crossings = 0
-        self._begun: set[int] = set()
+        self._begun: set[FrameType] = set()
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         room = _room(frame)
         if event != "call" or room is None:
             return
         self.files.add(frame.f_code.co_filename)
-        if id(frame) in self._begun and frame.f_lasti > 0 and frame.f_code.co_flags & 0x20:
+        if frame in self._begun:
             # A generator that goes on.
             return
-        self._begun.add(id(frame))
+        self._begun.add(frame)
         caller = frame.f_back
         while caller is not None and _room(caller) is None:
             caller = caller.f_back

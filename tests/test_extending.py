@@ -98,6 +98,29 @@ def test_others_can_be_fed_by_it(run):
     assert [] == store.verify()
 
 
+class FollowedSlug(Slug):
+    def bind(self, place: Place, graph: object) -> Rule:
+        rule = super().bind(place, graph)
+        rule.maintain = "stream"
+        return rule
+
+
+def test_the_worker_maintains_it_for_writers_that_do_not_use_treadle(run, database):
+    class Followed(Document, collection="followed"):
+        title: str
+        slug: Annotated[str | None, FollowedSlug("title")] = None
+
+    store = run.store([Followed])
+    store.setup()
+    database.followed.insert_many([{"title": "One"}, {"title": "One"}])
+    store.worker().run_until_idle()
+    assert {"one", "one-2"} == set(database.followed.distinct("slug"))
+    database.followed.update_one({"slug": "one"}, {"$set": {"title": "Two"}})
+    store.worker().run_until_idle()
+    assert {"two", "one-2"} == set(database.followed.distinct("slug"))
+    assert [] == store.verify()
+
+
 def test_setup_makes_its_index(run, database):
     store = run.store([Page])
     store.setup()

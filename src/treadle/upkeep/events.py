@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from treadle.graph.derived import CopyRule, FormulaRule
+from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
@@ -224,7 +224,7 @@ class _Own(_Watcher):
 
     def add(self, rule: Rule) -> None:
         self.maintained |= rule.maintained()
-        inputs = rule.watches()[self.collection] if isinstance(rule, FormulaRule) else set()
+        inputs = rule.watches()[self.collection] if isinstance(rule, (FormulaRule, LocalRule)) else set()
         if isinstance(rule, CopyRule):
             inputs = {rule.reference_path}
             if rule.snapshots:
