@@ -153,6 +153,7 @@ class Limits:
     array_attempts_max: int = 50  # attempts to read a collection that was made just now
     array_pause_seconds: float = 0.02  # the pause between two
     array_orphans_max: int = 1_000  # overflow documents without an owner that verify names
+    array_repeated_max: int = 10  # items of one array, stored twice, that verify names
 
     # -- buckets and time series
     bucket_page: int = 32  # buckets that are read at a time

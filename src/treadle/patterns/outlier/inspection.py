@@ -18,8 +18,6 @@ from treadle.plan import Plan, Raw, aggregate, by_id, delete_many, find, find_on
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 
-REPEATED_MAX = 10
-
 
 def examine(rule: OutlierFields, documents: Sequence[Raw]) -> Plan[list[Finding]]:
     """What is wrong with the arrays of these documents, read up to one item beyond the limit."""
@@ -108,7 +106,7 @@ def _repeated_in_overflow(rule: OutlierFields, document: Raw) -> Plan[list[Any]]
         *([{"$unwind": f"${rule.field}"}] if rule.layout == "page" else []),
         {"$group": {"_id": f"${rule.content}", **group}},
         {"$match": {"$or": [{"n": {"$gt": 1}}, {"embedded": 1}]}},
-        {"$limit": REPEATED_MAX},
+        {"$limit": rule.target.limits.array_repeated_max},
     ]
     rows = yield from aggregate(rule.collection, stages, allowDiskUse=True)
     return [row["_id"] for row in rows]
