@@ -380,12 +380,12 @@ def test_a_large_lift_that_would_meet_another_segment_changes_nothing(run, datab
 # -- kill -9 ---------------------------------------------------------------------------------------
 
 SCENARIOS = {
-    "move": lambda tree, ids: tree.move(ids["x"], ids["new"]),
-    "rename": lambda tree, ids: tree.rename(ids["old"], "older"),
-    "subtree": lambda tree, ids: tree.remove(ids["old"], children="subtree"),
-    "lift": lambda tree, ids: tree.remove(ids["x"], children="lift"),
-    "insert": lambda tree, ids: tree.insert(type_of(tree)(name="late"), ids["x2"]),
-    "delete": lambda tree, ids: tree._store.delete(type_of(tree), ids["x3"]),
+    "move": lambda store, model, ids: store.tree(model).move(ids["x"], ids["new"]),
+    "rename": lambda store, model, ids: store.tree(model).rename(ids["old"], "older"),
+    "subtree": lambda store, model, ids: store.tree(model).remove(ids["old"], children="subtree"),
+    "lift": lambda store, model, ids: store.tree(model).remove(ids["x"], children="lift"),
+    "insert": lambda store, model, ids: store.tree(model).insert(model(name="late"), ids["x2"]),
+    "delete": lambda store, model, ids: store.delete(model, ids["x3"]),
 }
 MODELS = {model.__name__: model for model in [*FOUR, Turning]}
 CASES = [
@@ -396,14 +396,10 @@ CASES = [
 ]
 
 
-def type_of(tree: Any) -> Any:
-    return tree._entry.model
-
-
 def act(store: Store, model: type[Document], scenario: str) -> None:
     """One write on the tree of SHAPE, found by its names."""
     ids = {each["name"]: each["_id"] for each in store.collection(model).find()}
-    SCENARIOS[scenario](store.tree(model), ids)
+    SCENARIOS[scenario](store, model, ids)
 
 
 def perform(uri: str, database: str, model: str, scenario: str, skip: int) -> None:

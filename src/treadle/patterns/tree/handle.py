@@ -48,7 +48,7 @@ class Nodes(Generic[D]):
         return stream.read
 
     def instead(self, error: OperationFailure) -> Read:
-        """What to ask where `$graphLookup` has not enough memory."""
+        """What to read where `$graphLookup` has not enough memory."""
         if error.code != GRAPH_LOOKUP_TOO_LARGE:
             raise error
         if self._pending is None:
@@ -57,7 +57,7 @@ class Nodes(Generic[D]):
         return self._pending.anew()
 
     def take(self, raws: list[Raw]) -> Iterable[D]:
-        """The nodes of a page; what is below them is asked for later."""
+        """The nodes of a page; what is below them is read later."""
         if self._pending is not None:
             (self._pending.add_first if self._is_first else self._pending.add)(raws)
         return map(self._tree.entry.codec.load, raws)
@@ -149,6 +149,6 @@ class TreeHandle(Generic[D]):
         try:
             yield from outside(lambda: finish(self._tree, self._protocol.graph, server))
         except PyMongoError as error:
-            # Its beginning and what is owed are committed; it must not seem to have failed.
+            # Its beginning is committed, and the rest as pending; it must not seem to have failed.
             state.log.warning("%s: a large move is pending: %s", self._entry.model.__name__, error)
             self._protocol.unfinished = True
