@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 
 from tests.outside import Page, Slug
 from tests.support import race
-from treadle import Count, DeclarationError, Document, Id, Store, UsageError
+from treadle import Count, DeclarationError, Document, Formula, Id, Store, UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Pattern, Place, Rule
+from treadle.plan import is_inside
 
 
 def test_slugs_are_unique_among_siblings(run):
@@ -46,8 +47,9 @@ def test_a_slug_that_fits_is_kept_when_something_else_changes(run):
 
 def test_callers_cannot_write_it(run):
     store = run.store([Page])
+    assert "one" == store.insert(Page(title="One", slug="one-99")).slug
     page = store.insert(Page(title="One", slug="mine"))
-    assert "one" == page.slug
+    assert "one-2" == page.slug
     with pytest.raises(UsageError, match="write those instead") as caught:
         store.update(Page, page.id, {"$set": {"slug": "mine"}})
     assert "field-maintained" == caught.value.code
@@ -169,6 +171,71 @@ def test_a_class_keyword_may_be_a_users_own(run, database):
 
     assert run.store([Odd]).insert(Odd()).noted
     assert True is database.odd.find_one()["noted"]
+
+
+class Audit(Pattern):
+    pattern = "audit"
+    keyword = "audit"
+
+    def bind(self, place: Place, graph: object) -> Rule:
+        return Strict(place)
+
+
+class Strict(Rule):
+    """Refuses names that begin with `bad`, when documents are stored, and all deletions."""
+
+    pattern = "audit"
+
+    def maintained(self) -> set[str]:
+        return set()
+
+    def after_insert(self, batch: Any, state: Any, changes: Any) -> Any:
+        assert (yield from is_inside()), "not in the commit"
+        if any(raw["name"].startswith("bad") for raw in batch.raws):
+            raise RuntimeError("refused")
+
+    def before_delete(self, documents: Any, changes: Any) -> Any:
+        raise RuntimeError("not to be deleted")
+        yield
+
+
+class Media(Document, collection="media", discriminator="kind"):
+    name: str
+
+
+class Tape(Media, kind="tape", audit=Audit()): ...
+
+
+def test_what_is_written_beside_a_document_is_in_its_commit(run, database):
+    store = run.store([Media, Tape])
+    store.insert(Tape(name="good"))
+    with pytest.raises(RuntimeError, match="refused"):
+        store.insert(Tape(name="bad"))
+    assert ["good"] == database.media.distinct("name")
+
+
+def test_a_rule_of_a_kind_is_asked_also_when_its_base_is_deleted(run, database):
+    store = run.store([Media, Tape])
+    tape = store.insert(Tape(name="good"))
+    for delete in (
+        lambda: store.delete(Tape, tape.id),
+        lambda: store.delete(Media, tape.id),
+        lambda: store.delete_many(Media, {}),
+    ):
+        with pytest.raises(RuntimeError, match="not to be deleted"):
+            delete()
+    assert 1 == database.media.count_documents({})
+
+
+def test_a_value_in_python_does_not_read_what_treadle_maintains():
+    class Shout(Document, collection="shouts"):
+        text: str
+        loud: Annotated[str | None, Formula({"$toUpper": "$text"})] = None
+        slug: Annotated[str | None, Slug("loud")] = None
+
+    with pytest.raises(DeclarationError, match=r"Shout\.slug") as caught:
+        Graph([Shout])
+    assert "local-derived" == caught.value.code
 
 
 def test_a_class_keyword_that_is_no_pattern_is_refused():

@@ -12,6 +12,7 @@ from pymongo import MongoClient
 
 from tests.patterns.stock import Customer, CustomerCard
 from treadle import (
+    Approximate,
     Average,
     Count,
     DataError,
@@ -20,6 +21,7 @@ from treadle import (
     ExtendedReference,
     Formula,
     Id,
+    Outlier,
     Store,
     Subset,
     Sum,
@@ -295,4 +297,35 @@ def test_the_worker_knows_kinds(run, database):
     assert 1 == store.get(Streamed, quiet.id).reviews
     assert "stars" not in database["streamed"].find_one({"_id": quiet.id})
     assert 1 == store.get(Reader, reader.id).quiet
+    assert [] == store.verify()
+
+
+class Medium(Document, collection="tagged", discriminator="kind"):
+    name: str
+
+
+class Plain(Medium, kind="plain"):
+    tags: list[str] = []
+    views: int = 0
+
+
+class Film(Medium, kind="film"):
+    tags: Annotated[list[str], Outlier(limit=3, overflow="film_tags")] = []
+    views: Annotated[int, Approximate(every=1)] = 0
+
+
+class Show(Medium, kind="show"):
+    tags: Annotated[list[str], Outlier(limit=5, overflow="show_tags")] = []
+
+
+@pytest.mark.parametrize("was", [Plain, Film])
+@pytest.mark.parametrize("becomes", [Film, Show])
+def test_a_document_that_becomes_a_kind_with_an_outlier_array_keeps_its_items(run, database, was, becomes):
+    if was is becomes:
+        return
+    store = run.store([Medium, Plain, Film, Show])
+    store.setup()
+    old = store.insert(was(name="x", tags=list("abcdefgh")))
+    store.change_kind(becomes(id=old.id, name="x", tags=list("ABCDEFGH")), was=was)
+    assert list("ABCDEFGH") == list(store.array(becomes, "tags", old.id))
     assert [] == store.verify()

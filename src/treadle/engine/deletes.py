@@ -76,7 +76,8 @@ class DeleteOneDocument(_Delete, Work[D | None]):
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
-        if entry.answering("before_delete") or ledger.reads_before(entry):
+        asked = any(each.answering("before_delete") for each in entry.related)
+        if asked or ledger.reads_before(entry):
             before = yield from find_one(entry.collection, self.filter)
             if before is not None:
                 yield from delete_documents(entry, [before], ledger)
@@ -126,13 +127,15 @@ def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) 
     if not befores:
         return
     keys = [each["_id"] for each in befores]
-    by_class = [(exact, [each["_id"] for each in group]) for exact, group in entry.by_class(befores)]
+    groups = list(entry.by_class(befores))
+    by_class = [(exact, [each["_id"] for each in group]) for exact, group in groups]
     # Before anything is deleted: without a transaction there is no way back.
     for exact, own in by_class:
         yield from check_restrictions(restricting(exact), own)
         yield from _refuse_too_large(exact, own, ledger)
-    for rule in entry.answering("before_delete"):
-        yield from rule.before_delete(befores, ledger)
+    for exact, group in groups:
+        for rule in exact.answering("before_delete"):
+            yield from rule.before_delete(group, ledger)
     yield from ledger.note_before(entry, keys)
     yield from delete_many(entry.collection, {"_id": {"$in": keys}})
     for before in befores:

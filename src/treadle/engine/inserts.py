@@ -86,7 +86,7 @@ class Insert(Work[list[D]]):
             or derived.locals
             or any(rule.guards_source for rule in derived.copies)
             or (known and (derived.written or derived.copied))
-            or not all(rule.inserts_alone(self.batch) for rule in self.entry.answering("inserts_alone"))
+            or not all(rule.inserts_alone(self.batch) for rule in derived.inserting)
         )
 
     @property

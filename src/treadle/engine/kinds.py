@@ -20,9 +20,10 @@ from treadle.engine.pipelines import derivation
 from treadle.engine.recompute import recompute
 from treadle.engine.writes import Replace
 from treadle.errors import DataError, UsageError
+from treadle.graph.change import Batch
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry
+from treadle.graph.pattern import Entry, Rule
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, Read, by_id, find_one
 from treadle.plan.capabilities import Capabilities
@@ -105,6 +106,15 @@ class ChangeKind(Replace[D]):
             code="kind-differs",
         )
 
+    def _entered(self) -> list[Rule]:
+        """The rules of the new kind that the old one has not; for these the document is a new one."""
+        return [rule for rule in self.entry.rules if rule not in self.was.rules]
+
+    def _kept(self) -> dict[str, Any]:
+        # What the new kind alone would keep is the caller's to say.
+        shared = (rule for rule in self.entry.answering("kept") if rule in self.was.rules)
+        return {path: value for rule in shared for path, value in rule.kept().items()}
+
     def _left(self, rules: Sequence[CopyRule]) -> list[CopyRule]:
         """The references to the old kind only, for which the document is gone."""
         return [rule for rule in rules if not rule.source.holds(self.raw)]
@@ -122,11 +132,22 @@ class ChangeKind(Replace[D]):
             values = yield from recompute(new, [identity], server.version)
             for path, value in values[freeze(identity)].items():
                 put(after, path, value)
+        entered = self._entered()
+        # To the rules of the new kind alone it is a new document.
+        self.batch = Batch([after], [False])
+        for rule in self.entry.answering("prepare"):
+            if rule in entered:
+                self.batch.notes[rule] = [rule.prepare(after)]
+        self.prepared = bool(self.batch.notes)
         return after
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
         after = yield from super().body(graph, server, ledger)
         keys = [after["_id"]]
+        entered = self._entered()
+        for rule in self.entry.answering("after_insert"):
+            if rule in entered:
+                yield from rule.after_insert(self.batch, None, ledger)
         for rule in self.was.answering("after_delete"):
             if rule not in self.entry.rules:
                 yield from rule.after_delete(keys, ledger)

@@ -32,11 +32,14 @@ class Derivation:
         self.blanks: dict[str, Any] = {}
         for rule in self.gathers:
             self.blanks |= {**rule.empty(), **dict.fromkeys(rule.stamps())}
-        self.blanks |= dict.fromkeys(rule.path for rule in self.formulas)
+        self.blanks |= dict.fromkeys(rule.path for rule in [*self.formulas, *self.locals])
         # Who takes part in an insert.
         self.prepares = entry.answering("prepare")
         self.before_insert = entry.answering("before_insert")
         self.after_insert = entry.answering("after_insert")
+        self.inserting = list(
+            dict.fromkeys([*self.before_insert, *self.after_insert, *entry.answering("inserts_alone")])
+        )
         # What is made of its documents with each write, and the last level that is.
         self.fed = entry.feeding(GatherRule)
         self.copied = entry.feeding(CopyRule)

@@ -136,14 +136,15 @@ class _Update:
             yield from ledger.note_before(entry, keys)
         with self._translated():
             afters = yield from write(keys)
-        pairs = [(each, afters[key]) for each in befores if (key := freeze(each["_id"])) in afters]
+        # One that the filter no longer finds in the current version was brought up all the same.
+        pairs = [(each, afters.get(freeze(each["_id"]), each)) for each in befores]
         final = yield from follow_own(entry, pairs)
         if entry.versioned:
             yield from lazy.downgraded(entry, final)
         by_key = {freeze(each["_id"]): each for each in stored}
         for after in final:
             ledger.add(Change(entry.collection, after["_id"], by_key[freeze(after["_id"])], after))
-        return final
+        return [each for each in final if freeze(each["_id"]) in afters]
 
 
 class UpdateOneDocument(_Update, Work[D | None]):
@@ -250,6 +251,8 @@ class Replace(Work[D]):
     """A whole document, except for what Treadle maintains in it."""
 
     entry: Entry[D]
+    # Whether rules have put something of their own into the new document's reserved state.
+    prepared = False
 
     def __init__(self, entry: Entry[D], document: D, was: Entry[Any] | None = None) -> None:
         refuse_group(entry, "replaced")
@@ -291,14 +294,19 @@ class Replace(Work[D]):
         if derivation(entry).fills:
             yield from fill_own(entry, [(before, after)])
         with crud.translated(entry.model.__name__, [after], entry):
-            if entry.kept:
-                after = yield from _replace_keeping(entry, after)
+            kept = self._kept()
+            if kept:
+                after = yield from _replace_keeping(entry, kept, after, self.prepared)
             else:
                 yield from replace_one(entry.collection, by_id(identity), after)
         if derivation(entry).formulas:
             (after,) = yield from compute_formulas(entry, [identity])
         ledger.add(Change(entry.collection, identity, before, after))
         return after
+
+    def _kept(self) -> dict[str, Any]:
+        """What is left as it is stored, with a first value."""
+        return self.entry.kept
 
     def _note(self, before: Raw, ledger: Ledger) -> Plan[None]:
         """Refuse what must not be replaced, and note what was."""
@@ -313,7 +321,7 @@ class Replace(Work[D]):
             if self.was.protected.get(path) is rule and not rule.refills and has(before, path):
                 put(after, path, value_at(before, path))
         if RESERVED in before:
-            after[RESERVED] = before[RESERVED]
+            after[RESERVED] = copy.deepcopy(before[RESERVED])
         return after
         yield  # pragma: no cover
 
@@ -321,20 +329,20 @@ class Replace(Work[D]):
         return self._result if self.alone else self.entry.codec.load(outcome)
 
 
-def _replace_keeping(entry: Entry[Any], document: Raw) -> Plan[Raw]:
+def _replace_keeping(entry: Entry[Any], stored: dict[str, Any], document: Raw, prepared: bool) -> Plan[Raw]:
     """Write a whole document, except for what others write all the time; the document after.
 
     One update that takes those values from the stored document itself: what
     was read a moment ago may be stale, and must not be written back.
     """
     kept: Raw = {
-        f"new.{path}": {"$ifNull": [f"$old.{path}", {"$literal": value}]}
-        for path, value in entry.kept.items()
+        f"new.{path}": {"$ifNull": [f"$old.{path}", {"$literal": value}]} for path, value in stored.items()
     }
     rest = {name: value for name, value in document.items() if name != RESERVED}
+    state: Any = {"$literal": document.get(RESERVED, {})} if prepared else f"$old.{RESERVED}"
     pipeline: list[Raw] = [
         {"$replaceWith": {"new": {"$literal": rest}, "old": "$$ROOT"}},
-        {"$set": {**kept, f"new.{RESERVED}": f"$old.{RESERVED}"}},
+        {"$set": {**kept, f"new.{RESERVED}": state}},
         {"$replaceWith": "$new"},
     ]
     after = yield from find_one_and_update(entry.collection, by_id(document["_id"]), pipeline)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from treadle.plan import Plan, Raw
+
+# In a batch: the caller passed nothing along for this document, which is not the same as None.
+NOT_GIVEN: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,8 @@ class Batch:
         def both(mine: dict[Any, list[Any]], theirs: dict[Any, list[Any]]) -> dict[Any, list[Any]]:
             return {
                 rule: [
-                    *mine.get(rule, [None] * len(self.raws)),
-                    *theirs.get(rule, [None] * len(other.raws)),
+                    *mine.get(rule, [NOT_GIVEN] * len(self.raws)),
+                    *theirs.get(rule, [NOT_GIVEN] * len(other.raws)),
                 ]
                 for rule in {**mine, **theirs}
             }

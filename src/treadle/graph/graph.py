@@ -236,7 +236,15 @@ class Graph:
                     code="maintenance-cycle",
                 )
             under_way.append(rule)
-            levels[rule] = 1 + max((level(other) for other in self._feeding(rule)), default=0)
+            feeding = list(self._feeding(rule))
+            levels[rule] = 1 + max(map(level, feeding), default=0)
+            if isinstance(rule, LocalRule) and (feeding or rule.target.group is not None):
+                made = feeding[0].place.label if feeding else rule.target.model.__name__
+                raise DeclarationError(
+                    f"{rule.place.label} is computed in Python when a caller writes its document, but "
+                    f"{made} changes with the writes of others; compute it from fields that callers write",
+                    code="local-derived",
+                )
             under_way.pop()
             return levels[rule]
 

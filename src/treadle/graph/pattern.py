@@ -194,8 +194,8 @@ class Rule:
         """Put into a new document what it must carry; what is returned is noted in the batch."""
 
     def inserts_alone(self, batch: Batch) -> bool:
-        """Whether these documents can be inserted by one plain command."""
-        return True
+        """Whether these documents can be inserted by one plain command; asked where it acts on inserts."""
+        return False
 
     def before_insert(self, batch: Batch, changes: Changes) -> Plan[Any]:
         """In the commit, before the documents are stored; what is returned goes to `after_insert`."""

@@ -335,3 +335,27 @@ def test_counters_are_read_in_the_current_version(run, database):
     store.setup()
     key = database.kept.insert_one({"cat": 1, "schema_version": 1, "seen": 4}).inserted_id
     assert 4 == store.counter(Kept, "seen").read(key)
+
+
+class Payer(Document, collection="payers"):
+    paid: Annotated[int, Sum("Payment", "amount", by="payer_id")] = 0
+
+
+class Payment(Document, collection="payments", version=2):
+    payer_id: Id
+    amount: int = 0
+
+
+@migration(Payment, from_version=1)
+def rename_amount(document: dict[str, Any]) -> dict[str, Any]:
+    document["amount"] = document.pop("old_amount")
+    return document
+
+
+def test_a_document_that_an_update_brought_up_and_then_did_not_match_is_followed(run, database):
+    store = run.store([Payer, Payment])
+    store.setup()
+    payer = store.insert(Payer())
+    database.payments.insert_one({"payer_id": payer.id, "old_amount": 5})
+    store.update(Payment, {"old_amount": 5}, {"$set": {"amount": 6}})
+    assert [] == store.verify()

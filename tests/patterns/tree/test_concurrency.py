@@ -352,3 +352,14 @@ def test_tasks_of_one_store_leave_a_tree(server, database, model):
         return totals
 
     check(store, model, *asyncio.run(write()))
+
+
+def test_inserts_that_share_a_commit_keep_their_own_parents(database):
+    """One says its parent in the call, the other in its field."""
+    store = Store(database, [Parented])
+    store.setup()
+    root = store.insert(Parented(name="root"))
+    entry = store.graph.entry(Parented)
+    works = [placed(entry, "said", root.id), Insert(entry, [Parented(name="held", parent_id=root.id)])]
+    store.runner.run(store.protocol.commit(works))
+    assert {"said", "held"} == {each.name for each in store.tree(Parented).children(root.id)}

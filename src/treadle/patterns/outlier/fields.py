@@ -21,7 +21,7 @@ from treadle.model.document import Document
 from treadle.patterns.outlier.item_bytes import cut
 from treadle.plan import Raw
 from treadle.query.keys import freeze
-from treadle.query.paths import put, refuse_array_of_arrays, resolve, value_at
+from treadle.query.paths import drop, put, refuse_array_of_arrays, resolve, value_at
 
 
 class OutlierFields(ArrayRule):
@@ -247,6 +247,8 @@ class OutlierFields(ArrayRule):
     def split(self, raw: Raw) -> list[Raw]:
         """Cut the array of a new document to its embedded part; the overflow documents."""
         items = self.embedded(raw)
+        # A document that was of another kind may hold what is left of another array's state.
+        drop(raw, self.state)
         if self.unique:
             items = distinct(items)
         made, last = self.pages(raw["_id"], items[self.limit :], None)

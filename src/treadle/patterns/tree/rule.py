@@ -15,7 +15,7 @@ from pymongo.errors import OperationFailure
 from treadle.engine.protocol import WriteProtocol
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.calls import HierarchyRule
-from treadle.graph.change import Batch, Changes
+from treadle.graph.change import NOT_GIVEN, Batch, Changes
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Models, Pattern, Place
@@ -77,7 +77,8 @@ class NodeRule(TreeRule, HierarchyRule):
 
     def _stated(self, batch: Batch) -> list[Any]:
         """Where each new node goes, if that is not for its own fields to say."""
-        return batch.given.get(self) or [placing.UNSTATED] * len(batch.raws)
+        given = batch.given.get(self) or [NOT_GIVEN] * len(batch.raws)
+        return [placing.UNSTATED if each is NOT_GIVEN else each for each in given]
 
     def inserts_alone(self, batch: Batch) -> bool:
         return not self._leads or placing.stands_alone(self.tree, batch.raws, self._stated(batch))
