@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any
 
 import pytest
 
 from tests.outside import Page, Slug
 from tests.support import race
-from treadle import Count, DeclarationError, Document, Formula, Id, Store, UsageError
+from treadle import (
+    Approximate,
+    Bucket,
+    Count,
+    DeclarationError,
+    Document,
+    Formula,
+    Id,
+    Outlier,
+    Store,
+    UsageError,
+)
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Pattern, Place, Rule
-from treadle.plan import is_inside
+from treadle.plan import is_inside, update_many
 
 
 def test_slugs_are_unique_among_siblings(run):
@@ -244,6 +256,83 @@ def test_a_class_keyword_that_is_no_pattern_is_refused():
         class Odd(Document, collection="odd", whole="no"): ...
 
     assert "keyword-unknown" == caught.value.code
+
+
+def test_a_class_in_place_of_a_pattern_is_refused():
+    """The parentheses were forgotten."""
+
+    class Odd(Document, collection="odd", whole=Whole): ...
+
+    with pytest.raises(DeclarationError, match="with its parentheses") as caught:
+        Graph([Odd])
+    assert "pattern-keyword" == caught.value.code
+
+
+def test_a_misspelt_keyword_is_refused_also_when_it_is_empty():
+    with pytest.raises(DeclarationError, match="did you mean 'indexes'"):
+
+        class Odd(Document, collection="odd", indexs=[]): ...
+
+
+class Mending(Rule):
+    """Sets a field where it is missing, without any proof."""
+
+    pattern = "whole"
+
+    def maintained(self) -> set[str]:
+        return {"mended"}
+
+    def mend(self, graph: Any, server: Any, keys: Any) -> Any:
+        yield from update_many(self.target.collection, {"_id": {"$in": list(keys)}}, {"$set": {"mended": 1}})
+        return list(keys)
+
+
+class Mended(Pattern):
+    pattern = "whole"
+    keyword = "whole"
+
+    def bind(self, place: Place, graph: object) -> Rule:
+        return Mending(place)
+
+
+def test_rebuild_asks_a_rule_that_only_mends(run, database):
+    class Odd(Document, collection="odd", whole=Mended()):
+        mended: int = 0
+
+    store = run.store([Odd])
+    database.odd.insert_many([{}, {}])
+    assert 2 == store.rebuild()
+    assert [1] == database.odd.distinct("mended")
+
+
+class Nameless(Rule):
+    def run_due(self, server: Any, now: Any, dry_run: bool) -> Any:
+        yield from ()
+
+
+class Due(Pattern):
+    pattern = "due"
+    keyword = "due"
+
+    def bind(self, place: Place, graph: object) -> Rule:
+        return Nameless(place)
+
+
+def test_work_that_would_never_be_due_is_refused():
+    class Odd(Document, collection="odd", due=Due()): ...
+
+    with pytest.raises(DeclarationError) as caught:
+        Graph([Odd])
+    assert "rule-not-carried-out" == caught.value.code
+
+
+@pytest.mark.parametrize("field", [Annotated[int, Approximate()], Annotated[list[int], Outlier(3, "more")]])
+def test_readings_have_no_counters_and_no_arrays(field):
+    bucket = Bucket(key="sensor", time="at", limit=3)
+    fields = {"__annotations__": {"sensor": str, "at": datetime, "odd": field}, "odd": 0}
+    with pytest.raises(DeclarationError) as caught:
+        Graph([type("Odd", (Document,), fields, collection="odd", bucket=bucket)])
+    assert "layout-derived" == caught.value.code
 
 
 def test_a_pattern_of_the_whole_model_on_a_field_is_refused():

@@ -205,8 +205,8 @@ class Graph:
         """Whatever is not stored one by one feeds nothing and maintains nothing."""
         for rule in self.rules:
             touched = [rule.target, *(self.by_collection[name] for name in rule.watches())]
-            for entry in touched if isinstance(rule, DERIVED) else ():
-                if entry.layout is not None:
+            for entry in touched:
+                if entry.layout is not None and type(rule).lay_out is Rule.lay_out:
                     raise DeclarationError(
                         f"{rule.place.label} would have to follow each reading of {entry.model.__name__}, "
                         "which are not stored one by one; use the statistics of its buckets, or store the "
@@ -314,7 +314,10 @@ class Graph:
 def _require_carrier(rule: Rule) -> None:
     """Refuse a rule that nothing carries out: it would be ignored without a word."""
     carried = isinstance(rule, DERIVED) or any(
-        getattr(type(rule), method) is not getattr(Rule, method) for method in CARRIED_OUT
+        getattr(type(rule), method) is not getattr(Rule, method)
+        for method in CARRIED_OUT
+        # Work that has no name is never due.
+        if method != "run_due" or rule.due_work
     )
     if not carried:
         raise DeclarationError(
@@ -328,9 +331,10 @@ def declarations(entry: Entry[Any]) -> Iterator[tuple[Place, Pattern]]:
     """Each pattern of a document: class keywords first, which the fields may ask, then fields."""
     for keyword, patterns in entry.settings.patterns.items():
         for pattern in patterns:
-            if getattr(pattern, "keyword", None) != keyword:
+            if not isinstance(pattern, Pattern) or pattern.keyword != keyword:
                 raise DeclarationError(
-                    f"{entry.model.__name__} has {keyword}={pattern!r}, which is no pattern of that keyword",
+                    f"{entry.model.__name__} has {keyword}={pattern!r}; it takes a pattern of that keyword, "
+                    "with its parentheses, such as bucket=Bucket(…) or tree=AncestorArray(…)",
                     code="pattern-keyword",
                 )
             yield ClassPlace(entry, entry.codec, (), entry.codec.by_name["id"], keyword), pattern

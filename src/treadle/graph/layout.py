@@ -19,6 +19,7 @@ from treadle.plan.capabilities import Capabilities
 from treadle.query.safety import Sort
 
 D = TypeVar("D", bound=Document)
+READINGS = "only models with bucket= or timeseries= have this"
 D_co = TypeVar("D_co", bound=Document, covariant=True)
 
 
@@ -44,11 +45,11 @@ class Layout(Generic[D]):
     # The model's `Entry`, which knows its layout in turn.
     entry: Any
 
-    def _not_answered(self, call: str) -> NoReturn:
+    def _not_answered(self, call: str, hint: str = "use find or count") -> NoReturn:
         name = self.entry.model.__name__
         stored = self.pattern or "one by one"
         raise UsageError(
-            f"{call} is not for {name}, whose documents are stored {stored}", code="layout-missing"
+            f"{call} is not for {name}, whose documents are stored {stored}; {hint}", code="layout-missing"
         )
 
     # -- reading -----------------------------------------------------------------------------------
@@ -113,12 +114,12 @@ class Layout(Generic[D]):
     # -- readings ----------------------------------------------------------------------------------
 
     def summary(self, key: Any, start: Any, end: Any) -> Plan[list[Summary]]:
-        self._not_answered("summary")
+        self._not_answered("summary", READINGS)
 
     def tuples(
         self, key: Any, start: Any, end: Any, fields: Sequence[str] | None
     ) -> Plan[list[tuple[Any, ...]]]:
-        self._not_answered("readings")
+        self._not_answered("readings", READINGS)
 
     # -- set-up, proof and repair; asked only of layouts that are not one document each --------------
 

@@ -62,7 +62,8 @@ def settings_of(cls: type, inherited: Settings, keywords: Mapping[str, Any]) -> 
         if keyword not in known:
             declared = values.pop(keyword, ())
             listed = list(declared) if isinstance(declared, (list, tuple)) else [declared]
-            if not all(hasattr(each, "bind") for each in listed):
+            misspelt = not listed and difflib.get_close_matches(keyword, known, n=1)
+            if misspelt or not all(hasattr(each, "bind") for each in listed):
                 raise _unknown_keyword(cls, keyword, declared, known)
             patterns[keyword] = listed
     if "indexes" in values:

@@ -53,7 +53,7 @@ def rebuild(
 
 def _rebuild(graph: Graph, server: Capabilities, entry: Entry[Any], report: Report | None) -> Plan[int]:
     bounds = yield from scheduled_bounds(entry)
-    if bounds is NOT_YET or not examined(entry):
+    if bounds is NOT_YET or not (examined(entry) or entry.answering("mend") or own(entry, "tidy")):
         # Of a scheduled model the first run computes it.
         return 0
 

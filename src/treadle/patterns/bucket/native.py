@@ -99,10 +99,10 @@ class NativeLayout(Layout[D]):
                 "has a unique index, which the server does not make there; use bucket= with unique="
             )
 
-    def _not_answered(self, call: str) -> NoReturn:
+    def _not_answered(self, call: str, hint: str = "use find or count") -> NoReturn:
         if call in INSTEAD:
             raise self._not_offered(call, INSTEAD[call])
-        super()._not_answered(call)
+        super()._not_answered(call, hint)
 
     def _not_offered(self, what: str, instead: str) -> UsageError:
         return UsageError(
