@@ -1,11 +1,11 @@
 """Transactions on documents that others write all the time, or of which one cannot be written.
 
 What was read of such documents is old before it can be written: the whole
-transaction begins again, and a large one may never end. So it takes its
-chance once; spoilt, it writes its documents before it reads anything, and
-others wait; and if that is of no use, because there are too many, it gives
-up for smaller pieces. In pieces, too, the one document is found that stops
-all the others.
+transaction begins again, and a large one may never end. So it is
+tried once as it is; after a conflict it writes its documents before it reads
+anything, so that others wait; and if there are too many for that, it is cut
+to smaller pieces. In pieces, too, the one document is found that stops all
+the others.
 """
 
 from __future__ import annotations

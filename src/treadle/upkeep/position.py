@@ -2,7 +2,7 @@
 
 A row of `treadle.streams` holds the place (a resume token, or the operation
 time at which to begin), the number of the lease that may move it, the rules
-that have been built, and the collections that are still to be gone over (`owed`).
+that have been built, and the collections whose backfill is pending (`owed`).
 """
 
 from __future__ import annotations

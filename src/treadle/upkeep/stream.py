@@ -72,7 +72,7 @@ class Follower:
         self._signatures: dict[Rule, str] = {}
         self.position: Raw = {}
         self._ahead: Raw = {}
-        # Collections that are still to be gone over; the row calls it `owed`.
+        # Collections whose backfill is pending; the row calls them `owed`.
         self.backfills: list[Raw] = []
         # Totals since this worker began, and what of them is not yet saved.
         self.totals: dict[str, int] = {}
@@ -147,7 +147,7 @@ class Follower:
         self._saved()
 
     def _write_row(self, changes: Raw | None = None) -> Plan[None]:
-        """Write the position and what is to be gone over, if this worker still leads."""
+        """Write the position and the pending backfills, if this worker still leads."""
         sets: Raw = {**(changes or {}), **self.position, "owed": self.backfills}
         update: Raw = {"$set": sets, "$currentDate": {"saved": True}}
         if self._counts:
@@ -183,7 +183,7 @@ class Follower:
     def _warn_of(self, error: Exception) -> None:
         self._stream = ChangeStream()
         once = f"{type(error).__name__} {getattr(error, 'code', '')}"
-        self._warn("errors", f"the worker goes on after an error: {error}", once=once)
+        self._warn("errors", f"the worker continues after an error: {error}", once=once)
 
     # -- running ------------------------------------------------------------------------------
 
@@ -296,8 +296,8 @@ class Follower:
             names = ", ".join(sorted(set(dirty.blind.values())))
             self._warn(
                 "blind",
-                f"{names}: the server kept no former state of a changed document; what it fed is gone over "
-                "again (run setup() if this comes again)",
+                f"{names}: the server kept no former state of a changed document; what it feeds is verified "
+                "now (run setup() if this comes again)",
                 once=f"blind {names}",
             )
         unsettled = [*dirty.upset, *dirty.blind]
@@ -340,9 +340,7 @@ class Follower:
             if event["operationType"] in UPHEAVALS:
                 if where != BEATS:
                     kind = event["operationType"]
-                    self._warn(
-                        "upheavals", f"{where or 'the database'}: {kind}; what it fed is gone over again"
-                    )
+                    self._warn("upheavals", f"{where or 'the database'}: {kind}; what it fed is verified now")
             elif where == BEATS:
                 beats.append(event["documentKey"]["_id"])
                 continue
@@ -355,7 +353,7 @@ class Follower:
         token, start = self.position["token"], self.position["start"]
         if error.code == CHANGE_STREAM_FATAL and token is not None and start:
             self._warn(
-                "restarts", "the stream's token is not found any more; it goes on by time", once="token"
+                "restarts", "the resume token is no longer found; the stream resumes by time", once="token"
             )
             self.position = self._ahead = {"token": None, "start": start}
         elif error.code in HISTORY_LOST:
@@ -380,7 +378,7 @@ class Follower:
     # -- backfill -----------------------------------------------------------------------------------
 
     def _plan_backfill(self, rules: Iterable[Rule], *, anew: bool = True) -> None:
-        """Note which collections must be gone over; from the beginning if `anew`."""
+        """Note which collections need a backfill; from the beginning if `anew`."""
         for rule in rules:
             fresh = {(rule.target.collection, False)}
             if rule in self.watch.ledgered:
@@ -394,7 +392,7 @@ class Follower:
         self.backfills.sort(key=lambda each: not each["ledger"])
 
     def _backfill_page(self) -> Plan[None]:
-        """Go over a page of what is to be gone over: note what it feeds, or verify and mend it."""
+        """Backfill one page: note what its documents feed, or verify and mend them."""
         first = self.backfills[0]
         entry = self.graph.by_collection[first["collection"]]
         documents = yield from (self._fill_ledger if first["ledger"] else self._verify)(entry, first["after"])
