@@ -161,6 +161,7 @@ class UpdateOneDocument(_Update, Work[D | None]):
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
         maintains = any(each.rules for each in entry.related)
+        # Without a transaction an intent must name the document before it is written.
         if ledger.transactional and not (maintains or entry.feeding(GatherRule) or entry.versioned):
             return (yield from self._only_copied(ledger))
         before = yield from find_one(entry.collection, self.filter)
