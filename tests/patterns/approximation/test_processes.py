@@ -52,6 +52,12 @@ from treadle import Store
 store = Store(MongoClient(sys.argv[1])[sys.argv[2]], [Post])
 counter = store.counter(Post, "views")
 counter.add(1, 3)
+
+def wait_for_a_signal():
+    print('ready', flush=True)
+    for _ in range(1200):  # A signal between two sleeps is handled after the next one.
+        time.sleep(0.05)
+
 """
 
 
@@ -84,7 +90,7 @@ def test_what_is_pending_is_written_at_exit(server, posts):
 
 
 def test_what_is_pending_is_written_on_sigterm(server, posts):
-    process = script(server, posts, "print('ready', flush=True); time.sleep(60)")
+    process = script(server, posts, "wait_for_a_signal()")
     assert process.stdout is not None
     assert "ready" == process.stdout.readline().strip()
     process.send_signal(signal.SIGTERM)
@@ -98,7 +104,7 @@ def test_a_handler_that_was_there_is_left_alone(server, posts):
 import signal, sys
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
 """
-    process = script(server, posts, "print('ready', flush=True); time.sleep(60)", first=first)
+    process = script(server, posts, "wait_for_a_signal()", first=first)
     assert process.stdout is not None
     assert "ready" == process.stdout.readline().strip()
     process.send_signal(signal.SIGTERM)
@@ -115,8 +121,7 @@ def last_words(number, frame):
     earlier(number, frame)
 
 earlier = signal.signal(signal.SIGTERM, last_words)
-print('ready', flush=True)
-time.sleep(60)
+wait_for_a_signal()
 """
     process = script(server, posts, textwrap.indent(body, "    "))
     assert process.stdout is not None
