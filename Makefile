@@ -4,42 +4,82 @@ VENV := .venv
 RUN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick lint shell bench docs clean
+.PHONY: help demo test test-quick test-servers fuzz lint shell hashes bench torture docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/  make \1	/' | expand -t 20
 
 # Installed once; again only when what is to be installed changes.
-$(VENV)/installed: pyproject.toml constraints.txt
+define install
 	@$(PYTHON) -c 'import sys; sys.exit("Treadle needs Python 3.11 or newer; set PYTHON=…" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt $(RUN)/python -m pip install -q -e '.[dev]'
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(RUN)/python -m pip install -q --require-hashes --no-deps -r $(1)
+	PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt $(RUN)/python -m pip install -q -e '.[$(2)]'
+endef
+
+# What the tests need is all that the demo needs, and more.
+$(VENV)/installed: pyproject.toml constraints.txt requirements-dev.txt
+	$(call install,requirements-dev.txt,dev)
+	@touch $@ $(VENV)/installed-demo
+
+comma := ,
+$(VENV)/installed-demo: pyproject.toml constraints.txt requirements-demo.txt
+	$(call install,requirements-demo.txt,cli$(comma)local)
 	@touch $@
 
 $(VENV)/installed-bench: $(VENV)/installed
 	PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt $(RUN)/python -m pip install -q -e '.[bench]'
 	@touch $@
 
-demo: $(VENV)/installed ## show Treadle on a naive shop, in less than a minute
+demo: $(VENV)/installed-demo ## show Treadle on a naive shop, in less than a minute
 	$(RUN)/treadle demo
 
 test: lint ## check everything: lint, types, tests against a real server
 	$(RUN)/python -m pytest -n 2
+	$(MAKE) test-servers
+
+# One file per pattern, the worker and schedules, and crash points, on the oldest server and on a newer one.
+OTHER_SERVERS := 5.0.4 6.0.27
+SMOKE := tests/test_every_pattern.py $(addprefix tests/patterns/,test_computed.py test_extended_reference.py \
+	test_rollup.py test_subset.py test_polymorphic.py test_polymorphic_indexes.py tree/test_ancestor_array.py \
+	bucket/test_stored.py bucket/test_time_series.py outlier/test_stored.py approximation/test_counting.py \
+	schema_versioning/test_background.py history/test_writes.py) \
+	$(addprefix tests/upkeep/,test_stream.py test_stream_documents.py test_schedule.py test_set_up.py)
+
+test-servers: $(VENV)/installed ## a smoke set on MongoDB 5.0.4 and 6.0.27, which are downloaded once
+	@set -e; for version in $(OTHER_SERVERS); do \
+		echo "MongoDB $$version"; \
+		export TREADLE_MONGOD=$$($(RUN)/python -m tests.servers $$version) TREADLE_CRASH_POINTS=few; \
+		$(RUN)/python -m pytest -n 2 -m "not heavy" $(SMOKE); \
+		$(RUN)/python -m pytest -n 2 tests/engine/test_crash_points.py -k test_a_fault_at_any_command; \
+	done
 
 test-quick: $(VENV)/installed ## what needs no server, and one path through each pattern
 	$(RUN)/python -m pytest -n 2 -m "quick or not (server or heavy)"
 
-lint: $(VENV)/installed ## ruff and mypy
+fuzz: $(VENV)/installed ## random filters, models, buckets, names and cancellations, for ten minutes
+	TREADLE_FUZZ_SECONDS=600 $(RUN)/python -m pytest tests/fuzz
+
+lint: $(VENV)/installed ## ruff, mypy, and pyright for what users see
 	$(RUN)/ruff check
 	$(RUN)/ruff format --check
 	$(RUN)/mypy
+	$(RUN)/mypy --strict --explicit-package-bases examples tests/typed
+	$(RUN)/pyright --project pyproject.toml
 
 shell: $(VENV)/installed ## write the blocking store from the asyncio one
 	$(RUN)/python tools/blocking.py
 
+hashes: $(VENV)/installed ## write requirements-dev.txt and requirements-demo.txt anew, after a change of constraints.txt
+	$(RUN)/python tools/hashes.py
+
 bench: $(VENV)/installed-bench ## measure; write benchmarks/RESULTS.md and the table of docs/trees.md
 	$(RUN)/python -m benchmarks
 	$(RUN)/python -m benchmarks.trees benchmarks/RESULTS.json
+
+FAILOVERS ?= 200
+torture: $(VENV)/installed ## three servers on this machine, and 200 failovers under load (FAILOVERS=…)
+	$(RUN)/python -m treadle.torture --failovers $(FAILOVERS) --report build/torture.txt
 
 docs: $(VENV)/installed ## build the site into build/site; a broken link is an error
 	$(RUN)/python docs/write_cli_reference.py

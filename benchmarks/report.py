@@ -11,6 +11,8 @@ from benchmarks.harness import Result, Spread, time_text
 from benchmarks.stored import Entry, Stored
 
 PLOTS = "plots"
+# What `make torture` came to, which takes longer than all families together.
+TORTURE = "TORTURE.md"
 COLUMNS = (
     "contender",
     "median",
@@ -47,7 +49,9 @@ def write(path: Path, stored: Stored) -> None:
     for old in folder.glob("*.svg"):
         if old.stem not in plots:
             old.unlink()
-    path.write_text(markdown(stored, plots), encoding="utf-8")
+    torture = path.parent / TORTURE
+    lines = [torture.read_text(encoding="utf-8")] if torture.exists() else []
+    path.write_text("\n".join([markdown(stored, plots), *lines]), encoding="utf-8")
 
 
 def families(stored: Stored) -> Iterable[tuple[str, list[Entry]]]:

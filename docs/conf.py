@@ -25,6 +25,10 @@ NAVIGATION = {
         "patterns/time-series",
         "patterns/outlier",
         "patterns/approximation",
+        "patterns/attributes",
+        "patterns/links",
+        "patterns/history",
+        "patterns/archive",
         "patterns/polymorphic",
         "patterns/schema-versioning",
         "patterns/validation",
@@ -34,10 +38,20 @@ NAVIGATION = {
         "patterns/child-references",
         "patterns/materialized-path",
     ],
-    "Guide": ["models", "store", "operations", "advisor", "testing", "local-server"],
+    "Guide": [
+        "models",
+        "store",
+        "fastapi",
+        "operations",
+        "dashboard",
+        "deploying",
+        "advisor",
+        "testing",
+        "local-server",
+    ],
     "Coming from": ["coming-from/pymongo", "coming-from/beanie", "coming-from/mongoengine"],
     "Reference": ["cli", "cli-reference", "errors", "extending", "architecture"],
-    "Project": ["/examples/README", "/benchmarks/RESULTS", "/CONTRIBUTING", "/CHANGELOG"],
+    "Project": ["/examples/README", "/benchmarks/RESULTS", "/CONTRIBUTING", "/SECURITY", "/CHANGELOG"],
 }
 
 project = "Treadle"
@@ -53,6 +67,7 @@ include_patterns = [
     "benchmarks/RESULTS.md",
     "examples/README.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "CHANGELOG.md",
 ]
 # Folders that are not even walked through.

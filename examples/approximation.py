@@ -10,7 +10,7 @@ import random
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from examples.story import show, step, tell, verified
+from examples.story import only, show, step, tell, verified
 from pydantic import BaseModel
 
 from treadle import Approximate, Document, Store, UsageError
@@ -52,7 +52,7 @@ def story(store: Store) -> None:
 
     step("Written after five minutes, at the end of the process, or now")
     views.flush()
-    assert 2550 == pages.find_one({"page_id": "home"})["approximate_metrics"]["view_count"]
+    assert 2550 == only(pages, {"page_id": "home"})["approximate_metrics"]["view_count"]
     assert {} == views.pending()
 
     step("Likes must survive a crash: they go to a buffer in the database first")

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Annotated
 
-from examples.story import show, step, tell, verified
+from examples.story import only, show, step, tell, verified
 from pydantic import BaseModel
 
 from treadle import Count, Document, ExtendedReference, Indexed, Store
@@ -98,7 +98,7 @@ def story(store: Store) -> None:
     step("A category and a tag are renamed: every product follows")
     store.update(Category, "road", {"$set": {"name": "Bikes, Racing Bikes"}})
     store.update(Tag, "t2", {"$set": {"name": "for commuters"}})
-    raw = store.collection(Product).find_one({"sku": "BK-R50R-60"})
+    raw = only(store.collection(Product), {"sku": "BK-R50R-60"})
     assert "Bikes, Racing Bikes" == raw["categoryName"]
     assert [{"id": "t1", "name": "Tag-61"}, {"id": "t2", "name": "for commuters"}] == raw["tags"]
 
@@ -121,7 +121,7 @@ def story(store: Store) -> None:
     assert ["Customer", "SalesOrder", "SalesOrder"] == [
         type(found).__name__ for found in store.find(Account, {"customerId": "c1"}, sort="_id")
     ]
-    assert 2 == store.get(Customer, "c1").sales_order_count
+    assert 2 == store.require(Customer, "c1").sales_order_count
 
     step("The best customers; one order is cancelled")
     store.delete(SalesOrder, "o2")
@@ -138,7 +138,7 @@ def story(store: Store) -> None:
     assert 2 == verified(store)
     store.repair()
     assert 0 == verified(store)
-    assert 2 == store.get(Customer, "c1").sales_order_count
+    assert 2 == store.require(Customer, "c1").sales_order_count
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ want the array of ancestors.
 
 from __future__ import annotations
 
+from typing import Any
+
 from examples.story import show, step, tell, verified
 
 from treadle import (
@@ -44,7 +46,7 @@ class ByPath(Document, collection="categories_by_path", tree=MaterializedPath(pa
     path: str = ""
 
 
-MODELS = [ByParent, ByChildren, ByAncestors, ByPath]
+MODELS: list[type[Any]] = [ByParent, ByChildren, ByAncestors, ByPath]
 
 PARENTS = {
     "Books": None,
@@ -62,7 +64,10 @@ def story(store: Store) -> None:
         step(f"{model.__name__}: six categories")
         tree = store.tree(model)
         for name, parent in PARENTS.items():
-            tree.insert(model(id=name, name=name) if model is ByPath else model(id=name), parent=parent)
+            tree.insert(
+                ByPath(id=name, name=name) if model is ByPath else model.model_validate({"_id": name}),
+                parent=parent,
+            )
         show(store.collection(model).name, store.collection(model).find({}, {"_treadle": 0}))
 
         assert ["Books", "Programming", "Databases"] == [node.id for node in tree.ancestors("MongoDB")]
@@ -90,7 +95,7 @@ def story(store: Store) -> None:
     assert 3 == verified(store)
     store.repair()
     assert 0 == verified(store)
-    assert ["Books", "Databases"] == store.get(ByAncestors, "dbm").ancestors
+    assert ["Books", "Databases"] == store.require(ByAncestors, "dbm").ancestors
     store.tree(ByAncestors).move("Databases", "Programming")
 
 

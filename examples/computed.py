@@ -52,16 +52,16 @@ def story(store: Store) -> None:
     step("Five reviews in one call are one update of the product")
     reviews = store.insert_many([Review(product_id=lamp.id, rating=rating) for rating in (5, 4, 1, 5, 3)])
     show("products", store.collection(Product).find_one({"_id": lamp.id}))
-    summary = store.get(Product, lamp.id).review_summary
+    summary = store.require(Product, lamp.id).review_summary
     assert (5, 3.6, 1, 2) == (summary.total_count, summary.average_rating, summary.lowest, summary.five_stars)
 
     step("One is edited, one was about another product, the worst is deleted")
     store.update(Review, reviews[1].id, {"$set": {"rating": 5}})
     store.update(Review, reviews[4].id, {"$set": {"product_id": shade.id}})
     store.delete(Review, reviews[2].id)
-    summary = store.get(Product, lamp.id).review_summary
+    summary = store.require(Product, lamp.id).review_summary
     assert (3, 5.0, 5, 3) == (summary.total_count, summary.average_rating, summary.lowest, summary.five_stars)
-    assert 1 == store.get(Product, shade.id).review_summary.total_count
+    assert 1 == store.require(Product, shade.id).review_summary.total_count
     show("products", store.collection(Product).find({}, {"name": 1, "review_summary": 1}).sort("_id"))
 
     step("The numbers belong to Treadle: nobody sets them by hand, or only past it")
@@ -77,7 +77,7 @@ def story(store: Store) -> None:
     assert 5 == verified(store)
     assert 2 == store.repair()
     assert 0 == verified(store)
-    assert 2.0 == store.get(Product, shade.id).review_summary.average_rating
+    assert 2.0 == store.require(Product, shade.id).review_summary.average_rating
 
 
 if __name__ == "__main__":

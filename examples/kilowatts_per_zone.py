@@ -8,7 +8,7 @@ Treadle; a worker follows what they write.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 from examples.story import show, step, tell, verified
 from pydantic import BaseModel, Field
@@ -38,8 +38,10 @@ class Report(Document, collection="buildings"):
 
 class ZonePower(BaseModel):
     consumption: Annotated[int, Sum("per_day.consumption")] = 0
-    self_produced: Annotated[int, Sum("per_day.self_produced")] = Field(0, alias="self-produced")
-    city_supplemented: Annotated[int, Sum("per_day.city_supplemented")] = Field(0, alias="city-supplemented")
+    self_produced: Annotated[int, Sum("per_day.self_produced")] = Field(default=0, alias="self-produced")
+    city_supplemented: Annotated[int, Sum("per_day.city_supplemented")] = Field(
+        default=0, alias="city-supplemented"
+    )
 
 
 class ZoneDay(
@@ -58,7 +60,7 @@ MODELS = [Report, ZoneDay]
 DAY = datetime(2019, 3, 21, 23, 3, 31, tzinfo=UTC)
 
 
-def report(number: int, zone: int, consumption: int, produced: int, date: datetime = DAY) -> dict:
+def report(number: int, zone: int, consumption: int, produced: int, date: datetime = DAY) -> dict[str, Any]:
     """What a meter writes."""
     return {
         "address": {
@@ -93,7 +95,7 @@ def story(store: Store) -> None:
     step("The worker follows")
     worker.run_until_idle()
     show("zones", zones.find().sort([("zone", 1), ("date", 1)]))
-    thirteen = store.find_one(ZoneDay, {"zone": 13}, sort="date")
+    thirteen = store.find(ZoneDay, {"zone": 13}, sort="date").to_list()[0]
     produced = sum(number % 8 for number in range(0, 300, 2))
     assert (150, 1500, produced) == (
         thirteen.buildings,
@@ -107,7 +109,7 @@ def story(store: Store) -> None:
     meters.delete_one({"address.building number": "2"})
     worker.run_until_idle()
     assert [148, 1, 151] == [each.buildings for each in store.find(ZoneDay, sort=["zone", "date"])]
-    assert 12 == store.find_one(ZoneDay, {"zone": 13}, sort="-date").per_day.consumption
+    assert 12 == store.find(ZoneDay, {"zone": 13}, sort="-date").to_list()[0].per_day.consumption
 
     step("Somebody overwrites a total")
     zones.update_one({"zone": 14}, {"$set": {"kW per day.consumption": 1}})

@@ -53,16 +53,16 @@ def story(store: Store) -> None:
     step("Questions")
     print("  Lea's chain:", " > ".join(person.name for person in tree.path(5)))
     print("  below Omar:", ", ".join(person.name for person in tree.descendants(2, sort="name")))
-    assert [1, 2, 4] == store.get(Employee, 5).reports_to
+    assert [1, 2, 4] == store.require(Employee, 5).reports_to
     assert ["Ivo", "Lea", "Tom"] == [person.name for person in tree.descendants(2, sort="name")]
-    assert 2 == store.get(Employee, 4).direct_reports
+    assert 2 == store.require(Employee, 4).direct_reports
 
     step("The database team moves to sales, and its lead takes another name")
     tree.move(4, 3)
     store.update(Employee, 4, {"$set": {"name": "Ivo Berg"}})
-    lea = store.get(Employee, 5)
+    lea = store.require(Employee, 5)
     assert ([1, 3, 4], "Ivo Berg") == (lea.reports_to, lea.manager)
-    assert [0, 2] == [store.get(Employee, id).direct_reports for id in (2, 3)]
+    assert [0, 2] == [store.require(Employee, id).direct_reports for id in (2, 3)]
 
     step("Nobody can be put below somebody who reports to them; nobody leaves a team behind")
     for work in (lambda: tree.move(3, 5), lambda: tree.remove(4)):
@@ -73,7 +73,7 @@ def story(store: Store) -> None:
         else:
             raise AssertionError("that was allowed")
     tree.remove(4, children="lift")
-    assert [1, 3] == store.get(Employee, 5).reports_to
+    assert [1, 3] == store.require(Employee, 5).reports_to
 
     step("Somebody edits the chart in mongosh")
     store.collection(Employee).update_one({"_id": 7}, {"$set": {"reports_to": [1], "manager": "Nobody"}})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from examples.story import show, step, tell, verified
+from examples.story import only, show, step, tell, verified
 
 from treadle import Document, Outlier, Store
 
@@ -51,7 +51,7 @@ def story(store: Store) -> None:
             *overflow.find({}, {"_id": 0, "followers": {"$slice": 2}}).sort("page"),
         ],
     )
-    raw = users.find_one({"_id": "star"})
+    raw = only(users, {"_id": "star"})
     assert (50, 2500, True) == (len(raw["followers"]), raw["follower_count"], raw["has_overflow"])
 
     step("The same questions, whichever it is")
@@ -64,7 +64,7 @@ def story(store: Store) -> None:
 
     step("Thirty of the first followers leave: the document is filled up from the pages, in order")
     assert 30 == sum(followers.remove(fan) for fan in FANS[:30])
-    raw = users.find_one({"_id": "star"})
+    raw = only(users, {"_id": "star"})
     print(f"  embedded {len(raw['followers'])}, in all {raw['follower_count']}")
     assert FANS[30:] == list(followers)
     assert len(raw["followers"]) > 20, "what was left of the first fifty"
@@ -74,14 +74,14 @@ def story(store: Store) -> None:
     assert 2 == verified(store)
     store.repair()
     assert 0 == verified(store)
-    raw = users.find_one({"_id": "ann"})
+    raw = only(users, {"_id": "ann"})
     assert (50, 63, True) == (len(raw["followers"]), raw["follower_count"], raw["has_overflow"])
 
     step("They leave again: nothing is in pages any more, and the flag is cleared")
     for fan in FANS[:60]:
         store.array(User, "followers", "ann").remove(fan)
     show("users", users.find_one({"_id": "ann"}))
-    assert (3, False) == (store.get(User, "ann").follower_count, store.get(User, "ann").has_overflow)
+    assert (3, False) == (store.require(User, "ann").follower_count, store.require(User, "ann").has_overflow)
     assert 0 == overflow.count_documents({"user_id": "ann"})
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from bson import Decimal128, ObjectId
 from pymongo.errors import PyMongoError
@@ -23,7 +23,7 @@ from treadle.errors import TreadleError
 WIDTH = 96
 
 
-def tell(story: Callable[[Store], None], models: list[type[Document]]) -> int:
+def tell(story: Callable[[Store], None], models: Iterable[type[Any]]) -> int:
     """Run a story on the database that the command line names, or on a private server of its own."""
     parser = argparse.ArgumentParser(description=inspect.getdoc(inspect.getmodule(story)))
     parser.add_argument(
@@ -48,6 +48,13 @@ def tell(story: Callable[[Store], None], models: list[type[Document]]) -> int:
     return 0
 
 
+def only(collection: Any, filter: Any = None) -> dict[str, Any]:
+    """A stored document, which is there."""
+    document = collection.find_one(filter)
+    assert document is not None
+    return document  # type: ignore[no-any-return]
+
+
 def step(text: str) -> None:
     """The next thing that happens."""
     print(f"\n# {text}")
@@ -56,7 +63,8 @@ def step(text: str) -> None:
 def show(label: str, stored: Any) -> None:
     """A stored document, or several, as mongosh would print them."""
     print(f"  {label}:")
-    for document in stored if isinstance(stored, Iterable) and not isinstance(stored, dict) else [stored]:
+    documents: Iterable[Any] = [stored] if isinstance(stored, dict) or stored is None else stored
+    for document in documents:
         print("    " + shell(document).replace("\n", "\n    "))
 
 
@@ -81,11 +89,12 @@ def brief(value: Any) -> str:
 
 def shell(value: Any) -> str:
     """A BSON value in mongosh's notation, on one line where it fits."""
-    if isinstance(value, dict | list | tuple):
-        if isinstance(value, dict):
+    if type(value) in (dict, list, tuple):
+        if type(value) is dict:
             first, last = "{}"
+            fields = cast(dict[str, Any], value)
             items = [
-                f"{key if key.isidentifier() else repr(key)}: {shell(item)}" for key, item in value.items()
+                f"{key if key.isidentifier() else repr(key)}: {shell(item)}" for key, item in fields.items()
             ]
         else:
             first, last = "[]"

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated
 
-from examples.story import show, step, tell, verified
+from examples.story import only, show, step, tell, verified
 from pydantic import BaseModel
 
 from treadle import Document, Store, Subset
@@ -43,7 +43,7 @@ class Product(Document, collection="products"):
     reviews: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-published_date", size=5)] = []
 
 
-MODELS = [Review, Product]
+MODELS: list[type[Document]] = [Review, Product]
 
 FIRST = datetime(2019, 2, 1, tzinfo=UTC)
 AUTHORS = ("Kristina", "Trina", "Hans", "Ana", "Ola", "Sam", "Eve", "Li")
@@ -73,19 +73,19 @@ def story(store: Store) -> None:
             )
         )
     show("products", collection.find_one())
-    assert [787, 786, 785, 784, 783] == [card["_id"] for card in collection.find_one()["reviews"]]
+    assert [787, 786, 785, 784, 783] == [card["_id"] for card in only(collection)["reviews"]]
     assert 8 == store.count(Review), "all of them are in the collection of reviews"
 
     step("The newest is withdrawn, so an older one moves up; another is edited")
     store.delete(Review, 787)
     store.update(Review, 784, {"$set": {"review_text": "Edited."}})
-    product = store.get(Product, 1)
+    product = store.require(Product, 1)
     assert ["Eve", "Sam", "Ola", "Ana", "Hans"] == [card.review_author for card in product.reviews]
     assert "Edited." == product.reviews[2].review_text
 
     step("A review is published again: it comes first")
     store.update(Review, 780, {"$set": {"published_date": FIRST + timedelta(days=30)}})
-    assert "Kristina" == store.get(Product, 1).reviews[0].review_author
+    assert "Kristina" == store.require(Product, 1).reviews[0].review_author
 
     step("Somebody pushes a sixth one into the array")
     spam = {"_id": 1, "review_author": "Bot", "review_text": "Cheap widgets!", "published_date": FIRST}
@@ -93,7 +93,7 @@ def story(store: Store) -> None:
     assert 1 == verified(store)
     store.repair()
     assert 0 == verified(store)
-    assert [780, 786, 785, 784, 783] == [card["_id"] for card in collection.find_one()["reviews"]]
+    assert [780, 786, 785, 784, 783] == [card["_id"] for card in only(collection)["reviews"]]
 
 
 if __name__ == "__main__":

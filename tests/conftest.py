@@ -1,9 +1,13 @@
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["treadle.testing", "tests.support"]
+from treadle.server.local import LocalServer
+
+pytest_plugins = ["treadle.testing", "tests.support", "tests.since"]
 
 # A fixed seed: what fails in CI fails here too. TREADLE_HYPOTHESIS=wide looks further.
 settings.register_profile(
@@ -23,6 +27,19 @@ settings.load_profile(os.environ.get("TREADLE_HYPOTHESIS", "steady"))
 
 # The fixtures that start a server of their own; a test that starts one without them has the mark itself.
 SERVERS = {"server", "alone", "forgetful", "guarded"}
+
+
+@pytest.fixture(scope="session")
+def server(server: LocalServer) -> Iterator[Any]:
+    """The server of the tests, or another engine's likeness of it: TREADLE_PROFILE names one."""
+    profile = os.environ.get("TREADLE_PROFILE")
+    if not profile:
+        yield server
+        return
+    from tests.profiles import PROFILES, ProfileProxy
+
+    with ProfileProxy(server, PROFILES[profile]) as proxy:
+        yield proxy
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,8 +17,14 @@ from typing import Any
 import bson
 from pymongo import MongoClient, monitoring
 
+from tests.support import is_probe
+from treadle.server.local import LocalServer
+
 # What a client says about itself is not part of any write.
-CHATTER = frozenset({"hello", "ismaster", "isMaster", "ping", "endSessions", "killCursors", "buildInfo"})
+CHATTER = frozenset(
+    {"hello", "ismaster", "isMaster", "ping", "endSessions", "killCursors", "buildInfo"}
+    | {"saslStart", "saslContinue"}
+)
 COMMANDS = [
     "insert",
     "update",
@@ -54,7 +60,7 @@ class Heard(monitoring.CommandListener):
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
         name = event.command_name
-        if name in CHATTER:
+        if name in CHATTER or is_probe(event):
             return
         self.names.append(name)
         if self._act is None or name not in self._at:
@@ -99,14 +105,16 @@ def fail_point(
 class Proxy:
     """A TCP proxy on 127.0.0.1 in front of one mongod, with a fault for the n-th command."""
 
-    def __init__(self, port: int) -> None:
-        self._target = port
+    def __init__(self, server: LocalServer) -> None:
+        self._target = server.port
         self._lock = threading.Lock()
         self._plan: _Plan | None = None
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self.uri = f"mongodb://127.0.0.1:{self.port}/?directConnection=true&serverMonitoringMode=poll"
+        login = server.uri.removeprefix("mongodb://").rpartition("@")[0]
+        options = "authSource=admin&directConnection=true&serverMonitoringMode=poll"
+        self.uri = f"mongodb://{login}@127.0.0.1:{self.port}/?{options}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> Proxy:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import decimal
 import enum
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Generator
 from typing import Any
@@ -18,9 +20,27 @@ from pydantic import BaseModel, create_model
 from pymongo import MongoClient, monitoring
 
 from treadle import Document, Id
+from treadle.plan.capabilities import NOWHERE
 from treadle.server.local import LocalServer
 
 UTC = dt.UTC
+
+
+# The sessions of probes that have begun a transaction, and not yet aborted it.
+PROBING: set[bytes] = set()
+
+
+def is_probe(event: monitoring.CommandStartedEvent) -> bool:
+    """Whether a command only asks what the server can do; each Store does so once."""
+    first = event.command.get(event.command_name)
+    inside = first.get("aggregate") if isinstance(first, dict) else first
+    session = bytes((event.command.get("lsid") or {}).get("id", b""))
+    if event.command_name == "abortTransaction" and session in PROBING:
+        PROBING.discard(session)
+        return True
+    if event.command.get("startTransaction") and first == NOWHERE:
+        PROBING.add(session)
+    return NOWHERE in (first, inside)
 
 
 class Heard(monitoring.CommandListener):
@@ -30,7 +50,9 @@ class Heard(monitoring.CommandListener):
         self.commands: list[tuple[str, Any]] = []
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
-        if event.command_name not in ("hello", "ping", "endSessions"):
+        if is_probe(event):
+            return
+        if event.command_name not in ("hello", "ping", "endSessions", "saslStart", "saslContinue"):
             self.commands.append((event.command_name, event.command))
 
     def succeeded(self, event: monitoring.CommandSucceededEvent) -> None: ...
@@ -72,6 +94,14 @@ def tried(numbers: list[int], record_property: Any) -> Callable[[int], None]:
         record_property("crash_points", points)
 
     return note
+
+
+def lacking(store: Any, **missing: Any) -> Any:
+    """The store, as if its server lacked some capabilities; told before it looks by itself."""
+    inner = getattr(store, "_inner", store)
+    store._capabilities()
+    inner._known = dataclasses.replace(inner._known, **missing)
+    return store
 
 
 def race(*bodies: Callable[[], Any]) -> None:
@@ -203,3 +233,16 @@ def models_with_documents(draw: Any, collection: str = "things") -> tuple[type[D
         for _ in range(count)
     ]
     return model, documents
+
+
+PATIENCE_SECONDS = 20
+
+
+def until(what: str, done: Any) -> Any:
+    """The first true answer; fails when it takes too long."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < end:
+        if answer := done():
+            return answer
+        time.sleep(0.05)
+    raise AssertionError(f"{what} did not happen within {PATIENCE_SECONDS} seconds")

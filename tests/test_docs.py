@@ -88,10 +88,8 @@ def test_the_readme_runs_as_it_stands(module):
     [page for page in PAGES if page not in (README, TESTING, TUTORIAL) and python_blocks(page)],
     ids=name,
 )
-def test_the_page_runs(page, module, server, database):
-    module.database = database
-    base, _, options = server.uri.partition("?")
-    module.uri = f"{base}{database.name}?{options}"
+def test_the_page_runs(page, module, database, uri):
+    module.database, module.uri = database, uri
     perform(page, module)
 
 

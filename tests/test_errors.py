@@ -7,7 +7,7 @@ import pickle
 import re
 from pathlib import Path
 
-from treadle import UsageError
+from treadle import BulkFailed, DuplicateKey, Failure, UsageError
 from treadle.server.failures import LOG_SIGNS
 
 ROOT = Path(__file__).parent.parent
@@ -18,6 +18,11 @@ def codes_in_source() -> set[str]:
     found = {code for _, code, _ in LOG_SIGNS}
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                # An error whose code is always the same.
+                named = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+                defaults = [default for argument, default in named if argument.arg == "code"]
+                found |= {each.value for each in defaults if isinstance(each, ast.Constant)}
             if not isinstance(node, ast.Call):
                 continue
             values = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
@@ -39,4 +44,8 @@ def test_codes_and_headings_are_the_same():
 
 def test_errors_keep_their_code_through_pickling():
     error = pickle.loads(pickle.dumps(UsageError("stop", code="plan-not-fresh")))
-    assert ("stop", "plan-not-fresh") == (str(error), error.code)
+    assert ("stop — plan-not-fresh", "plan-not-fresh") == (str(error), error.code)
+    failed = pickle.loads(pickle.dumps(BulkFailed([Failure(3, "taken", "duplicate-key")], 5)))
+    assert [Failure(3, "taken", "duplicate-key")] == failed.failures
+    duplicate = pickle.loads(pickle.dumps(DuplicateKey("Person", {"code": 11000, "keyPattern": {"a": 1}})))
+    assert (("a",), 11000) == (duplicate.fields, duplicate.details["code"])

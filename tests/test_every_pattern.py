@@ -15,7 +15,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
@@ -34,10 +34,14 @@ from treadle import Document, Id
 from treadle.graph.graph import Graph, declarations
 from treadle.graph.pattern import Pattern, Rule
 from treadle.patterns.approximation.rule import Approximate
+from treadle.patterns.archive.rule import Archive
+from treadle.patterns.attributes import Attributes
 from treadle.patterns.bucket.rule import Bucket
 from treadle.patterns.bucket.time_series import TimeSeries
 from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
 from treadle.patterns.extended_reference import ExtendedReference
+from treadle.patterns.history.rule import History
+from treadle.patterns.links import Links
 from treadle.patterns.outlier.rule import Outlier
 from treadle.patterns.rollup import Day, Rollup
 from treadle.patterns.subset import Subset
@@ -47,6 +51,7 @@ from treadle.patterns.tree.ancestor_array import AncestorArray
 from treadle.patterns.tree.child_references import ChildReferences
 from treadle.patterns.tree.materialized_path import MaterializedPath
 from treadle.patterns.tree.parent_reference import ParentReference
+from treadle.plan.capabilities import EVERYTHING
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "treadle"
@@ -285,6 +290,53 @@ def nodes(collection: str) -> Callable[[], dict[str, list[dict[str, Any]]]]:
     return made
 
 
+class Policy(Document, collection="policies", history=History()):
+    holder: str
+    premium: int = 0
+
+
+def policies() -> dict[str, list[dict[str, Any]]]:
+    return {"policies": [{"holder": "old", "premium": 1}, {"holder": "older"}]}
+
+
+class Sale(
+    Document, collection="sales", archive=Archive(by="date", after=timedelta(days=1), into="old_sales")
+):
+    date: datetime | None = None
+
+
+def sales() -> dict[str, list[dict[str, Any]]]:
+    """Documents that somebody copied to the archive, and forgot to delete."""
+    documents: list[dict[str, Any]] = [{"_id": ObjectId(), "date": None} for _ in range(3)]
+    return {"sales": documents, "old_sales": documents[:2]}
+
+
+class Gadget(Document, collection="gadgets"):
+    specs: Annotated[dict[str, int], Attributes()] = {}
+
+
+def gadgets() -> dict[str, list[dict[str, Any]]]:
+    """A dict as it was before, and a name that is there twice."""
+    twice = [{"k": "size", "v": 1}, {"k": "size", "v": 2}]
+    return {"gadgets": [{"specs": {"size": 1}}, {"specs": twice}, {"specs": [{"k": "size", "v": 1}]}]}
+
+
+class Friend(Document, collection="friends", links=Links("friends")):
+    friends: list[Id] = []
+
+
+def friends() -> dict[str, list[dict[str, Any]]]:
+    """Links from one end only, and one that leads nowhere."""
+    keys = [ObjectId() for _ in range(3)]
+    return {
+        "friends": [
+            {"_id": keys[0], "friends": [keys[1]]},
+            {"_id": keys[1], "friends": []},
+            {"_id": keys[2], "friends": [ObjectId()]},
+        ]
+    }
+
+
 @dataclass(frozen=True)
 class Sample:
     """Models that use a pattern, and documents that lack what it maintains."""
@@ -301,6 +353,10 @@ SAMPLES = {
     "bucket": Sample((Reading,), readings("readings")),
     "computed": Sample((Review, Product), reviews("products")),
     "extended_reference": Sample((Customer, Order), orders),
+    "archive": Sample((Sale,), sales),
+    "attributes": Sample((Gadget,), gadgets),
+    "links": Sample((Friend,), friends),
+    "history": Sample((Policy,), policies),
     "materialized_path": Sample((Folder,), nodes("folders")),
     "outlier": Sample((Fan,), fans),
     "parent_reference": Sample((Section,), nodes("sections")),
@@ -424,6 +480,8 @@ def test_each_rule_answers_the_interface(name):
     assert rules, f"no rule of {name} is bound by its sample"
     for rule in rules:
         told = f"{type(rule).__name__} of {rule.place.label}"
+        assert {*rule.needs, *rule.uses} <= EVERYTHING, told
+        assert not hasattr(rule, "needs_transactions"), f"{told}: say needs = TRANSACTIONS"
         watched = rule.watches()
         assert isinstance(watched, Mapping), told
         assert watched, f"{told} watches nothing"

@@ -53,6 +53,7 @@ NAMES = {
     "anext": "next",
     "asynccontextmanager": "contextmanager",
     "AbstractAsyncContextManager": "AbstractContextManager",
+    "enter_async_context": "enter_context",
 }
 # Imports: unused, out of order. Comprehensions that only copy, loops that only yield, nested `with`.
 RUFF_FIXES = "F401,I001,C416,SIM117,UP028"

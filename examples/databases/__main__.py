@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from typing import Any
 
 from examples.databases.maker import Maker
 from pymongo import MongoClient
@@ -18,7 +19,7 @@ def main() -> int:
     parser.add_argument("uri", help="such as mongodb://localhost:27017/music_shop; must be empty")
     parser.add_argument("--scale", type=float, default=1.0)
     options = parser.parse_args()
-    with MongoClient(options.uri) as client:
+    with MongoClient[Any](options.uri) as client:
         database = client.get_default_database()
         if database.list_collection_names():
             print(f"{database.name} is not empty; name a new database", file=sys.stderr)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from examples.databases.maker import Maker
 
 
@@ -42,7 +44,7 @@ def fill(maker: Maker) -> None:
         }
         for number in range(maker.number(4_000))
     ]
-    counts: dict[object, list[dict[str, object]]] = {}
+    counts: dict[object, list[dict[str, Any]]] = {}
     for review in reviews:
         counts.setdefault(review["product_id"], []).append(review)
     maker.insert(

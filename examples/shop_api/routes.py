@@ -18,28 +18,16 @@ from examples.shop_api.models import (
     Product,
     Review,
 )
-from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel, Field
 
-from treadle import AsyncStore, Document, Id
+from treadle import Id, NotFound
+from treadle.fastapi import CurrentStore as Shop
 
 PAGE_SIZE = 50
 
 router = APIRouter()
 AnyProduct = Book | Electronics | Clothing
-
-
-def opened(request: Request) -> AsyncStore:
-    return request.app.state.store
-
-
-Shop = Annotated[AsyncStore, Depends(opened)]
-
-
-def found(document: Document | None) -> Any:
-    if document is None:
-        raise HTTPException(404, "there is no such document")
-    return document
 
 
 # -- what callers send: never a model with maintained fields -----------------------
@@ -125,8 +113,8 @@ async def remove_category(id: Id, shop: Shop) -> None:
     await shop.tree(Category).remove(id)
 
 
-@router.get("/categories/{id}/products")
-async def products_below(id: Id, shop: Shop) -> list[AnyProduct]:
+@router.get("/categories/{id}/products", response_model=list[AnyProduct])
+async def products_below(id: Id, shop: Shop) -> list[Product]:
     """The products of a category and of all categories below it."""
     below = [id, *[category.id async for category in shop.tree(Category).descendants(id)]]
     return await shop.find(Product, {"category_id": {"$in": below}}, sort="title").to_list()
@@ -143,14 +131,14 @@ async def add_customer(new: NewCustomer, shop: Shop) -> Customer:
 @router.patch("/customers/{id}")
 async def change_customer(id: Id, change: CustomerChange, shop: Shop) -> Customer:
     """All orders of the customer show the new name and tier as well."""
-    changed = change.model_dump(exclude_none=True)
-    return found(await (shop.update(Customer, id, {"$set": changed}) if changed else shop.get(Customer, id)))
+    return await shop.change(await shop.require(Customer, id), **change.model_dump(exclude_none=True))
 
 
 @router.delete("/customers/{id}", status_code=204)
 async def delete_customer(id: Id, shop: Shop) -> None:
     """Refused with 409 while there are orders of the customer."""
-    found(await shop.delete(Customer, id))
+    if await shop.delete(Customer, id) is None:
+        raise NotFound("Customer", id)
 
 
 # -- products ------------------------------------------------------------------------
@@ -158,32 +146,33 @@ async def delete_customer(id: Id, shop: Shop) -> None:
 
 @router.post("/products", status_code=201)
 async def add_product(new: NewAnyProduct, shop: Shop) -> AnyProduct:
-    found(await shop.get(Category, new.category_id))
+    await shop.require(Category, new.category_id)
     return await shop.insert(KINDS[new.type](**new.model_dump()))
 
 
-@router.get("/products")
-async def search(words: str, shop: Shop) -> list[AnyProduct]:
+@router.get("/products", response_model=list[AnyProduct])
+async def search(words: str, shop: Shop) -> list[Product]:
     return await shop.search(Product, words, limit=PAGE_SIZE).to_list()
 
 
-@router.get("/products/{id}")
-async def see_product(id: Id, shop: Shop) -> AnyProduct:
+@router.get("/products/{id}", response_model=AnyProduct)
+async def see_product(id: Id, shop: Shop) -> Product:
     """One read: reviews, their average and the category's name are in the document."""
-    product = found(await shop.get(Product, id))
+    product = await shop.require(Product, id)
     await shop.counter(Product, "views").add(id)
     return product
 
 
 @router.post("/products/{id}/reviews", status_code=201)
 async def add_review(id: Id, new: NewReview, shop: Shop) -> Review:
-    found(await shop.get(Product, id))
+    await shop.require(Product, id)
     return await shop.insert(Review(product_id=id, date=datetime.now(UTC), **new.model_dump()))
 
 
 @router.delete("/reviews/{id}", status_code=204)
 async def delete_review(id: Id, shop: Shop) -> None:
-    found(await shop.delete(Review, id))
+    if await shop.delete(Review, id) is None:
+        raise NotFound("Review", id)
 
 
 @router.put("/products/{id}/followers/{customer_id}")
@@ -212,7 +201,7 @@ async def followers(id: Id, shop: Shop, page: Annotated[int, Query(ge=1)] = 1) -
 @router.post("/orders", status_code=201)
 async def place_order(new: NewOrder, shop: Shop) -> Order:
     """The order and the stock that it takes, both or neither."""
-    found(await shop.get(Customer, new.customer_id))
+    await shop.require(Customer, new.customer_id)
 
     async def place(session: Any) -> Order:
         for line in new.lines:
@@ -228,7 +217,7 @@ async def place_order(new: NewOrder, shop: Shop) -> Order:
 
 @router.get("/orders/{id}")
 async def see_order(id: Id, shop: Shop) -> Order:
-    return found(await shop.get(Order, id))
+    return await shop.require(Order, id)
 
 
 @router.get("/sales")
@@ -241,10 +230,9 @@ async def sales(shop: Shop) -> list[DailySales]:
 
 
 @router.get("/health")
-async def health(request: Request, shop: Shop) -> dict[str, Any]:
-    """Whether the worker runs, and how many events it is behind."""
-    lag = await shop.worker().lag()
-    return {"worker": not request.app.state.following.done(), "events_behind": lag.events}
+async def health(shop: Shop) -> dict[str, int]:
+    """How many events the worker is behind."""
+    return {"events_behind": (await shop.worker().lag()).events}
 
 
 @router.get("/findings")

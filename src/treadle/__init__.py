@@ -5,27 +5,71 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from treadle.engine.lazy import OldDocuments
-    from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
+    from treadle.errors import (
+        BulkFailed,
+        Conflict,
+        DataError,
+        DeclarationError,
+        Failure,
+        NotFound,
+        TreadleError,
+        UsageError,
+    )
+    from treadle.graph.lifecycle import CreatedAt, UpdatedAt
     from treadle.graph.limits import Limits
-    from treadle.graph.outcomes import Action, FieldSummary, Finding, Progress, Summary
+    from treadle.graph.operations import (
+        Bulk,
+        Delete,
+        DeleteMany,
+        Insert,
+        Replace,
+        Update,
+        UpdateMany,
+        Upsert,
+        Upserted,
+    )
+    from treadle.graph.outcomes import (
+        Action,
+        Changed,
+        FieldSummary,
+        Finding,
+        Nested,
+        Page,
+        Progress,
+        State,
+        Summary,
+    )
     from treadle.model.bson_types import Id
     from treadle.model.document import Document
     from treadle.model.indexed import Indexed
+    from treadle.model.pairs import Measured
     from treadle.patterns.approximation.rule import Approximate
+    from treadle.patterns.archive.rule import Archive
+    from treadle.patterns.attributes import Attributes
     from treadle.patterns.bucket.rule import Bucket
     from treadle.patterns.bucket.time_series import TimeSeries
     from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
     from treadle.patterns.extended_reference import ExtendedReference
+    from treadle.patterns.history.rule import History
+    from treadle.patterns.links import Links
     from treadle.patterns.outlier.rule import Outlier
-    from treadle.patterns.rollup import Day, Hour, Month, Rollup, Week
+    from treadle.patterns.rollup import Day, Hour, Minute, Month, Quarter, Rollup, Total, Week, Year
     from treadle.patterns.schema_versioning import Migration, migration
     from treadle.patterns.subset import Subset
     from treadle.patterns.tree.ancestor_array import AncestorArray
     from treadle.patterns.tree.child_references import ChildReferences
     from treadle.patterns.tree.materialized_path import MaterializedPath
     from treadle.patterns.tree.parent_reference import ParentReference
+    from treadle.plan.server_errors import DuplicateKey
+    from treadle.query.names import Unchecked
     from treadle.store.async_store import AsyncStore
     from treadle.store.blocking.store import Store
+    from treadle.store.deadline import TimedOut
+    from treadle.store.shell import NotSetUp
+    from treadle.upkeep.aside import SetAsideDocument
+    from treadle.upkeep.findings import KeptFinding
+    from treadle.upkeep.jobs import JobStatus
+    from treadle.upkeep.migrations.log import MigrationRun
     from treadle.upkeep.migrations.run import Migrated, Sample, SetAside
     from treadle.upkeep.schedule import Ran
 
@@ -35,45 +79,81 @@ __all__ = [
     "Action",
     "AncestorArray",
     "Approximate",
+    "Archive",
     "AsyncStore",
+    "Attributes",
     "Average",
     "Bucket",
+    "Bulk",
+    "BulkFailed",
+    "Changed",
     "ChildReferences",
+    "Conflict",
     "Count",
+    "CreatedAt",
     "DataError",
     "Day",
     "DeclarationError",
+    "Delete",
+    "DeleteMany",
     "Document",
+    "DuplicateKey",
     "ExtendedReference",
+    "Failure",
     "FieldSummary",
     "Finding",
     "Formula",
+    "History",
     "Hour",
     "Id",
     "Indexed",
+    "Insert",
+    "JobStatus",
+    "KeptFinding",
     "Limits",
+    "Links",
     "MaterializedPath",
     "Max",
+    "Measured",
     "Migrated",
     "Migration",
+    "MigrationRun",
     "Min",
+    "Minute",
     "Month",
+    "Nested",
+    "NotFound",
+    "NotSetUp",
     "OldDocuments",
     "Outlier",
+    "Page",
     "ParentReference",
     "Progress",
+    "Quarter",
     "Ran",
+    "Replace",
     "Rollup",
     "Sample",
     "SetAside",
+    "SetAsideDocument",
+    "State",
     "Store",
     "Subset",
     "Sum",
     "Summary",
     "TimeSeries",
+    "TimedOut",
+    "Total",
     "TreadleError",
+    "Unchecked",
+    "Update",
+    "UpdateMany",
+    "UpdatedAt",
+    "Upsert",
+    "Upserted",
     "UsageError",
     "Week",
+    "Year",
     "migration",
 ]
 
@@ -83,45 +163,81 @@ _HOMES = {
     "Action": "graph.outcomes",
     "AncestorArray": "patterns.tree.ancestor_array",
     "Approximate": "patterns.approximation.rule",
+    "Archive": "patterns.archive.rule",
     "AsyncStore": "store.async_store",
+    "Attributes": "patterns.attributes",
     "Average": "patterns.computed",
     "Bucket": "patterns.bucket.rule",
+    "Bulk": "graph.operations",
+    "BulkFailed": "errors",
+    "Changed": "graph.outcomes",
     "ChildReferences": "patterns.tree.child_references",
+    "Conflict": "errors",
     "Count": "patterns.computed",
+    "CreatedAt": "graph.lifecycle",
     "DataError": "errors",
     "Day": "patterns.rollup",
     "DeclarationError": "errors",
+    "Delete": "graph.operations",
+    "DeleteMany": "graph.operations",
     "Document": "model.document",
+    "DuplicateKey": "plan.server_errors",
     "ExtendedReference": "patterns.extended_reference",
+    "Failure": "errors",
     "FieldSummary": "graph.outcomes",
     "Finding": "graph.outcomes",
     "Formula": "patterns.computed",
+    "History": "patterns.history.rule",
     "Hour": "patterns.rollup",
     "Id": "model.bson_types",
     "Indexed": "model.indexed",
+    "Insert": "graph.operations",
+    "JobStatus": "upkeep.jobs",
+    "KeptFinding": "upkeep.findings",
     "Limits": "graph.limits",
+    "Links": "patterns.links",
     "MaterializedPath": "patterns.tree.materialized_path",
     "Max": "patterns.computed",
+    "Measured": "model.pairs",
     "Migrated": "upkeep.migrations.run",
     "Migration": "patterns.schema_versioning",
+    "MigrationRun": "upkeep.migrations.log",
     "Min": "patterns.computed",
+    "Minute": "patterns.rollup",
     "Month": "patterns.rollup",
+    "NotFound": "errors",
+    "NotSetUp": "store.shell",
     "OldDocuments": "engine.lazy",
     "Outlier": "patterns.outlier.rule",
+    "Nested": "graph.outcomes",
+    "Page": "graph.outcomes",
     "ParentReference": "patterns.tree.parent_reference",
     "Progress": "graph.outcomes",
+    "Quarter": "patterns.rollup",
     "Ran": "upkeep.schedule",
+    "Replace": "graph.operations",
     "Rollup": "patterns.rollup",
     "Sample": "upkeep.migrations.run",
     "SetAside": "upkeep.migrations.run",
+    "SetAsideDocument": "upkeep.aside",
+    "State": "graph.outcomes",
     "Store": "store.blocking.store",
     "Subset": "patterns.subset",
     "Sum": "patterns.computed",
     "Summary": "graph.outcomes",
     "TimeSeries": "patterns.bucket.time_series",
+    "TimedOut": "store.deadline",
+    "Total": "patterns.rollup",
     "TreadleError": "errors",
+    "Unchecked": "query.names",
+    "Update": "graph.operations",
+    "UpdateMany": "graph.operations",
+    "UpdatedAt": "graph.lifecycle",
+    "Upsert": "graph.operations",
+    "Upserted": "graph.operations",
     "UsageError": "errors",
     "Week": "patterns.rollup",
+    "Year": "patterns.rollup",
     "migration": "patterns.schema_versioning",
 }
 

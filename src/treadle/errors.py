@@ -7,21 +7,30 @@ a heading of its own in `docs/errors.md`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 
 class TreadleError(Exception):
-    """The base of all errors that Treadle raises on purpose."""
+    """The base of all errors that Treadle raises on purpose; its text ends with its code."""
 
     def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
+        self.message = message
         self.code = code
 
+    def __str__(self) -> str:
+        return f"{self.message} — {self.code}"
+
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only arguments do not survive the default pickling.
-        return (_rebuild, (type(self), str(self), self.code))
+        # Keyword-only arguments do not survive the default pickling; whatever a subclass keeps does.
+        return _rebuild, (type(self), self.args), self.__dict__
 
 
-def _rebuild(kind: type[TreadleError], message: str, code: str) -> TreadleError:
-    return kind(message, code=code)
+def _rebuild(kind: type[TreadleError], arguments: tuple[object, ...]) -> TreadleError:
+    error = kind.__new__(kind)
+    error.args = arguments
+    return error
 
 
 class DeclarationError(TreadleError):
@@ -34,3 +43,55 @@ class DataError(TreadleError):
 
 class UsageError(TreadleError):
     """A call cannot be carried out as it was made; nothing was changed."""
+
+
+class InvalidValue(UsageError, DataError):
+    """An update would make a document that does not fit its model; nothing was changed.
+
+    Also a `DataError`, which is what reading such a document raises.
+    """
+
+
+class NotFound(UsageError):
+    """There is no such document."""
+
+    def __init__(self, model: str, identity: object = None, *, code: str = "document-missing") -> None:
+        which = "matches the filter" if identity is None else f"has the id {identity!r}"
+        super().__init__(f"no {model} {which}; use get or find_one where it may be missing", code=code)
+        self.model = model
+        self.identity = identity
+
+
+class Conflict(UsageError):
+    """Somebody else has written the document since the caller read it."""
+
+    def __init__(self, model: str, identity: object, *, code: str = "document-changed") -> None:
+        super().__init__(
+            f"{model} {identity!r} was written by somebody else since it was read; read it again, and "
+            "decide anew",
+            code=code,
+        )
+        self.model = model
+        self.identity = identity
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why one document or operation of a bulk write was refused; positions count from 0."""
+
+    position: int
+    reason: str
+    code: str
+
+
+class BulkFailed(DataError):
+    """Some writes of a bulk were refused; the others are stored, and maintained."""
+
+    def __init__(self, failures: Sequence[Failure], of: int, *, code: str = "bulk-failed") -> None:
+        first = failures[0]
+        super().__init__(
+            f"{len(failures)} of {of} writes were refused, the others were done; the first is number "
+            f"{first.position}: {first.reason}",
+            code=code,
+        )
+        self.failures = list(failures)

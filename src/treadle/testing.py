@@ -5,9 +5,10 @@ Ask for it in a `conftest.py`:
     pytest_plugins = ["treadle.testing"]
 
 `server` is a private single-node replica set for the whole test run;
-`database` is an empty PyMongo database on it, dropped afterwards; `run` is
-parametrised: a test that takes it runs twice, once through `Store` and once
-through `AsyncStore`, and is written once.
+`database` is an empty PyMongo database on it, dropped afterwards, and `uri`
+its address; `store` and `async_store` are stores on it, of the models that
+your fixture `models` gives; `run` is parametrised: a test that takes it runs
+twice, once through `Store` and once through `AsyncStore`, and is written once.
 
     def test_rename_reaches_the_order(run):
         store = run.store([Customer, Order])
@@ -30,7 +31,7 @@ import pytest
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.database import Database
 
-from treadle.model.document import Document
+from treadle.errors import UsageError
 from treadle.plan import Plan
 from treadle.server.local import LocalServer, start
 from treadle.store.async_runner import AsyncRunner
@@ -64,6 +65,42 @@ def database(client: MongoClient[dict[str, Any]]) -> Generator[Database[dict[str
     client.drop_database(name)
 
 
+@pytest.fixture
+def uri(server: LocalServer, database: Database[dict[str, Any]]) -> str:
+    """The address of the test's own database."""
+    base, _, options = server.uri.partition("?")
+    return f"{base}{database.name}?{options}"
+
+
+@pytest.fixture
+def models() -> list[type[Any]]:
+    """The models of `store` and `async_store`; every test suite has its own."""
+    raise UsageError(
+        "store and async_store take their models from a fixture of yours; add to conftest.py: "
+        "@pytest.fixture def models(): return [Customer, Order]",
+        code="fixture-missing",
+    )
+
+
+@pytest.fixture
+def store(models: Iterable[type[Any]], database: Database[dict[str, Any]]) -> Generator[Store]:
+    """A Store on the test's own database, set up."""
+    with Store(database, models) as opened:
+        opened.setup()
+        yield opened
+
+
+@pytest.fixture
+def async_store(models: Iterable[type[Any]], database: Database[dict[str, Any]], uri: str) -> AsyncStore:
+    """An AsyncStore on the test's own database, set up.
+
+    Its client connects in the event loop of the test, whichever plugin or
+    `asyncio.run` has made that.
+    """
+    Store(database, models).setup()
+    return AsyncStore.open(uri, models)
+
+
 @pytest.fixture(params=["sync", "async"])
 def run(
     request: pytest.FixtureRequest, server: LocalServer, database: Database[dict[str, Any]]
@@ -89,7 +126,7 @@ class Run:
     def __call__(self, plan: Plan[R], session: Any = None) -> R:
         return self._runner.run(plan, session)
 
-    def store(self, models: Iterable[type[Document]], **options: Any) -> Any:
+    def store(self, models: Iterable[type[Any]], **options: Any) -> Any:
         """A store on this test's database."""
         return Store(self.database, models, **options)
 
@@ -110,7 +147,7 @@ class AsyncRun:
         """The result of a coroutine, on this test's event loop."""
         return self._loop.run_until_complete(work)
 
-    def store(self, models: Iterable[type[Document]], **options: Any) -> Any:
+    def store(self, models: Iterable[type[Any]], **options: Any) -> Any:
         """An `AsyncStore` whose calls block."""
         return Blocking(AsyncStore(self.database, models, **options), self)
 

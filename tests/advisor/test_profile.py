@@ -47,7 +47,7 @@ class Watch(monitoring.CommandListener):
     def started(self, event: monitoring.CommandStartedEvent) -> None:
         self.running += 1
         self.most = max(self.most, self.running)
-        if event.command_name not in ("hello", "endSessions"):
+        if event.command_name not in ("hello", "endSessions", "saslStart", "saslContinue"):
             self.commands.append(event.command)
 
     def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:

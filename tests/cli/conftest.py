@@ -1,19 +1,11 @@
-"""Servers as the command line is given them: one with data, and ports without an answer."""
+"""Ports without an answer, as the command line may be given them."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-
-
-@pytest.fixture
-def uri(server: Any, database: Any) -> str:
-    """The URI of the test's own database."""
-    base, _, options = server.uri.partition("?")
-    return f"{base}{database.name}?{options}"
 
 
 @pytest.fixture

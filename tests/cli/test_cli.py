@@ -17,7 +17,7 @@ ENTRY = "import sys; from treadle.cli import main; sys.exit(main())"
 
 
 VERBS = {"doctor", "demo", "setup", "verify", "repair", "rebuild", "watch", "status"}
-VERBS |= {"run-due", "scan", "explain", "decide", "tree"}
+VERBS |= {"archive", "run-due", "scan", "explain", "decide", "tree", "pause", "resume", "serve"}
 
 
 @pytest.mark.parametrize("arguments", [(), *((verb,) for verb in sorted(VERBS))])

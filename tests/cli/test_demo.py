@@ -84,8 +84,11 @@ def test_demo_shows_what_it_claims_and_leaves_only_its_report(tmp_path: Path) ->
             seen += line
             if "Ctrl-C here" in line:
                 break
-        (uri,) = re.findall(r'^   mongosh "(mongodb://127.0.0.1:.*)"$', seen, re.MULTILINE)
-        with MongoClient[dict[str, Any]](uri) as client:
+        (uri,) = re.findall(r'^   mongosh "(mongodb://treadle@127.0.0.1:.*)"$', seen, re.MULTILINE)
+        (file,) = re.findall(r"^   (/.*/treadle/private/key)$", seen, re.MULTILINE)
+        password = Path(file).read_text()
+        assert password not in seen
+        with MongoClient[dict[str, Any]](uri, password=password) as client:
             database = client.get_default_database()
             order = database["orders"].find_one() or {}
             customer = database["customers"].find_one({"_id": order["customer_id"]}) or {}

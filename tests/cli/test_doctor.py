@@ -16,6 +16,8 @@ from pymongo import MongoClient
 from tests.cli.invoke import assert_one_sentence, run, run_verb
 from treadle.cli.connection import CannotConnect, Target
 from treadle.cli.doctor import CHECKS, Answer, Report, Server, describe_server, examine, show
+from treadle.cli.gaps import MEANINGS, capability_rows
+from treadle.plan.capabilities import NAMES
 from treadle.server import local as servers
 
 # The command itself gives up after less than 5 s; the rest is what a busy machine adds.
@@ -53,6 +55,14 @@ def test_a_replica_set_has_everything(server: Any) -> None:
     assert {"kind": "replica_set", "name": "treadle", "members": 1} == found["topology"].details
     assert {"seconds": 30} == found["transaction_lifetime"].details
     assert {"w": "majority", "source": "implicit"} == found["write_concern"].details
+
+
+def test_what_the_uri_asks_for_is_judged_and_hides_nothing(server: Any) -> None:
+    found = look(f"{server.uri}&readPreference=secondaryPreferred&w=1")
+    assert {"mode": "secondaryPreferred"} == found["read_preference"].details
+    assert {"w": 1, "source": "uri"} == found["write_concern"].details
+    warned = {name for name, check in found.items() if check.status != "ok"}
+    assert {"read_preference", "write_concern"} == warned
 
 
 def test_a_standalone_server_is_usable_with_warnings(guarded: str) -> None:
@@ -116,20 +126,30 @@ def test_tz_awareness_is_the_clients(server: Any) -> None:
     assert {"tz_aware": True} == look(f"{server.uri}&tz_aware=true")["tz_aware"].details
 
 
-@pytest.mark.parametrize(
-    ("version", "statuses"),
-    [
-        ((4, 2), ("problem", "warn", "warn")),
-        ((4, 4), ("ok", "warn", "warn")),
-        ((5, 0), ("ok", "ok", "warn")),
-        ((6, 0), ("ok", "ok", "ok")),
-    ],
-)
-def test_old_versions_lack_things(met: Server, version: tuple[int, int], statuses: tuple[str, ...]) -> None:
-    old = replace(met, version="{}.{}.1".format(*version), version_pair=version)
-    assert statuses == tuple(
-        CHECKS[name](old).status for name in ("server_version", "time_series", "pre_images")
-    )
+@pytest.mark.parametrize(("wire", "status"), [(9, "problem"), (13, "ok"), (25, "ok")])
+def test_servers_before_5_0_are_a_problem(met: Server, wire: int, status: str) -> None:
+    """Whatever version they say they are: engines other than MongoDB count their own."""
+    old = replace(met, version="99.0", hello={"maxWireVersion": wire})
+    assert status == CHECKS["server_version"](old).status
+
+
+def test_what_a_server_lacks_is_said_with_what_follows(met: Server) -> None:
+    missing = dict.fromkeys(("pre_images", "time_series", "retryable_writes"), False)
+    met.__dict__["found"] = replace(met.found, **missing)
+    statuses = {name: CHECKS[name](met).status for name in [*missing, "capabilities"]}
+    assert {
+        "pre_images": "warn",
+        "time_series": "warn",
+        "retryable_writes": "problem",
+        "capabilities": "ok",
+    } == statuses
+    rows = {row[0]: row[1:] for row in capability_rows(CHECKS["capabilities"](met).details)}
+    assert ("no", "Time Series: refused; Bucket works") == rows["time series"]
+    assert ("yes", "") == rows["$merge"]
+
+
+def test_every_gap_has_a_meaning() -> None:
+    assert set(NAMES) - set(MEANINGS) == {"operations_max"}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from tests.cli.invoke import run_verb
 from treadle.advisor.rules import load
 from treadle.cli import main
+from treadle.cli.explain import described_errors
 
 
 def test_explain_tells_every_code() -> None:
@@ -21,6 +22,16 @@ def test_explain_tells_every_code() -> None:
     assert all(code in listed for code in load())
     assert "outlier" == json.loads(run_verb("explain", "outlier", "--json").output)["code"]
     assert set(load()) == {each["code"] for each in json.loads(run_verb("explain", "--json").output)}
+
+
+def test_explain_knows_every_error_without_a_network() -> None:
+    errors = described_errors()
+    assert {"duplicate-key", "document-changed", "field-unknown"} <= set(errors)
+    for code, said in errors.items():
+        assert said
+        result = run_verb("explain", code)
+        assert (0, True) == (result.exit_code, code in result.output)
+    assert "duplicate-key" == json.loads(run_verb("explain", "duplicate-key", "--json").output)["code"]
 
 
 def test_explain_suggests_a_code(capfd: pytest.CaptureFixture[str]) -> None:

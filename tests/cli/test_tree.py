@@ -82,7 +82,7 @@ def test_the_tree_is_drawn_folded_with_counts(application, categories, app):
         "├── goods (14)",
         "│   ├── kind 0",
         "│   ├── kind 1 (2)",
-        "│   │   └── [bold]sub�[31m (1)",
+        "│   │   └── [bold]sub\\x1b[31m (1)",
         "│   │       └── … 1 more",
         "│   ├── kind 2",
         "│   └── … 9 more",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -68,3 +69,47 @@ def test_what_looks_like_markup_is_shown_as_it_is(capsys, monkeypatch):
     show([Finding("subset", "Product", "[/x]", "newest", "[red]", ["[/bold]"])])
     output = capsys.readouterr().out
     assert all(text in output for text in ("[/x]", "[red]", "['[/bold]']"))
+
+
+LONG = [
+    Finding("subset", "Product", f"{number:024}", "newest.0.text", "word " * 9, "b" * 50)
+    for number in range(60)
+]
+
+
+def test_many_findings_are_counted_per_rule_first(capsys):
+    show([*LONG, Finding("computed", "Product", "1", "count", 0, 1)], limit=3)
+    summary, table = capsys.readouterr().out.split("┘", 1)
+    assert re.search(r"Product\.newest\.text +│ subset +│ 60 ", summary)
+    assert re.search(r"Product\.count +│ computed +│ 1 ", summary)
+    assert 3 == len(re.findall("Product 0{23}[012]", table))
+    assert "61 findings, 58 of them not shown; see --limit." in table
+
+
+def test_without_a_terminal_each_row_is_one_line(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    show(LONG[:2])
+    rows = [line for line in capsys.readouterr().out.splitlines() if "subset" in line]
+    assert 2 == len(rows)
+    assert all("newest.0.text" in row and "b" * 50 in row for row in rows)
+
+
+@pytest.mark.parametrize("columns", ["20", "90"])
+def test_on_a_terminal_no_id_is_cut_or_broken(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    show(LONG[:2])
+    output = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out)
+    assert all(f"Product {number:024}" in output for number in range(2))
+    assert "…" not in output
+    assert "Product.newest" not in output
+
+
+def test_what_documents_hold_steers_no_terminal(application, database):
+    application("setup", "--app", "shop:store")
+    hostile = {"_id": "\x1b[2J\u202e", "count": "\x07\u2066"}
+    database["products"].insert_one(hostile, bypass_document_validation=True)
+    for arguments in (("verify",), ("verify", "--json"), ("repair", "--dry-run"), ("status",)):
+        done = application(*arguments, "--app", "shop:store")
+        assert not {"\x1b", "\x07", "\u202e", "\u2066"} & set(done.stdout + done.stderr), arguments
+    application("repair", "--app", "shop:store")

@@ -15,8 +15,9 @@ from pymongo import MongoClient, common
 from pymongo.errors import PyMongoError
 
 from tests import faults, shop, victim
+from tests.engine import test_refused_updates as refused
 from tests.shop import MODELS, SCENARIOS, Customer, Order, Product, Region, Review, Scenario, Shop
-from treadle import DataError, Limits, Store
+from treadle import DataError, Limits, Store, UsageError
 from treadle.server.local import LocalServer, start
 
 pytestmark = pytest.mark.heavy
@@ -256,7 +257,7 @@ def test_a_lost_reply_or_request_leaves_nothing_wrong(alone, standing, afters, s
     standing.reset()
     points = moments(alone, standing, scenario)[:: 2 if fault == "drop_reply" else 3]
     with (
-        faults.Proxy(alone.port) as proxy,
+        faults.Proxy(alone) as proxy,
         MongoClient[Any](proxy.uri, appname=APP) as client,
     ):
         store = Store(client["shop"], MODELS, limits=Limits(lease_wait_seconds=SOON_SECONDS))
@@ -291,3 +292,23 @@ def test_what_a_standalone_server_left_is_finished_on_the_replica_set_that_it_be
     Store(database, MODELS).recover()
     assert [] == shop.wrong(shop.stored(database))
     assert [] == standing.intents()
+
+
+@pytest.mark.parametrize("update", [{"$set": {"n": 3}}, {"$inc": {"n": 3}}, {"$inc": {"bounded": 11}}])
+def test_a_refused_update_has_changed_nothing(opened, update):
+    """A refused update is taken back before anything follows from it."""
+    opened.drop_database("refused")
+    store = Store(opened["refused"], refused.MODELS)
+    store.insert(refused.Owner(id="a"))
+    fed, plain = store.insert(refused.Fed(owner_id="a", n=2)), store.insert(refused.Plain(n=2))
+    for call in (
+        lambda: store.update(refused.Fed, fed.id, update),
+        lambda: store.update_many(refused.Fed, {}, update),
+        lambda: store.update(refused.Plain, plain.id, update),
+        lambda: store.update_many(refused.Plain, {}, update),
+    ):
+        with pytest.raises(UsageError):
+            call()
+        assert (fed, plain) == (store.get(refused.Fed, fed.id), store.get(refused.Plain, plain.id))
+        assert 2 == store.get(refused.Owner, "a").total
+    assert [] == store.verify()

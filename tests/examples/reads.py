@@ -387,6 +387,72 @@ READS: dict[str, list[Read]] = {
             ],
         ),
     ],
+    "attributes": [
+        Read(
+            """db.products.find({ $and: [
+                 { specs: { $elemMatch: { k: "material", v: "ash" } } },
+                 { specs: { $elemMatch: { k: "shafts", v: { $gte: 4 } } } } ] }).toArray().map(each => each.name)""",
+            ["loom"],
+            lambda store, it: [
+                each.name
+                for each in store.find(it.Product, {"specs.material": "ash", "specs.shafts": {"$gte": 4}})
+            ],
+        ),
+        Read(
+            "db.products.findOne({ specs: { $elemMatch: { k: 'volume', u: 'ml' } } }).specs.length",
+            2,
+            lambda store, it: len(store.find_one(it.Product, {"specs.volume.unit": "ml"}).specs),
+        ),
+    ],
+    "links": [
+        Read(
+            """db.school.find({ $or: [{ _id: "weaving" }, { links: "weaving" }] }).sort({ _id: 1 }).toArray()
+                 .map(each => each.type)""",
+            ["student", "student", "teacher", "course"],
+            lambda store, it: [
+                type(each).__name__.lower() for each in store.related(it.Course, "weaving", sort="_id")
+            ],
+        ),
+        Read(
+            "db.school.findOne({ _id: 'cleo' }).links",
+            ["weaving", "dyeing"],
+            lambda store, it: store.get(it.Student, "cleo").links,
+        ),
+    ],
+    "archive": [
+        Read(
+            """db.sales.aggregate([
+                 { $unionWith: "sales_archive" }, { $group: { _id: "$customer_name", spent: { $sum: "$price" } } }
+               ]).toArray()""",
+            [{"_id": "Ada", "spent": 146}],
+            lambda store, it: [{"_id": each.id, "spent": each.spent} for each in store.find(it.Customer)],
+        ),
+        Read(
+            "db.sales_archive.find().sort({ date: 1 }).toArray().map(sale => sale._id)",
+            [8, 7, 6, 5],
+            lambda store, it: [
+                sale.id
+                for sale in store.find(it.Sale, {"_id": {"$gte": 5, "$lt": 9}}, sort="date", archived=True)
+            ],
+        ),
+    ],
+    "history": [
+        Read(
+            """db.policies_history.find({ document_id: "P-1", valid_to: { $ne: null } }).sort({ valid_from: 1 })
+                 .toArray().map(row => row.document.premium)""",
+            [100, 130, 125, 130],
+            lambda store, it: [state.premium for state in store.history(it.Policy, "P-1")][:0:-1],
+        ),
+        Read(
+            """(() => { const then = db.policies_history.findOne({ revision: 2 }).valid_from;
+                 return db.policies_history.findOne({ document_id: "P-1", valid_from: { $lte: then },
+                   $or: [{ valid_to: { $gt: then } }, { valid_to: null }] }).document.insured; })()""",
+            ["car", "watch"],
+            lambda store, it: (
+                store.at(it.Policy, "P-1", list(store.history(it.Policy, "P-1"))[3].valid_from).insured
+            ),
+        ),
+    ],
     "approximation": [
         Read(
             'db.pages.findOne({ page_id: "home" }).approximate_metrics.view_count',

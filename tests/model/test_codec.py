@@ -8,15 +8,17 @@ import enum
 import uuid
 from typing import Annotated, Any
 
+import bson
 import pytest
 from bson import ObjectId
 from bson.decimal128 import Decimal128
 from hypothesis import given
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, RootModel, field_serializer
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, RootModel, create_model, field_serializer
 from pymongo import MongoClient
 
 from tests.support import Colour, Leaf, Point, models_with_documents
 from treadle import DataError, DeclarationError, Document, Id, Indexed, Store, UsageError
+from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.codec import codec_of
 
 UTC = dt.UTC
@@ -254,13 +256,13 @@ def test_types_without_a_bson_form_are_refused_at_declaration():
         codec_of(Thing)
 
 
-def test_a_stored_document_that_does_not_fit_is_named_without_its_values(run):
+def test_a_stored_document_that_does_not_fit_is_named_without_its_values(run, database):
     class User(Document, collection="users"):
         age: int
 
     store = run.store([User])
     stored = store.insert(User(age=3))
-    store.update_many(User, {}, {"$set": {"age": "secret"}})
+    database["users"].update_many({}, {"$set": {"age": "secret"}})
     with pytest.raises(DataError) as caught:
         store.get(User, stored.id)
     assert "document-invalid" == caught.value.code
@@ -290,3 +292,50 @@ def test_an_enum_of_decimals_survives(run):
     store = run.store([Parcel])
     stored = store.insert(Parcel(weight=Weight.HEAVY))
     assert stored == store.get(Parcel, stored.id)
+
+
+class Switch(enum.StrEnum):
+    ON = "on"
+    YES = "true"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "values"),
+    [
+        (dt.date | dt.timedelta, [dt.date(2026, 1, 2), dt.timedelta(days=3), dt.timedelta(seconds=5)]),
+        (dt.datetime | dt.timedelta, [dt.datetime(2026, 1, 2, tzinfo=dt.UTC), dt.timedelta(seconds=5)]),
+        (decimal.Decimal | dt.timedelta, [decimal.Decimal("1.5"), dt.timedelta(seconds=5)]),
+        (bool | dt.timedelta, [True, dt.timedelta(seconds=1), dt.timedelta(0)]),
+        (bool | Switch, [True, False, Switch.ON, Switch.YES]),
+        (bytes | Switch, [b"on", Switch.ON]),
+        (dt.date | Switch | None, [dt.date(2026, 1, 2), Switch.YES, None]),
+        (list[bool | Switch], [[True, Switch.ON]]),
+        (dict[str, bytes | Switch], [{"a": Switch.ON, "b": b"on"}]),
+    ],
+    ids=str,
+)
+def test_members_of_a_union_come_back_as_what_they_were(annotation, values):
+    model = create_model("Held", value=(annotation, ...))
+    codec = codec_of(model)
+    for value in values:
+        stored = codec.dump(model(value=value), [])
+        back = codec.load(bson.decode(bson.encode(stored), codec_options=CODEC_OPTIONS)).value
+        assert (value, type(value)) == (back, type(back))
+        if isinstance(value, (list, dict)):
+            items = [*value.values()] if isinstance(value, dict) else value
+            assert list(map(type, items)) == list(
+                map(type, back.values() if isinstance(back, dict) else back)
+            )
+
+
+def test_an_extra_field_never_overrides_a_declared_one():
+    class Person(Document, collection="people", naming="camel"):
+        model_config = ConfigDict(extra="allow")
+        first_name: str
+
+    person = Person(first_name="Ann")
+    person.firstName = person.other = "Eve"
+    person.__pydantic_extra__["_id"] = 5
+    stored = codec_of(Person).dump(person, [])
+    assert ("Ann", person.id, "Eve") == (stored["firstName"], stored["_id"], stored["other"])
+    assert ["_id", "firstName", "other"] == list(stored)

@@ -115,7 +115,7 @@ def test_moderate_spares_documents_that_were_invalid_before(database):
         age: int
 
     database["things"].insert_one({"_id": 1, "age": "old"})
-    Store(database, [Person]).setup()
+    Store(database, [Person]).setup(validation="enforce")
     database["things"].update_one({"_id": 1}, {"$set": {"age": "older"}})
     database["things"].insert_one({"_id": 2, "age": 3})
     with pytest.raises(WriteError, match="failed validation"):

@@ -553,8 +553,12 @@ def test_verify_only_reads(heard):
     database["orders"].update_many({}, {"$set": {"customer": {"name": "wrong", "tier": "x"}}})
     listener.clear()
     assert 1 == len(store.verify())
-    # But for the number of its findings, which is noted for `status`.
-    sent = [name for name, body in listener.commands if body.get("update") != "treadle.verifications"]
+    # But for how far it came and what it found, which is noted for `status`.
+    sent = [
+        name
+        for name, body in listener.commands
+        if not str(body.get("update", body.get("delete", ""))).startswith("treadle.")
+    ]
     assert {"find", "aggregate", "commitTransaction"} >= set(sent)
 
 
@@ -562,7 +566,8 @@ def test_the_validators_refusal_is_told_alike_for_every_write(run):
     store = run.store([Customer, Product, Order])
     store.setup()
     ann = store.insert(Customer(name="Ann"))
-    bad = {"$set": {"tier": 5}}
+    # Only the server knows the result of a pipeline.
+    bad = [{"$set": {"tier": 5}}]
     for call in (
         lambda: store.update(Customer, ann.id, bad),
         lambda: store.update_many(Customer, {}, bad),

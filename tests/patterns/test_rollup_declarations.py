@@ -12,7 +12,21 @@ from bson.decimal128 import Decimal128
 from pydantic import BaseModel
 
 from tests.patterns.sales import CategoryStats, DailySales, Product, Sale, at, rows, sale
-from treadle import Count, Day, DeclarationError, Document, Formula, Rollup, Store, Sum, UsageError
+from treadle import (
+    Count,
+    Day,
+    DeclarationError,
+    Document,
+    Formula,
+    Hour,
+    Minute,
+    Rollup,
+    Store,
+    Sum,
+    Total,
+    UsageError,
+    Week,
+)
 
 # -- what callers may not do -------------------------------------------------------------------------
 
@@ -123,6 +137,19 @@ BOTH = {"product_id": "product_id", "day": Day("created_at")}
         ("rollup-keys", {"keys": {"product_id": "product_id", "day": Day("amount")}}),
         ("rollup-keys", {"keys": {"product_id": Day("created_at"), "day": Day("created_at")}}),
         ("rollup-keys", {"keys": {"product_id": "product_id", "day": Day("created_at", timezone="Mars/North")}}),
+        ("rollup-keys", {"keys": {"product_id": Total()}}),
+        ("rollup-keys", {"keys": {"name": Total(5)}, "fields": {"name": str}}),
+        ("rollup-keys", {"keys": {"day": Minute("created_at", size=7)}}),
+        ("rollup-keys", {"keys": {"day": Hour("created_at", size=5)}}),
+        ("rollup-keys", {"keys": {"day": Day("created_at", size=0)}}),
+        ("rollup-keys", {"keys": {"day": Day("created_at", size=True)}}),
+        ("rollup-keys", {"keys": {"day": Day("created_at", offset=dt.timedelta(days=1))}}),
+        ("rollup-keys", {"keys": {"day": Day("created_at", offset=dt.timedelta(hours=-1))}}),
+        ("rollup-keys", {"keys": {"day": Day("created_at", offset=6)}}),
+        ("rollup-keys", {"keys": {"day": Day("created_at", offset=dt.timedelta(microseconds=1))}}),
+        ("rollup-keys", {"keys": {"day": Week("created_at", begins="someday")}}),
+        ("rollup-keys", {"keys": {"on": Day("created_at", offset=dt.timedelta(hours=6))}, "fields": {"on": dt.date}}),
+        ("rollup-keys", {"keys": {"on": Minute("created_at")}, "fields": {"on": dt.date}}),
         ("rollup-keys", {"keys": {"product_id": "product_id", "day": 5}}),
         ("rollup-keys", {"keys": {**BOTH, "id": "shop"}}),
         ("rollup-keys", {"keys": BOTH, "fields": {"id": str}}),

@@ -9,8 +9,8 @@ import pytest
 from bson import ObjectId
 from pydantic import BaseModel
 
+from tests.support import lacking
 from treadle import DeclarationError, Document, Id, Store, Subset
-from treadle.patterns import subset
 
 
 def day(number: int) -> dt.datetime:
@@ -124,11 +124,9 @@ def test_insert_ignores_and_replace_keeps_the_subset(store):
     assert ["real"] == [card.text for card in store.replace(stale).recent]
 
 
-def test_older_servers_refill_instead_of_sorting_arrays(run, monkeypatch):
-    """Before 5.2 there is no $sortArray, before 5.0 no such $lookup; the result is the same."""
-    monkeypatch.setattr(subset, "SORT_ARRAY_SINCE", (99,))
-    monkeypatch.setattr(subset, "LOOKUP_SINCE", (99,))
-    store = run.store([Review, Product])
+def test_servers_that_cannot_sort_arrays_refill_instead(run):
+    """Nor look up with a pipeline; the result is the same."""
+    store = lacking(run.store([Review, Product]), array_sorts=False, lookup_pipelines=False)
     one, two = store.insert_many([Product(), Product()])
     store.insert_many(
         [Review(product_id=each.id, text=str(n), date=day(n)) for n in range(5) for each in (one, two)]
@@ -155,6 +153,7 @@ def test_setup_makes_the_index_that_the_refill_uses(run, database):
     assert 3 == plan["executionStats"]["totalDocsExamined"]
 
 
+@pytest.mark.since("5.2", "the server sorts arrays")
 def test_new_children_cost_one_update_and_no_read(heard):
     database, listener = heard
     store = Store(database, [Review, type(Document)("Only", (Document,), {

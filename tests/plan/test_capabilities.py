@@ -1,26 +1,159 @@
-"""What the server says about itself, and what follows from it."""
+"""What a server can do: what it says of itself, what it is asked, and what is concluded from its answers."""
 
 from __future__ import annotations
 
+import dataclasses
+from datetime import datetime
+from typing import Annotated, Any
+
 import pytest
+from pymongo import MongoClient
+from pymongo.errors import AutoReconnect, OperationFailure
 
-from treadle.plan.capabilities import capabilities_of
+from treadle import Count, DeclarationError, Document, Id, ParentReference, Store, TimeSeries, UsageError
+from treadle.plan.capabilities import EVERYTHING, NOWHERE, Capabilities, described_by, read_capabilities
+from treadle.server.local import start
 
-BUILD = {"versionArray": [8, 0, 4, 0]}
+
+class Review(Document, collection="reviews"):
+    product_id: Id
+
+
+class Product(Document, collection="products"):
+    name: str = ""
+    reviews: Annotated[int, Count(Review, by="product_id")] = 0
+
+
+class Node(Document, collection="nodes", tree=ParentReference(parent="parent_id")):
+    parent_id: Id | None = None
+
+
+class Reading(Document, collection="readings", timeseries=TimeSeries(time="ts", key="sensor")):
+    sensor: str
+    ts: datetime
+
+
+HELLO = {"maxWireVersion": 17, "setName": "rs0", "logicalSessionTimeoutMinutes": 30}
 
 
 @pytest.mark.parametrize(
-    ("hello", "transactions"),
+    ("hello", "standalone", "sharded"),
     [
-        ({"setName": "rs0", "logicalSessionTimeoutMinutes": 10}, True),
-        ({"msg": "isdbgrid", "logicalSessionTimeoutMinutes": 30}, True),
-        ({"logicalSessionTimeoutMinutes": 30}, False),
-        # One member of the set has no sessions.
-        ({"setName": "rs0"}, False),
-        ({"setName": "rs0", "logicalSessionTimeoutMinutes": None}, False),
+        ({"setName": "rs0"}, False, False),
+        ({"msg": "isdbgrid"}, False, True),
+        ({"serviceId": 1}, False, False),
+        ({}, True, False),
     ],
 )
-def test_transactions_need_a_replica_set_and_sessions(hello, transactions):
-    known = capabilities_of(hello, BUILD)
-    assert transactions == known.transactions
-    assert (8, 0, 4) == known.version
+def test_a_server_says_what_kind_it_is(hello, standalone, sharded):
+    found = described_by(hello)
+    assert (standalone, sharded) == (found.standalone, found.sharded)
+
+
+def test_a_replica_set_has_what_probes_find(run, database):
+    found = run(read_capabilities())
+    missing = {name for name in EVERYTHING if not getattr(found, name)}
+    assert missing <= {"split_events"}
+    assert ("database", 30) == (found.streams, found.transaction_seconds)
+    assert [] == database.list_collection_names()
+
+
+@pytest.mark.server
+def test_a_standalone_server_has_no_history():
+    with start(replica_set=False) as server, MongoClient(server.uri) as client:
+        store = Store(client["alone"], [Review, Product])
+        store.insert(Product())
+        known = store._capabilities()
+        whole = store.runner.run(read_capabilities())
+        assert NOWHERE not in client["alone"].list_collection_names()
+    assert known.standalone
+    assert not known.transactions
+    assert known.retryable_writes  # The driver sends none there, so none is refused.
+    lacks = {name for name in EVERYTHING if not getattr(whole, name)}
+    assert {"transactions", "streams", "pre_images", "cluster_time", "snapshots"} <= lacks
+    assert {"merges", "unions", "graph_lookups", "validators", "time_series"}.isdisjoint(lacks)
+
+
+def answered(answers: dict[str, Any]) -> Capabilities:
+    """What is concluded when the commands with these names are answered so, and others succeed."""
+    plan = read_capabilities()
+    command = next(plan)
+    while True:
+        document = getattr(command, "document", None)
+        name = next(iter(document)) if document else getattr(command, "method", "transact")
+        answer = answers.get(name, {"cursor": {"id": 1}, "ok": 1})
+        try:
+            command = plan.throw(answer) if isinstance(answer, Exception) else plan.send(answer)
+        except StopIteration as stop:
+            return stop.value
+
+
+def test_an_older_server_is_refused_by_name():
+    with pytest.raises(UsageError, match=r"older than MongoDB 5\.0 .* upgrade it") as refused:
+        answered({"hello": {**HELLO, "maxWireVersion": 9}})
+    assert "server-too-old" == refused.value.code
+
+
+def test_want_of_rights_says_nothing_about_the_server():
+    no_rights = OperationFailure("not authorized", 13)
+    names = ("update_one", "explain", "aggregate", "collMod", "find", "killSessions", "transact")
+    found = answered({"hello": HELLO, **dict.fromkeys(names, no_rights)})
+    assert found.transactions
+    assert found.retryable_writes
+    assert found.graph_lookups
+    assert found.streams == "database"
+
+
+def test_nothing_is_concluded_from_an_error_that_passes():
+    for error in (
+        AutoReconnect("gone"),
+        OperationFailure("stepped down", 11602),
+        OperationFailure("full", 14031),
+    ):
+        with pytest.raises(type(error)):
+            answered({"hello": HELLO, "explain": error})
+
+
+def test_a_refusal_says_that_it_is_missing():
+    unknown = OperationFailure("no such command", 59)
+    found = answered({"hello": HELLO, **dict.fromkeys(("explain", "update_one", "killSessions"), unknown)})
+    assert not any((found.graph_lookups, found.merges, found.retryable_writes, found.kill_sessions))
+
+
+@pytest.mark.parametrize(
+    ("model", "missing", "code", "words"),
+    [
+        (Node, "graph_lookups", "capability-missing", "Node (tree=): parent-reference needs $graphLookup"),
+        (Node, "transactions", "transactions-needed", "Node (tree=): parent-reference needs transactions"),
+        (Reading, "time_series", "capability-missing", "declare bucket= instead"),
+    ],
+)
+def test_what_a_declaration_needs_is_refused_by_name(database, model, missing, code, words):
+    store = Store(database, [model])
+    known = dataclasses.replace(store.runner.run(read_capabilities()), **{missing: False})
+    with pytest.raises(DeclarationError) as refused:
+        store.graph.check_server(known)
+    assert code == refused.value.code
+    assert words in str(refused.value)
+
+
+def test_a_server_without_retryable_writes_is_refused(database):
+    store = Store(database, [Review])
+    with pytest.raises(UsageError) as refused:
+        store.graph.check_server(Capabilities(pipeline_updates=True))
+    assert "retryable-writes-missing" == refused.value.code
+
+
+def test_a_store_asks_once_and_again_after_a_failover(run):
+    store = run.store([Review, Product])
+    inner = getattr(store, "_inner", store)
+    store.insert(Product())
+    known = inner._known
+    store.insert(Product())
+    assert known is inner._known
+    # As after a failover: somebody else took the writes before.
+    inner._primaries, inner._topology = frozenset({("elsewhere", 1)}), None
+    store.insert(Product())
+    assert known is not inner._known
+    assert known == inner._known
+    assert 3 == store.count(Product)

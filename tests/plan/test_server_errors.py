@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-import pytest
-from pymongo import InsertOne, UpdateOne
-from pymongo.errors import BulkWriteError, OperationFailure, PyMongoError, WriteConcernError
+import decimal
 
+import pytest
+from bson.errors import InvalidBSON
+from pymongo import InsertOne, UpdateOne
+from pymongo.errors import (
+    AutoReconnect,
+    BulkWriteError,
+    DocumentTooLarge,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+    WriteConcernError,
+)
+
+from treadle.engine.lease import LeaseLost
+from treadle.errors import DataError
 from treadle.plan import create
 from treadle.plan.server_errors import (
     DUPLICATE_KEY,
     codes_of,
     exists_already,
     is_about_one_document,
+    is_duplicate,
     is_increment_overflow,
     is_outcome_unknown,
-    is_poison,
     is_transient,
-    lies_in_a_document,
     message_of,
     refusals,
     refuses_transactions,
     surely_not_committed,
     translate,
 )
+from treadle.store.deadline import passed
+from treadle.upkeep.jobs import Stopped
 
 LARGEST = 2**63 - 1
 
@@ -61,8 +75,6 @@ def test_an_expression_that_fails_is_about_its_document(numbers, write):
     """Each command says it in other words."""
     error = refusal(lambda: write(numbers, [{"$set": {"half": {"$divide": ["$text", 2]}}}]))
     assert is_about_one_document(error)
-    assert lies_in_a_document(error)
-    assert not is_poison(error)
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -83,10 +95,11 @@ def test_the_codes_of_a_bulk_are_those_of_its_writes(numbers):
     assert DUPLICATE_KEY in codes_of(bulk) & codes_of(alone)
     assert "E11000" in message_of(bulk)
     assert "E11000" in message_of(alone)
-    assert lies_in_a_document(bulk)
+    assert is_about_one_document(bulk)
+    assert is_about_one_document(alone)
     # Whoever made the other one may be waited for.
-    assert not is_about_one_document(bulk)
-    assert not is_about_one_document(alone)
+    assert is_duplicate(bulk)
+    assert is_duplicate(alone)
 
 
 def test_a_collection_that_is_there_is_not_made_again(run, database):
@@ -101,7 +114,7 @@ def test_a_collection_that_is_there_is_not_made_again(run, database):
 def test_a_validator_that_refuses_is_poison_and_names_the_path(database):
     database.create_collection("strict", validator={"$jsonSchema": {"required": ["name"]}})
     error = refusal(lambda: database["strict"].insert_one({}))
-    assert is_poison(error)
+    assert is_about_one_document(error)
     assert "the validator of Thing's collection refused the document (name is missing)" in str(
         translate(error, "Thing")
     )
@@ -109,11 +122,50 @@ def test_a_validator_that_refuses_is_poison_and_names_the_path(database):
     assert "name is missing" in str(translate(bulk, "Thing"))
 
 
-def test_a_right_that_is_missing_lies_in_no_document():
-    assert not lies_in_a_document(OperationFailure("not authorized", 13))
-    assert not lies_in_a_document(labelled("TransientTransactionError"))
-    assert not lies_in_a_document(labelled("RetryableWriteError"))
-    assert not lies_in_a_document(ValueError())
+@pytest.mark.parametrize(
+    "error",
+    [
+        OperationFailure("not authorized", 13),
+        labelled("TransientTransactionError"),
+        labelled("RetryableWriteError"),
+        labelled("UnknownTransactionCommitResult"),
+        WriteConcernError("x"),
+        AutoReconnect("x"),
+        ServerSelectionTimeoutError("x"),
+        BulkWriteError({"writeErrors": [], "writeConcernErrors": [{"code": 64}]}),
+        BulkWriteError({"writeErrors": [{"code": 121}, {"code": 91}]}),
+        DataError("x", code="lease-busy"),
+        Stopped("x", code="job-stopped"),
+        passed("waiting"),
+        LeaseLost(),
+        TimeoutError(),
+        KeyboardInterrupt(),
+    ],
+    ids=repr,
+)
+def test_what_every_document_would_fail_of_is_about_none(error):
+    assert not is_about_one_document(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OperationFailure("longitude out of bounds", 16755),
+        OperationFailure("language override unsupported", 17262),
+        OperationFailure("a code that nobody has seen", 987654),
+        BulkWriteError({"writeErrors": [{"code": 121}, {"code": 11000}]}),
+        InvalidBSON("x"),
+        DocumentTooLarge("x"),
+        DataError("x", code="document-invalid"),
+        decimal.InvalidOperation(),
+        AttributeError("'list' object has no attribute 'get'"),
+        OverflowError(),
+        RecursionError(),
+    ],
+    ids=repr,
+)
+def test_whatever_does_not_pass_is_about_a_document(error):
+    assert is_about_one_document(error)
 
 
 def test_labels_say_what_may_be_tried_again():

@@ -11,13 +11,27 @@ import pytest
 from treadle.query.windows import Window, is_timezone
 
 UTC = dt.UTC
-UNITS = ["hour", "day", "week", "month"]
+UNITS = ["minute", "hour", "day", "week", "month", "quarter", "year"]
 # Half hours, quarters, a midnight that does not exist, a day that was skipped, changes of half an hour.
 ZONES = [
     *("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Asia/Kathmandu", "+05:30", "-0330"),
     *("Australia/Lord_Howe", "America/Sao_Paulo", "Pacific/Apia", "America/Caracas"),
 ]
 HOUR = dt.timedelta(hours=1)
+SIZED = [
+    {"unit": "minute", "size": 15},
+    {"unit": "minute", "size": 20, "offset": dt.timedelta(minutes=7)},
+    {"unit": "hour", "offset": dt.timedelta(minutes=30)},
+    {"unit": "hour", "size": 2, "offset": dt.timedelta(minutes=90)},
+    {"unit": "hour", "size": 6},
+    {"unit": "hour", "size": 12, "offset": dt.timedelta(hours=2, minutes=30)},
+    {"unit": "day", "offset": dt.timedelta(hours=6)},
+    {"unit": "day", "offset": dt.timedelta(hours=2, minutes=30)},
+    {"unit": "day", "size": 10, "offset": dt.timedelta(days=3)},
+    {"unit": "day", "size": 365},
+    {"unit": "week", "begins": 6},
+    {"unit": "week", "begins": 3},
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +63,13 @@ def computed(dates, expression, *more):
 
 
 @pytest.mark.parametrize("zone", ZONES)
-@pytest.mark.parametrize("unit", ["day", "week", "month"])
+@pytest.mark.parametrize("unit", ["day", "week", "month", "quarter", "year"])
 def test_days_weeks_and_months_equal_the_servers_own(dates, unit, zone):
     """The server here has $dateTrunc; older ones have not."""
     truncated = {"$dateTrunc": {"date": "$t", "unit": unit, "timezone": zone, "startOfWeek": "monday"}}
-    differing = {"$match": {"$expr": {"$ne": ["$start", truncated]}}}
-    assert [] == computed(dates, Window(unit, zone).expression("$t"), differing)
+    window = Window(unit, zone)
+    differing = {"$match": {"start": {"$ne": None}, "$expr": {"$ne": ["$start", truncated]}}}
+    assert [] == computed(dates, window.expression("$t"), differing)
 
 
 @pytest.mark.parametrize("zone", [each for each in ZONES if each[0] not in "+-"])
@@ -71,22 +86,101 @@ def test_hours_are_those_on_the_clock(dates, zone):
         assert (before.hour, before.utcoffset()) != (begun.hour, begun.utcoffset())
 
 
-@pytest.mark.parametrize("zone", ZONES)
-@pytest.mark.parametrize("unit", UNITS)
-def test_a_window_begins_with_its_own_first_instant_and_lies_within_its_span(dates, unit, zone):
-    window = Window(unit, zone)
+EVERY = [*({"unit": unit} for unit in UNITS), *SIZED]
+MOVED = ["Europe/Berlin", "Australia/Lord_Howe", "Pacific/Apia"]
+
+
+@pytest.mark.parametrize(
+    ("zone", "options"),
+    [(zone, each) for each in EVERY for zone in (MOVED if each in SIZED else ZONES)],
+    ids=str,
+)
+def test_a_window_begins_with_its_own_first_instant_and_lies_within_its_span(dates, options, zone):
+    window = Window(**options, timezone=zone)
     again = {"$set": {"again": window.expression("$start")}}
     for row in computed(dates, window.expression("$t"), again):
-        assert row["start"] == row["again"]
+        if row["start"] is None:
+            assert not window.range[0] <= row["t"] <= window.range[1]
+            continue
+        assert row["start"] == row["again"] or row["start"] < window.range[0]
         first, end = window.span(row["start"])
         assert first <= row["t"] < end
 
 
-@pytest.mark.parametrize("unit", UNITS)
-def test_python_computes_the_same_in_utc(dates, unit):
-    window = Window(unit)
+@pytest.mark.parametrize("options", EVERY, ids=str)
+def test_python_computes_the_same_in_utc(dates, options):
+    window = Window(**options)
     for row in computed(dates, window.expression("$t")):
         assert row["start"] == window.start_of(row["t"])
+
+
+@pytest.mark.parametrize("zone", ["UTC", *MOVED])
+@pytest.mark.parametrize("size", [3, 365])
+def test_several_days_equal_the_servers_own(dates, size, zone):
+    """The server counts its days from the first of January 2000."""
+    offset = (dt.date(2000, 1, 1) - dt.date(1970, 1, 1)) % dt.timedelta(days=size)
+    truncated = {"$dateTrunc": {"date": "$t", "unit": "day", "binSize": size, "timezone": zone}}
+    differing = {"$match": {"start": {"$ne": None}, "$expr": {"$ne": ["$start", truncated]}}}
+    assert [] == computed(dates, Window("day", zone, size, offset).expression("$t"), differing)
+
+
+@pytest.mark.parametrize("zone", ["UTC", *MOVED])
+@pytest.mark.parametrize("begins", [5, 6])
+def test_weeks_begin_on_another_day(dates, begins, zone):
+    name = ("saturday", "sunday")[begins - 5]
+    truncated = {"$dateTrunc": {"date": "$t", "unit": "week", "timezone": zone, "startOfWeek": name}}
+    differing = {"$match": {"start": {"$ne": None}, "$expr": {"$ne": ["$start", truncated]}}}
+    assert [] == computed(dates, Window("week", zone, begins=begins).expression("$t"), differing)
+
+
+@pytest.mark.parametrize("zone", MOVED)
+@pytest.mark.parametrize("options", SIZED[:10], ids=str)
+def test_windows_follow_each_other_and_begin_by_the_clock(dates, options, zone):
+    """No window begins while another goes on, none begins after its dates, and the clock shows its time."""
+    window, clock = Window(**options, timezone=zone), ZoneInfo(zone)
+    recent = {"$match": {"t": {"$gt": dt.datetime(1996, 1, 1), "$lt": dt.datetime(2026, 1, 1)}}}
+    last, on_time, rows = None, 0, computed(dates, window.expression("$t"), recent, {"$sort": {"t": 1}})
+    for row in rows:
+        assert row["start"] <= row["t"]
+        assert last is None or last <= row["start"]
+        last = row["start"]
+        shown = last.astimezone(clock).replace(tzinfo=None) - dt.datetime(1970, 1, 1) - window.offset
+        on_time += not shown % window.length
+    # Where the clock is moved, its time may be skipped, or be lived for the second time.
+    assert on_time >= 0.97 * len(rows)
+
+
+def test_short_windows_of_an_hour_that_is_lived_twice_are_apart_and_days_begin_by_the_clock(client):
+    """Berlin, 25 October 2026: three o'clock becomes two. 29 March: two becomes three."""
+    moments = [
+        dt.datetime(2026, 10, 25, 0, 10),
+        dt.datetime(2026, 10, 25, 1, 10),
+        dt.datetime(2026, 3, 29, 4),
+    ]
+    database = client["windows_twice"]
+    database.twice.insert_many({"t": each} for each in moments)
+
+    def starts(**options):
+        expression = Window(**options, timezone="Europe/Berlin").expression("$t")
+        return [row["start"].replace(tzinfo=None) for row in computed(database.twice, expression)]
+
+    assert [
+        dt.datetime(2026, 10, 25, 0),
+        dt.datetime(2026, 10, 25, 1),
+        dt.datetime(2026, 3, 29, 4),
+    ] == starts(unit="minute", size=15)
+    six = dt.timedelta(hours=6)
+    assert [
+        dt.datetime(2026, 10, 24, 4),
+        dt.datetime(2026, 10, 24, 4),
+        dt.datetime(2026, 3, 29, 4),
+    ] == starts(unit="day", offset=six), "six o'clock in summer time"
+    assert [
+        dt.datetime(2026, 10, 24, 22),
+        dt.datetime(2026, 10, 24, 22),
+        dt.datetime(2026, 3, 29, 4),
+    ] == starts(unit="hour", size=6)
+    client.drop_database("windows_twice")
 
 
 def test_the_ends_of_time(client):

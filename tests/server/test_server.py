@@ -264,7 +264,7 @@ def test_a_server_with_other_options_is_not_shared() -> None:
 
 def test_a_standalone_server_has_no_replica_set() -> None:
     with server.start(replica_set=False) as running:
-        assert f"mongodb://127.0.0.1:{running.port}/" == running.uri
+        assert f"mongodb://treadle@127.0.0.1:{running.port}/?authSource=admin" == running.address
         with MongoClient[dict[str, Any]](running.uri) as client:
             client.shop.items.insert_one({"value": 1})
             assert "setName" not in client.admin.command("hello")
@@ -408,7 +408,10 @@ def test_a_folder_of_another_mongod_is_taken_over_only_after_its_end(tmp_path: P
         other.kill()
         other.wait()
     with socket.create_server(("127.0.0.1", port)), server.start(tmp_path) as running:
-        assert f"mongodb://127.0.0.1:{running.port}/?replicaSet=treadle" == running.uri
+        assert (
+            f"mongodb://treadle@127.0.0.1:{running.port}/?replicaSet=treadle&authSource=admin"
+            == running.address
+        )
         assert [1] == values(running.uri)
 
 
@@ -424,7 +427,7 @@ def test_data_of_another_version_is_told_in_a_sentence(tmp_path: Path) -> None:
 def test_a_server_needs_no_home_folder() -> None:
     """The other process has neither HOME nor any other variable of ours."""
     process = python(USER, "", HOME="/nowhere")
-    assert process.communicate("")[0].startswith("mongodb://127.0.0.1:")
+    assert process.communicate("")[0].startswith("mongodb://treadle:")
 
 
 def test_mongod_is_looked_for_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,6 +449,19 @@ def test_the_bundled_mongod_gets_its_run_bit(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert bundled == server.find_mongod({})
     assert 0o755 == bundled.stat().st_mode & 0o777
+
+
+@pytest.mark.parametrize("entry", ["", ".", None])
+def test_what_lies_in_the_working_directory_is_neither_run_nor_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str | None
+) -> None:
+    planted = script(tmp_path / "fiftyone" / "db" / "bin", "")
+    planted.chmod(0o644)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path) if entry is None else entry])
+    with pytest.raises(UsageError, match="No mongod was found"):
+        server.find_mongod({})
+    assert 0o644 == planted.stat().st_mode & 0o777
 
 
 def test_without_any_mongod_the_error_says_what_to_install(monkeypatch: Any) -> None:

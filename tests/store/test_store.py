@@ -130,10 +130,10 @@ def test_a_second_insert_of_the_same_id_is_the_drivers_error(store):
         store.insert(ann)
 
 
-def test_a_transaction_commits_or_aborts(store):
+def test_a_transaction_commits_or_aborts(store, database):
     with store.transaction() as session:
         ann = store.insert(Person(name="Ann"), session=session)
-        assert store.get(Person, ann.id) is None
+        assert database.people.find_one(ann.id) is None
         assert ann == store.get(Person, ann.id, session=session)
         assert [ann] == list(store.find(Person, session=session))
     assert ann == store.get(Person, ann.id)
@@ -159,7 +159,6 @@ def test_every_plain_call_is_one_command(heard):
     ann = Person(name="Ann")
     for expected, call in [
         ("insert", lambda: store.insert(ann)),
-        ("insert", lambda: store.insert_many([Person(name="b"), Person(name="c")])),
         ("find", lambda: store.get(Person, ann.id)),
         ("find", lambda: store.find_one(Person, {"name": "b"})),
         ("aggregate", lambda: store.count(Person)),
@@ -175,6 +174,18 @@ def test_every_plain_call_is_one_command(heard):
         body = listener.commands[0][1]
         assert "txnNumber" not in body or expected in ("insert", "findAndModify", "update")
         assert "startTransaction" not in body
+
+
+def test_insert_many_is_one_command_in_a_transaction(heard):
+    database, listener = heard
+    store = Store(database, [Person])
+    store.insert_many([Person(name="a"), Person(name="b")])
+    listener.clear()
+    store.insert_many([Person(name="b"), Person(name="c")])
+    assert ["insert", "commitTransaction"] == listener.names
+    listener.clear()
+    store.insert_many([Person(name="d")])
+    assert ["insert"] == listener.names
 
 
 # -- what must be refused -----------------------------------------------------

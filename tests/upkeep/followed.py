@@ -16,8 +16,15 @@ def settled(store: Any) -> int:
     return handled
 
 
+def has_former_states(database: Any, collection: str) -> bool:
+    """Whether the server keeps them for a collection."""
+    (listed,) = database.list_collections(filter={"name": collection})
+    return bool(listed["options"].get("changeStreamPreAndPostImages", {}).get("enabled"))
+
+
 def without_former_states(database: Any, *collections: str) -> None:
-    for name in collections:
+    """Let the server keep none, if it ever did."""
+    for name in filter(lambda name: has_former_states(database, name), collections):
         database.command({"collMod": name, "changeStreamPreAndPostImages": {"enabled": False}})
 
 

@@ -101,6 +101,7 @@ def test_late_data_reopens_exactly_its_windows(store, database):
     assert {2} == touched
 
 
+@pytest.mark.since("6.0", "pre-images tell which windows changed")
 @pytest.mark.parametrize("change", ["update", "move", "delete", "replace", "unset", "transaction", "several"])
 def test_nothing_that_other_writers_do_is_missed(store, database, change):
     """Also what moved twice between two runs, and documents whose key is gone."""
@@ -139,6 +140,7 @@ def test_nothing_that_other_writers_do_is_missed(store, database, change):
     assert {key: (len(values), sum(values)) for key, values in expected.items()} == summaries(database)
 
 
+@pytest.mark.since("6.0", "pre-images tell which windows changed")
 def test_emptied_groups_are_removed_and_a_callers_own_fields_kept(store, database):
     database.sales.insert_many([raw(1, "1", 2026, 3, 1), raw(2, "1", 2026, 3, 1), raw(3, "1", 2026, 3, 2)])
     store.run_due(now=NOON)
@@ -183,6 +185,7 @@ def test_verify_speaks_of_what_the_last_run_computed(store, database):
 # -- other shapes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.since("6.0", "pre-images tell which windows changed")
 def test_groups_without_windows_are_computed_as_they_change(run, database):
     """The key as the id; a nested key that may be None."""
     store = run.store([Product, CategoryStats, PerCategory])

@@ -16,13 +16,14 @@ from typing import Annotated, Any
 import pytest
 from bson import ObjectId
 from pydantic import BaseModel
+from pymongo.errors import AutoReconnect
 
 from treadle import Count, Document, ExtendedReference, Id, Limits, Store, Sum
-from treadle.engine import lease
+from treadle.engine import contention, lease
 from treadle.engine.lease import LeaseLost
+from treadle.graph.change import Event
 from treadle.plan import find, find_one_and_update, transact, update_one
 from treadle.upkeep import apply, contributions, events, position, rebuild, stream
-from treadle.upkeep.dirty import Event
 from treadle.upkeep.stream import Follower
 
 
@@ -68,7 +69,7 @@ def totals(database: Any, keys: list[Any]) -> list[int]:
 def leading(store: Store) -> Generator[tuple[Follower, Any]]:
     """A follower that leads, to be stepped by hand, and what performs its plans."""
     with store.runner.database.client.start_session() as session:
-        follower = store.worker()._following(store._capabilities(), session)
+        follower = store.worker()._following(store._capabilities(), session, "follower")
         assert store.runner.run(follower.lead(), session)
         yield follower, lambda plan: store.runner.run(plan, session)
 
@@ -131,7 +132,7 @@ def check_a_batch_that_fails_is_not_taken_for_done(database: Any) -> None:
             and command.method == "bulk_write"
             and next(failures, False)
         ):
-            database.command("no such command")
+            raise AutoReconnect("the connection is lost")
         return real(command, session)
 
     store.runner._perform = perform  # type: ignore[method-assign]
@@ -248,9 +249,9 @@ def check_others_are_brought_right_beside_one_that_cannot_be(database: Any) -> N
 def save_the_token_first(monkeypatch: pytest.MonkeyPatch) -> None:
     real = stream.apply
 
-    def early(graph: Any, server: Any, dirty: Any, fence: Any, finish: Any) -> Any:
+    def early(graph: Any, server: Any, dirty: Any, fence: Any, finish: Any, **options: Any) -> Any:
         yield from transact(finish)
-        return (yield from real(graph, server, dirty, fence, fence))
+        return (yield from real(graph, server, dirty, fence, fence, **options))
 
     monkeypatch.setattr(stream, "apply", early)
 
@@ -335,7 +336,7 @@ def begin_to_stream_after_the_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     begin, built = position.begin, position.built
 
     def late(rules: Any, *rest: Any) -> Any:
-        yield from begin(*rest)
+        yield from begin(Limits(), *rest)
         yield from built(rules, *rest)
 
     def never(*rest: Any) -> Any:
@@ -346,7 +347,8 @@ def begin_to_stream_after_the_scan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def let_one_document_stop_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply, "divides", lambda error: False)
+    for each in (apply, stream, contention):
+        monkeypatch.setattr(each, "divides", lambda error: False)
 
 
 MUTATIONS = [

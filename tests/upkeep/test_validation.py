@@ -80,7 +80,8 @@ def good() -> dict[str, Any]:
 def test_constraints_carry_over_and_faults_are_found(database, path, value, where):
     store = Store(database, [Bound])
     database["bound"].insert_one({**good(), path: value})
-    (action,) = [each for each in store.setup() if each.what == "change validator"]
+    made = store.setup(validation="enforce")
+    (action,) = [each for each in made if each.what == "change validator"]
     assert "none to strict; 1 document does not validate" in action.detail
     assert f"({where})" in action.detail
     (finding,) = store.verify()
@@ -257,10 +258,15 @@ def test_a_live_collection_goes_from_none_to_moderate_to_strict(run, database):
     for done in (moderate.setup(dry_run=True), moderate.setup()):
         (action,) = done
         assert "change validator" == action.what
-        assert action.detail.startswith("none to moderate; 7 documents do not validate: ")
+        assert action.detail.startswith("none to moderate, only warns; 7 documents do not validate: ")
         assert f"_id {identities[0]!r} (n)" in action.detail
         assert 5 == action.detail.count("_id ")
-        assert action.detail.endswith("; …")
+        assert action.detail.endswith("; …; setup(validation='enforce') makes it binding")
+    assert [] == moderate.setup()
+    database["live"].update_one({"_id": identities[7]}, {"$set": {"n": -2}})
+    database["live"].update_one({"_id": identities[7]}, {"$set": {"n": 1}})
+    (action,) = moderate.setup(validation="enforce")
+    assert action.detail.startswith("moderate; 7 documents do not validate")
     assert [] == moderate.setup()
     # Moderate: what is invalid may stay so, what is valid may not become so.
     database["live"].update_one({"_id": identities[0]}, {"$set": {"n": -2}})

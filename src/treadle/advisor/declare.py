@@ -49,7 +49,8 @@ _OTHER_NAMES = {
     "pymongo": ("IndexModel",),
     "treadle": (
         *("Document", "Id", "Indexed", "migration", "ExtendedReference", "Subset", "Outlier", "Approximate"),
-        *("Count", "Sum", "Average", "Min", "Max", "Formula", "Rollup", "Hour", "Day", "Week", "Month"),
+        *("Count", "Sum", "Average", "Min", "Max", "Formula", "Rollup"),
+        *("Minute", "Hour", "Day", "Week", "Month", "Quarter", "Year", "Total"),
         *("Bucket", "TimeSeries", "AncestorArray", "ChildReferences", "MaterializedPath", "ParentReference"),
         *("Store", "AsyncStore", "Action", "Finding", "Progress"),
         *("TreadleError", "DataError", "DeclarationError", "UsageError"),

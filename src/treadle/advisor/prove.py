@@ -17,6 +17,7 @@ from treadle.advisor.facts import CollectionFacts, Distribution, Limits, Relatio
 from treadle.advisor.measure import with_note
 from treadle.advisor.reading import Lost, Reader, Refused
 from treadle.advisor.relations import Candidate
+from treadle.query.keys import freeze
 
 R = TypeVar("R")
 
@@ -107,12 +108,12 @@ class Prover:
         return best
 
     def _existing(self, candidate: Candidate, values: list[Any]) -> set[Any]:
-        """Those of the values that are keys of the parent, each made `comparable`."""
+        """Those of the values that are keys of the parent, each frozen."""
         key = candidate.key
         projection = {"_id": 1} if key == "_id" else {"_id": 0, key: 1}
         rows = self.reader.find(candidate.parent, {key: {"$in": values}}, projection)
-        keys = {relations.comparable(value) for row in rows for value in relations.values_at(row, key)}
-        return keys & {relations.comparable(value) for value in values}
+        keys = {freeze(value) for row in rows for value in relations.values_at(row, key)}
+        return keys & {freeze(value) for value in values}
 
     def _sample(self, candidate: Candidate) -> list[Any]:
         """Values of the field that an earlier pass collected."""
@@ -164,7 +165,7 @@ class Prover:
             Distribution.of_counts((each["_id"], each["values"]) for each in counts),
             sum(each["_id"] * each["values"] for each in counts),
             sum(each["n"] for each in values),
-            sum(each["n"] for each in values if relations.comparable(each["_id"]) not in existing),
+            sum(each["n"] for each in values if freeze(each["_id"]) not in existing),
             contained,
         )
 
@@ -195,7 +196,7 @@ class Prover:
             max(numbers.values(), default=1),
             references,
         )
-        orphans = sum(relations.comparable(value) not in existing for value in values)
+        orphans = sum(freeze(value) not in existing for value in values)
         return Proof(children, references, len(values), orphans, contained)
 
     def _is_unique(self, parent: CollectionFacts, key: str) -> bool:

@@ -311,13 +311,6 @@ def usable_keys(values: Iterable[Any]) -> list[Any]:
     return [value for value in values if isinstance(value, KEY_CLASSES)]
 
 
-def comparable(value: Any) -> Any:
-    """Equal for what the server takes as equal: 5, 5.0 and a long 5 are one key."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if isinstance(value, (str, int, bytes)) and not isinstance(value, bool) else repr(value)
-
-
 def values_at(row: Mapping[str, Any], path: str) -> list[Any]:
     """The values at a dotted path of a document; several where the path leads through arrays."""
     values: list[Any] = [row]

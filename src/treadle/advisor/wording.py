@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+from treadle.model.shown import shown
+
 
 def size(number: float) -> str:
     """Bytes with a unit: 1.5 MB."""
@@ -51,12 +53,7 @@ def names(values: list[str], most: int = 8) -> str:
     return first if len(values) <= most else f"{first} and {len(values) - most:,} more"
 
 
-def printable(text: str) -> str:
-    """Text from a database, without control characters that a terminal would obey."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 def cut(text: str, length: int) -> str:
     """Printable text that is not longer than this."""
-    text = printable(text)
+    text = shown(text)
     return text if len(text) <= length else text[: length - 1] + "…"

@@ -23,6 +23,8 @@ except ModuleNotFoundError:
 from typer.core import TyperGroup
 
 from treadle.cli import (
+    archive,
+    controls,
     decide,
     demo,
     doctor,
@@ -32,6 +34,7 @@ from treadle.cli import (
     repair,
     run_due,
     scan,
+    serve,
     setup,
     status,
     tree,
@@ -65,20 +68,51 @@ migrate_app = typer.Typer(
     no_args_is_help=True,
     help="Documents of older versions: count, migrate, roll back.",
 )
+set_aside_app = typer.Typer(
+    cls=Group,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Documents that could not be brought right: list, retry, discard.",
+)
 # Each holds the verb of its name, and the help lists them in this order.
-_MODULES = (doctor, demo, scan, explain, decide, setup, verify, repair, rebuild, watch, run_due, status, tree)
+_MODULES = (
+    doctor,
+    demo,
+    scan,
+    explain,
+    decide,
+    setup,
+    verify,
+    repair,
+    rebuild,
+    watch,
+    run_due,
+    archive,
+    status,
+    serve,
+    tree,
+)
 for _module in _MODULES:
     _verb = _module.__name__.rpartition(".")[2]
     app.command(_verb.replace("_", "-"))(getattr(_module, _verb))
-for _verb in ("status", "run", "rollback"):
+for _verb in ("status", "run", "rollback", "log"):
     migrate_app.command()(getattr(migrate, _verb))
 app.add_typer(migrate_app, name="migrate")
+for _verb in ("pause", "resume"):
+    app.command(_verb)(getattr(controls, _verb))
+for _verb in ("list", "retry", "discard"):
+    set_aside_app.command(_verb)(getattr(controls, "list_" if _verb == "list" else _verb))
+app.add_typer(set_aside_app, name="set-aside")
 
 
 @app.callback(invoke_without_command=True)
 def treadle(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    # Taken out by `main`, wherever it stands.
+    _traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show where in the code an error was raised.")
+    ] = False,
 ) -> None:
     """MongoDB's schema design patterns, declared on Pydantic models and kept true.
 
@@ -99,6 +133,8 @@ def treadle(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. No error message contains a password."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    traced = "--traceback" in given
+    given = [each for each in given if each != "--traceback"]
     try:
         outcome = app(args=given, prog_name="treadle", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -107,9 +143,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from treadle.cli.redaction import redact
 
         message, code = _describe(error)
+        if traced and code != BUG:
+            message = f"{_traceback_of(error)}\n{message}"
         # The name is that of `connection.ENVIRONMENT_VARIABLE`, which would import the driver.
         text = redact(message, [*given, os.environ.get("MONGODB_URI", "")])
-        typer.echo(text.rstrip("\n"), err=True)
+        from treadle.cli.output import say
+
+        say(text.rstrip("\n"), err=True)
         return code
     return outcome if isinstance(outcome, int) else 0
 
@@ -130,6 +170,10 @@ def _describe(error: Exception) -> tuple[str, int]:
     format_message = getattr(error, "format_message", None)
     if format_message is not None:
         return f"{format_message()} See treadle --help.", USAGE
+    return _traceback_of(error), BUG
+
+
+def _traceback_of(error: Exception) -> str:
     import traceback
 
-    return "".join(traceback.format_exception(error)), BUG
+    return "".join(traceback.format_exception(error))

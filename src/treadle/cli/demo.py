@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from treadle.cli.output import say
+
 
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the server running until Ctrl-C.")] = False,
@@ -37,4 +39,4 @@ def _wait_for_interrupt() -> None:
     try:
         threading.Event().wait()
     except KeyboardInterrupt:
-        typer.echo()
+        say()

@@ -11,24 +11,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from treadle.cli.options import FINDINGS, UriOption
-from treadle.cli.output import print_json, print_table
+from treadle.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from treadle.cli.connection import Client, Source, Target
+    from treadle.plan.capabilities import Capabilities
 
 CHECK_SECONDS_MAX = 3.0
 CLOCK_SKEW_SECONDS_MAX = 1.0
 TRANSACTION_LIFETIME_SECONDS_MIN = 5
-VERSION_MIN = (4, 4)
-VERSION_OF_TIME_SERIES = (5, 0)
-VERSION_OF_PRE_IMAGES = (6, 0)
 DATABASE_DEFAULT = "test"
 # Only read, never created.
 COLLECTION_READ = "treadle.doctor"
@@ -39,8 +38,6 @@ NEEDS_REPLICA_SET = (
 )
 NO_RIGHTS = "log in as a user with the role clusterMonitor, and read on the database"
 NOT_REPORTED = "this kind of server does not report it"
-# The version for each wire protocol, for servers that tell their version only to users.
-WIRE_VERSIONS = {9: (4, 4), 13: (5, 0), 17: (6, 0), 21: (7, 0), 25: (8, 0)}
 
 Status = Literal["ok", "warn", "problem", "unknown"]
 _STYLES = {"ok": "green", "warn": "yellow", "problem": "bold red", "unknown": "dim"}
@@ -87,16 +84,24 @@ class Report:
     checks: tuple[Answer, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Server:
     """What the checks share: a client, its database, and how the server describes itself."""
 
     client: Client
     database: str
     hello: Mapping[str, Any]
+    # Only for people to read; empty where only users may know it.
     version: str
-    version_pair: tuple[int, int]
     clock: Callable[[], float]
+
+    @cached_property
+    def found(self) -> Capabilities:
+        """What it can do, as it is for a Store."""
+        from treadle.plan.capabilities import read_capabilities
+        from treadle.store.blocking.runner import Runner
+
+        return Runner(self.client[self.database]).run(read_capabilities())
 
     @property
     def kind(self) -> str:
@@ -142,7 +147,7 @@ def doctor(
     else:
         from treadle.server import local
 
-        typer.echo("No URI was given, so a private local server is started and examined.", err=True)
+        say("No URI was given, so a private local server is started and examined.", err=True)
         with local.start() as running:
             report = examine(Target(running.uri, "local"))
     if as_json:
@@ -172,7 +177,7 @@ def examine(target: Target, clock: Callable[[], float] = time.time) -> Report:
 
 
 def describe_server(client: Client, clock: Callable[[], float]) -> Server:
-    """The server as it describes itself; its version is empty when only users may know it."""
+    """The server as it describes itself."""
     from pymongo.errors import OperationFailure
 
     from treadle.plan.server_errors import UNAUTHORIZED
@@ -184,15 +189,15 @@ def describe_server(client: Client, clock: Callable[[], float]) -> Server:
     except OperationFailure as error:
         if error.code not in UNAUTHORIZED:
             raise
-        wires = [wire for wire in WIRE_VERSIONS if wire <= hello["maxWireVersion"]]
-        return Server(client, database, hello, "", WIRE_VERSIONS.get(max(wires, default=0), (0, 0)), clock)
-    major, minor = build["versionArray"][:2]
-    return Server(client, database, hello, str(build["version"]), (major, minor), clock)
+        return Server(client, database, hello, "", clock)
+    return Server(client, database, hello, str(build["version"]), clock)
 
 
 def show(report: Report) -> None:
-    """Print the report as a table, and below it what to do."""
+    """Print the report as a table, below it what the server can do, and what to do."""
     from rich.text import Text
+
+    from treadle.cli.gaps import capability_rows
 
     rows = []
     names_by_advice: dict[str, list[str]] = {}
@@ -202,8 +207,11 @@ def show(report: Report) -> None:
         if check.advice:
             names_by_advice.setdefault(check.advice, []).append(name)
     print_table(("check", "status", "value"), rows, f"MongoDB at {report.hosts}, database {report.database}")
+    for check in report.checks:
+        if check.name == "capabilities" and check.details:
+            print_table(("capability", "found", "what follows"), capability_rows(check.details))
     for advice, names in names_by_advice.items():
-        typer.echo(f"{', '.join(names)}: {advice}.")
+        say(f"{', '.join(names)}: {advice}.")
 
 
 # -- the checks -----------------------------------------------------------------
@@ -221,6 +229,7 @@ def _run(name: str, check: Callable[[Server], Answer], server: Server) -> Answer
         ServerSelectionTimeoutError,
     )
 
+    from treadle.errors import TreadleError
     from treadle.plan.server_errors import NOT_A_REPLICA_SET, UNAUTHORIZED
 
     try:
@@ -233,6 +242,8 @@ def _run(name: str, check: Callable[[Server], Answer], server: Server) -> Answer
             return STANDALONE_ANSWERS[name]
         reason = (error.details or {}).get("codeName") or f"error {error.code}"
         return unknown(f"the server answers {reason}", NOT_REPORTED)
+    except TreadleError as error:
+        return unknown(error.code, str(error).rstrip("."))
     except NotPrimaryError:
         return unknown("this member is no primary", "connect to the primary")
     except ServerSelectionTimeoutError:
@@ -248,11 +259,25 @@ def _run(name: str, check: Callable[[Server], Answer], server: Server) -> Answer
 
 
 def _server_version(server: Server) -> Answer:
+    from treadle.plan.capabilities import WIRE_VERSION_MIN
+
+    # Whether it is recent enough, the protocol tells; an engine may call its versions as it likes.
+    wire = server.hello.get("maxWireVersion", 0)
+    if wire < WIRE_VERSION_MIN:
+        named = server.version or f"wire version {wire}"
+        return problem(named, "Treadle needs MongoDB 5.0 or later", version=named)
     if not server.version:
         return unknown("no rights", NO_RIGHTS)
-    if server.version_pair < VERSION_MIN:
-        return problem(server.version, "Treadle needs MongoDB 4.4 or later", version=server.version)
     return ok(server.version, version=server.version)
+
+
+def _capabilities(server: Server) -> Answer:
+    """Everything that a Store asks of a server; what is missing is shown below the table."""
+    from treadle.plan.capabilities import NAMES
+
+    found = {name: value for name, value in asdict(server.found).items() if name in NAMES}
+    missing = [NAMES[name] for name, value in found.items() if not value]
+    return ok(f"lacks {', '.join(missing)}" if missing else "all that Treadle makes use of", **found)
 
 
 def _topology(server: Server) -> Answer:
@@ -278,10 +303,13 @@ def _topology(server: Server) -> Answer:
 
 
 def _transactions(server: Server) -> Answer:
-    """Opens a transaction, reads in it and aborts it."""
+    """Opens a transaction, reads in it and aborts it; from the primary, whatever the URI prefers."""
+    from pymongo import ReadPreference
+
     with server.client.start_session() as session:
-        session.start_transaction()
-        server.client[server.database][COLLECTION_READ].find_one({}, session=session)
+        session.start_transaction(read_preference=ReadPreference.PRIMARY)
+        database = server.client.get_database(server.database, read_preference=ReadPreference.PRIMARY)
+        database[COLLECTION_READ].find_one({}, session=session)
         session.abort_transaction()
     return ok("opened and aborted one", available=True)
 
@@ -296,37 +324,49 @@ def _transaction_lifetime(server: Server) -> Answer:
 
 
 def _change_streams(server: Server) -> Answer:
-    """Opens a change stream on the database and closes it."""
-    with server.client[server.database].watch(max_await_time_ms=1):
-        return ok("opened and closed one", available=True)
+    """Opens a change stream on the database, or else on the whole cluster, and closes it."""
+    from pymongo.errors import OperationFailure
+
+    try:
+        with server.client[server.database].watch(max_await_time_ms=1):
+            return ok("opened and closed one", available=True)
+    except OperationFailure:
+        if server.kind == "standalone" or server.found.streams != "cluster":
+            raise
+    return ok("of the whole cluster", available=True)
 
 
 def _pre_images(server: Server) -> Answer:
-    if server.version_pair < VERSION_OF_PRE_IMAGES:
-        advice = "they come with MongoDB 6.0; until then Treadle reads the old state itself"
+    if server.kind in ("standalone", "uninitiated"):
+        return UNAVAILABLE
+    if not server.found.pre_images:
+        advice = "the worker keeps a ledger instead; MongoDB has them from 6.0 on"
         return warn("not available", advice, available=False)
-    return UNAVAILABLE if server.kind in ("standalone", "uninitiated") else ok("available", available=True)
+    return ok("available", available=True)
 
 
 def _time_series(server: Server) -> Answer:
-    if server.version_pair < VERSION_OF_TIME_SERIES:
-        advice = "native time series come with MongoDB 5.0; bucket= works everywhere"
-        return warn("not available", advice, available=False)
+    if not server.found.time_series:
+        return warn("not available", "declare bucket=, which works everywhere", available=False)
     return ok("available", available=True)
 
 
 def _feature_compatibility(server: Server) -> Answer:
     reply = server.admin("getParameter", featureCompatibilityVersion=1)
     version = str(reply["featureCompatibilityVersion"]["version"])
-    if tuple(int(part) for part in version.split(".")) < server.version_pair:
-        newest = ".".join(map(str, server.version_pair))
+    newest = ".".join(server.version.split(".")[:2])
+    if newest and tuple(map(int, version.split("."))) < tuple(map(int, newest.split("."))):
         advice = f"when the upgrade has proven itself, run setFeatureCompatibilityVersion with {newest!r}"
         return warn(version, advice, version=version)
     return ok(version, version=version)
 
 
 def _write_concern(server: Server) -> Answer:
-    """The default of the server; Treadle itself asks for the majority always."""
+    """The URI's, else the default of the server; Treadle itself asks for the majority always."""
+    chosen = server.client.write_concern.document.get("w")
+    if chosen in (0, 1):
+        advice = f"Treadle asks for the majority itself; with w={chosen} other writers may lose writes"
+        return warn(f"{chosen} (URI)", advice, w=chosen, source="uri")
     reply = server.admin("getDefaultRWConcern")
     w = reply.get("defaultWriteConcern", {}).get("w", 1)
     source = reply.get("defaultWriteConcernSource", "implicit")
@@ -336,11 +376,27 @@ def _write_concern(server: Server) -> Answer:
     return ok(f"{w} ({source})", w=w, source=source)
 
 
+def _read_preference(server: Server) -> Answer:
+    """The URI's, which the caller's own reads follow."""
+    mode = server.client.read_preference.mongos_mode
+    if mode == "primary":
+        return ok(mode, mode=mode)
+    advice = (
+        "get, find and count may miss what was written a moment before; "
+        "whatever Treadle decides by is read from the primary"
+    )
+    return warn(f"{mode} (URI)", advice, mode=mode)
+
+
 def _retryable_writes(server: Server) -> Answer:
     if not server.client.options.retry_writes:
         advice = "remove retryWrites=false from the URI; a Store refuses to work with it"
         return problem("turned off in the URI", advice, available=False)
-    return UNAVAILABLE if server.kind in ("standalone", "uninitiated") else ok("available", available=True)
+    if server.kind in ("standalone", "uninitiated"):
+        return UNAVAILABLE
+    if not server.found.retryable_writes:
+        return problem("refused by the server", "a Store refuses to work without them", available=False)
+    return ok("available", available=True)
 
 
 def _profiler(server: Server) -> Answer:
@@ -381,6 +437,18 @@ def _clock_skew(server: Server) -> Answer:
     return ok(f"{seconds:+.3f} s", seconds=seconds)
 
 
+def _time_zones(server: Server) -> Answer:
+    """The server's offsets against Python's, for zones that are used much or changed of late."""
+    from treadle.store.blocking.runner import Runner
+    from treadle.upkeep.zones import WELL_KNOWN, describe, wrong_zones
+
+    wrong = Runner(server.client[server.database]).run(wrong_zones(WELL_KNOWN, step_days=28))
+    if wrong:
+        zone, day = next(iter(wrong.items()))
+        return warn(f"{len(wrong)} of {len(WELL_KNOWN)} differ", describe(zone, day), wrong=wrong)
+    return ok("as in Python's zoneinfo", wrong={})
+
+
 CHECKS: Mapping[str, Callable[[Server], Answer]] = {
     check.__name__[1:]: check
     for check in (
@@ -393,10 +461,13 @@ CHECKS: Mapping[str, Callable[[Server], Answer]] = {
         _time_series,
         _feature_compatibility,
         _write_concern,
+        _read_preference,
         _retryable_writes,
         _profiler,
         _storage_engine,
         _tz_aware,
         _clock_skew,
+        _time_zones,
+        _capabilities,
     )
 }

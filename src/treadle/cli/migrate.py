@@ -1,4 +1,4 @@
-"""`treadle migrate status`, `run` and `rollback`."""
+"""`treadle migrate status`, `run`, `rollback` and `log`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from treadle.cli.application import models_named, open_store
-from treadle.cli.options import FINDINGS, INTERRUPTED, AppOption, JsonOption, ModelsArgument
-from treadle.cli.output import counted, print_extended_json
+from treadle.cli.application import models_named, open_store, pace
+from treadle.cli.options import FINDINGS, INTERRUPTED, AppOption, JsonOption, ModelsArgument, ThrottleOption
+from treadle.cli.output import counted, print_extended_json, say
 from treadle.cli.progress import model_bars
 from treadle.errors import UsageError
 
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 SET_ASIDE_LINES_MAX = 20
 
 BatchOption = Annotated[int, typer.Option("--batch", help="Documents per batch.")]
-ThrottleOption = Annotated[
-    float | None,
-    typer.Option("--throttle", help="At most this many documents a second.", show_default=False),
-]
 RetryOption = Annotated[bool, typer.Option("--retry", help="Retry the documents that were set aside.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count, and show some before and after.")]
 
@@ -54,7 +50,7 @@ def status(app_name: AppOption, models: ModelsArgument = None, as_json: JsonOpti
         return
     for row in rows:
         counts = ", ".join(f"version {version}: {count:,}" for version, count in row["versions"].items())
-        typer.echo(f"{row['model']} (version {row['version']}): {counts or 'no documents'}")
+        say(f"{row['model']} (version {row['version']}): {counts or 'no documents'}")
         _show_set_aside(row["set_aside"])
 
 
@@ -81,7 +77,13 @@ def run(
     results: list[Migrated] = []
     with model_bars(lines=True) as report, open_store(app_name) as (store, call), _stop_on_signal() as stop:
         for model in versioned(store, models):
-            options = {"to": to, "batch": batch, "throttle": throttle, "retry": retry, "dry_run": dry_run}
+            options = {
+                "to": to,
+                "batch": batch,
+                "throttle": pace(throttle),
+                "retry": retry,
+                "dry_run": dry_run,
+            }
             results.append(call(store.migrate, model, progress=report, stop=stop, **options))
             if not results[-1].finished:
                 break
@@ -113,6 +115,28 @@ def rollback(
       treadle migrate rollback --app shop.models:store User --to 1
     """
     run(app_name, models, to, batch, throttle, retry, dry_run, as_json)
+
+
+def log(app_name: AppOption, models: ModelsArgument = None, as_json: JsonOption = False) -> None:
+    """List which migrations ran, when, by whom and for how long, newest first. Writes nothing.
+
+    \b
+    Example:
+      treadle migrate log --app shop.models:store
+    """
+    with open_store(app_name) as (store, call):
+        runs = call(store.migration_log, *(models_named(store, models) if models else ()))
+    if as_json:
+        print_extended_json([{**asdict(each), "seconds": each.seconds} for each in runs])
+        return
+    for each in runs:
+        found = ", ".join(f"{count:,} of version {version}" for version, count in each.found.items())
+        took = "" if each.seconds is None else f" in {each.seconds:.1f} s"
+        say(
+            f"{each.started:%Y-%m-%d %H:%M:%S} {each.model} to version {each.to}: "
+            f"{each.outcome or 'not ended'}{took}, {each.migrated:,} migrated ({found or 'none'} found), "
+            f"{each.set_aside:,} set aside, by {each.owner}"
+        )
 
 
 def versioned(store: AnyStore, names: list[str] | None) -> list[type[Document]]:
@@ -152,34 +176,34 @@ def _stop_on_signal() -> Iterator[Callable[[], bool]]:
 def _show_result(result: Migrated, dry_run: bool) -> None:
     if dry_run:
         remaining = counted(result.remaining, "document")
-        typer.echo(f"{result.model}: {remaining} would be brought to version {result.to}.")
+        say(f"{result.model}: {remaining} would be brought to version {result.to}.")
         for sample in result.samples:
             _show_sample(sample)
     else:
         migrated = counted(result.migrated, "document") + (" was" if result.migrated == 1 else " were")
         remaining = f"{result.remaining:,} " + ("remains" if result.remaining == 1 else "remain")
         hint = "" if result.finished else " The run was stopped; run it again and it goes on from here."
-        typer.echo(f"{result.model}: {migrated} brought to version {result.to}, {remaining}.{hint}")
+        say(f"{result.model}: {migrated} brought to version {result.to}, {remaining}.{hint}")
     _show_set_aside([asdict(each) for each in result.set_aside])
 
 
 def _show_sample(sample: Sample) -> None:
     from treadle.engine.convert import identical
 
-    typer.echo(f"  _id {sample.document_id!r}")
+    say(f"  _id {sample.document_id!r}")
     before, after = sample.before, sample.after
     for name in {**before, **after}:
         if name in before and name in after and identical(before[name], after[name]):
             continue
         for sign, document in (("-", before), ("+", after)):
             if name in document:
-                typer.echo(f"    {sign} {name}: {document[name]!r}")
+                say(f"    {sign} {name}: {document[name]!r}")
 
 
 def _show_set_aside(documents: list[dict[str, Any]]) -> None:
     if documents:
-        typer.echo(f"  {len(documents):,} set aside; mend them and run again with --retry:")
+        say(f"  {len(documents):,} set aside; mend them and run again with --retry:")
     for each in documents[:SET_ASIDE_LINES_MAX]:
-        typer.echo(f"    {each['model']} {each['document_id']!r}: {each['reason']}")
+        say(f"    {each['model']} {each['document_id']!r}: {each['reason']}")
     if len(documents) > SET_ASIDE_LINES_MAX:
-        typer.echo(f"    and {len(documents) - SET_ASIDE_LINES_MAX:,} more")
+        say(f"    and {len(documents) - SET_ASIDE_LINES_MAX:,} more")

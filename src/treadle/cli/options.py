@@ -17,9 +17,23 @@ UriOption = Annotated[
     str | None, typer.Option("--uri", metavar="URI", help="The same, as an option.", show_default=False)
 ]
 AppOption = Annotated[
-    str, typer.Option("--app", metavar="MODULE:STORE", help="Your Store, such as shop.models:store.")
+    str,
+    typer.Option(
+        "--app", metavar="MODULE:STORE", help="Your Store, such as shop.models:store.", envvar="TREADLE_APP"
+    ),
 ]
 ModelsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[MODEL]...", help="Only these models.", show_default=False)
 ]
+ThrottleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--throttle",
+        metavar="RATE",
+        help="Documents per second, or gentle: slows down while the server is busy.",
+        show_default=False,
+    ),
+]
+LIMIT_DEFAULT = 50
+LimitOption = Annotated[int, typer.Option("--limit", metavar="N", min=0, help="The most rows of a table.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

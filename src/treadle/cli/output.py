@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from treadle.errors import UsageError
+from treadle.model.shown import shown_json, shown_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
+
+# Wider than any row: the text in it is bounded.
+TABLE_WIDTH_MAX = 1_000_000
 
 
 def stdout() -> Console:
@@ -32,20 +36,48 @@ def stderr() -> Console:
     return Console(stderr=True)
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str = "") -> None:
-    """Print a table. Its text is never taken for markup: documents may contain anything."""
+def say(text: str = "", *, err: bool = False) -> None:
+    """Print lines, as results or beside them; what comes from data steers no terminal."""
+    typer.echo(shown_lines(text), err=err)
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    title: str = "",
+    wrapped: Collection[str] | None = None,
+) -> None:
+    """Print a table. Its text is never taken for markup: documents may contain anything.
+
+    Nothing is cut. On a terminal the columns named in `wrapped`, else the last
+    one, take several lines where there is no room; all others can be copied
+    whole. Where the output is no terminal, each row is one line.
+    """
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*headings, title=Text(title) if title else None, title_justify="left")
-    for row in rows:
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
-    stdout().print(table)
+    cells = [[Text(shown_lines(cell)) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    table = Table(title=Text(title, no_wrap=True) if title else None, title_justify="left")
+    for number, heading in enumerate(headings):
+        if heading in (headings[-1:] if wrapped is None else wrapped):
+            table.add_column(heading, overflow="fold")
+        else:
+            width = max((row[number].cell_len for row in cells), default=0)
+            table.add_column(heading, no_wrap=True, min_width=max(width, len(heading)))
+    for row in cells:
+        table.add_row(*row)
+    console = stdout()
+    unbounded = console.options.update(max_width=TABLE_WIDTH_MAX)
+    measured = Measurement.get(console, unbounded, table)
+    # Where even the columns that stay whole do not fit, the terminal breaks the lines.
+    console.width = max(console.width, measured.minimum) if console.is_terminal else measured.maximum
+    console.print(table)
 
 
 def print_json(value: Any, **options: Any) -> None:
     """Print JSON; dataclasses become objects, and dates ISO 8601."""
-    typer.echo(json.dumps(value, indent=2, default=_plain, **options))
+    typer.echo(shown_json(json.dumps(value, indent=2, default=_plain, **options)))
 
 
 def _plain(value: Any) -> Any:
@@ -58,7 +90,7 @@ def print_extended_json(value: Any) -> None:
     """Print relaxed Extended JSON, in which ids keep their type."""
     from bson import json_util
 
-    typer.echo(json_util.dumps(value, json_options=json_util.RELAXED_JSON_OPTIONS, indent=2))
+    typer.echo(shown_json(json_util.dumps(value, json_options=json_util.RELAXED_JSON_OPTIONS, indent=2)))
 
 
 def counted(number: int, noun: str) -> str:

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from treadle.cli.output import stderr
+from treadle.cli.output import say, stderr
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,7 +76,7 @@ def _print_lines() -> Callable[[Progress], None]:
         if now - printed.get(progress.model, 0.0) < LINE_EVERY_SECONDS and progress.done < progress.total:
             return
         printed[progress.model] = now
-        typer.echo(describe(progress, now - start), err=True)
+        say(describe(progress, now - start), err=True)
 
     return report
 

@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from treadle.cli.application import call_with_progress, models_named, open_store
-from treadle.cli.options import AppOption, JsonOption, ModelsArgument
-from treadle.cli.output import counted
+from treadle.cli.application import call_with_progress, models_named, open_store, pace
+from treadle.cli.options import (
+    LIMIT_DEFAULT,
+    AppOption,
+    JsonOption,
+    LimitOption,
+    ModelsArgument,
+    ThrottleOption,
+)
+from treadle.cli.output import counted, say
 from treadle.cli.verify import verify
 from treadle.errors import UsageError
 
@@ -24,6 +31,8 @@ def rebuild(
         typer.Option("--to", metavar="PATTERN", help="Fill this tree pattern from the one declared first."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would change.")] = False,
+    throttle: ThrottleOption = None,
+    limit: LimitOption = LIMIT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
     """Recompute every maintained value, as after declaring a pattern on old data.
@@ -39,10 +48,10 @@ def rebuild(
         with open_store(app_name) as (store, _):
             models = models_with_tree(store, models or [], to)
     if dry_run:
-        verify(app_name, models, as_json)
+        verify(app_name, models, limit=limit, as_json=as_json)
         return
-    rebuilt = call_with_progress(app_name, "rebuild", models)
-    typer.echo(f'{{"rebuilt": {rebuilt}}}' if as_json else f"Rebuilt {counted(rebuilt, 'document')}.")
+    rebuilt = call_with_progress(app_name, "rebuild", models, throttle=pace(throttle))
+    say(f'{{"rebuilt": {rebuilt}}}' if as_json else f"Rebuilt {counted(rebuilt, 'document')}.")
 
 
 def models_with_tree(store: AnyStore, names: list[str], pattern: str) -> list[str]:

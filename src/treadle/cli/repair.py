@@ -6,9 +6,16 @@ from typing import Annotated
 
 import typer
 
-from treadle.cli.application import call_with_progress
-from treadle.cli.options import AppOption, JsonOption, ModelsArgument
-from treadle.cli.output import counted
+from treadle.cli.application import call_with_progress, pace
+from treadle.cli.options import (
+    LIMIT_DEFAULT,
+    AppOption,
+    JsonOption,
+    LimitOption,
+    ModelsArgument,
+    ThrottleOption,
+)
+from treadle.cli.output import counted, say
 from treadle.cli.verify import verify
 
 
@@ -16,6 +23,8 @@ def repair(
     app_name: AppOption,
     models: ModelsArgument = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be mended.")] = False,
+    throttle: ThrottleOption = None,
+    limit: LimitOption = LIMIT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
     """Mend what verify finds, while writers continue.
@@ -27,7 +36,7 @@ def repair(
       treadle repair --app shop.models:store
     """
     if dry_run:
-        verify(app_name, models, as_json)
+        verify(app_name, models, limit=limit, as_json=as_json)
         return
-    mended = call_with_progress(app_name, "repair", models)
-    typer.echo(f'{{"mended": {mended}}}' if as_json else f"Mended {counted(mended, 'document')}.")
+    mended = call_with_progress(app_name, "repair", models, throttle=pace(throttle))
+    say(f'{{"mended": {mended}}}' if as_json else f"Mended {counted(mended, 'document')}.")

@@ -8,7 +8,7 @@ import typer
 
 from treadle.cli.application import open_store
 from treadle.cli.options import FINDINGS, AppOption, JsonOption
-from treadle.cli.output import print_json, print_table
+from treadle.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from treadle.upkeep.schedule import Ran
@@ -34,10 +34,10 @@ def run_due(
     if as_json:
         print_json(runs)
     elif not runs:
-        typer.echo("Nothing is due.")
+        say("Nothing is due.")
     elif dry_run:
         for run in runs:
-            typer.echo(f"{run.name} is due.")
+            say(f"{run.name} is due.")
     else:
         print_table(("what", "computed", "written", "removed", "seconds", "outcome"), map(_row, runs))
     if any(run.error for run in runs):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from treadle.cli.options import FINDINGS, INTERRUPTED, NO_CONNECTION, JsonOption, UriArgument, UriOption
-from treadle.cli.output import print_json, stdout, write_html
+from treadle.cli.output import print_json, say, stdout, write_html
 from treadle.cli.progress import step_bar
 from treadle.errors import DataError, UsageError
 
@@ -97,7 +97,7 @@ def _print(report: Report, html: str | None, as_json: bool, brief: bool) -> None
 
     if html is not None:
         write_html(Path(html), as_html(report))
-        typer.echo(f"Wrote {html}.", err=True)
+        say(f"Wrote {html}.", err=True)
     if as_json:
         print_json(report.as_json(), ensure_ascii=False, allow_nan=False)
     else:
@@ -136,9 +136,7 @@ def scan_database(uri: str | None, uri_option: str | None, **options: Any) -> Re
 @contextmanager
 def scan_bar(console: Console | None = None) -> Iterator[Callable[[Step], None]]:
     """A progress bar that names what is measured."""
-    from treadle.advisor.wording import printable
+    from treadle.model.shown import shown
 
     with step_bar(console) as report:
-        yield lambda step: report(
-            printable(step.what)[:STEP_LENGTH].ljust(STEP_LENGTH), step.done, step.total
-        )
+        yield lambda step: report(shown(step.what)[:STEP_LENGTH].ljust(STEP_LENGTH), step.done, step.total)

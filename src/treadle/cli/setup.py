@@ -8,7 +8,7 @@ import typer
 
 from treadle.cli.application import open_store
 from treadle.cli.options import AppOption, JsonOption
-from treadle.cli.output import print_json
+from treadle.cli.output import print_json, say
 
 
 def setup(
@@ -31,6 +31,6 @@ def setup(
         print_json(actions)
         return
     for action in actions:
-        typer.echo(f"{'would ' if dry_run else ''}{action}")
+        say(f"{'would ' if dry_run else ''}{action}")
     if not actions:
-        typer.echo("Everything is as declared.")
+        say("Everything is as declared.")

@@ -9,8 +9,9 @@ import typer
 
 from treadle.cli.application import models_named, open_store
 from treadle.cli.options import AppOption, JsonOption
-from treadle.cli.output import print_extended_json, stdout
+from treadle.cli.output import print_extended_json, say, stdout
 from treadle.errors import UsageError
+from treadle.model.shown import shown
 
 if TYPE_CHECKING:
     from rich.tree import Tree as Drawing
@@ -129,7 +130,7 @@ def show(branches: list[Branch], name: str) -> None:
     from rich.tree import Tree as Drawing
 
     if not branches:
-        typer.echo(f"There is no {name}.")
+        say(f"There is no {name}.")
         return
     drawing = Drawing(escape(name))
     for branch in branches:
@@ -141,12 +142,10 @@ def _draw(above: Drawing, branch: Branch) -> None:
     from rich.markup import escape
 
     if branch.id is None:
-        above.add(f"[dim]… {escape(branch.label)}[/dim]")
+        above.add(f"[dim]… {escape(shown(branch.label))}[/dim]")
         return
     count = f" [dim]({branch.below:,})[/dim]" if branch.below else ""
-    # A label that holds control characters must not steer the terminal.
-    label = "".join(character if character.isprintable() else "�" for character in branch.label)
-    node = above.add(escape(label) + count)
+    node = above.add(escape(shown(branch.label)) + count)
     for child in branch.children:
         _draw(node, child)
     if branch.folded:

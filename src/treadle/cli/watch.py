@@ -12,6 +12,7 @@ import typer
 
 from treadle.cli.application import Call, load_store
 from treadle.cli.options import AppOption
+from treadle.cli.output import say
 
 if TYPE_CHECKING:
     from treadle.cli.application import AnyStore
@@ -77,7 +78,7 @@ def watch(
 
 
 def _print(line: str) -> None:
-    typer.echo(line, err=True)
+    say(line, err=True)
 
 
 @contextmanager

@@ -85,7 +85,9 @@ def narrate(html: Path, scale: float, wait: Callable[[], None] | None) -> None:
         if wait is not None:
             tell.step("Leave the server running")
             tell.line("look around with mongosh:")
-            tell.whole(f'mongosh "{uri}"')
+            tell.whole(f'mongosh "{local_uri(running.address)}"')
+            tell.line("it asks for the password, which is in the file")
+            tell.whole(str(running.password_file))
             tell.line("Ctrl-C here stops the server and removes its data.")
             wait()
     tell.step("Stop the server")

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from treadle.graph.limits import Limits
 from treadle.plan import Plan
+from treadle.plan.server_errors import is_about_one_document, is_duplicate
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -42,25 +43,34 @@ def attempting(
     return patiently
 
 
+def divides(error: Exception) -> bool:
+    """Whether fewer documents at once may fare better: one of them is in the way, or others write them."""
+    return isinstance(error, Contended) or is_about_one_document(error)
+
+
 def in_pieces(
     limits: Limits,
     items: Sequence[T],
     attempt: Callable[[Sequence[T]], Plan[list[R]]],
     alone: Callable[[T, Exception], Plan[list[R]]],
-    divides: Callable[[Exception], bool],
     reason: Exception | None = None,
 ) -> Plan[list[R]]:
     """Attempt all items at once; where that fails, in halves, until the one that fails stands `alone`.
 
-    `divides` tells the errors for which that helps. Where others leave no
-    room the pieces are smaller. With a `reason` all at once has failed before.
+    Where others leave no room the pieces are smaller. With a `reason` all at
+    once has failed before.
     """
-    if reason is None:
+    if not items:
+        return []
+    if reason is None or len(items) == 1:
         try:
             return (yield from attempt(items))
         except Exception as error:
             if not divides(error):
                 raise
+            if len(items) == 1 and is_duplicate(error) and reason is None:
+                # It may have been another writer's document, which has settled by now.
+                return (yield from in_pieces(limits, items, attempt, alone, error))
             if len(items) == 1:
                 return (yield from alone(items[0], error))
             reason = error
@@ -68,5 +78,5 @@ def in_pieces(
     size = max(1, -(-len(items) // number))
     results: list[R] = []
     for start in range(0, len(items), size):
-        results += yield from in_pieces(limits, items[start : start + size], attempt, alone, divides)
+        results += yield from in_pieces(limits, items[start : start + size], attempt, alone)
     return results

@@ -14,7 +14,6 @@ from typing import Any
 
 import bson
 from pymongo import ReplaceOne, UpdateOne
-from pymongo.errors import OperationFailure
 
 from treadle.engine.contention import in_pieces
 from treadle.errors import DataError, UsageError
@@ -101,7 +100,7 @@ def _by_the_server(
                 outcomes[number] = encodable(outcomes[number], lineage.model)
                 ready.append(number)
             except UsageError as error:
-                outcomes[number] = failed(lineage.model, raws[number].get("_id"), version, str(error))
+                outcomes[number] = failed(lineage.model, raws[number].get("_id"), version, error.message)
         done = yield from evaluate(entry, [outcomes[number] for number in ready], pipeline, lineage, version)
         for number, outcome in zip(ready, done, strict=True):
             outcomes[number] = outcome
@@ -121,8 +120,8 @@ def encodable(raw: Any, model: type) -> Raw:
             bson.encode(raw, codec_options=CODEC_OPTIONS)
         except ENCODING_ERRORS as error:
             raise not_storable(error, model.__name__, [raw]) from error
-    found: Raw = raw
-    return found
+    stored: Raw = raw
+    return stored
 
 
 def evaluate(
@@ -155,9 +154,7 @@ def evaluate(
             if size > limits.convert_bytes_max and end > start:
                 break
             end += 1
-        done += yield from in_pieces(
-            limits, raws[start:end], attempt, alone, lambda error: isinstance(error, OperationFailure)
-        )
+        done += yield from in_pieces(limits, raws[start:end], attempt, alone)
         start = end
     return done
 
@@ -198,7 +195,8 @@ def guarded_write(converted: Converted, *, compare: bool = True) -> UpdateOne | 
     compared = {*rests_on, *sets, *gone, converted.lineage.field} - {"_id", RESERVED}
     if not compared <= _PLAIN and not _have_paths(compared):
         # No path leads to such a field: the document as a whole is compared, and replaced.
-        whole = {"$expr": {"$eq": ["$$ROOT", {"$literal": before}]}} if compare else {}
+        # Not by $eq, on which MongoDB 5.0.4 fails.
+        whole = {"$expr": {"$not": [{"$ne": ["$$ROOT", {"$literal": before}]}]}} if compare else {}
         return ReplaceOne({**by_id(before["_id"]), **whole}, after)
     condition: Raw = by_id(before["_id"])
     arrays = {}

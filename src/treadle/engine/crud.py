@@ -6,26 +6,38 @@ Each costs one command on a model that feeds nothing and maintains nothing.
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from pymongo.errors import BulkWriteError, WriteError
+
 from treadle.engine import lazy
+from treadle.engine.pages import by_ids, chunks
+from treadle.engine.work import NotAlone
 from treadle.errors import DataError, UsageError
+from treadle.graph.card import Card
 from treadle.graph.pattern import Entry
 from treadle.model.document import Document
-from treadle.model.storable import check_batch, check_depth, too_deep
+from treadle.model.storable import check_batch, check_depth, require_encodable, too_deep
 from treadle.plan import (
     Call,
     Plan,
     Raw,
     Read,
+    by_id,
     count_documents,
+    delete_many,
     find_one,
     find_one_and_update,
+    is_inside,
+    server_facts,
+    transact,
     update_many,
 )
-from treadle.plan.server_errors import translate
+from treadle.plan.server_errors import refusals, translate
+from treadle.query.keys import freeze
+from treadle.query.pairs import sorting_stages, sorts_names
 from treadle.query.safety import Sort, clean_filter, sort_keys
 
 D = TypeVar("D", bound=Document)
@@ -33,7 +45,11 @@ D = TypeVar("D", bound=Document)
 
 @contextmanager
 def translated(
-    name: str, documents: Sequence[Mapping[str, Any]] = (), entry: Entry[Any] | None = None
+    name: str,
+    documents: Sequence[Mapping[str, Any]] = (),
+    entry: Entry[Any] | None = None,
+    *,
+    translate: Callable[..., Exception] = translate,
 ) -> Generator[None]:
     """Raise the clear error in place of the driver's."""
     try:
@@ -75,7 +91,7 @@ def as_stored(entry: Entry[D], document: D, raw: Raw, altered: list[Any]) -> D:
     except DataError as error:
         raise UsageError(
             f"this {entry.model.__name__} could not be read back: with dates in UTC and cut to milliseconds "
-            f"it no longer fits its own model ({error})",
+            f"it no longer fits its own model ({error.message})",
             code="model-inconsistent",
         ) from None
 
@@ -95,8 +111,8 @@ def insert(entry: Entry[D], document: D) -> Plan[D]:
     return stored
 
 
-def insert_many(entry: Entry[D], documents: Iterable[D]) -> Plan[list[D]]:
-    """Store new documents, in order; stops at the first that the server refuses."""
+def insert_many(entry: Entry[D], documents: Iterable[D], together: bool = True) -> Plan[list[D]]:
+    """Store new documents, all or none of each chunk; one after another if not `together`."""
     documents = list(documents)
     if not documents:
         return []
@@ -107,41 +123,161 @@ def insert_many(entry: Entry[D], documents: Iterable[D]) -> Plan[list[D]]:
     if altered:
         stored = [as_stored(entry, each, raw, altered) for each, raw in zip(documents, raws, strict=True)]
     with translated(entry.model.__name__, raws):
-        yield Call(entry.collection, "insert_many", (raws,))
+        for chunk in chunks(raws, entry.limits.insert_max):
+            if together:
+                yield from insert_all(entry.collection, chunk)
+            else:
+                yield Call(entry.collection, "insert_many", (chunk,))
     return stored
 
 
-def get(entry: Entry[D], identity: Any) -> Plan[D | None]:
+def insert_all(collection: str, raws: Sequence[Raw]) -> Plan[None]:
+    """Store all documents or none; without transactions by deleting those before a refused one."""
+
+    def store() -> Plan[None]:
+        yield Call(collection, "insert_many", (raws,))
+
+    if len(raws) == 1:
+        yield Call(collection, "insert_one", (raws[0],))
+    elif (yield from is_inside()):
+        yield from store()
+    elif (yield from server_facts()).transactions:
+        yield from transact(store)
+    else:
+        yield from insert_or_undo(collection, raws)
+
+
+def insert_or_undo(collection: str, raws: Sequence[Raw]) -> Plan[None]:
+    """Store documents in order; where one is refused, those before it are deleted again."""
+    try:
+        yield Call(collection, "insert_many", (raws,))
+    except BulkWriteError as error:
+        at = next((each["index"] for each in refusals(error)), 0)
+        if at:
+            yield from delete_many(collection, {"_id": {"$in": [raw["_id"] for raw in raws[:at]]}})
+        raise
+
+
+def insert_past_refused(
+    entry: Entry[D], documents: Sequence[D]
+) -> Plan[tuple[list[D], dict[int, Exception]]]:
+    """Store those documents that can be; these, and by position why the others were refused."""
+    name, refused = entry.model.__name__, dict[int, Exception]()
+    raws, stored, positions = list[Raw](), list[D](), list[int]()
+    for position, document in enumerate(documents):
+        altered: list[Any] = []
+        try:
+            raw = dump(entry, document, altered)
+            require_encodable(raw, name)
+            stored.append(as_stored(entry, document, raw, altered))
+        except UsageError as error:
+            refused[position] = error
+            continue
+        raws.append(raw)
+        positions.append(position)
+    try:
+        if raws:
+            yield Call(entry.collection, "insert_many", (raws,), {"ordered": False})
+    except BulkWriteError as error:
+        if (error.details or {}).get("writeConcernErrors"):
+            raise
+        for each in refusals(error):
+            one = WriteError(each.get("errmsg", ""), each.get("code"), each)
+            refused[positions[each["index"]]] = translate(one, name)
+    return [each for each, at in zip(stored, positions, strict=True) if at not in refused], refused
+
+
+def get(entry: Entry[Any], identity: Any, card: Card[Any] | None = None) -> Plan[Any]:
     """The document with this id, or None."""
-    raw = yield Call(entry.collection, "find_one", (entry.one(entry.identity(identity)),), {}, writes=False)
-    if raw is not None and entry.attends:
-        (raw,) = yield from lazy.present(entry, [raw])
-    return None if raw is None else entry.codec.load(raw)
+    chosen: tuple[Any, ...] = (entry.one(entry.identity(identity)),)
+    if card is not None:
+        chosen = (*chosen, card.projection)
+    raw = yield Call(entry.collection, "find_one", chosen, {}, writes=False)
+    if raw is not None and (entry.attends or card is not None):
+        (raw,) = yield from shown(entry, [raw], card)
+    return None if raw is None else loader(entry, card)(raw)
 
 
-def find_first(entry: Entry[D], filter: Any, sort: Sort | None = None) -> Plan[D | None]:
+def find_first(
+    entry: Entry[Any], filter: Any, sort: Sort | None = None, card: Card[Any] | None = None
+) -> Plan[Any]:
     """The first document that matches, or None."""
-    cleaned = clean_filter(entry.codec, filter)
+    cleaned, keys = clean_filter(entry.codec, filter), sort_keys(sort, entry.codec)
+    projection = None if card is None else card.projection
     with translated(entry.model.__name__, [cleaned]):
-        raw = yield from find_one(entry.collection, cleaned, sort=sort_keys(sort, entry.codec))
+        if sorts_names(entry.codec, keys):
+            options = {"sort": keys, "skip": 0, "limit": 1}
+            raw = next(iter((yield _sorted_by_names(entry, cleaned, options, projection))), None)
+        else:
+            raw = yield from find_one(entry.collection, cleaned, projection, sort=keys)
     if entry.versioned:
-        raws = yield from lazy.attend(entry, [] if raw is None else [raw], filter)
-        raw = raws[0] if raws else None
-    return None if raw is None else entry.codec.load(raw)
+        yield from lazy.warn_once(entry, filter)
+    if raw is None:
+        return None
+    (raw,) = yield from shown(entry, [raw], card)
+    return None if raw is None else loader(entry, card)(raw)
+
+
+def loader(entry: Entry[Any], card: Card[Any] | None) -> Callable[[Raw], Any]:
+    """What makes of a document what the caller asked for."""
+    return entry.codec.load if card is None else card.load
+
+
+def shown(entry: Entry[Any], raws: list[Raw], card: Card[Any] | None) -> Plan[list[Raw | None]]:
+    """Documents as the current version has them; None for one that was deleted meanwhile."""
+    if not entry.versioned:
+        return list(raws)
+    if card is None:
+        return list((yield from lazy.present(entry, raws)))
+    # A migration may read any field, so a card of an older document is taken from the whole of it.
+    older = [raw["_id"] for raw in raws if lazy.is_stale(entry, raw)]
+    if not older:
+        return list(raws)
+    whole = yield from by_ids(entry.collection, older)
+    current = yield from lazy.present(entry, [*whole.values()])
+    converted = dict(zip(whole, current, strict=True))
+    return [converted.get(freeze(raw["_id"])) if lazy.is_stale(entry, raw) else raw for raw in raws]
 
 
 def check_window(skip: Any, limit: Any) -> None:
     """Refuse a part of the results that is none."""
-    for name, value in (("skip", skip), ("limit", limit)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise UsageError(f"{name}={value!r} is not a whole number from 0", code="filter-invalid")
+    for name, value, least in (("skip", skip, 0), ("limit", limit, 1)):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (whole and least <= value < 2**63):
+            # Of a limit of 0 the server makes none at all.
+            raise UsageError(f"{name}={value!r} is not a whole number from {least}", code="filter-invalid")
 
 
-def find_command(entry: Entry[Any], filter: Any, sort: Sort | None, skip: int, limit: int | None) -> Read:
-    """The command whose cursor streams the matching documents."""
+def find_command(
+    entry: Entry[Any],
+    filter: Any,
+    sort: Sort | None,
+    skip: int,
+    limit: int | None,
+    card: Card[Any] | None = None,
+    *,
+    deleted: bool = False,
+) -> Read:
+    """The command whose cursor streams the matching documents, or the deleted ones."""
     check_window(skip, limit)
-    options = {"sort": sort_keys(sort, entry.codec), "skip": skip, "limit": limit or 0}
-    return Read(entry.collection, "find", (clean_filter(entry.codec, filter),), options)
+    keys = sort_keys(sort, entry.codec)
+    options = {"sort": keys, "skip": skip, "limit": limit or 0}
+    projection = None if card is None else card.projection
+    cleaned = clean_filter(entry.codec, filter, entry.buried if deleted else None)
+    if sorts_names(entry.codec, keys):
+        return _sorted_by_names(entry, cleaned, options, projection)
+    return Read(entry.collection, "find", (cleaned, projection), options)
+
+
+def _sorted_by_names(
+    entry: Entry[Any], cleaned: Raw, options: Mapping[str, Any], projection: Mapping[str, Any] | None
+) -> Read:
+    """The same by a pipeline, for a sort by what a map stored as pairs holds."""
+    sorting, tidying = sorting_stages(entry.codec, options["sort"])
+    stages: list[Raw] = [{"$match": cleaned}, *sorting]
+    stages += [{f"${name}": options[name]} for name in ("skip", "limit") if options[name]]
+    stages.append(tidying if projection is None else {"$project": dict(projection)})
+    return Read(entry.collection, "aggregate", (stages,), {"allowDiskUse": True})
 
 
 def count(entry: Entry[Any], filter: Any) -> Plan[int]:
@@ -158,33 +294,46 @@ def which(entry: Entry[Any], id_or_filter: Any) -> dict[str, Any]:
     return entry.one(entry.identity(id_or_filter))
 
 
-def update_one_raw(entry: Entry[Any], chosen: Raw, update: Any) -> Plan[Raw | None]:
+def update_one_raw(
+    entry: Entry[Any], chosen: Raw, update: Any, sort: Any = None, **options: Any
+) -> Plan[Raw | None]:
     """Update one document and see it; one of an older version is upgraded up first."""
     if not entry.versioned:
-        return (yield from find_one_and_update(entry.collection, chosen, update))
-    current = {"$and": [chosen, lazy.current_only(entry)]}
+        return (yield from find_one_and_update(entry.collection, chosen, update, sort=sort, **options))
     for _ in range(entry.limits.upgrade_attempts_max):
-        raw = yield from find_one_and_update(entry.collection, current, update)
+        which = chosen
+        if sort is not None:
+            # The first of all versions: one that is upgraded only then would be passed over.
+            first = yield from find_one(entry.collection, chosen, {"_id": 1}, sort=sort)
+            if first is None:
+                return None
+            which = {"$and": [by_id(first["_id"]), chosen]}
+        current = {"$and": [which, lazy.current_only(entry)]}
+        raw = yield from find_one_and_update(entry.collection, current, update, **options)
         if raw is not None:
             return raw
-        upgraded = yield from lazy.bring_up(entry, chosen, limit=1)
+        if not chosen.keys() <= {"_id", *entry.scope} and (yield from lazy.matches_older(entry, which)):
+            # It may be known by a name or value that it does not have in the current version.
+            raise NotAlone
+        upgraded = yield from lazy.bring_up(entry, which, limit=1)
         if not upgraded and (yield from find_one(entry.collection, chosen, {"_id": 1})) is None:
             return None
     raise lazy.contended(entry)
 
 
 def update_many_raw(entry: Entry[Any], chosen: Raw, update: Any) -> Plan[int]:
-    """Update all that match; those of older versions are brought up first."""
+    """Update all that match, if none of them is of an older version."""
     if entry.versioned:
-        yield from lazy.bring_up(entry, chosen)
+        if (yield from lazy.matches_older(entry, chosen)):
+            raise NotAlone
         chosen = {"$and": [chosen, lazy.current_only(entry)]}
     result = yield from update_many(entry.collection, chosen, update)
     return result.matched_count
 
 
-def gone(entry: Entry[Any], identity: Any) -> DataError:
+def gone(entry: Entry[Any], identity: Any, done: str = "replaced") -> DataError:
     return DataError(
-        f"{entry.model.__name__} {identity!r} is not stored (any more), so it cannot be replaced; "
+        f"{entry.model.__name__} {identity!r} is not stored (any more), so it cannot be {done}; "
         + (
             "insert it if it should exist"
             if entry.family is None

@@ -6,11 +6,14 @@ import copy
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from bson import ObjectId
 from pymongo import UpdateOne
 
 from treadle.engine import crud, lazy
+from treadle.engine.burials import bury, burying
 from treadle.engine.inserts import refuse_group
 from treadle.engine.ledger import Ledger
+from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import BUMP, changed_fields
 from treadle.engine.work import ChunkedWork, Work, only
 from treadle.engine.writes import UpdateManyDocuments, follow_own
@@ -21,12 +24,25 @@ from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.model.document import Document
-from treadle.plan import Plan, Raw, bulk_write, by_id, delete_many, find, find_one, find_one_and_delete
+from treadle.plan import (
+    Plan,
+    Raw,
+    bulk_write,
+    by_id,
+    delete_many,
+    find,
+    find_one,
+    find_one_and_delete,
+    find_one_and_update,
+    update_many,
+)
 from treadle.plan.capabilities import Capabilities
-from treadle.query.keys import freeze
+from treadle.query.keys import distinct, freeze
 from treadle.query.safety import clean_filter
 
 D = TypeVar("D", bound=Document)
+# The methods of rules that a deletion concerns.
+_CONCERNED = ("before_delete", "after_delete", "record")
 
 
 def restricting(entry: Entry[Any]) -> list[CopyRule]:
@@ -50,9 +66,7 @@ class _Delete:
             entry.feeding(GatherRule)
             or restricting(entry)
             or any(rule.on_delete != "keep" for rule in entry.feeding(CopyRule))
-            or any(
-                each.answering("before_delete") or each.answering("after_delete") for each in entry.related
-            )
+            or any(each.answering(method) for each in entry.related for method in _CONCERNED)
         )
 
 
@@ -64,9 +78,19 @@ class DeleteOneDocument(_Delete, Work[D | None]):
         self.filter = crud.which(entry, id_or_filter)
 
     def direct(self) -> Plan[Raw | None]:
-        with crud.translated(self.entry.model.__name__, [self.filter]):
-            raw = yield from find_one_and_delete(self.entry.collection, self.filter)
+        entry = self.entry
+        with crud.translated(entry.model.__name__, [self.filter]):
+            if entry.tombstone is None:
+                raw = yield from find_one_and_delete(entry.collection, self.filter)
+            else:
+                raw = yield from find_one_and_update(entry.collection, self.filter, burying(entry))
         return (yield from self._current(raw))
+
+    @property
+    def key(self) -> list[Any]:
+        """The id of the one document that it means; nothing where another may be meant."""
+        named = self.filter.get("_id")
+        return [named] if type(named) is ObjectId and self.filter == self.entry.one(named) else []
 
     def _current(self, raw: Raw | None) -> Plan[Raw | None]:
         """The deleted document as the current version has it."""
@@ -77,10 +101,11 @@ class DeleteOneDocument(_Delete, Work[D | None]):
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
         asked = any(each.answering("before_delete") for each in entry.related)
-        if asked or ledger.reads_before(entry):
+        if asked or entry.tombstone is not None or ledger.reads_before(entry):
             before = yield from find_one(entry.collection, self.filter)
             if before is not None:
-                yield from delete_documents(entry, [before], ledger)
+                left = yield from delete_documents(entry, [before], ledger)
+                before = left.get(freeze(before["_id"]), before)
         else:
             before = yield from find_one_and_delete(entry.collection, self.filter)
             if before is not None:
@@ -95,19 +120,39 @@ class DeleteOneDocument(_Delete, Work[D | None]):
         return (yield from smaller_first(self.entry, self.filter, limit=1))
 
 
+class DeleteEach(_Delete, Work[list[Raw | None]]):
+    """Deletions of single documents by their ids, in one round of commands."""
+
+    def __init__(self, deletions: Sequence[DeleteOneDocument[Any]]) -> None:
+        self.entry = deletions[0].entry
+        self.keys = [key for each in deletions for key in each.key]
+
+    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[list[Raw | None]]:
+        found = yield from by_ids(self.entry.collection, distinct(self.keys))
+        befores = {key: each for key, each in found.items() if self.entry.holds(each)}
+        yield from delete_documents(self.entry, list(befores.values()), ledger)
+        # The second deletion of a document finds nothing.
+        return [befores.pop(freeze(key), None) for key in self.keys]
+
+
 class DeleteManyDocuments(_Delete, ChunkedWork):
     """A deletion of the documents of one chunk."""
 
-    def __init__(self, entry: Entry[Any], filter: Any) -> None:
+    def __init__(self, entry: Entry[Any], filter: Any, *, for_good: Raw | None = None) -> None:
         super().__init__(entry)
         crud.require_filter(entry, filter)
+        # Whether documents that are deleted already are removed.
+        self.for_good = for_good is not None
         self._inseparable = next((rule for rule in entry.rules if rule.deletes_together), None)
         self.together = self._inseparable is not None
-        self.filter = clean_filter(entry.codec, filter)
+        self.filter = clean_filter(entry.codec, filter) if for_good is None else for_good
 
     def direct(self) -> Plan[int]:
-        with crud.translated(self.entry.model.__name__, [self.filter]):
-            return (yield from delete_many(self.entry.collection, self.filter)).deleted_count
+        entry = self.entry
+        with crud.translated(entry.model.__name__, [self.filter]):
+            if entry.tombstone is None or self.for_good:
+                return (yield from delete_many(entry.collection, self.filter)).deleted_count
+            return (yield from update_many(entry.collection, self.filter, burying(entry))).matched_count
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
         most = self.entry.limits.delete_together_max
@@ -115,17 +160,22 @@ class DeleteManyDocuments(_Delete, ChunkedWork):
         befores = yield from find(self.entry.collection, only(self.filter, self.keys), limit=limit)
         if self._inseparable is not None and len(befores) > most:
             raise self._inseparable.too_many(most)
-        yield from delete_documents(self.entry, befores, ledger)
+        yield from delete_documents(self.entry, befores, ledger, for_good=self.for_good)
         return len(befores)
 
     def smaller(self) -> Plan[list[ChunkedWork]]:
         return (yield from smaller_first(self.entry, only(self.filter, self.keys)))
 
 
-def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[None]:
-    """Delete documents that were just read, and what depends on them."""
+def delete_documents(
+    entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger, *, for_good: bool = False
+) -> Plan[dict[Any, Raw]]:
+    """Delete documents that were just read, and what depends on them; what is left of them, by frozen id.
+
+    Those of a model that keeps its deleted documents are buried, unless this is `for_good`.
+    """
     if not befores:
-        return
+        return {}
     keys = [each["_id"] for each in befores]
     groups = list(entry.by_class(befores))
     by_class = [(exact, [each["_id"] for each in group]) for exact, group in groups]
@@ -137,20 +187,26 @@ def delete_documents(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) 
         for rule in exact.answering("before_delete"):
             yield from rule.before_delete(group, ledger)
     yield from ledger.note_before(entry, keys)
-    yield from delete_many(entry.collection, {"_id": {"$in": keys}})
-    for before in befores:
-        ledger.add(Change(entry.collection, before["_id"], before, None))
+    buries = entry.tombstone is not None and not for_good
+    left: dict[Any, Raw] = {}
+    if buries:
+        left = yield from bury(entry, befores, ledger)
+    else:
+        yield from delete_many(entry.collection, {"_id": {"$in": keys}})
+        for before in befores:
+            ledger.add(Change(entry.collection, before["_id"], before, None))
     for exact, own in by_class:
-        yield from follow_deletions(exact, own, ledger)
+        yield from follow_deletions(exact, own, ledger, removed=not buries)
+    return left
 
 
 def follow_deletions(
-    entry: Entry[Any], keys: Sequence[Any], ledger: Ledger, *, restrict: bool = True
+    entry: Entry[Any], keys: Sequence[Any], ledger: Ledger, *, restrict: bool = True, removed: bool = True
 ) -> Plan[None]:
-    """Let everything follow that depends on deleted documents."""
+    """Let everything follow that depends on deleted documents; `removed` ones are not even stored."""
     if restrict:
         yield from check_restrictions(restricting(entry), keys)
-    for rule in entry.answering("after_delete"):
+    for rule in entry.answering("after_delete") if removed else ():
         yield from rule.after_delete(keys, ledger)
     yield from follow_references(entry, entry.feeding(CopyRule), keys, ledger)
 

@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
 
-from treadle.engine import crud, lazy
+from treadle.engine import bulk, crud, places, reads, upserts
+from treadle.engine.burials import Restore, purged, require_tombstone
 from treadle.engine.deletes import DeleteManyDocuments, DeleteOneDocument
 from treadle.engine.inserts import Insert
 from treadle.engine.kinds import ChangeKind, former, search_command
+from treadle.engine.pages import chunks
 from treadle.engine.protocol import WriteProtocol
-from treadle.engine.writes import Replace, UpdateManyDocuments, UpdateOneDocument
-from treadle.graph.layout import Layout, PageReader
+from treadle.engine.reads import DocumentReader
+from treadle.engine.work import Work
+from treadle.engine.writes import ChangeFields, Replace, UpdateManyDocuments, UpdateOneDocument
+from treadle.errors import BulkFailed, DataError, Failure
+from treadle.graph import operations
+from treadle.graph.calls import RestoringRule
+from treadle.graph.layout import Layout
+from treadle.graph.operations import Operation, Returns, Upserted
+from treadle.graph.outcomes import Page
 from treadle.graph.pattern import Entry
 from treadle.model.document import Document
-from treadle.plan import Plan, Raw, Read
+from treadle.model.storable import ENCODING_ERRORS, not_storable
+from treadle.plan import Plan, Raw, is_inside
 from treadle.query.safety import Sort
 
 D = TypeVar("D", bound=Document)
-
-
-class DocumentReader(PageReader[D]):
-    """Pages of stored documents, each as the model has it."""
-
-    def __init__(self, entry: Entry[D], command: Read, filter: Any) -> None:
-        self._command = command
-        # PyMongo's own iteration costs as much per document as validating one.
-        self.page = entry.limits.find_page
-        self.done = False
-        self._entry = entry
-        self._filter = filter
-        # Where all documents are as the model has them, there is nothing to do to a page.
-        self._attends = entry.attends or (entry.versioned and bool(filter) and not entry.warned)
-
-    @property
-    def command(self) -> Read:
-        return self._command
-
-    def take(self, raws: list[Raw], ended: bool) -> Plan[Iterator[D]]:
-        self.done = ended
-        if self._attends:
-            raws = yield from lazy.attend(self._entry, raws, self._filter)
-        return map(self._entry.codec.load, raws)
+R = TypeVar("R")
+W = TypeVar("W", bound=Work[Any])
 
 
 class DocumentLayout(Layout[D]):
@@ -56,18 +46,55 @@ class DocumentLayout(Layout[D]):
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def get(self, identity: Any) -> Plan[D | None]:
-        return crud.get(self.entry, identity)
+    def get(self, identity: Any, card: Any = None) -> Plan[Any]:
+        get = crud.get if self.entry.elsewhere is None else places.get
+        return get(self.entry, identity, card)
 
-    def first(self, filter: Any, sort: Sort | None) -> Plan[D | None]:
-        return crud.find_first(self.entry, filter, sort)
+    def many(self, identities: Iterable[Any], card: Any = None) -> Plan[list[Any]]:
+        if self.entry.elsewhere is None:
+            return reads.many(self.entry, identities, card)
+        return super().many(identities, card)
 
-    def reader(self, filter: Any, sort: Sort | None, skip: int, limit: int | None) -> DocumentReader[D]:
-        command = crud.find_command(self.entry, filter, sort, skip, limit)
-        return DocumentReader(self.entry, command, filter)
+    def first(self, filter: Any, sort: Sort | None, card: Any = None) -> Plan[Any]:
+        return crud.find_first(self.entry, filter, sort, card)
 
-    def search(self, text: str, filter: Any, limit: int | None) -> DocumentReader[D]:
-        return DocumentReader(self.entry, search_command(self.entry, text, filter, limit), filter)
+    def exists(self, filter: Any) -> Plan[bool]:
+        return reads.exists(self.entry, filter)
+
+    def reader(
+        self,
+        filter: Any,
+        sort: Sort | None,
+        skip: int,
+        limit: int | None,
+        card: Any = None,
+        deleted: bool = False,
+        noted: list[DataError] | None = None,
+    ) -> DocumentReader[Any]:
+        if deleted:
+            require_tombstone(self.entry, "find(…, deleted=True)")
+        command = crud.find_command(self.entry, filter, sort, skip, limit, card, deleted=deleted)
+        return DocumentReader(self.entry, command, filter, card, noted)
+
+    def everywhere(
+        self, filter: Any, sort: Sort | None, skip: int, limit: int | None, card: Any = None
+    ) -> places.BothReader:
+        return places.BothReader(self.entry, filter, sort, skip, limit, card)
+
+    def search(self, text: str, filter: Any, limit: int | None, card: Any = None) -> DocumentReader[Any]:
+        command = search_command(self.entry, text, filter, limit, card)
+        return DocumentReader(self.entry, command, filter, card)
+
+    def page(
+        self, filter: Any, sort: Sort | None, size: int, after: str | None, card: Any = None
+    ) -> Plan[Page[Any]]:
+        return reads.page(self.entry, filter, sort, size, after, card)
+
+    def distinct(self, field: str, filter: Any) -> Plan[list[Any]]:
+        return reads.distinct(self.entry, field, filter)
+
+    def aggregate(self, pipeline: Any, into: Any) -> reads.PipelineReader:
+        return reads.aggregate(self.entry, pipeline, into)
 
     def count(self, filter: Any) -> Plan[int]:
         return crud.count(self.entry, filter)
@@ -75,14 +102,16 @@ class DocumentLayout(Layout[D]):
     # -- writing -----------------------------------------------------------------------------------
 
     def insert(self, document: D) -> Plan[D]:
-        return crud.insert(self.entry, document) if self.entry.plain else self._insert(document)
-
-    def _insert(self, document: D) -> Plan[D]:
+        if self.entry.plain:
+            return (yield from crud.insert(self.entry, document))
         (stored,) = yield from self.protocol.write(Insert(self.entry, [document]))
         return stored
 
-    def insert_many(self, documents: Iterable[D]) -> Plan[list[D]]:
+    def insert_many(self, documents: Iterable[D], ordered: bool = True) -> Plan[list[D]]:
         listed = list(documents)
+        # A refusal ends a transaction, so that inside of one there is no going on.
+        if not ordered and not (yield from is_inside()):
+            return (yield from self._insert_past_refused(listed))
         if self.entry.plain:
             return (yield from crud.insert_many(self.entry, listed))
         works = yield from self._inserts(listed)
@@ -95,6 +124,31 @@ class DocumentLayout(Layout[D]):
         written = [document for work in works for document in work.documents]
         by_document = {id(document): result for document, result in zip(written, stored, strict=True)}
         return [by_document[id(document)] for document in listed]
+
+    def _insert_past_refused(self, documents: list[D]) -> Plan[list[D]]:
+        failures: list[Failure] = []
+        stored: list[D] = []
+        if self.entry.plain:
+            most = self.entry.limits.insert_max
+            for start in range(0, len(documents), most):
+                chunk = documents[start : start + most]
+                some, refused = yield from crud.insert_past_refused(self.entry, chunk)
+                stored += some
+                failures += [bulk.failure_of(start + at, error) for at, error in refused.items()]
+        else:
+            numbered = {id(document): number for number, document in enumerate(documents)}
+            # A rule that wants an order may want several commits, which are not undone together.
+            apart = bool(self.entry.answering("in_pieces"))
+            for work in (yield from self._inserts(documents)):
+                items = [(numbered[id(document)], document) for document in work.documents]
+                for piece in chunks(items, 1 if apart else len(items)):
+                    stored += yield from bulk.past_refused(self.protocol, piece, self._piece, failures)
+        if failures:
+            raise BulkFailed(sorted(failures, key=lambda each: each.position), len(documents))
+        return stored
+
+    def _piece(self, items: Sequence[tuple[int, D]]) -> Plan[list[D]]:
+        return (yield from self.insert_many([document for _, document in items]))
 
     def _inserts(self, documents: list[D]) -> Plan[list[Insert[D]]]:
         """The inserts of a bulk load: in chunks of one class, or as a rule wants them."""
@@ -109,21 +163,113 @@ class DocumentLayout(Layout[D]):
             works += [Insert(entry, same[at : at + most]) for at in range(0, len(same), most)]
         return works
 
-    def update(self, id_or_filter: Any, update: Any) -> Plan[D | None]:
-        return self.protocol.write(UpdateOneDocument(self.entry, id_or_filter, update))
+    def update(
+        self,
+        id_or_filter: Any,
+        update: Any,
+        sort: Sort | None = None,
+        returns: Returns = "after",
+        array_filters: Sequence[Any] | None = None,
+    ) -> Plan[D | None]:
+        return self._write(
+            lambda: UpdateOneDocument(self.entry, id_or_filter, update, sort, returns, array_filters)
+        )
+
+    def _encoded(self, plan: Plan[R]) -> Plan[R]:
+        """The result of a plan; what the driver cannot encode of a caller's filter is the caller's error."""
+        try:
+            return (yield from plan)
+        except ENCODING_ERRORS as error:
+            raise not_storable(error, self.entry.model.__name__) from error
+
+    def _write(self, make: Callable[[], Work[R]]) -> Plan[R]:
+        return self._encoded(self._write_where_it_is(make, self.protocol.write))
+
+    def _write_where_it_is(self, make: Callable[[], W], perform: Callable[[W], Plan[R]]) -> Plan[R]:
+        """Perform a write of one document; where it is elsewhere, again after it was brought back."""
+        work = make()
+        if self.entry.elsewhere is None:
+            return (yield from perform(work))
+        for _ in range(self.entry.limits.give_way_max):
+            try:
+                outcome = yield from perform(work)
+            except DataError as error:
+                if error.code != "document-gone" or not (yield from self.bring_back(work.looked_for)):
+                    raise
+            else:
+                if outcome is not None or not (yield from self.bring_back(work.looked_for)):
+                    return outcome
+            work = make()
+        return (yield from perform(work))
+
+    def bring_back(self, filter: Raw) -> Plan[bool]:
+        """Whether a document that is elsewhere was brought back; raises where it must not be."""
+        for rule in self.entry.answering("bring_back"):
+            if (yield from rule.bring_back(filter)):
+                return True
+        return False
+
+    def upsert(self, filter: Any, update: Any, insert: D) -> Plan[Upserted[D]]:
+        return self._write_where_it_is(
+            lambda: self._upsert(filter, update, insert), partial(upserts.upsert, self.protocol)
+        )
+
+    def _upsert(self, filter: Any, update: Any, insert: D) -> upserts.Upsert[D]:
+        entry = self.entry
+        if isinstance(insert, entry.model):
+            # Of whichever kind it is; the filter is that kind's, too.
+            entry = self.protocol.graph.entry(type(insert))
+        return upserts.Upsert(entry, filter, update, insert)
+
+    def work(self, operation: Operation) -> Work[Any]:
+        entry = self.entry
+        match operation:
+            case operations.Insert(document):
+                return Insert(entry, [document])
+            case operations.Update(_, filter, update):
+                return UpdateOneDocument(entry, filter, update)
+            case operations.UpdateMany(_, filter, update):
+                return UpdateManyDocuments(entry, filter, update)
+            case operations.Replace(document):
+                return Replace(entry, document)
+            case operations.Upsert(_, filter, update, insert):
+                return self._upsert(filter, update, insert)
+            case operations.Delete(_, filter):
+                return DeleteOneDocument(entry, filter)
+            case operations.DeleteMany(_, filter):
+                return DeleteManyDocuments(entry, filter)
+
+    def change(self, document: D, fields: Mapping[str, Any]) -> Plan[D]:
+        changed = yield from self._write(lambda: ChangeFields(self.entry, document, fields))
+        assert changed is not None
+        return changed
 
     def update_all(self, filter: Any, update: Any) -> Plan[int]:
-        return self.protocol.write_chunks(UpdateManyDocuments(self.entry, filter, update))
+        return self._encoded(self.protocol.write_chunks(UpdateManyDocuments(self.entry, filter, update)))
 
     def replace(self, document: D) -> Plan[D]:
-        return self.protocol.write(Replace(self.entry, document))
+        return self._write(lambda: Replace(self.entry, document))
 
     def change_kind(self, document: D, was: type[Document]) -> Plan[D]:
         before = former(self.protocol.graph, document, was)
         return self.protocol.write(ChangeKind(self.entry, document, before))
 
     def delete(self, id_or_filter: Any) -> Plan[D | None]:
-        return self.protocol.write(DeleteOneDocument(self.entry, id_or_filter))
+        return self._write(lambda: DeleteOneDocument(self.entry, id_or_filter))
 
     def delete_all(self, filter: Any) -> Plan[int]:
-        return self.protocol.write_chunks(DeleteManyDocuments(self.entry, filter))
+        return self._encoded(self.protocol.write_chunks(DeleteManyDocuments(self.entry, filter)))
+
+    def restore(self, identity: Any) -> Plan[D | None]:
+        rules = self.entry.having(RestoringRule)
+        for rule in rules:
+            document: D | None = yield from rule.restore(self.protocol, identity)
+            if document is not None:
+                return document
+        if rules and self.entry.tombstone is None:
+            return None
+        return (yield from self.protocol.write(Restore(self.entry, identity)))
+
+    def purge(self, before: datetime | None) -> Plan[int]:
+        chosen = purged(self.entry, before)
+        return self.protocol.write_chunks(DeleteManyDocuments(self.entry, {}, for_good=chosen))

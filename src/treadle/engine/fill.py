@@ -12,19 +12,23 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import bson
 from pymongo import UpdateOne
 
+from treadle.engine.older import as_current
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import derivation, formula_stages
+from treadle.engine.set_aside import set_aside_unreadable
 from treadle.graph.derived import CopyRule
 from treadle.graph.pattern import REVISION, Entry
 from treadle.model.bson_types import CODEC_OPTIONS
-from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one_and_update, update_many
+from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one_and_update, outside, update_many
+from treadle.plan.decoding import Unreadable
 from treadle.query.keys import freeze, may_be_id
-from treadle.query.paths import put
+from treadle.query.paths import put, value_at
 
 GUARDS = "treadle.guards"
 GUARD_SLOTS = 256
@@ -58,10 +62,23 @@ def fill_copies(
                     if may_be_id(reference):
                         identities[freeze(reference)] = reference
         guarded = not look_only and (guard_all or any(rule.guards_source for rule in of_source))
-        sources = yield from read_sources(source, list(identities.values()), guarded)
+        within = held_keys(of_source, [raw for _, raw in pairs])
+        forgiving = lenient or look_only or guard_all
+        unread: set[Any] = set()
+        try:
+            sources = yield from read_sources(source, list(identities.values()), guarded, within)
+        except Unreadable as error:
+            if not forgiving:
+                raise
+            # What cannot be read is neither right nor wrong: its copies stay as they are.
+            yield from outside(partial(set_aside_unreadable, source.model.__name__, error))
+            unread = {freeze(key) for key, _ in error.failed}
+            readable = [key for frozen, key in identities.items() if frozen not in unread]
+            sources = yield from read_sources(source, readable, guarded, within)
         for rule in of_source:
             for before, raw in pairs:
-                rule.fill(raw, sources, before, lenient=lenient or look_only or guard_all)
+                if not any(freeze(reference) in unread for _, reference in rule.references(raw)):
+                    rule.fill(raw, sources, before, lenient=forgiving)
 
 
 def fill_own(entry: Entry[Any], pairs: Sequence[tuple[Raw | None, Raw]]) -> Plan[None]:
@@ -74,21 +91,43 @@ def fill_own(entry: Entry[Any], pairs: Sequence[tuple[Raw | None, Raw]]) -> Plan
             put(raw, local.path, value)
 
 
-def read_sources(source: Entry[Any], keys: Sequence[Any], guarded: bool) -> Plan[dict[Any, Raw]]:
+def held_keys(rules: Sequence[CopyRule], documents: Sequence[Raw]) -> Raw:
+    """The shards of the sources, as far as the references to them tell; empty where one does not."""
+    values: dict[str, dict[Any, Any]] = {}
+    for rule in rules:
+        holds = list(rule.holds())
+        if not holds:
+            return {}
+        for _, held in holds:
+            for document in documents:
+                for own, path in zip(held.key, held.at, strict=True):
+                    value = value_at(document, own)
+                    values.setdefault(path, {})[freeze(value)] = value
+    return {path: {"$in": list(several.values())} for path, several in values.items()}
+
+
+def read_sources(
+    source: Entry[Any], keys: Sequence[Any], guarded: bool, within: Raw | None = None
+) -> Plan[dict[Any, Raw]]:
     """Source documents by frozen id; written as well where they must not change meanwhile."""
     if not keys:
         return {}
     bump = {"$inc": {REVISION: 1}}
-    condition = {"_id": {"$in": list(keys)}, **source.scope}
+    condition = {"_id": {"$in": list(keys)}, **source.scope, **(within or {})}
     if guarded and len(keys) == 1:
-        one = yield from find_one_and_update(source.collection, source.one(keys[0]), bump)
+        own = {**source.one(keys[0]), **(within or {})}
+        one = yield from find_one_and_update(source.collection, own, bump)
         documents = [one] if one is not None else []
     else:
         if guarded:
             yield from update_many(source.collection, condition, bump)
         documents = yield from find(source.collection, condition)
+    documents = yield from as_current(source, documents)
     sources = {freeze(each["_id"]): each for each in documents}
     missing = [key for key in keys if freeze(key) not in sources]
+    if missing and source.elsewhere is not None:
+        others = yield from find(source.elsewhere.collection, {"_id": {"$in": missing}, **source.scope})
+        sources |= {freeze(each["_id"]): each for each in others}
     if guarded and missing:
         yield from guard(source.collection, missing)
     return sources

@@ -45,4 +45,4 @@ def perform(
             ledger.add(Change(entry.collection, before["_id"], before, after))
         return failures, result.matched_count
 
-    return (yield from commit_on(graph, server).follow(body, Writer("migrate")))
+    return (yield from commit_on(graph, server).follow(body, Writer(lambda: "migrate")))

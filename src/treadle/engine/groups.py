@@ -16,11 +16,13 @@ from pymongo.errors import OperationFailure
 
 from treadle.engine.indexes import existing_indexes
 from treadle.engine.ledger import Ledger
+from treadle.engine.older import older_sources, through_versions
 from treadle.engine.pipelines import update_pipeline
-from treadle.engine.recompute import recompute
+from treadle.engine.recompute import recompute, refuse_unfit
+from treadle.engine.set_aside import readable
 from treadle.errors import UsageError
 from treadle.graph.change import Change
-from treadle.graph.gather import GatherRule, GroupRule, contribution_stages
+from treadle.graph.gather import GatherRule, GroupRule, contribution_stages, elsewhere_stages
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
@@ -58,11 +60,14 @@ def _has_index(group: GroupRule) -> Plan[bool]:
 def differing(entry: Entry[Any]) -> Plan[list[list[Any]]]:
     """The keys of groups that have sources and no document, or no sources, or several documents."""
     group = entry.group
+    older = yield from older_sources(group, None)
+    stages = [*through_versions(group.source, {}, older), *contribution_stages(group, None)]
     documents = [{"$project": {"_id": group.key.target_expression(), "documents": {"$literal": 1}}}]
-    rows = yield from aggregate(
+    reading = aggregate(
         group.source.collection,
         [
-            *contribution_stages(group, None),
+            *stages,
+            *elsewhere_stages(group, stages),
             {"$group": {"_id": f"${KEY}"}},
             {"$set": {"sources": 1}},
             {"$unionWith": {"coll": entry.collection, "pipeline": documents}},
@@ -72,7 +77,7 @@ def differing(entry: Entry[Any]) -> Plan[list[list[Any]]]:
         ],
         allowDiskUse=True,
     )
-    return [row["_id"] for row in rows]
+    return [row["_id"] for row in (yield from readable(entry.model.__name__, reading))]
 
 
 def described(entry: Entry[Any], key: Sequence[Any]) -> Raw:
@@ -88,7 +93,7 @@ def arrange(server: Capabilities, entry: Entry[Any], keys: Sequence[Any], ledger
     group = entry.group
     documents = yield from find(entry.collection, entry.at_any(keys), sort=[("_id", 1)])
     yield from ledger.note_before(entry, [each["_id"] for each in documents])
-    values = yield from recompute([group], keys, server.version)
+    values = yield from recompute([group], keys, server)
     expected = {freeze(key): key for key in keys if values[freeze(key)][group.path]}
     present: set[Any] = set()
     surplus: list[Raw] = []
@@ -104,9 +109,10 @@ def arrange(server: Capabilities, entry: Entry[Any], keys: Sequence[Any], ledger
         for each in surplus:
             ledger.add(Change(entry.collection, each["_id"], each, None))
     if missing:
-        every = yield from recompute(entry.having(GatherRule), missing, server.version)
+        every = yield from recompute(entry.having(GatherRule), missing, server)
         operations = []
         for key in missing:
+            refuse_unfit(entry.having(GatherRule), every[freeze(key)])
             sets = {path: {"$literal": value} for path, value in every[freeze(key)].items()}
             operations.append(UpdateOne(entry.at(key), update_pipeline(entry, sets, {}), upsert=True))
         result = yield from bulk_write(entry.collection, operations, ordered=False)
@@ -125,7 +131,7 @@ class Arranged:
 def examine_groups(server: Capabilities, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Finding]]:
     """Groups without a document, and documents beyond the first of their group."""
     group = entry.group
-    values = yield from recompute([group], keys, server.version)
+    values = yield from recompute([group], keys, server)
     documents = yield from find(
         entry.collection, entry.at_any(keys), entry.key_projection(), sort=[("_id", 1)]
     )
@@ -159,10 +165,13 @@ def keys_found(entry: Entry[Any], findings: Sequence[Finding]) -> Plan[list[Any]
     about_groups = ", ".join(group.key.targets)
     for finding in findings:
         key_fields = finding.expected if finding.stored is None else finding.stored
-        if finding.path == about_groups:
+        if finding.pattern == "set-aside" and isinstance(finding.document_id, tuple):
+            keys[freeze(list(finding.document_id))] = list(finding.document_id)
+        elif finding.path == about_groups:
             keys[freeze(list(key_fields.values()))] = list(key_fields.values())
         else:
             others.append(finding.document_id)
-    documents = yield from find(entry.collection, {"_id": {"$in": others}}, entry.key_projection())
+    reading = find(entry.collection, {"_id": {"$in": others}}, entry.key_projection())
+    documents = yield from readable(entry.model.__name__, reading)
     keys.update({freeze(entry.key_of(each)): entry.key_of(each) for each in documents})
     return list(keys.values())

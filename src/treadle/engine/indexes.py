@@ -11,7 +11,8 @@ from typing import Any
 from pymongo import IndexModel
 from pymongo.errors import OperationFailure
 
-from treadle.errors import DataError
+from treadle.errors import DataError, DeclarationError
+from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Action
 from treadle.graph.pattern import Entry
 from treadle.model.bson_types import to_bson
@@ -122,6 +123,21 @@ def set_up_indexes(
             ) from error
 
 
+def check_sharded(graph: Graph) -> None:
+    """Refuse unique indexes that do not begin with the shard key: no shard could tell what others hold."""
+    for entry in [*graph.by_collection.values()]:
+        key = list(graph.shards.keys.get(entry.collection, ()))
+        for index in declared_indexes(entry) if key else ():
+            document = index.document
+            paths = [path for path, _ in key_pairs(document)]
+            if document.get("unique") and paths[: len(key)] != key:
+                raise DeclarationError(
+                    f"{entry.model.__name__} is sharded by {', '.join(key)}, and its unique index "
+                    f"{document['name']!r} does not begin with that; declare it in indexes=, that key first",
+                    code="shard-key-index",
+                )
+
+
 def describe_index(document: Mapping[str, Any]) -> str:
     keys = ", ".join(f"{path} {direction}" for path, direction in dict(document["key"]).items())
     return f"{document['name']} ({keys})" + (" unique" if document.get("unique") else "")
@@ -143,12 +159,23 @@ def declared_indexes(entry: Entry[Any]) -> list[IndexModel]:
             if not mark.text or mark != Indexed(text=mark.text):
                 indexes.append(field_index(each, prefix, field, mark))
         known = {id(index) for above in each.above for index in above.settings.indexes}
-        indexes += [index for index in each.settings.indexes if id(index) not in known]
+        indexes += [_living(each, index) for index in each.settings.indexes if id(index) not in known]
     if texts:
         indexes.append(_text_index(texts))
     declared = [key_pairs(each.document) for each in entry.settings.indexes if each.document.get("unique")]
     unique = [index for rule in entry.answering("unique_indexes") for index in rule.unique_indexes()]
     return [*indexes, *(index for index in unique if key_pairs(index.document) not in declared)]
+
+
+def _living(entry: Entry[Any], index: IndexModel) -> IndexModel:
+    """A unique index without the deleted documents of its model; one that says which it holds is as it is."""
+    document = index.document
+    said = document.get("partialFilterExpression") or document.get("sparse")
+    if entry.tombstone is None or said or not document.get("unique"):
+        return index
+    options = {name: value for name, value in document.items() if name != "key"}
+    keys = list(dict(document["key"]).items())
+    return IndexModel(keys, **{**options, "partialFilterExpression": {entry.tombstone: None}})
 
 
 def _text_index(weights: dict[str, int]) -> IndexModel:
@@ -186,12 +213,16 @@ def field_index(entry: Entry[Any], prefix: str, field: StoredField, mark: Indexe
         elif field.shape.optional:
             # None is stored as null here, which an index on existing fields would hold.
             options["partialFilterExpression"] = {path: {"$type": stored_types(field.shape)}}
-    if entry.scope and not mark.sparse:
+    if entry.whole_scope and not mark.sparse:
         own = options.get("partialFilterExpression") or {}
         options["partialFilterExpression"] = _partial(entry, path, mark.unique, own)
         options["name"] = (
             f"{path}_{-1 if mark.descending else 1}_{entry.settings.kind or entry.model.__name__}"
         )
+    if mark.unique and not mark.sparse and not mark.deleted and entry.tombstone is not None:
+        # Deleted documents hold no key, so that another may have it.
+        partial = options.get("partialFilterExpression") or {}
+        options["partialFilterExpression"] = {**partial, entry.tombstone: None}
     if mark.sparse:
         options["sparse"] = True
     if mark.expire_after is not None:
@@ -210,11 +241,11 @@ def _partial(entry: Entry[Any], path: str, unique: bool, own: Raw) -> Raw:
     """
     present = own or {path: {"$exists": True}}
     if len(entry.kinds) == 1:
-        return {**entry.scope, **(present if unique else own)}
+        return {**entry.whole_scope, **(present if unique else own)}
     assert entry.family is not None
     strangers = [each for each in entry.family.members if each not in entry.related]
     if any(path == prefix_path for each in strangers for prefix_path in _stored_paths(each.codec)):
-        return {**entry.scope, **(present if unique else own)}
+        return {**entry.whole_scope, **(present if unique else own)}
     return present
 
 

@@ -10,7 +10,8 @@ from treadle.engine import crud
 from treadle.engine.fill import compute_formulas, fill_own, guard
 from treadle.engine.ledger import Ledger
 from treadle.engine.pipelines import derivation, stamps_of
-from treadle.engine.recompute import recompute
+from treadle.engine.recompute import recompute, refuse_unfit
+from treadle.engine.touches import stamp
 from treadle.engine.work import Work
 from treadle.errors import UsageError
 from treadle.graph.change import Batch, Change
@@ -18,9 +19,19 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
-from treadle.model.lazy_id import made, promise
+from treadle.model.lazy_id import promise, reveal
 from treadle.model.storable import check_batch
-from treadle.plan import Plan, Raw, find, insert_many, insert_one, update_many
+from treadle.plan import (
+    Plan,
+    Raw,
+    find,
+    insert_many,
+    insert_one,
+    is_inside,
+    server_facts,
+    transact,
+    update_many,
+)
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 from treadle.query.paths import put, value_at
@@ -82,6 +93,7 @@ class Insert(Work[list[D]]):
         known = not all(self.batch.fresh)
         return not (
             derived.fed
+            or derived.records
             or derived.formulas
             or derived.locals
             or any(rule.guards_source for rule in derived.copies)
@@ -105,7 +117,12 @@ class Insert(Work[list[D]]):
         return both
 
     def direct(self) -> Plan[list[Raw]]:
-        return (yield from self._store(Ledger()))
+        if len(self.batch.raws) == 1 or (yield from is_inside()):
+            return (yield from self._store(Ledger()))
+        # All or none, whether or not anything follows.
+        if (yield from server_facts()).transactions:
+            return (yield from transact(lambda: self._store(Ledger())))
+        return (yield from self._store(Ledger(), undo=True))
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[list[Raw]]:
         entry, derived, raws = self.entry, self._derived, self.batch.raws
@@ -123,10 +140,11 @@ class Insert(Work[list[D]]):
             ledger.add(Change(entry.collection, raw["_id"], None, raw, fresh))
         return raws
 
-    def _store(self, ledger: Ledger) -> Plan[list[Raw]]:
+    def _store(self, ledger: Ledger, undo: bool = False) -> Plan[list[Raw]]:
         """Store the documents, with what rules put into them and write beside them."""
         entry, derived, batch = self.entry, self._derived, self.batch
         batch.order = None
+        yield from stamp(entry, batch.raws, new=True)
         states = {}
         for rule in derived.before_insert:
             states[rule] = yield from rule.before_insert(batch, ledger)
@@ -135,21 +153,24 @@ class Insert(Work[list[D]]):
         with crud.translated(entry.model.__name__, batch.raws, entry):
             if len(batch.raws) == 1:
                 yield from insert_one(entry.collection, batch.raws[0])
+            elif undo or not ledger.transactional:
+                yield from crud.insert_or_undo(entry.collection, batch.order or batch.raws)
             else:
                 yield from insert_many(entry.collection, batch.order or batch.raws)
         for rule in derived.after_insert:
             yield from rule.after_insert(batch, states.get(rule), ledger)
         return batch.raws
 
-    def exposed(self) -> list[Any]:
-        return [each.value for each in self.promises if each is not None and each.known]
+    def reveal(self) -> list[Any]:
+        return reveal(self.promises)
 
     def _gather(self, known: Sequence[Raw], server: Capabilities) -> Plan[None]:
         """Fill targets that are inserted after their sources."""
         keys = [raw["_id"] for raw in known]
         yield from guard(self.entry.collection, keys)
-        values = yield from recompute(self._derived.written, keys, server.version)
+        values = yield from recompute(self._derived.written, keys, server)
         for raw in known:
+            refuse_unfit(self._derived.written, values[freeze(raw["_id"])])
             for path, value in values[freeze(raw["_id"])].items():
                 put(raw, path, value)
 
@@ -163,8 +184,6 @@ class Insert(Work[list[D]]):
                 put(by_key[freeze(row["_id"])], path, value_at(row, path))
 
     def result(self, outcome: list[Raw]) -> list[D]:
-        for document in self.documents:
-            made(document.__dict__["id"])
         if not self.entry.protected:
             return self.as_stored
         return [self.entry.codec.load(copy.deepcopy(raw)) for raw in outcome]

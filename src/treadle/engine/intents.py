@@ -13,25 +13,24 @@ crash left behind. There are two kinds:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
-
-from pymongo.errors import OperationFailure
 
 from treadle.engine.contention import in_pieces
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import UNBOUNDED, FanOut, copy_to, feeds_beyond, react
-from treadle.engine.set_aside import set_aside
+from treadle.engine.set_aside import readable, set_aside
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION
+from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, delete_one, find, find_one_and_update, transact, update_one
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import is_poison
+from treadle.plan.decoding import Unreadable
+from treadle.plan.server_errors import is_about_one_document
 
 COLLECTION = "treadle.intents"
-log = logging.getLogger("treadle")
+log = logger(__name__)
 
 
 # -- fan-outs ---------------------------------------------------------------------------
@@ -58,7 +57,22 @@ def record(later: Sequence[FanOut], owner: str) -> Plan[list[Raw]]:
 
 
 def finish(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) -> Plan[None]:
-    """Make the copies of one source, chunk by chunk, and let the intent go."""
+    """Make the copies of one source, chunk by chunk, and let the intent go.
+
+    A source that cannot be copied at all is set aside, and its intent goes too:
+    whoever brings it in again makes the copies.
+    """
+    try:
+        yield from _copy_all(graph, server, fan_out, intent)
+    except Exception as error:
+        if not is_about_one_document(error):
+            raise
+        rule = fan_out.rule
+        yield from set_aside(rule.place.label, rule.source.collection, fan_out.source_id, error)
+    yield from delete_one(COLLECTION, {"_id": _fan_out_id(fan_out), "n": intent["n"]})
+
+
+def _copy_all(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) -> Plan[None]:
     last = intent.get("after")
     while True:
         upper = yield from _end_of_chunk(fan_out, last)
@@ -69,9 +83,8 @@ def finish(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) -> 
             within["$lte"] = upper
         yield from _copy_chunk(graph, server, fan_out, {"_id": within} if within else {}, upper, intent["n"])
         if upper is None:
-            break
+            return
         last = upper
-    yield from delete_one(COLLECTION, {"_id": _fan_out_id(fan_out), "n": intent["n"]})
 
 
 def _end_of_chunk(fan_out: FanOut, last: Any) -> Plan[Any]:
@@ -121,13 +134,17 @@ def _copy_chunk(
 
     try:
         yield from transact(lambda: copy(within, upper))
-    except OperationFailure as error:
-        if not is_poison(error):
+    except Exception as error:
+        if not is_about_one_document(error) or _is_of_source(fan_out, error):
             raise
         condition = {**within, **rule.referring(fan_out.source_id)}
-        rows = yield from find(rule.target.collection, condition, {"_id": 1})
-        keys = [row["_id"] for row in rows]
-        yield from in_pieces(graph.limits, keys, attempt, alone, is_poison, error)
+        rows = yield from readable(rule.place.label, find(rule.target.collection, condition, {"_id": 1}))
+        yield from in_pieces(graph.limits, [row["_id"] for row in rows], attempt, alone, error)
+
+
+def _is_of_source(fan_out: FanOut, error: Exception) -> bool:
+    """Whether the source itself cannot be read, so that no copy can be made."""
+    return isinstance(error, Unreadable) and error.holds(fan_out.rule.source.collection, fan_out.source_id)
 
 
 # -- recovery -------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from treadle.engine import crud
@@ -19,7 +20,8 @@ from treadle.engine.ledger import Ledger
 from treadle.engine.pipelines import derivation
 from treadle.engine.recompute import recompute
 from treadle.engine.writes import Replace
-from treadle.errors import DataError, UsageError
+from treadle.errors import Conflict, DataError, TreadleError, UsageError
+from treadle.graph.card import Card
 from treadle.graph.change import Batch
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
@@ -40,7 +42,9 @@ _OPERATORS = re.compile(r'["\\]|(?<!\w)-+')
 # -- text search ------------------------------------------------------------------------------
 
 
-def search_command(entry: Entry[Any], text: Any, filter: Any, limit: int | None) -> Read:
+def search_command(
+    entry: Entry[Any], text: Any, filter: Any, limit: int | None, card: Card[Any] | None = None
+) -> Read:
     """The command whose cursor streams what holds the words, the best match first."""
     if not isinstance(text, str) or not text.strip():
         raise UsageError(
@@ -53,12 +57,13 @@ def search_command(entry: Entry[Any], text: Any, filter: Any, limit: int | None)
             "text index to search; mark the fields and run setup()",
             code="search-invalid",
         )
-    command = crud.find_command(entry, None, None, 0, limit)
+    command = crud.find_command(entry, None, None, 0, limit, card)
     words = _OPERATORS.sub(" ", text)
     # In front of the caller's filter, which must not replace it.
     sought = {"$and": [{"$text": {"$search": words}}, clean_filter(entry.codec, filter)]}
     ranked = [("score", {"$meta": "textScore"}), ("_id", 1)]
-    return Read(entry.collection, "find", (sought,), {**command.options, "sort": ranked})
+    options = {**command.options, "sort": ranked}
+    return replace(command, arguments=(sought, *command.arguments[1:]), options=options)
 
 
 def _has_text_index(entry: Entry[Any]) -> bool:
@@ -91,14 +96,18 @@ class ChangeKind(Replace[D]):
 
     def _filter(self) -> Raw:
         assert self.was.family is not None
-        return {**by_id(self.raw["_id"]), self.was.family.discriminator: {"$eq": self.was.settings.kind}}
+        kind = {self.was.family.discriminator: {"$eq": self.was.settings.kind}}
+        return {**self.was.exactly, **by_id(self.raw["_id"]), **kind}
 
-    def _refusal(self) -> Plan[DataError]:
+    def _refusal(self) -> Plan[TreadleError]:
         assert self.was.family is not None
         identity, name = self.raw["_id"], self.was.family.discriminator
-        stored = yield from find_one(self.entry.collection, by_id(identity), {name: 1})
+        living = {} if self.was.tombstone is None else {self.was.tombstone: None}
+        stored = yield from find_one(self.entry.collection, {**by_id(identity), **living}, {name: 1})
         if stored is None:
             return crud.gone(self.entry, identity)
+        if stored.get(name) == self.was.settings.kind:
+            return Conflict(self.entry.model.__name__, identity)
         return DataError(
             f"the document with _id {identity!r} is stored as kind {stored.get(name)!r}, not as "
             f"{self.was.settings.kind!r} ({self.was.model.__name__}), so it was left alone; read it again "
@@ -129,7 +138,7 @@ class ChangeKind(Replace[D]):
         new = [rule for rule in derivation(self.entry).gathers if rule not in old]
         if new:
             yield from guard(self.entry.collection, [identity])
-            values = yield from recompute(new, [identity], server.version)
+            values = yield from recompute(new, [identity], server)
             for path, value in values[freeze(identity)].items():
                 put(after, path, value)
         entered = self._entered()

@@ -7,24 +7,32 @@ never fails because that could not be done.
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from pymongo.errors import ExecutionTimeout, OperationFailure, PyMongoError
 
-from treadle.engine.convert import Converted, convert, guarded_write, lineage_of, stops_others, store_alone
+from treadle.engine.convert import (
+    Converted,
+    convert,
+    encodable,
+    guarded_write,
+    lineage_of,
+    stops_others,
+    store_alone,
+)
 from treadle.engine.pages import by_ids
 from treadle.errors import DataError
 from treadle.graph.gather import freeze
 from treadle.graph.pattern import Entry
 from treadle.graph.versions import Lineage
+from treadle.model.logs import logger
 from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Plan, Raw, aside, bulk_write, by_id, find, find_one, in_one_reply, replace_one, wait
 from treadle.plan.capabilities import Capabilities
 
-log = logging.getLogger("treadle")
+log = logger(__name__)
 
 
 class OldDocuments(UserWarning):
@@ -81,12 +89,6 @@ def _store_back(entry: Entry[Any], converted: Sequence[Converted]) -> Plan[None]
         log.warning("%s: could not store migrated documents back (%s)", entry.model.__name__, kind)
 
 
-def attend(entry: Entry[Any], raws: Sequence[Raw], filter: Any) -> Plan[list[Raw]]:
-    """What `find` does to each page of documents before they are read."""
-    yield from warn_once(entry, filter)
-    return (yield from present(entry, raws))
-
-
 # -- updates ------------------------------------------------------------------------------------
 
 
@@ -94,7 +96,7 @@ def bring_up(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[int]:
     """Store the documents that match in the current version, because an update speaks of that one."""
     done = idle = 0
     while idle < entry.limits.upgrade_attempts_max:
-        older = _other_versions(entry)
+        older = other_versions(entry)
         most = in_one_reply(limit or entry.limits.upgrade_chunk)
         documents = yield from find(entry.collection, {"$and": [condition, older]}, **most)
         if not documents:
@@ -109,9 +111,15 @@ def bring_up(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[int]:
     raise contended(entry)
 
 
+def matches_older(entry: Entry[Any], condition: Raw) -> Plan[bool]:
+    """Whether a document of another version meets a condition."""
+    older = {"$and": [condition, other_versions(entry)]}
+    return (yield from find_one(entry.collection, older, {"_id": 1})) is not None
+
+
 def bring_up_but(entry: Entry[Any], condition: Raw) -> Plan[list[Raw]]:
     """The same for all but the documents that cannot be converted; these."""
-    documents = yield from find(entry.collection, {"$and": [condition, _other_versions(entry)]})
+    documents = yield from find(entry.collection, {"$and": [condition, other_versions(entry)]})
     outcomes = yield from convert(entry, documents)
     bad = [raw for raw, each in zip(documents, outcomes, strict=True) if isinstance(each, DataError)]
     others: Raw = {"_id": {"$nin": [raw["_id"] for raw in bad]}}
@@ -127,12 +135,12 @@ def contended(entry: Entry[Any]) -> DataError:
     )
 
 
-def _other_versions(entry: Entry[Any]) -> Raw:
+def other_versions(entry: Entry[Any]) -> Raw:
     """The condition that a document is not of its class's current version."""
     conditions = []
     for each in [entry, *entry.below]:
         if each.lineage is not None:
-            conditions.append({**each.exactly, each.lineage.field: each.lineage.unlike})
+            conditions.append({**each.whole_exactly, each.lineage.field: each.lineage.unlike})
     return conditions[0] if len(conditions) == 1 else {"$or": conditions}
 
 
@@ -146,7 +154,7 @@ def current_only(entry: Entry[Any]) -> Raw:
         return {lineage.field: lineage.alike}
     return {
         "$or": [
-            {**each.exactly, **({lineage.field: each.lineage.alike} if each.lineage else {})}
+            {**each.whole_exactly, **({lineage.field: each.lineage.alike} if each.lineage else {})}
             for each in members
         ]
     }
@@ -154,6 +162,9 @@ def current_only(entry: Entry[Any]) -> Raw:
 
 def _bring_up(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[int]:
     conversions = yield from _convert_all(entry, raws)
+    for each in conversions:
+        # Before anything is sent: a transaction does not survive an error, not even the driver's own.
+        each.after = encodable(each.after, entry.model)
     writes = [write for each in conversions if (write := guarded_write(each)) is not None]
     if not writes:
         return 0
@@ -170,15 +181,17 @@ def _bring_up(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[int]:
 
 def upgraded(entry: Entry[Any], befores: Sequence[Raw]) -> Plan[list[Raw]]:
     """The same inside a transaction, for documents that were just read; the documents after."""
-    stale = [raw for raw in befores if is_stale(entry, raw)]
-    if not stale:
-        return list(befores)
-    yield from _bring_up(entry, stale)
-    now = yield from by_ids(entry.collection, [raw["_id"] for raw in stale])
-    current = [now.get(freeze(raw["_id"]), raw) for raw in befores]
-    if any(is_stale(entry, raw) for raw in current):
-        raise contended(entry)
-    return current
+    current = list(befores)
+    for _ in range(entry.limits.upgrade_attempts_max):
+        stale = [raw for raw in current if is_stale(entry, raw)]
+        if not stale:
+            return current
+        if not (yield from _bring_up(entry, stale)):
+            break
+        now = yield from by_ids(entry.collection, [raw["_id"] for raw in stale])
+        # Again for one that a migration gave a kind, which has versions of its own.
+        current = [now.get(freeze(raw["_id"]), raw) for raw in current]
+    raise contended(entry)
 
 
 def downgraded(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[None]:
@@ -209,7 +222,7 @@ def warn_once(entry: Entry[Any], filter: Any) -> Plan[None]:
 
 
 def _look_for(entry: Entry[Any], lineage: Lineage) -> Plan[None]:
-    older, most = {**entry.scope, **lineage.older}, entry.limits.old_documents_milliseconds
+    older, most = {**entry.whole_scope, **lineage.older}, entry.limits.old_documents_milliseconds
     try:
         document = yield from find_one(entry.collection, older, {"_id": 1}, max_time_ms=most)
     except (ExecutionTimeout, OperationFailure):

@@ -19,7 +19,16 @@ from pymongo.errors import OperationFailure
 
 from treadle.errors import DataError
 from treadle.graph.limits import Limits
-from treadle.plan import Plan, Raw, database_command, find_one, find_one_and_update, update_one, wait
+from treadle.plan import (
+    Plan,
+    Raw,
+    database_command,
+    find_one,
+    find_one_and_update,
+    update_many,
+    update_one,
+    wait,
+)
 
 COLLECTION = "treadle.leases"
 
@@ -180,10 +189,17 @@ def renew(name: str, token: int, seconds: float, besides: Raw | None = None) -> 
     return bool(held.matched_count)
 
 
+_FREE: Raw = {"until": "$$NOW", "owner": "", "session": None}
+
+
 def release(name: str, token: int) -> Plan[None]:
     """Let a lease go, if it is still the same one."""
-    free: Raw = {"until": "$$NOW", "owner": "", "session": None}
-    yield from update_one(COLLECTION, {"_id": name, "n": token}, [{"$set": free}])
+    yield from update_one(COLLECTION, {"_id": name, "n": token}, [{"$set": _FREE}])
+
+
+def let_go(owner: str) -> Plan[None]:
+    """Release whatever an owner holds, also what it took without hearing of it."""
+    yield from update_many(COLLECTION, {"owner": owner}, [{"$set": _FREE}])
 
 
 def holder(name: str) -> Plan[Raw | None]:

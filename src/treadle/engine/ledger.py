@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from treadle.engine.older import as_current, older_among, through_versions
+from treadle.engine.pipelines import derivation
 from treadle.graph.change import Change
 from treadle.graph.gather import GatherRule, contribution_stages
-from treadle.graph.pattern import Entry
+from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, Raw, aggregate
 from treadle.query.keys import KEY, freeze
 
@@ -21,13 +23,20 @@ class Ledger:
     # Whether all that is done under it happens together or not at all.
     transactional = True
 
-    def __init__(self) -> None:
-        self._changes: dict[str, dict[Any, Change]] = {}
+    def __init__(self, *, whole: bool = False, joined: bool = False) -> None:
+        # Whether everything must happen in this commit, and nothing can be left for later.
+        self.whole = whole
+        # Whether the transaction is the caller's own, and may hold earlier writes of the same documents.
+        self.joined = joined
+        # The net changes, by collection and frozen id.
+        self.changes: dict[str, dict[Any, Change]] = {}
         self._evaluated: Contributions = {}
+        # By rule, collection and frozen id what was recorded last.
+        self._recorded: dict[Rule, dict[Any, Raw | None]] = {}
 
     def add(self, change: Change) -> None:
         """Note a change; several of one document become one."""
-        of_collection = self._changes.setdefault(change.collection, {})
+        of_collection = self.changes.setdefault(change.collection, {})
         key = freeze(change.id)
         earlier = of_collection.get(key)
         if earlier is not None:
@@ -36,7 +45,20 @@ class Ledger:
 
     def of(self, collection: str) -> list[Change]:
         """The net changes of a collection."""
-        return list(self._changes.get(collection, {}).values())
+        return list(self.changes.get(collection, {}).values())
+
+    def unrecorded(self, rule: Rule) -> list[Change]:
+        """The changes of a rule's own documents since it was last asked to record them."""
+        changes = self.changes.get(rule.target.collection)
+        if not changes:
+            return []
+        recorded, new = self._recorded.setdefault(rule, {}), []
+        for key, change in changes.items():
+            before, fresh = recorded.get(key, change.before), change.fresh and key not in recorded
+            if before is not change.after:
+                new.append(Change(change.collection, change.id, before, change.after, fresh))
+                recorded[key] = change.after
+        return new
 
     def note_before(self, entry: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
         """Let the server say what these sources contribute before they are written.
@@ -44,7 +66,7 @@ class Ledger:
         Only where a rule has a condition or an expression, which nobody but
         the server evaluates in just the way the server does.
         """
-        rules = [rule for rule in entry.feeding(GatherRule) if rule.server_side]
+        rules = derivation(entry).on_server
         if not rules:
             return
         seen = self._evaluated.setdefault(rules[0], {})
@@ -54,7 +76,7 @@ class Ledger:
 
     def reads_before(self, entry: Entry[Any]) -> bool:
         """Whether `note_before` has to know which documents are about to be written."""
-        return any(rule.server_side for rule in entry.feeding(GatherRule))
+        return bool(derivation(entry).on_server)
 
     def note_new(self, entry: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
         """Called before documents are inserted; in a transaction there is nothing to do."""
@@ -79,11 +101,15 @@ def evaluate(rules: Sequence[GatherRule], ids: Sequence[Any]) -> Plan[Contributi
     for rule in rules:
         alone = None if set(rule.evaluation()) <= {"value"} else rule
         together.setdefault((rule.alike, alone), []).append(rule)
+    older: dict[str, list[Raw]] = {}
     for alike in together.values():
+        source = alike[0].source
+        if source.collection not in older:
+            older[source.collection] = yield from older_among(source.root, ids)
         rows: list[Raw] = yield from aggregate(
-            alike[0].source.collection,
+            source.collection,
             [
-                {"$match": {"_id": {"$in": list(ids)}}},
+                *through_versions(source.root, {"_id": {"$in": list(ids)}}, older[source.collection]),
                 *contribution_stages(alike[0], None),
                 {"$project": {KEY: 1, **_projection(alike)}},
             ],
@@ -101,14 +127,18 @@ def keys_now(rules: Sequence[GatherRule], documents: Sequence[Raw]) -> Plan[dict
     """The targets that these sources name or belong to, whether or not they count there."""
     keys: dict[GatherRule, list[Any]] = {}
     by_signature: dict[Any, list[Any]] = {}
+    if rules:
+        documents = yield from as_current(rules[0].source.root, documents)
     for rule in rules:
         if rule.key.local:
             keys[rule] = [key for document in documents for key, _ in rule.contributions(document)]
             continue
         signature = (rule.source.collection, rule.key.signature)
         if signature not in by_signature:
-            own = {"$match": {"_id": {"$in": [document["_id"] for document in documents]}}}
-            stages = [own, *rule.key.stages(None, False), {"$project": {KEY: 1}}]
+            ids = [document["_id"] for document in documents]
+            older = yield from older_among(rule.source.root, ids)
+            own = through_versions(rule.source.root, {"_id": {"$in": ids}}, older)
+            stages = [*own, *rule.key.stages(None, False), {"$project": {KEY: 1}}]
             rows = yield from aggregate(rule.source.collection, stages)
             by_signature[signature] = [row[KEY] for row in rows]
         keys[rule] = by_signature[signature]

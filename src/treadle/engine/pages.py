@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
-from treadle.graph.outcomes import Progress, Report
+from pymongo.errors import OperationFailure
+
+from treadle.engine.set_aside import set_aside_unreadable
+from treadle.errors import UsageError
+from treadle.graph.outcomes import Pace, Progress, Report, resting
 from treadle.graph.pattern import Entry
-from treadle.plan import Plan, Raw, count_documents, find, in_one_reply
+from treadle.plan import Plan, Raw, aggregate, count_documents, find, in_one_reply, outside
+from treadle.plan.decoding import RawId, Unreadable
+from treadle.plan.server_errors import UNAUTHORIZED
 from treadle.query.keys import freeze
 
 T = TypeVar("T")
+Note: TypeAlias = Callable[[Unreadable], None]
 
 
 def by_ids(collection: str, ids: Iterable[Any]) -> Plan[dict[Any, Raw]]:
@@ -33,10 +41,13 @@ def page(
     the last one stands in a list, because it may itself be null.
     """
     chosen = {} if whole else entry.exactly
-    shown = projection or projection_of(entry)
+    projection = projection or projection_of(entry)
+    if last is not None and isinstance(last[0], RawId):
+        beyond = {"$and": [chosen, last[0].greater()]}
+        return (yield from find(entry.collection, beyond, projection, sort=[("_id", 1)], limit=limit))
     most = limit if last is None else limit + 1
     rows = yield from find(
-        entry.collection, chosen, shown, sort=[("_id", 1)], limit=most, **starting_at(last)
+        entry.collection, chosen, projection, sort=[("_id", 1)], limit=most, **starting_at(last)
     )
     return rows if last is None else [row for row in rows if freeze(row["_id"]) != freeze(last[0])][:limit]
 
@@ -48,9 +59,37 @@ def starting_at(last: list[Any] | None) -> Raw:
 
 def matching(collection: str, condition: Raw, last: list[Any] | None, limit: int) -> Plan[list[Raw]]:
     """The next documents that match a condition, as many as fit into one reply; never the last one again."""
+    if last is not None and isinstance(last[0], RawId):
+        beyond = {"$and": [condition, last[0].greater()]}
+        return (yield from find(collection, beyond, sort=[("_id", 1)], **in_one_reply(limit)))
     beyond = condition if last is None else {"$and": [condition, {"_id": {"$ne": last[0]}}]}
     options = {**in_one_reply(limit), **starting_at(last)}
     return (yield from find(collection, beyond, sort=[("_id", 1)], **options))
+
+
+def readable_page(
+    label: str, reading: Plan[list[Raw]], last: list[Any] | None, note: Note | None = None
+) -> Plan[tuple[list[Raw], list[Any] | None]]:
+    """The documents of a page that can be decoded, and the id of its last one in a list; None at the end.
+
+    The others are shown to `note` and set aside, unless the caller may only read.
+    """
+    try:
+        documents = yield from reading
+    except Unreadable as error:
+        if last is not None and freeze(error.last) == freeze(last[0]):
+            # Nothing follows the one with which it began.
+            return [], None
+        if note is not None:
+            note(error)
+        try:
+            yield from outside(partial(set_aside_unreadable, label, error))
+        except OperationFailure as refused:
+            if refused.code not in UNAUTHORIZED:
+                raise
+        kept = [each for each in error.documents if last is None or freeze(each["_id"]) != freeze(last[0])]
+        return kept, [error.last]
+    return documents, [documents[-1]["_id"]] if documents else None
 
 
 def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -64,23 +103,72 @@ def go_through(
     limit: int,
     visit: Callable[[Sequence[Raw]], Plan[None]],
     report: Report | None = None,
+    note: Note | None = None,
 ) -> Plan[int]:
-    """Show all documents of a model's very class to `visit`, page by page; how many there were."""
+    """Show all documents of a model's very class to `visit`, page by page; how many there were.
+
+    A report that sets the pace also says where to begin. Those that cannot be
+    decoded are set aside, and shown to `note`.
+    """
+    name = entry.model.__name__
     total = (yield from count_documents(entry.collection, entry.exactly)) if report else 0
     done = 0
     last: list[Any] | None = None
-    while documents := (yield from page(entry, last, limit)):
-        last = [documents[-1]["_id"]]
+    if isinstance(report, Pace):
+        last, limit = report.begins_after(name), report.sized(limit)
+    while True:
+        reading = page(entry, last, limit)
+        documents, last = yield from readable_page(name, reading, last, note)
+        if last is None:
+            return done
         done += len(documents)
         yield from visit(documents)
         if report:
-            report(Progress(entry.model.__name__, done, max(total, done)))
+            report(Progress(name, done, max(total, done)))
+        yield from resting(report, len(documents), None if isinstance(last[0], RawId) else last)
+
+
+def go_through_sample(
+    entry: Entry[Any],
+    limit: int,
+    sample: float,
+    visit: Callable[[Sequence[Raw]], Plan[None]],
+    report: Report | None = None,
+    note: Note | None = None,
+) -> Plan[int]:
+    """The same with documents that are chosen with a chance each; how many they were.
+
+    One pass over the collection in its own order chooses the ids, which is
+    much quicker than the order of `_id`.
+    """
+    name, most = entry.model.__name__, entry.limits.verify_sample_max
+    stages: list[Raw] = [
+        {"$match": {**entry.exactly, "$sampleRate": sample}},
+        {"$limit": most + 1},
+        {"$project": {"_id": 1}},
+    ]
+    ids = [row["_id"] for row in (yield from aggregate(entry.collection, stages))]
+    if len(ids) > most:
+        raise UsageError(
+            f"sample={sample:g} of {entry.collection} is more than {most:,} documents; choose a smaller part",
+            code="verify-option",
+        )
+    done = 0
+    for some in chunks(ids, report.sized(limit) if isinstance(report, Pace) else limit):
+        chosen = {"_id": {"$in": list(some)}, **entry.exactly}
+        reading = find(entry.collection, chosen, projection_of(entry))
+        documents, _ = yield from readable_page(name, reading, None, note)
+        yield from visit(documents)
+        done += len(some)
+        if report:
+            report(Progress(name, done, len(ids)))
+        yield from resting(report, len(some))
     return done
 
 
 def projection_of(entry: Entry[Any]) -> Raw | None:
     """What is read of documents to examine them; None for all."""
-    shown: Raw = {}
+    projection: Raw = {}
     for rule in entry.answering("shown"):
-        shown.update(rule.shown())
-    return shown or None
+        projection.update(rule.shown())
+    return projection or None

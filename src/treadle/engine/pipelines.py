@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.kinds import scoped_formula
-from treadle.graph.pattern import REVISION, Entry
+from treadle.graph.pattern import REVISION, Entry, Touch
 from treadle.plan import Raw
 
 BUMP: Raw = {REVISION: {"$add": [{"$ifNull": [f"${REVISION}", 0]}, 1]}}
@@ -25,14 +26,27 @@ class Derivation:
         self.formula_stages = _formula_stages(entry)
         # Whether a document must be filled in before it is stored.
         self.fills = bool(self.copies or self.locals)
-        # What each write maintains, with the dates of computation by level.
+        # What each write maintains.
         self.written = entry.having(GatherRule, "write")
-        self.dates = {rule.level: stamps_of(self.written, rule.level) for rule in self.written}
         # What a new document holds as long as nothing feeds it.
         self.blanks: dict[str, Any] = {}
         for rule in self.gathers:
             self.blanks |= {**rule.empty(), **dict.fromkeys(rule.stamps())}
         self.blanks |= dict.fromkeys(rule.path for rule in [*self.formulas, *self.locals])
+        # By the way of maintenance; made where they are first asked for.
+        self.recomputations: dict[Any, Any] = {}
+        # A revision counts from there.
+        self.blanks |= {
+            path: 0
+            for rule in entry.answering("touches")
+            for path, how in rule.touches(True).items()
+            if how == "next"
+        }
+        # What a write stamps on a document, and how; by whether the document is new.
+        self.touches: dict[bool, dict[str, Touch]] = {
+            new: {path: how for rule in entry.answering("touches") for path, how in rule.touches(new).items()}
+            for new in (False, True)
+        }
         # Who takes part in an insert.
         self.prepares = entry.answering("prepare")
         self.before_insert = entry.answering("before_insert")
@@ -43,7 +57,15 @@ class Derivation:
         # What is made of its documents with each write, and the last level that is.
         self.fed = entry.feeding(GatherRule)
         self.copied = entry.feeding(CopyRule)
-        self.last_level = max((rule.level for rule in entry.feeds), default=0)
+        self.feeds = entry.feeds
+        self.records = entry.answering("record")
+        # Whether changes of what Treadle maintains in its documents must be noted in the commit.
+        self.noted = entry.noted
+        self.last_level: float = max((rule.level for rule in self.feeds), default=0)
+        if any(rule.records_maintained for rule in self.records):
+            self.last_level = math.inf
+        # What nobody but the server evaluates in just the way the server does.
+        self.on_server = [rule for rule in self.fed if rule.server_side]
 
 
 def derivation(entry: Entry[Any]) -> Derivation:
@@ -89,7 +111,6 @@ def _formula_stages(target: Entry[Any]) -> list[Raw]:
     return [{"$set": sets} for _, sets in sorted(by_level.items())]
 
 
-def stamps_of(rules: Sequence[GatherRule], level: int | None = None) -> Raw:
-    """The dates of computation that a rewrite of these rules sets; of one level, if asked."""
-    dated = [rule for rule in rules if level is None or rule.level == level]
-    return {stamp: "$$NOW" for rule in dated for stamp in rule.stamps()}
+def stamps_of(rules: Sequence[GatherRule]) -> Raw:
+    """The dates of computation that an update of these rules' values sets."""
+    return {stamp: "$$NOW" for rule in rules for stamp in rule.stamps()}

@@ -12,7 +12,7 @@ before the next one.
 from __future__ import annotations
 
 import contextlib
-import logging
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -22,18 +22,20 @@ from treadle.engine.commit import commit_on
 from treadle.engine.groups import require_indexes
 from treadle.engine.ledger import Ledger
 from treadle.engine.react import copy_to, feeds_beyond
+from treadle.engine.set_aside import around
 from treadle.engine.standalone import ByIntents
 from treadle.engine.transaction import ByTransaction
-from treadle.engine.work import Busy, ChunkedWork, Commit, Failed, Work, Writer, as_they_are_now
+from treadle.engine.work import Busy, ChunkedWork, Commit, Failed, NotAlone, Work, Writer, as_they_are_now
 from treadle.errors import UsageError
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
+from treadle.model.logs import logger
 from treadle.plan import Plan, find, is_inside, outside, server_facts, share
 
 R = TypeVar("R")
 
-log = logging.getLogger("treadle")
+log = logger(__name__)
 
 
 class WriteProtocol:
@@ -52,8 +54,17 @@ class WriteProtocol:
 
     def write(self, work: Work[R], *, combine: bool = True) -> Plan[R]:
         """Perform a write with all that follows from it."""
-        if work.entry.plain and work.alone:
-            return work.result((yield from work.direct()))
+        try:
+            if work.entry.plain and work.alone:
+                return work.result((yield from work.direct()))
+            return (yield from self._patiently(work, combine))
+        except NotAlone:
+            if isinstance(work, ChunkedWork) and not (yield from is_inside()):
+                raise
+            return (yield from self._patiently(work, combine))
+
+    def _patiently(self, work: Work[R], combine: bool) -> Plan[R]:
+        """The same for a work that may meet something larger, which is then finished first."""
         for _ in range(self.graph.limits.give_way_max):
             try:
                 return (yield from self._write(work, combine))
@@ -77,34 +88,27 @@ class WriteProtocol:
         return (yield from self._whole(work, combine))
 
     def _whole(self, work: Work[R], combine: bool) -> Plan[R]:
-        server = yield from server_facts()
-        inside = yield from is_inside()
-        if self.unfinished and not inside:
+        yield from self._commit_here()
+        if self.unfinished and not (yield from is_inside()):
             # What still cannot be finished is left to the next write.
             with contextlib.suppress(PyMongoError):
                 yield from self.recover()
-        if work.entry.unready:
-            yield from outside(lambda: require_indexes(work.entry.unready))
+        for part in work.parts:
+            if part.entry.unready:
+                yield from outside(functools.partial(require_indexes, part.entry.unready))
         if work.alone:
             outcome = yield from work.direct()
-        elif inside:
-            outcome = yield from ByTransaction(self.graph, server).inside(work)
         else:
             outcome = yield from share(work, alone=not combine)
         if isinstance(outcome, Failed):
             raise outcome.error
-        if not inside and (exposed := work.exposed()):
-            try:
-                outcome = yield from self._catch_up(work.entry, exposed, outcome)
-            except Exception as error:
-                # The write is committed; it must not seem to have failed.
-                name = work.entry.model.__name__
-                log.warning("%s: new documents may miss others that refer to them: %s", name, error)
+        for part in work.parts:
+            if (exposed := part.reveal()) and not (yield from is_inside()):
+                outcome = yield from self._catch_up(part.entry, exposed, outcome, work.shows_document)
         return work.result(outcome)
 
-    def _catch_up(self, entry: Entry[Any], keys: Sequence[Any], outcome: Any) -> Plan[Any]:
-        """Let new documents meet those that were made meanwhile and refer to them."""
-        commit = yield from self._commit_here()
+    def _catch_up(self, entry: Entry[Any], keys: Sequence[Any], outcome: Any, shown: bool) -> Plan[Any]:
+        """Let new documents meet those that were made meanwhile and refer to them; the outcome now."""
 
         def copy(ledger: Ledger) -> Plan[None]:
             for source in (yield from find(entry.collection, {"_id": {"$in": list(keys)}})):
@@ -113,14 +117,24 @@ class WriteProtocol:
                         followed = feeds_beyond(rule.target, rule.level)
                         yield from copy_to(rule, source["_id"], source, {}, followed, ledger)
 
-        yield from commit.mend(entry, keys)
-        yield from commit.follow(copy, self._writer())
-        return (yield from as_they_are_now(entry, outcome))
+        try:
+            commit = yield from self._commit_here()
+            yield from commit.mend(entry, keys)
+            yield from commit.follow(copy, self._writer())
+            return (yield from as_they_are_now(entry, outcome)) if shown else outcome
+        except Exception as error:
+            # The write is committed; it must not seem to have failed.
+            name = entry.model.__name__
+            log.warning("%s: new documents may miss others that refer to them: %s", name, error)
+            return outcome
 
     def write_chunks(self, work: ChunkedWork) -> Plan[int]:
         """Perform a bulk write, one commit per chunk of documents."""
-        if work.alone or work.together or (yield from is_inside()):
+        if work.together or (yield from is_inside()):
             return (yield from self.write(work))
+        if work.alone:
+            with contextlib.suppress(NotAlone):
+                return (yield from self.write(work))
         done = 0
         last: Any = None
         while keys := (yield from work.next_keys(last)):
@@ -128,26 +142,30 @@ class WriteProtocol:
             last = keys[-1]
         return done
 
-    def commit(self, works: Sequence[Work[Any]]) -> Plan[list[Any]]:
-        """The outcomes of works that share one commit."""
+    def commit(self, works: Sequence[Work[Any]], *, inside: bool = False) -> Plan[list[Any]]:
+        """The outcomes of works that share one commit; or of one `inside` a transaction of the caller."""
         commit = yield from self._commit_here()
+        if inside:
+            (work,) = works
+            return [(yield from ByTransaction(self.graph, commit.server).inside(work))]
         return (yield from commit.perform(works, self._writer()))
 
     def _commit_here(self) -> Plan[Commit]:
-        """The way to commit that this server has."""
-        server = yield from server_facts()
-        if self._commit is None or self._commit.server is not server:
-            self._commit = commit_on(self.graph, server)
+        """The way to commit that this server has; asked once."""
+        if self._commit is None:
+            self._commit = commit_on(self.graph, (yield from server_facts()))
         return self._commit
 
+    def forget_server(self) -> None:
+        """Ask again what the server can do."""
+        self._commit = None
+
     def _writer(self) -> Writer:
-        owner = self._owner()
+        return Writer(self._owner, self._is_dead, self._left)
 
-        def left() -> None:
-            self.unfinished = True
-            self.interrupted.append(owner)
-
-        return Writer(owner, self._is_dead, left)
+    def _left(self, owner: str) -> None:
+        self.unfinished = True
+        self.interrupted.append(owner)
 
     # -- recovery --------------------------------------------------------------------------------
 
@@ -169,7 +187,9 @@ class WriteProtocol:
         try:
             yield from self.abandon()
             for rule in self.graph.rules:
-                done += yield from rule.recover(self.graph, server, writer.owner, self._is_dead)
+                recovering = rule.recover(self.graph, server, writer.owner, self._is_dead)
+                label, collection = rule.place.label, rule.target.collection
+                done += (yield from around(label, collection, None, recovering)) or 0
             # By intents on a replica set too, which may have been a standalone server before.
             for commit in (ByTransaction(self.graph, server), ByIntents(self.graph, server)):
                 done += yield from commit.recover(writer)

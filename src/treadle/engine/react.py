@@ -8,23 +8,28 @@ update of it, which ends with the target's formulas.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from pymongo import UpdateOne
+from pymongo.errors import OperationFailure
 
 from treadle.engine.fill import fill_copies, guard
 from treadle.engine.ledger import Ledger, evaluate
-from treadle.engine.pipelines import changed_fields, derivation, formula_stages, update_pipeline
-from treadle.engine.recompute import recompute
+from treadle.engine.older import as_current, may_be_older
+from treadle.engine.pipelines import changed_fields, derivation, formula_stages, stamps_of, update_pipeline
+from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.graph.change import Change
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import RECOMPUTE, GatherRule
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry
+from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, Raw, bulk_write, by_id, delete_many, find, update_many, update_one
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.server_errors import CONVERSION_FAILURE, codes_of
 from treadle.query.keys import freeze
 from treadle.query.paths import outermost
 
@@ -47,6 +52,8 @@ class _Effect:
     key: Any
     removed: dict[GatherRule, list[Any]] = field(default_factory=dict)
     added: dict[GatherRule, list[Any]] = field(default_factory=dict)
+    # The rules by which it is to be recomputed, whatever the difference.
+    anew: set[GatherRule] = field(default_factory=set)
 
 
 def react(
@@ -54,22 +61,32 @@ def react(
 ) -> Plan[list[FanOut]]:
     """Bring every target up to date; the fan-outs that are too large for here."""
     later: list[FanOut] = []
+    yield from record(ledger, graph.spreading)
     for stage in graph.stages:
         effects: dict[Entry[Any], dict[Any, _Effect]] = {}
         for entry, gathers, on_server in stage.gathers:
             changes = ledger.of(entry.collection)
             if changes:
+                changes, stale = yield from _in_current_version(entry, changes)
                 present = [change.id for change in changes if change.after is not None] if on_server else []
                 answers = yield from evaluate(on_server, present)
                 for gather in gathers:
                     of_target = effects.setdefault(gather.target, {})
-                    _collect(gather, changes, ledger, answers.get(gather), of_target)
+                    _collect(gather, changes, ledger, answers.get(gather), of_target, stale)
         for target, of_target in effects.items():
             yield from _update_targets(target, of_target, stage.level, server, ledger)
         for rule in stage.copies:
             for change in ledger.of(rule.source.collection):
                 later.extend((yield from _copy(rule, change, ledger, copies_max)))
+    yield from record(ledger, graph.recording)
     return later
+
+
+def record(ledger: Ledger, rules: Sequence[Rule]) -> Plan[None]:
+    """Write what goes beside the changes that were noted since these rules were last asked."""
+    for rule in rules:
+        if changes := ledger.unrecorded(rule):
+            yield from rule.record(changes, ledger)
 
 
 def _collect(
@@ -78,17 +95,45 @@ def _collect(
     ledger: Ledger,
     evaluated: dict[Any, list[tuple[Any, Any]]] | None,
     effects: dict[Any, _Effect],
+    stale: Collection[Any],
 ) -> None:
     """Note per target what the changes take from it and give to it."""
     for change in changes:
         old = ledger.before(rule, change)
         new = rule.contributions(change.after) if evaluated is None else evaluated.get(freeze(change.id), [])
-        if old == new and _types(old) == _types(new):
+        if stale and freeze(change.id) in stale:
+            # Whoever wrote it in the older version may have counted it or not.
+            for key, _ in [*old, *new]:
+                effects.setdefault(freeze(key), _Effect(key)).anew.add(rule)
+        elif old == new and _types(old) == _types(new):
             continue
         for key, value in old:
             effects.setdefault(freeze(key), _Effect(key)).removed.setdefault(rule, []).append(value)
         for key, value in new:
             effects.setdefault(freeze(key), _Effect(key)).added.setdefault(rule, []).append(value)
+
+
+def _in_current_version(entry: Entry[Any], changes: list[Change]) -> Plan[tuple[list[Change], set[Any]]]:
+    """Changes as the current version has them, and the frozen ids of those that were older before."""
+    if not may_be_older(entry.root):
+        return changes, set()
+    befores = yield from as_current(entry.root, [change.before or {} for change in changes])
+    afters = yield from as_current(entry.root, [change.after or {} for change in changes])
+    stale: set[Any] = set()
+    current = []
+    for change, before, after in zip(changes, befores, afters, strict=True):
+        if change.before and before is not change.before:
+            stale.add(freeze(change.id))
+        current.append(
+            Change(
+                change.collection,
+                change.id,
+                before if change.before else change.before,
+                after if change.after else change.after,
+                change.fresh,
+            )
+        )
+    return current, stale
 
 
 def _types(contributions: Sequence[tuple[Any, Any]]) -> list[type]:
@@ -102,40 +147,40 @@ def _update_targets(
     """One update per target, all its rules in it."""
     sets: dict[Any, tuple[dict[str, Any], dict[str, Any]]] = {}
     anew: dict[GatherRule, list[Any]] = {}
-    # A target that this very transaction inserted may have counted the same sources then.
+    # A target that this very transaction inserted, or brought back, may have counted the same sources then.
     new: set[Any] = set()
     if target.group is None:
-        new = {freeze(change.id) for change in ledger.of(target.collection) if change.before is None}
+        new = {freeze(change.id) for change in ledger.of(target.collection) if _came(target, change)}
     for frozen, effect in effects.items():
         first: dict[str, Any] = {}
         second: dict[str, Any] = {}
-        touched = False
+        moved: list[GatherRule] = []
         for rule in {**effect.removed, **effect.added}:
             removed, added = effect.removed.get(rule, []), effect.added.get(rule, [])
-            difference = RECOMPUTE if frozen in new else rule.difference(removed, added, server.version)
+            difference: Any = RECOMPUTE
+            if frozen not in new and rule not in effect.anew:
+                difference = rule.difference(removed, added, server)
             if difference is None:
                 continue
-            touched = True
+            moved.append(rule)
             if difference is RECOMPUTE:
                 anew.setdefault(rule, []).append(effect.key)
             else:
                 parts, following = rule.apply(difference)
                 first.update(parts)
                 second.update(following)
-        if touched:
-            sets[frozen] = (first, second)
+        if moved:
+            sets[frozen] = ({**first, **stamps_of(moved)}, second)
     if not sets:
         return
     for rules, keys in _together(anew):
-        for frozen, values in (yield from recompute(rules, keys, server.version)).items():
+        for frozen, values in (yield from recompute(rules, keys, server)).items():
+            refuse_unfit(rules, values)
             sets[frozen][0].update({path: {"$literal": value} for path, value in values.items()})
     keys = [effects[frozen].key for frozen in sets]
     derived = derivation(target)
-    dates, followed = derived.dates.get(level, {}), derived.last_level > level
-    updates = {
-        frozen: update_pipeline(target, {**first, **dates}, second)
-        for frozen, (first, second) in sets.items()
-    }
+    followed = derived.last_level > level
+    updates = {frozen: update_pipeline(target, first, second) for frozen, (first, second) in sets.items()}
     before = (yield from read(target, keys)) if followed else {}
     if followed:
         yield from ledger.note_before(target, [each["_id"] for each in before.values()])
@@ -148,6 +193,14 @@ def _update_targets(
             yield from guard(target.collection, keys)
     if followed:
         yield from note_after(target, before, ledger, keys if target.group is not None else None)
+
+
+def _came(target: Entry[Any], change: Change) -> bool:
+    """Whether a document may have become one of the target's in this transaction, and was computed then."""
+    before, after, family = change.before, change.after, target.family
+    if before is None or after is None or target.tombstone is not None:
+        return True
+    return family is not None and before.get(family.discriminator) != after.get(family.discriminator)
 
 
 def _update_groups(
@@ -197,6 +250,25 @@ def update_each(
 
     The updates at the positions `makes` make a document where there is none.
     """
+    with _telling_overflow(target):
+        return (yield from _update_each(target, updates, makes))
+
+
+@contextmanager
+def _telling_overflow(target: Entry[Any]) -> Generator[None]:
+    """Say which sum would not fit, where the server only says that a number does not."""
+    try:
+        yield
+    except OperationFailure as error:
+        whole = [rule for rule in target.having(GatherRule) if not rule.fits(math.inf)]
+        if CONVERSION_FAILURE not in codes_of(error) or not whole or derivation(target).formulas:
+            raise
+        raise whole[0].too_large() from error
+
+
+def _update_each(
+    target: Entry[Any], updates: Sequence[tuple[Any, list[Raw]]], makes: Collection[int]
+) -> Plan[tuple[int, list[Any]]]:
     if len(updates) == 1:
         # The driver's bulk machinery costs as much as a whole update.
         ((key, pipeline),) = updates
@@ -226,7 +298,8 @@ def feeds_beyond(target: Entry[Any], level: int) -> bool:
 def read(entry: Entry[Any], keys: Sequence[Any]) -> Plan[dict[Any, Raw]]:
     """Documents by frozen key, with what others are fed by."""
     projection = None
-    if entry.watched is not None:
+    # A migration may read any field.
+    if entry.watched is not None and not entry.root.versioned:
         own = entry.group.key.targets if entry.group is not None else []
         projection = dict.fromkeys(outermost([*entry.watched, *own, "_id"]), 1)
     rows: list[Raw] = []
@@ -298,6 +371,7 @@ def copy_to(
 def update_copies(rule: CopyRule, source_id: Any, source: Raw, within: Raw) -> Plan[None]:
     """The update of all copies of a source within some targets, formulas included."""
     target = rule.target
+    (source,) = yield from as_current(rule.source, [source])
     condition = {**within, **rule.referring(source_id)}
     formulas = formula_stages(target)
     update, filters = rule.sync_update(source_id, source, formulas)

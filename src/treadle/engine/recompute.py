@@ -9,43 +9,59 @@ transactions all go through here.
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from treadle.engine.contention import in_pieces
 from treadle.engine.fill import fill_copies
-from treadle.engine.pipelines import stamps_of, update_pipeline
+from treadle.engine.older import older_sources, through_versions
+from treadle.engine.pipelines import derivation, stamps_of, update_pipeline
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
-from treadle.graph.gather import GatherRule, source_stages
+from treadle.graph.gather import GatherRule, contribution_stages
 from treadle.graph.pattern import Entry, Maintain, Rule
+from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, aggregate
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import is_about_one_document
-from treadle.query.comparison import same
-from treadle.query.keys import KEY, freeze
-from treadle.query.paths import outermost, put, value_at
+from treadle.query.comparison import greatest, least, same, total
+from treadle.query.keys import KEY, freeze, freeze_all
+from treadle.query.paths import getter, outermost, put, value_at
 
 Values = dict[Any, dict[str, Any]]
 
-log = logging.getLogger("treadle")
+log = logger(__name__)
 
 
-def recompute(rules: Iterable[GatherRule], keys: Sequence[Any], version: tuple[int, ...]) -> Plan[Values]:
-    """Per target (frozen key) the stored path and exact value of each part of each rule."""
-    values: Values = {freeze(key): {} for key in keys}
+def recompute(
+    rules: Iterable[GatherRule],
+    keys: Sequence[Any],
+    server: Capabilities,
+    frozen: Sequence[Any] | None = None,
+) -> Plan[Values]:
+    """Per target (frozen key) the stored path and exact value of each part of each rule.
+
+    `frozen` are the keys as they are frozen, where the caller knows.
+    """
+    values: Values = {key: {} for key in (freeze_all(keys) if frozen is None else frozen)}
     if not keys:
         return values
     groups: dict[Any, list[GatherRule]] = {}
+    older: dict[Any, list[Raw]] = {}
     for rule in rules:
-        if rule.finds(keys):
-            for key, parts in (yield from rule.found(keys, version)).items():
+        known = rule.source, rule.key.signature
+        if known not in older:
+            older[known] = yield from older_sources(rule, keys)
+        split = older[known] or rule.source.counted_elsewhere is not None
+        if rule.finds(keys) and not (split and rule.accumulators()):
+            through = through_versions(rule.source, rule.key.match(keys), older[known])
+            exact = rule.found_among(keys, through) if older[known] else rule.found(keys, server)
+            for key, parts in (yield from exact).items():
                 values[key].update(parts)
         else:
             groups.setdefault(rule.alike, []).append(rule)
     for together in groups.values():
         accumulators = [rule.accumulators() for rule in together]
-        rows = yield from _group(together[0], keys, accumulators)
+        first = together[0]
+        rows = yield from _group(first, keys, accumulators, older[first.source, first.key.signature])
         for key in values:
             row = rows.get(key)
             for number, rule in enumerate(together):
@@ -54,40 +70,84 @@ def recompute(rules: Iterable[GatherRule], keys: Sequence[Any], version: tuple[i
     return values
 
 
-def _group(rule: GatherRule, keys: Sequence[Any], accumulators: Sequence[Raw]) -> Plan[dict[Any, Raw]]:
+def _group(
+    rule: GatherRule, keys: Sequence[Any], accumulators: Sequence[Raw], older: Sequence[Raw]
+) -> Plan[dict[Any, Raw]]:
     """Per target what the accumulators of several rules give; `rule` is one of them."""
     numbered = {
         f"{name}{number}": accumulator
         for number, each in enumerate(accumulators)
         for name, accumulator in each.items()
     }
-    stages = [*source_stages(rule, keys), {"$group": {"_id": f"${KEY}", **numbered}}]
-    return {freeze(row["_id"]): row for row in (yield from aggregate(rule.source.collection, stages))}
+    stages = [
+        *through_versions(rule.source, rule.key.match(keys), older),
+        *contribution_stages(rule, keys),
+        {"$group": {"_id": f"${KEY}", **numbered}},
+    ]
+    rows = {freeze(row["_id"]): row for row in (yield from aggregate(rule.source.collection, stages))}
+    if rule.source.counted_elsewhere is not None:
+        # A transaction takes no $unionWith.
+        for row in (yield from aggregate(rule.source.counted_elsewhere, stages)):
+            mine = rows.setdefault(freeze(row["_id"]), row)
+            if mine is not row:
+                for name, accumulator in numbered.items():
+                    mine[name] = MERGED[next(iter(accumulator))](mine[name], row[name])
+    return rows
+
+
+# How the results of accumulators over two collections become one.
+MERGED = {"$sum": total, "$min": least, "$max": greatest}
+
+
+def refuse_unfit(rules: Sequence[GatherRule], values: Raw) -> None:
+    """Refuse values that their fields could not hold."""
+    for rule in rules:
+        if not all(rule.fits(values.get(path)) for path in rule.empty()):
+            raise rule.too_large()
 
 
 class Recomputation:
     """The derived values of one model's documents: all of them, or those maintained in one way."""
 
-    def __init__(self, entry: Entry[Any], maintain: Maintain | None = None) -> None:
+    def __init__(
+        self, entry: Entry[Any], maintain: Maintain | None = None, without: Collection[Rule] = ()
+    ) -> None:
         self.entry = entry
-        self.gathers = entry.having(GatherRule, maintain)
-        self.copies = entry.having(CopyRule, maintain)
-        self.formulas = entry.having(FormulaRule, maintain)
-        self.locals = entry.having(LocalRule, maintain)
+        self.gathers = [rule for rule in entry.having(GatherRule, maintain) if rule not in without]
+        self.copies = [rule for rule in entry.having(CopyRule, maintain) if rule not in without]
+        self.formulas = [rule for rule in entry.having(FormulaRule, maintain) if rule not in without]
+        self.locals = [rule for rule in entry.having(LocalRule, maintain) if rule not in without]
         paths = {path for rule in self.gathers for path in rule.empty()}
         paths |= {rule.top for rule in self.copies} | {rule.path for rule in self.locals}
         # What a rewrite sets; copies with the field that holds them.
         self.paths = outermost(paths)
+        self._getters = {path: getter(path) for path in self.paths}
+        self._tops = {rule.top for rule in self.copies}
+        self._gathered = [path for rule in self.gathers for path in rule.empty()]
+        self._dated = [rule for rule in self.gathers if rule.stamps()]
         # What must be read of documents: all where copies or others need it, else the values alone.
-        self.shown: Raw | None = None
-        if not (self.copies or self.locals or entry.feeds):
+        self.projection: Raw | None = None
+        if not (self.copies or self.locals or entry.noted):
             own = [*paths, *(rule.path for rule in self.formulas), *entry.key_projection()]
-            self.shown = dict.fromkeys(outermost(own), 1)
+            self.projection = dict.fromkeys(outermost(own), 1)
 
     @classmethod
-    def of(cls, entry: Entry[Any], maintain: Maintain | None = None) -> Recomputation:
-        """The one of a model, made once."""
-        return entry.once((cls, maintain), lambda: cls(entry, maintain))
+    def of(
+        cls, entry: Entry[Any], maintain: Maintain | None = None, without: frozenset[Rule] = frozenset()
+    ) -> Recomputation:
+        """The one of a model, made once; `without` rules that are to stay as they are."""
+        if without:
+            return cls(entry, maintain, without)
+        made: dict[Maintain | None, Recomputation] = derivation(entry).recomputations
+        if maintain not in made:
+            made[maintain] = cls(entry, maintain)
+        return made[maintain]
+
+    def keys(self, documents: Sequence[Raw]) -> list[Any]:
+        """What sources know these documents by."""
+        if self.entry.group is None:
+            return [each["_id"] for each in documents]
+        return [self.entry.key_of(each) for each in documents]
 
     @property
     def rules(self) -> list[Rule]:
@@ -101,22 +161,25 @@ class Recomputation:
         *,
         guarded: bool = False,
         formulas: bool = True,
+        frozen: Sequence[Any] | None = None,
     ) -> Plan[list[Raw]]:
         """The documents as they should be stored.
 
         `befores` tell which values of a moment they had, if that is not what
         they hold. With `guarded` the sources of copies are really written, so
         that nobody can change them before this transaction ends. Without
-        `formulas` these are left to the update that writes the rest.
+        `formulas` these are left to the update that writes the rest. `frozen`
+        are the documents' keys, frozen, where the caller knows.
         """
         if not documents or not self.rules:
             return list(documents)
         entry = self.entry
-        keys = [entry.key_of(each) for each in documents]
+        keys = self.keys(documents)
         expected = [copy.deepcopy(each) for each in documents]
-        values = yield from recompute(self.gathers, keys, server.version)
-        for key, right in zip(keys, expected, strict=True):
-            for path, value in values[freeze(key)].items():
+        frozen = freeze_all(keys) if frozen is None else frozen
+        values = yield from recompute(self.gathers, keys, server, frozen)
+        for key, right in zip(frozen, expected, strict=True):
+            for path, value in values[key].items():
                 put(right, path, value)
         if self.copies:
             pairs = list(zip(befores or documents, expected, strict=True))
@@ -151,26 +214,35 @@ class Recomputation:
             return []
             yield  # pragma: no cover
 
-        rows = yield from in_pieces(self.entry.limits, keys, attempt, alone, is_about_one_document)
+        rows = yield from in_pieces(self.entry.limits, keys, attempt, alone)
         return {freeze(row["_id"]): row for row in rows}
 
-    def sets(self, document: Raw, right: Raw, *, whole: bool = False) -> Raw:
-        """The paths that a rewrite sets, with their values as literals; empty ones too if `whole`."""
-        values = {path: value_at(right, path) for path in self.paths}
-        tops = {rule.top for rule in self.copies}
-        return {
-            path: {"$literal": value}
-            for path, value in values.items()
-            if value is not None
-            or value_at(document, path) is not None
-            or (whole and (path not in tops or path in right))
-        }
+    def sets(self, document: Raw, right: Raw, *, whole: bool = False, wrong: bool = False) -> Raw:
+        """The paths that a rewrite sets, with their values as literals.
+
+        Empty ones too if `whole`; if `wrong`, only those that are not as they should be.
+        """
+        sets = {}
+        for path, get in self._getters.items():
+            stored, value = get(document), get(right)
+            empty = value is None and stored is None
+            if empty and not (whole and (path not in self._tops or path in right)):
+                continue
+            if not wrong or not same(stored, value):
+                sets[path] = {"$literal": value}
+        return sets
 
     def differs(self, document: Raw, right: Raw) -> bool:
         """Whether any derived value of a document is not as it should be."""
         paths = [*self.paths, *(formula.path for formula in self.formulas)]
         return any(not same(value_at(document, path), value_at(right, path)) for path in paths)
 
-    def rewrite(self, sets: Raw, *, stamped: bool) -> list[Raw]:
-        """The update that sets values, with the dates of their computation, and lets formulas follow."""
-        return update_pipeline(self.entry, {**sets, **(stamps_of(self.gathers) if stamped else {})}, {})
+    def rewrite(self, sets: Raw, document: Raw, right: Raw) -> list[Raw]:
+        """The update that sets values, with the dates of those that change, and lets formulas follow."""
+        refuse_unfit(self.gathers, {path: value_at(right, path) for path in self._gathered})
+        changed = [
+            rule
+            for rule in self._dated
+            if any(not same(value_at(document, path), value_at(right, path)) for path in rule.empty())
+        ]
+        return update_pipeline(self.entry, {**sets, **stamps_of(changed)}, {})

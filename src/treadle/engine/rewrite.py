@@ -10,13 +10,12 @@ from pymongo import UpdateOne
 from treadle.engine.groups import Arranged, arrange
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
+from treadle.engine.pipelines import derivation
 from treadle.engine.recompute import Recomputation
 from treadle.graph.change import Change
 from treadle.plan import Plan, Raw, bulk_write, by_id, find
 from treadle.plan.capabilities import Capabilities
-from treadle.query.comparison import same
 from treadle.query.keys import freeze, freeze_all
-from treadle.query.paths import value_at
 
 
 def rewrite(
@@ -41,44 +40,42 @@ def rewrite(
     if entry.group is not None:
         arranged = yield from arrange(server, entry, keys, ledger)
     made = {freeze(each) for each in arranged.made}
-    shown = None if unforced is None else recomputation.shown
-    documents = yield from find(entry.collection, {**entry.at_any(keys), **(within or {})}, shown)
-    present = [each["_id"] for each in documents]
+    projection = None if unforced is None else recomputation.projection
+    documents = yield from find(entry.collection, {**entry.at_any(keys), **(within or {})}, projection)
+    present, own = [each["_id"] for each in documents], recomputation.keys(documents)
     known = freeze_all(present)
+    frozen_keys = known if entry.group is None else freeze_all(own)
     old = [key for key, frozen in zip(present, known, strict=True) if frozen not in made]
     yield from ledger.note_before(entry, old)
     befores = documents if recall is None else [recall(each) for each in documents]
     # Sources are written for the worker's copies too: it finds a copy right and leaves it, while this
     # transaction still holds an older value for it.
-    expected = yield from recomputation.expected(server, documents, befores, guarded=unforced is None)
+    expected = yield from recomputation.expected(
+        server, documents, befores, guarded=unforced is None, frozen=frozen_keys
+    )
     operations = []
     changed = [*arranged.removed]
-    for document, right, frozen in zip(documents, expected, known, strict=True):
-        key, sets, wrong = entry.key_of(document), recomputation.sets(document, right), frozen in made
+    for number, (document, right) in enumerate(zip(documents, expected, strict=True)):
+        sets = recomputation.sets(document, right, wrong=unforced is not None)
+        wrong = known[number] in made
         if unforced is None:
             forced, wrong = True, wrong or recomputation.differs(document, right)
-            stamped = wrong
         else:
-            forced = freeze(key) not in unforced
-            sets = {path: value for path, value in sets.items() if not _holds(document, path, value)}
-            # A formula that another writer made wrong says nothing about when other values were computed.
-            stamped = forced or bool(sets)
+            forced = frozen_keys[number] not in unforced
             wrong = wrong or bool(sets)
             if recomputation.formulas:
                 wrong = wrong or recomputation.differs(document, right)
         if wrong:
-            changed.append(key)
+            changed.append(own[number])
         if wrong or forced:
-            operations.append(UpdateOne(by_id(document["_id"]), recomputation.rewrite(sets, stamped=stamped)))
+            # One that was made here has its values, but not their dates.
+            known_as = {} if known[number] in made else document
+            operations.append(UpdateOne(by_id(document["_id"]), recomputation.rewrite(sets, known_as, right)))
     if operations:
         yield from bulk_write(entry.collection, operations, ordered=False)
-    if changed and entry.feeds:
+    if changed and derivation(entry).noted:
         afters = yield from by_ids(entry.collection, present)
         for document, frozen in zip(documents, known, strict=True):
             before = None if frozen in made else document
             ledger.add(Change(entry.collection, document["_id"], before, afters[frozen]))
     return changed
-
-
-def _holds(document: Raw, path: str, value: Raw) -> bool:
-    return same(value_at(document, path), value["$literal"])

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -30,15 +29,16 @@ from treadle.engine.lease import acquire, release
 from treadle.engine.ledger import Ledger, keys_now
 from treadle.engine.react import update_copies
 from treadle.engine.recompute import Recomputation
-from treadle.engine.set_aside import set_aside
+from treadle.engine.set_aside import around, readable
 from treadle.engine.work import Commit, Failed, Work, Writer, as_they_are_now
 from treadle.errors import DataError, UsageError
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import REVISION, Entry
+from treadle.model.logs import logger
 from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Plan, Raw, by_id, delete_one, find, find_one, find_one_and_update, update_one, wait
-from treadle.plan.server_errors import is_poison
+from treadle.plan.server_errors import is_about_one_document
 from treadle.query.comparison import same
 from treadle.query.keys import freeze
 from treadle.query.paths import overlap, put, top, value_at
@@ -47,7 +47,7 @@ R = TypeVar("R")
 
 LEASE = "standalone"
 
-log = logging.getLogger("treadle")
+log = logger(__name__)
 
 
 class IntentLedger(Ledger):
@@ -64,6 +64,8 @@ class IntentLedger(Ledger):
         return True
 
     def note_before(self, entry: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
+        if entry.plain:
+            return
         copies = [rule for each in entry.related for rule in each.having(CopyRule)]
         tops = {rule.top for rule in copies} | {top(rule.reference_path) for rule in copies}
         documents = yield from find(entry.collection, {"_id": {"$in": list(ids)}})
@@ -212,7 +214,7 @@ class ByIntents(Commit):
         cards = {freeze(key): fields for key, fields in intent.get("cards") or []}
         for key in intent["keys"]:
             yield from self._refresh_written(entry, key, cards.get(freeze(key)))
-            pending.extend((yield from self._follow(entry, key, by_id(key), intent["feeds"], ledger)))
+            pending += yield from self._follow(entry, key, by_id(key), intent["feeds"], ledger)
         seen: set[Any] = set()
         for _ in range(self.graph.limits.standalone_chain_max):
             following: list[tuple[Entry[Any], Any]] = []
@@ -221,7 +223,7 @@ class ByIntents(Commit):
                 # Also where nothing changed: the writer before may have got no further.
                 if target.feeds and mark not in seen:
                     seen.add(mark)
-                    following.extend((yield from self._follow(target, key, target.at(key), {}, ledger)))
+                    following += yield from self._follow(target, key, target.at(key), {}, ledger)
             if not following:
                 return
             pending = following
@@ -231,14 +233,21 @@ class ByIntents(Commit):
         if entry.group is None:
             yield from self._refresh(entry, identity, cards)
             return
-        document = yield from find_one(entry.collection, by_id(identity))
+        label, looking = entry.model.__name__, find_one(entry.collection, by_id(identity))
+        document = yield from around(label, entry.collection, identity, looking)
         if document is not None:
             yield from self._refresh(entry, entry.key_of(document))
 
     def _follow(
         self, entry: Entry[Any], key: Any, which: Raw, feeds: Raw, ledger: IntentLedger
     ) -> Plan[list[tuple[Entry[Any], Any]]]:
-        """Recompute the targets of a document; those targets."""
+        """Recompute the targets of a document; those targets. One that cannot be read is set aside."""
+        following = self._follow_one(entry, key, which, feeds, ledger)
+        return (yield from around(entry.model.__name__, entry.collection, key, following)) or []
+
+    def _follow_one(
+        self, entry: Entry[Any], key: Any, which: Raw, feeds: Raw, ledger: IntentLedger
+    ) -> Plan[list[tuple[Entry[Any], Any]]]:
         document = yield from find_one(entry.collection, which)
         targets: dict[tuple[str, Any], tuple[Entry[Any], Any]] = {}
         gathers = entry.feeding(GatherRule)
@@ -255,6 +264,9 @@ class ByIntents(Commit):
             if entry.group is None:
                 yield from follow_deletions(entry, [key], ledger, restrict=False)
             return reached
+        if entry.tombstone is not None and not entry.holds(document):
+            yield from follow_deletions(entry, [key], ledger, restrict=False, removed=False)
+            return reached
         key = document["_id"]
         for copied in entry.feeding(CopyRule):
             if copied.synced and copied.source.holds(document):
@@ -269,19 +281,24 @@ class ByIntents(Commit):
         """Copy a source to all its targets; one that cannot take the copy is set aside."""
         try:
             yield from update_copies(rule, key, source, {})
-        except OperationFailure as error:
-            if not is_poison(error):
+        except Exception as error:
+            if not is_about_one_document(error):
                 raise
-            for each in (yield from find(rule.target.collection, rule.referring(key), {"_id": 1})):
-                try:
-                    yield from update_copies(rule, key, source, by_id(each["_id"]))
-                except OperationFailure as refusal:
-                    if not is_poison(refusal):
-                        raise
-                    yield from set_aside(rule.place.label, rule.target.collection, each["_id"], refusal)
+            label, ids = rule.place.label, {"_id": 1}
+            referring = find(rule.target.collection, rule.referring(key), ids)
+            for each in (yield from readable(label, referring)):
+                copying = update_copies(rule, key, source, by_id(each["_id"]))
+                yield from around(label, rule.target.collection, each["_id"], copying)
 
     def _refresh(
         self, entry: Entry[Any], key: Any, cards: Raw | None = None, ledger: IntentLedger | None = None
+    ) -> Plan[bool]:
+        """Bring one document up to date; whether it changed. One that stands in the way is set aside."""
+        recomputing = self._recompute(entry, key, cards, ledger)
+        return bool((yield from around(entry.model.__name__, entry.collection, key, recomputing)))
+
+    def _recompute(
+        self, entry: Entry[Any], key: Any, cards: Raw | None, ledger: IntentLedger | None
     ) -> Plan[bool]:
         """Recompute everything that one document derives; whether it changed.
 
@@ -316,7 +333,7 @@ class ByIntents(Commit):
                     return True
                 continue
             # Written even where nothing changes: a slower writer must notice.
-            pipeline = recomputation.rewrite(sets, stamped=changed)
+            pipeline = recomputation.rewrite(sets, document, right)
             after = yield from find_one_and_update(entry.collection, unchanged, pipeline)
             if after is not None:
                 paths = [rule.path for rule in recomputation.formulas]
@@ -354,7 +371,7 @@ class ByIntents(Commit):
         right = yield from self._expected(recomputation, blank, None)
         if not value_at(right, group.path):
             return False
-        pipeline = recomputation.rewrite(recomputation.sets(blank, right, whole=True), stamped=True)
+        pipeline = recomputation.rewrite(recomputation.sets(blank, right, whole=True), blank, right)
         # Never again the revision of an earlier document of this group.
         pipeline.append({"$set": {REVISION: {"$toLong": "$$NOW"}}})
         absent = {**entry.at(key), REVISION: None}

@@ -7,29 +7,27 @@ transaction leave an intent in it and are finished afterwards.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-from bson.errors import BSONError
-from pymongo.errors import OperationFailure
-
 from treadle.engine import intents
-from treadle.engine.contention import Contended, attempting, in_pieces
+from treadle.engine.contention import attempting, in_pieces
 from treadle.engine.ledger import Ledger
-from treadle.engine.react import UNBOUNDED, FanOut, react
+from treadle.engine.react import UNBOUNDED, FanOut, react, record
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
 from treadle.engine.set_aside import set_aside
 from treadle.engine.work import Commit, Work, Writer, as_they_are_now
 from treadle.graph.pattern import REVISION, Entry
+from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, transact, update_many
-from treadle.plan.server_errors import is_about_one_document, is_poison, is_transient
+from treadle.plan.server_errors import is_about_one_document
 
 R = TypeVar("R")
 
-log = logging.getLogger("treadle")
+log = logger(__name__)
 
 
 class ByTransaction(Commit):
@@ -39,19 +37,25 @@ class ByTransaction(Commit):
         merged = merge(works)
         grouped = [work for work, _ in merged]
 
+        written = False
+
         def attempt(copies_max: int | None = None) -> Plan[tuple[list[Any], list[tuple[FanOut, Raw]]]]:
-            ledger = Ledger()
-            outcomes = []
+            nonlocal written
+            written, ledger, outcomes = False, Ledger(), []
             for work in grouped:
                 outcomes.append((yield from work.body(self.graph, self.server, ledger)))
+                if len(grouped) > 1:
+                    # Each is a write of its own, though they share a commit.
+                    yield from record(ledger, [*self.graph.spreading, *self.graph.recording])
+            written = True
             later = yield from react(self.graph, self.server, ledger, copies_max=copies_max)
             pending = (yield from intents.record(later, writer.owner)) if later else []
             return (yield from _final(grouped, outcomes)), list(zip(later, pending, strict=True))
 
         try:
             outcomes, pending = yield from transact(attempt)
-        except OperationFailure as error:
-            if not is_poison(error):
+        except Exception as error:
+            if not written or not is_about_one_document(error):
                 raise
             # One copy cannot be written. Make the copies afterwards, where it can be set aside.
             outcomes, pending = yield from transact(lambda: attempt(0))
@@ -67,14 +71,15 @@ class ByTransaction(Commit):
 
     def inside(self, work: Work[Any]) -> Plan[Any]:
         """One work inside the caller's own transaction, with nothing left for later."""
-        outcome = yield from self._followed(lambda ledger: work.body(self.graph, self.server, ledger))
+        body = partial(work.body, self.graph, self.server)
+        outcome = yield from self._followed(body, joined=True)
         return (yield from _final([work], [outcome]))[0]
 
     def follow(self, body: Callable[[Ledger], Plan[R]], writer: Writer) -> Plan[R]:
         return (yield from transact(lambda: self._followed(body)))
 
-    def _followed(self, body: Callable[[Ledger], Plan[R]]) -> Plan[R]:
-        ledger = Ledger()
+    def _followed(self, body: Callable[[Ledger], Plan[R]], *, joined: bool = False) -> Plan[R]:
+        ledger = Ledger(whole=True, joined=joined)
         outcome = yield from body(ledger)
         yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
         return outcome
@@ -107,13 +112,7 @@ class ByTransaction(Commit):
             yield from set_aside(entry.model.__name__, entry.collection, key, error)
             return []
 
-        return (yield from in_pieces(entry.limits, keys, attempt, alone, _divides))
-
-
-def _divides(error: Exception) -> bool:
-    """Whether fewer documents at once may fare better."""
-    one = is_about_one_document(error) and not is_transient(error)
-    return one or isinstance(error, (BSONError, Contended))
+        return (yield from in_pieces(entry.limits, keys, attempt, alone))
 
 
 def _final(works: Sequence[Work[Any]], outcomes: Sequence[Any]) -> Plan[list[Any]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from treadle.engine.ledger import Ledger
@@ -46,17 +47,30 @@ class Work(Generic[R]):
         return False
 
     def direct(self) -> Plan[Any]:
-        """The write as plain commands, where it is `alone`."""
+        """The write as plain commands, where it is `alone`; raises `NotAlone` if it is not after all."""
         raise NotImplementedError  # pragma: no cover
+
+    @property
+    def looked_for(self) -> Raw:
+        """The filter for the one document that it is about."""
+        filter: Raw = self.filter  # type: ignore[attr-defined]
+        return filter
 
     def result(self, outcome: Any) -> R:
         """What the caller gets, from what the body returned."""
         result: R = outcome
         return result
 
-    def exposed(self) -> list[Any]:
-        """The new ids that somebody learned before the commit, and that the body took for unknown."""
+    def reveal(self) -> list[Any]:
+        """Let everybody know the new ids; those that somebody learned before, though the body took them for
+        unknown.
+        """
         return []
+
+    @property
+    def parts(self) -> list[Work[Any]]:
+        """The works that it consists of."""
+        return [self]
 
     @property
     def size(self) -> int | None:
@@ -107,6 +121,10 @@ class ChunkedWork(Work[int]):
         return [each["_id"] for each in rows]
 
 
+class NotAlone(Exception):
+    """A work that seemed to be `alone` is not, as it turns out before it has written anything."""
+
+
 class Busy(DataError):
     """Something larger must end first; outside of transactions the write protocol sees to that."""
 
@@ -122,14 +140,27 @@ class Failed:
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
 class Writer:
-    """Who commits: a name that tells whether its process still lives, and what to do with unfinished work."""
+    """Who commits, and what to do with unfinished work."""
 
-    owner: str
-    is_dead: Callable[[str], bool] = lambda _: False
-    # Called where something could not be finished and waits for recovery.
-    left: Callable[[], None] = lambda: None
+    def __init__(
+        self,
+        name: Callable[[], str],
+        is_dead: Callable[[str], bool] = lambda _: False,
+        left: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._name = name
+        self.is_dead = is_dead
+        self._left = left
+
+    @cached_property
+    def owner(self) -> str:
+        """A name that tells whether its process still lives; made where something is noted under it."""
+        return self._name()
+
+    def left(self) -> None:
+        """Called where something could not be finished and waits for recovery."""
+        self._left(self.owner)
 
 
 class Commit:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
+from bson import ObjectId
+from pydantic import ValidationError
 from pymongo import UpdateOne
 
 from treadle.engine import crud, lazy
+from treadle.engine.checked import checked, require_readable, require_valid
 from treadle.engine.fill import compute_formulas, fill_own
 from treadle.engine.inserts import refuse_group
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import changed_fields, derivation
-from treadle.engine.work import ChunkedWork, Work, only
-from treadle.errors import DataError, UsageError
+from treadle.engine.touches import stamp, touches_of, touching, unchanged, why_not
+from treadle.engine.work import ChunkedWork, NotAlone, Work, only
+from treadle.errors import InvalidValue, TreadleError, UsageError
 from treadle.graph.change import Change
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
+from treadle.graph.operations import Returns
 from treadle.graph.pattern import Entry
 from treadle.model.bson_types import RESERVED
+from treadle.model.codec import Codec
 from treadle.model.document import Document
 from treadle.plan import (
     Plan,
@@ -36,9 +42,12 @@ from treadle.plan import (
     update_many,
 )
 from treadle.plan.capabilities import Capabilities
-from treadle.query.keys import freeze
-from treadle.query.paths import has, overlap, plain, put, value_at
-from treadle.query.safety import clean_filter, clean_update, touched_paths
+from treadle.plan.server_errors import translate_update
+from treadle.query.keys import distinct, freeze
+from treadle.query.names import Unchecked
+from treadle.query.pairs import paired_update, refuse_names
+from treadle.query.paths import has, overlap, plain, put, unknown_field, value_at
+from treadle.query.safety import Sort, clean, clean_filter, clean_update, sort_keys, touched_paths
 
 D = TypeVar("D", bound=Document)
 
@@ -56,8 +65,6 @@ def check_update(entry: Entry[Any], update: Update) -> set[str] | None:
         return None
     paths = {plain(path) for path in touched}
     for path in paths:
-        if path == RESERVED or path.startswith(RESERVED + "."):
-            raise UsageError(f"{RESERVED} is Treadle's own and cannot be updated", code="field-maintained")
         for maintained, rule in entry.shielded.items():
             around = rule.refills and maintained.startswith(path + ".")
             if overlap(path, maintained) and not around:
@@ -100,24 +107,45 @@ class _Update:
     entry: Entry[Any]
     filter: Raw
     update: Any
+    # Whether the values of an update that is sure are proof enough that its results are valid.
+    trusts = False
+    # Whether its filter was seen to match a document of an older version.
+    meets_older = False
 
     def _prepare(self, entry: Entry[Any], update: Any) -> None:
         self.entry = entry
-        self.update = clean_update(entry.codec, update)
-        self.touched = set() if entry.plain else check_update(entry, self.update)
+        cleaned = clean_update(entry.codec, update)
+        self.touched = set() if entry.plain else check_update(entry, cleaned)
+        # Whoever passes it unchecked has the values to answer for.
+        free = isinstance(update, Unchecked)
+        values, self.sure = (cleaned, True) if free else checked(entry, cleaned)
+        self.trusts = self.trusts or free
+        self.update = values if free else paired_update(entry.codec, values)
+        self.update = touching(entry, self.update)
+        if self.touched is not None:
+            self.touched |= touches_of(entry, new=False).keys()
 
     @property
     def alone(self) -> bool:
         followed = concerns(self.entry, self.touched) or may_upgrade(self.entry)
-        return not followed and not writes_older(self.entry)
+        return self.sure and not self.meets_older and not followed and not writes_older(self.entry)
 
     def _translated(self) -> AbstractContextManager[None]:
-        return crud.translated(self.entry.model.__name__, [self.filter, {"update": self.update}])
+        sent = [self.filter, {"update": self.update}]
+        return crud.translated(self.entry.model.__name__, sent, translate=translate_update)
+
+    @contextmanager
+    def _noting_older(self) -> Generator[None]:
+        try:
+            yield
+        except NotAlone:
+            self.meets_older = True
+            raise
 
     def _apply(
         self,
         befores: Sequence[Raw],
-        write: Callable[[list[Any]], Plan[dict[Any, Raw]]],
+        write: Callable[[list[Any], list[Any]], Plan[dict[Any, Raw]]],
         server: Capabilities,
         ledger: Ledger,
     ) -> Plan[list[Raw]]:
@@ -129,16 +157,20 @@ class _Update:
             lazy.check_lowering(entry, server)
         else:
             yield from ledger.note_before(entry, keys)
+        stale: list[Any] = []
         if entry.versioned:
+            # These met the filter as they were stored, whether or not they do in the current version.
+            stale = [each["_id"] for each in befores if lazy.is_stale(entry, each)]
             befores = yield from lazy.upgraded(entry, befores)
         if older:
             stored = befores
             yield from ledger.note_before(entry, keys)
         with self._translated():
-            afters = yield from write(keys)
-        # One that the filter no longer finds in the current version was brought up all the same.
+            afters = yield from write(keys, stale)
         pairs = [(each, afters.get(freeze(each["_id"]), each)) for each in befores]
         final = yield from follow_own(entry, pairs)
+        if not (self.sure and self.trusts):
+            yield from require_valid(entry, befores, final, ledger)
         if entry.versioned:
             yield from lazy.downgraded(entry, final)
         by_key = {freeze(each["_id"]): each for each in stored}
@@ -150,36 +182,74 @@ class _Update:
 class UpdateOneDocument(_Update, Work[D | None]):
     """An update of one document, which somebody may have to follow."""
 
-    def __init__(self, entry: Entry[D], id_or_filter: Any, update: Any) -> None:
+    def __init__(
+        self,
+        entry: Entry[D],
+        id_or_filter: Any,
+        update: Any,
+        sort: Sort | None = None,
+        returns: Returns = "after",
+        array_filters: Sequence[Any] | None = None,
+    ) -> None:
         self._prepare(entry, update)
         self.filter = crud.which(entry, id_or_filter)
+        self.sort = refuse_names(entry.codec, sort_keys(sort, entry.codec))
+        if returns not in ("after", "before"):
+            raise UsageError(f"returns={returns!r}; it takes 'after' or 'before'", code="update-invalid")
+        self.returns = returns
+        self.shows_document = returns == "after"
+        self.options: Raw = {} if array_filters is None else {"array_filters": clean(list(array_filters))}
 
     def direct(self) -> Plan[Raw | None]:
-        with self._translated():
-            return (yield from crud.update_one_raw(self.entry, self.filter, self.update))
+        after = self.returns == "after"
+        with self._translated(), self._noting_older():
+            raw = yield from crud.update_one_raw(
+                self.entry, self.filter, self.update, self.sort, after=after, **self.options
+            )
+        return raw
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
         maintains = any(each.rules for each in entry.related)
         # Without a transaction an intent must name the document before it is written.
-        if ledger.transactional and not (maintains or entry.feeding(GatherRule) or entry.versioned):
+        followed = maintains or entry.feeding(GatherRule) or entry.versioned or self.returns == "before"
+        if ledger.transactional and not followed:
             return (yield from self._only_copied(ledger))
-        before = yield from find_one(entry.collection, self.filter)
+        before = yield from find_one(entry.collection, self.filter, sort=self.sort)
         if before is None:
             return None
-        afters = yield from self._apply([before], self._write, server, ledger)
-        return afters[0] if afters else None
+        return (yield from self.update_found(before, server, ledger))
 
-    def _write(self, keys: list[Any]) -> Plan[dict[Any, Raw]]:
-        only_it = {"$and": [by_id(keys[0]), self.filter]}
-        after = yield from find_one_and_update(self.entry.collection, only_it, self.update)
+    def update_found(self, before: Raw, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
+        """Update the document that was just read."""
+        afters = yield from self._apply([before], self._write, server, ledger)
+        if not afters or self.returns == "after":
+            return afters[0] if afters else None
+        return (yield from lazy.in_memory(self.entry, [before]))[0] if self.entry.attends else before
+
+    def _write(self, keys: list[Any], stale: list[Any]) -> Plan[dict[Any, Raw]]:
+        only_it = by_id(keys[0]) if stale else {"$and": [by_id(keys[0]), self.filter]}
+        after = yield from find_one_and_update(self.entry.collection, only_it, self.update, **self.options)
         return {} if after is None else {freeze(keys[0]): after}
+
+    @property
+    def key(self) -> list[Any]:
+        """The id of the one document that it means; nothing where another may be meant."""
+        simple = not self.options and self.sort is None and self.returns == "after"
+        named = self.filter.get("_id")
+        if not simple or type(named) is not ObjectId or self.filter != self.entry.one(named):
+            return []
+        return [named]
 
     def _only_copied(self, ledger: Ledger) -> Plan[Raw | None]:
         """An update of a source that has nothing but copies: what it was does not matter."""
         with self._translated():
-            after = yield from find_one_and_update(self.entry.collection, self.filter, self.update)
+            after = yield from find_one_and_update(
+                self.entry.collection, self.filter, self.update, sort=self.sort, **self.options
+            )
         if after is not None:
+            if not (self.sure and self.trusts):
+                yield from require_valid(self.entry, [], [after], ledger)
             ledger.add(Change(self.entry.collection, after["_id"], {}, after))
         return after
 
@@ -187,8 +257,88 @@ class UpdateOneDocument(_Update, Work[D | None]):
         return None if outcome is None else self.entry.codec.load(outcome)
 
 
+class UpdateEach(_Update, Work[list[Raw | None]]):
+    """Updates of single documents by their ids, in one round of commands."""
+
+    def __init__(self, updates: Sequence[UpdateOneDocument[Any]]) -> None:
+        self.updates = list(updates)
+        self.entry = updates[0].entry
+        self.filter, self.update = {}, [each.update for each in updates]
+        self.sure = all(each.sure for each in updates)
+        self.trusts = all(each.trusts for each in updates)
+
+    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[list[Raw | None]]:
+        keys = distinct(key for each in self.updates for key in each.key)
+        befores = list((yield from by_ids(self.entry.collection, keys)).values())
+        found = [each for each in befores if self.entry.holds(each)]
+        afters = (yield from self._apply(found, self._write, server, ledger)) if found else []
+        by_key = {freeze(each["_id"]): each for each in afters}
+        return [by_key.get(freeze(each.key[0])) for each in self.updates]
+
+    def _write(self, keys: list[Any], stale: list[Any]) -> Plan[dict[Any, Raw]]:
+        operations = [UpdateOne(each.filter, each.update) for each in self.updates]
+        yield from bulk_write(self.entry.collection, operations)
+        return (yield from by_ids(self.entry.collection, keys))
+
+
+class ChangeFields(UpdateOneDocument[D]):
+    """Some fields, by their Python names, of a document that the caller has read."""
+
+    def __init__(self, entry: Entry[D], document: D, fields: Mapping[str, Any]) -> None:
+        changed = _with(entry, document, fields)
+        # In the current version, whatever this Store writes: an update speaks of that one.
+        codec: Codec[D] = getattr(entry.codec, "own", entry.codec)
+        raw = codec.dump_all([changed], [])[0]
+        names = [entry.codec.by_name[name].stored for name in fields]
+        sets = {name: raw[name] for name in names if name in raw}
+        gone = [name for name in names if name not in raw]
+        update = {"$set": sets, "$unset": dict.fromkeys(gone, "")}
+        super().__init__(entry, raw["_id"], {key: value for key, value in update.items() if value})
+        self.identity = raw["_id"]
+        self.which = {**by_id(self.identity), **entry.exactly}
+        self.unchanged = unchanged(entry, raw)
+        self.filter = {**self.which, **self.unchanged}
+
+    def direct(self) -> Plan[Raw]:
+        return (yield from self._there((yield from super().direct())))
+
+    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
+        return (yield from self._there((yield from super().body(graph, server, ledger))))
+
+    def _there(self, raw: Raw | None) -> Plan[Raw]:
+        if raw is None:
+            raise (yield from why_not(self.entry, self.which, self.identity, self.unchanged, "changed"))
+        return raw
+
+
+def _with(entry: Entry[D], document: D, fields: Mapping[str, Any]) -> D:
+    """The document with other values in these fields, validated as a whole."""
+    model, known = entry.model.__name__, entry.codec.by_name
+    if not fields or "id" in fields:
+        what = "the id of a document" if fields else "nothing"
+        raise UsageError(
+            f"change of a {model} was asked to change {what}; name the fields to change, such as "
+            "change(document, status='paid')",
+            code="update-invalid",
+        )
+    for name in fields:
+        if name not in known:
+            raise unknown_field(f"change of a {model} names", name, model, list(known))
+    present = {name: value for name, value in document.__dict__.items() if name in known}
+    try:
+        return entry.model.model_validate({**present, **fields}, by_name=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the document as a whole"
+        raise InvalidValue(
+            f"change of a {model}: {where}: {first['msg']}; nothing was written", code="document-invalid"
+        ) from error
+
+
 class UpdateManyDocuments(_Update, ChunkedWork):
     """An update of the documents of one chunk."""
+
+    trusts = True
 
     def __init__(self, entry: Entry[Any], filter: Any, update: Any) -> None:
         crud.require_filter(entry, filter)
@@ -196,7 +346,7 @@ class UpdateManyDocuments(_Update, ChunkedWork):
         self.filter = clean_filter(entry.codec, filter)
 
     def direct(self) -> Plan[int]:
-        with self._translated():
+        with self._translated(), self._noting_older():
             return (yield from crud.update_many_raw(self.entry, self.filter, self.update))
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
@@ -205,8 +355,13 @@ class UpdateManyDocuments(_Update, ChunkedWork):
             yield from self._apply(befores, self._write, server, ledger)
         return len(befores)
 
-    def _write(self, keys: list[Any]) -> Plan[dict[Any, Raw]]:
-        yield from update_many(self.entry.collection, only(self.filter, keys), self.update)
+    def _write(self, keys: list[Any], stale: list[Any]) -> Plan[dict[Any, Raw]]:
+        as_found = {freeze(key) for key in stale}
+        others = [key for key in keys if freeze(key) not in as_found]
+        if others:
+            yield from update_many(self.entry.collection, only(self.filter, others), self.update)
+        if stale:
+            yield from update_many(self.entry.collection, {"_id": {"$in": stale}}, self.update)
         return (yield from by_ids(self.entry.collection, keys))
 
 
@@ -262,6 +417,9 @@ class Replace(Work[D]):
         self.was: Entry[Any] = was or entry
         altered: list[Any] = []
         self.raw = crud.dump(entry, document, altered)
+        # An assignment to a field is not validated by itself.
+        require_readable(entry, self.raw, "this would store")
+        self.unchanged = unchanged(entry, self.raw)
         self._result = crud.as_stored(entry, document, self.raw, altered) if self.alone else document
 
     @property
@@ -272,10 +430,13 @@ class Replace(Work[D]):
         """The filter for the document as it is said to be stored."""
         return {**by_id(self.raw["_id"]), **self.was.exactly}
 
-    def _refusal(self) -> Plan[DataError]:
+    @property
+    def looked_for(self) -> Raw:
+        return self._filter()
+
+    def _refusal(self) -> Plan[TreadleError]:
         """The error where there is no such document."""
-        return crud.gone(self.entry, self.raw["_id"])
-        yield  # pragma: no cover
+        return (yield from why_not(self.entry, self._filter(), self.raw["_id"], self.unchanged, "replaced"))
 
     def direct(self) -> Plan[Raw]:
         entry = self.entry
@@ -287,19 +448,22 @@ class Replace(Work[D]):
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
         entry, identity = self.entry, self.raw["_id"]
-        before = yield from find_one(entry.collection, self._filter())
+        before = yield from find_one(entry.collection, {**self._filter(), **self.unchanged})
         if before is None:
             raise (yield from self._refusal())
         yield from self._note(before, ledger)
         after = yield from self._after(before, server)
+        yield from stamp(entry, [after], new=False)
         if derivation(entry).fills:
             yield from fill_own(entry, [(before, after)])
         with crud.translated(entry.model.__name__, [after], entry):
             kept = self._kept()
             if kept:
                 after = yield from _replace_keeping(entry, kept, after, self.prepared)
-            else:
-                yield from replace_one(entry.collection, by_id(identity), after)
+            elif not (
+                yield from replace_one(entry.collection, {**by_id(identity), **self.unchanged}, after)
+            ).matched_count:
+                raise (yield from self._refusal())
         if derivation(entry).formulas:
             (after,) = yield from compute_formulas(entry, [identity])
         ledger.add(Change(entry.collection, identity, before, after))

@@ -1,4 +1,4 @@
-"""The Store's calls on arrays, counters and trees.
+"""The Store's calls on arrays, counters and trees, and on what was before or is elsewhere.
 
 A handle of the Store looks up the rule that the caller named, asks it for its
 calls, and runs the plans that these return. Rules are given the Store's
@@ -16,7 +16,8 @@ from bson import ObjectId
 from pymongo.errors import OperationFailure
 
 from treadle.errors import DeclarationError, UsageError
-from treadle.graph.outcomes import Finding
+from treadle.graph.layout import PageReader
+from treadle.graph.outcomes import Changed, Finding, Nested, Report, State
 from treadle.graph.pattern import Entry, Place, Rule
 from treadle.model.document import Document
 from treadle.plan import Plan, Raw, Read
@@ -25,8 +26,10 @@ from treadle.query.safety import Sort
 D = TypeVar("D", bound=Document)
 D_co = TypeVar("D_co", bound=Document, covariant=True)
 Named = TypeVar("Named", bound="NamedRule")
+Called = TypeVar("Called", bound=Rule)
 Sums: TypeAlias = Mapping[Any, Any]
-Children: TypeAlias = Literal["refuse", "subtree", "lift"]
+Children: TypeAlias = Literal["refuse", "subtree", "lift", "root"]
+Order: TypeAlias = Literal["depth", "breadth"]
 
 
 class NamedRule(Rule):
@@ -65,6 +68,13 @@ def rule_named(entry: Entry[Any], family: type[Named], name: str) -> Named:
             return rule
     known = ", ".join(repr(rule.name) for rule in rules) or "none"
     raise family.unknown(f"{entry.model.__name__} has no {family.noun.partition(' ')[2]} {name!r}", known)
+
+
+def rule_of(entry: Entry[Any], family: type[Called], how: str, *, code: str) -> Called:
+    """The one rule of a family that a model has; else an error that says how to declare it."""
+    for rule in entry.having(family):
+        return rule
+    raise UsageError(f"{entry.model.__name__} {how}", code=code)
 
 
 # -- arrays ------------------------------------------------------------------------------------------
@@ -164,6 +174,9 @@ class Waiting(Protocol):
     def take(self) -> None:
         """Move all sums to `unfinished`."""
 
+    def next_number(self) -> int:
+        """A number for the next batch or event of this writer; they only grow."""
+
     def divide(self, size: int) -> None:
         """Write what is unfinished in smaller chunks, under new numbers."""
 
@@ -177,7 +190,7 @@ class CounterCalls(Protocol):
     def amounts(self, counts: Sums) -> dict[Any, Any]:
         """What a caller gave, checked and by key."""
 
-    def record(self, group: Sequence[Sums]) -> Plan[None]:
+    def record(self, waiting: Waiting, group: Sequence[Sums]) -> Plan[None]:
         """Store the amounts of several callers as one durable event."""
 
     def sample(self, key: Any, n: Any) -> Plan[dict[Any, Any]]:
@@ -209,13 +222,9 @@ class HierarchyRule(Rule):
 
 def hierarchy_of(entry: Entry[Any]) -> HierarchyRule:
     """The rule of a model's tree."""
-    for rule in entry.having(HierarchyRule):
-        return rule
-    raise UsageError(
-        f"{entry.model.__name__} is no tree; declare it with tree=, such as "
-        'tree=AncestorArray(parent="parent_id", ancestors="ancestors")',
-        code="tree-undeclared",
-    )
+    example = 'tree=AncestorArray(parent="parent_id", ancestors="ancestors")'
+    how = f"is no tree; declare it with tree=, such as {example}"
+    return rule_of(entry, HierarchyRule, how, code="tree-undeclared")
 
 
 class NodeReader(Protocol[D_co]):
@@ -242,12 +251,87 @@ class TreeCalls(Protocol[D]):
     def roots(self, sort: Sort | None) -> NodeReader[D]: ...
     def children(self, id: Any, sort: Sort | None) -> NodeReader[D]: ...
     def descendants(self, id: Any, max_depth: int | None, sort: Sort | None) -> NodeReader[D]: ...
+    def siblings(self, id: Any, sort: Sort | None) -> NodeReader[D]: ...
+    def leaves(self, id: Any, sort: Sort | None) -> NodeReader[D]: ...
+    def walk(self, id: Any, order: Order, max_depth: int | None, sort: Sort | None) -> NodeReader[D]: ...
+    def nested(self, id: Any, max_depth: int | None, sort: Sort | None) -> Plan[Nested[D]]: ...
+    def common_ancestor(self, ids: Sequence[Any]) -> Plan[D | None]: ...
     def ancestors(self, id: Any) -> Plan[list[D]]: ...
     def path(self, id: Any) -> Plan[list[D]]: ...
     def parent(self, id: Any) -> Plan[D | None]: ...
     def depth(self, id: Any) -> Plan[int]: ...
     def count(self, id: Any, max_depth: int | None) -> Plan[int]: ...
     def insert(self, node: D, parent: Any) -> Plan[D]: ...
+    def find_or_create_path(self, nodes: Sequence[D], parent: Any, by: str | None) -> Plan[list[D]]: ...
     def move(self, id: Any, parent: Any) -> Plan[D]: ...
     def rename(self, id: Any, segment: str) -> Plan[D]: ...
     def remove(self, id: Any, children: Children) -> Plan[int]: ...
+
+
+# -- former states -------------------------------------------------------------------------------------
+
+
+class PastRule(Rule):
+    """The states that the documents of a model had."""
+
+    def calls(self, protocol: Any) -> PastCalls[Any]:
+        """The calls on former states."""
+        raise NotImplementedError  # pragma: no cover
+
+
+def past_of(entry: Entry[Any]) -> PastRule:
+    """The rule that keeps a model's former states."""
+    how = "keeps no history; declare it with history=History()"
+    return rule_of(entry, PastRule, how, code="history-undeclared")
+
+
+class PastCalls(Protocol[D]):
+    """What `store.history(…)` and its like answer with."""
+
+    def states(self, id: Any) -> PageReader[State[D]]: ...
+    def at(self, id: Any, moment: Any) -> Plan[D | None]: ...
+    def find_at(self, filter: Any, moment: Any) -> PageReader[D]: ...
+    def revert(self, id: Any, revision: int) -> Plan[D]: ...
+    def diff(self, id: Any, a: Any, b: Any) -> Plan[dict[str, Changed]]: ...
+
+
+# -- documents that are elsewhere ----------------------------------------------------------------------
+
+
+class RestoringRule(Rule):
+    """Documents that were taken away, and can be brought back."""
+
+    def restore(self, protocol: Any, id: Any) -> Plan[Any]:
+        """Bring a document back; the document, or None where it is not among those taken away."""
+        raise NotImplementedError  # pragma: no cover
+
+
+class MovingRule(RestoringRule):
+    """Documents that move to another collection when they are old."""
+
+    def archive(self, now: Any, report: Report | None, dry_run: bool) -> Plan[int]:
+        """Move what is old enough, at the pace of the report; how many documents."""
+        raise NotImplementedError  # pragma: no cover
+
+
+def moving_of(entry: Entry[Any]) -> MovingRule:
+    """The rule that archives a model's documents."""
+    how = "has no archive; declare it with archive=Archive(…)"
+    return rule_of(entry, MovingRule, how, code="archive-undeclared")
+
+
+# -- documents that belong together --------------------------------------------------------------------
+
+
+class RelatingRule(Rule):
+    """Documents of one collection that name each other."""
+
+    def related(self, protocol: Any, id: Any, filter: Any, sort: Any, limit: int | None) -> PageReader[Any]:
+        """What reads a document and all that belongs to it."""
+        raise NotImplementedError  # pragma: no cover
+
+
+def relating_of(entry: Entry[Any]) -> RelatingRule:
+    """The rule that keeps a model's links."""
+    how = 'has no links; declare them with links=Links("links")'
+    return rule_of(entry, RelatingRule, how, code="links-undeclared")

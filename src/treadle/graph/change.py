@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from treadle.plan import Plan, Raw
+from treadle.query.paths import overlap
 
 # In a batch: the caller passed nothing along for this document, which is not the same as None.
 NOT_GIVEN: Final = object()
+# Where an event of a change stream has the document before and after.
+BEFORE = "fullDocumentBeforeChange"
+AFTER = "fullDocument"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,9 @@ class Change:
 
 class Changes(Protocol):
     """What one commit has changed so far; rules note here what they write themselves."""
+
+    # Whether the transaction is the caller's own, and may hold earlier writes of the same documents.
+    joined: bool
 
     def add(self, change: Change) -> None:
         """Note a change; several of one document become one."""
@@ -78,3 +86,33 @@ class Batch:
             both(self.notes, other.notes),
             both(self.given, other.given),
         )
+
+
+@dataclass(slots=True)
+class Event:
+    """A change of one document, as the stream tells it."""
+
+    kind: str
+    key: Any
+    # The paths that an update touched, without positions; None where any may have changed.
+    touched: set[str] | None
+    raw: Mapping[str, Any]
+
+    @property
+    def before(self) -> Raw | None:
+        """The document before, where the server kept it."""
+        return self.raw.get(BEFORE) or None
+
+    @property
+    def after(self) -> Raw | None:
+        """The document after; None also where the server did not keep it."""
+        return self.raw.get(AFTER) or None
+
+    @property
+    def time(self) -> dt.datetime:
+        """When it was committed, by the server's clock."""
+        time: dt.datetime = self.raw.get("wallTime") or self.raw["clusterTime"].as_datetime()
+        return time
+
+    def touches(self, paths: Iterable[str]) -> bool:
+        return self.touched is None or any(overlap(one, other) for one in self.touched for other in paths)

@@ -13,18 +13,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Final
 
 import bson
 from pymongo import ASCENDING, IndexModel
 
-from treadle.errors import DeclarationError
+from treadle.errors import DataError, DeclarationError
 from treadle.graph.pattern import STATE, Entry, Maintain, Models, Place, Rule
+from treadle.graph.shards import Held, check_held, shard_paths, split_reference
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw
+from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import GroupKey, Key, ReferenceKey
 from treadle.query.keys import freeze as freeze
 from treadle.query.keys import may_be_id as may_be_id
+from treadle.query.pairs import paired_filter
 from treadle.query.paths import Path, filter_references, inside, resolve, value_at, values_at
 from treadle.query.safety import clean
 
@@ -45,10 +49,15 @@ class Origin:
     source: Entry[Any]
     key: Key
     where: Raw
+    held: tuple[str, ...] = ()
 
 
 def origin(
-    place: Place, graph: Models, source: Any, by: str | None, where: Mapping[str, Any] | None
+    place: Place,
+    graph: Models,
+    source: Any,
+    by: str | tuple[str, ...] | None,
+    where: Mapping[str, Any] | None,
 ) -> Origin:
     """What a declaration says about its sources; inside a rollup, what the rollup says."""
     condition: Raw = clean(dict(where or {}))
@@ -60,6 +69,7 @@ def origin(
                 "leave out the source and by=",
                 code="rollup-source",
             )
+        condition = paired_filter(group.source.codec, condition)
         both = [each for each in (group.condition, condition) if each]
         return Origin(group.source, group.key, {"$and": both} if len(both) > 1 else (both or [{}])[0])
     if source is None:
@@ -67,15 +77,19 @@ def origin(
             f"{place.label} names no source; only inside a rollup is there one already", code="source-unknown"
         )
     entry = graph.resolve(source, place.label)
+    condition = paired_filter(entry.codec, condition)
     if by is None:
         raise DeclarationError(
             f"{place.label} needs by=, the field of {entry.model.__name__} that holds the id of "
             f"its {place.entry.model.__name__}",
             code="reference-field-missing",
         )
-    path = resolve(entry.codec, by, place.label, "reference-field-missing")
+    names, identity = split_reference(by)
+    check_held(names, place.entry, place.label)
+    path = resolve(entry.codec, identity, place.label, "reference-field-missing")
     graph.check_reference(path, place.entry, place.label)
-    return Origin(entry, ReferenceKey(path), condition)
+    held = tuple(resolve(entry.codec, each, place.label, "reference-field-missing").stored for each in names)
+    return Origin(entry, ReferenceKey(path), condition, held)
 
 
 def maintenance_of(place: Place, declared: Any) -> tuple[Maintain, timedelta | None]:
@@ -105,6 +119,8 @@ class GatherRule(Rule):
             )
         self.source = origin.source
         self.key = origin.key
+        # Where a source holds the shard key of its target.
+        self.held = origin.held
         # What the declaration itself asks of its sources.
         self.condition = self.where = origin.where
         if self.source.scope:
@@ -112,6 +128,12 @@ class GatherRule(Rule):
             self.where = {"$and": [self.source.scope, self.where]} if self.where else dict(self.source.scope)
         # Values inside the array that holds the key belong to that one element.
         self.per_element = False
+
+    def holds(self) -> list[tuple[str, Held]]:
+        if not self.held:
+            return []
+        held = Held(self.by.stored, self.held, self.target.collection, shard_paths(self.target))
+        return [(self.source.collection, held)]
 
     @cached_property
     def alike(self) -> Any:
@@ -126,7 +148,7 @@ class GatherRule(Rule):
         return self.key.by
 
     def watches(self) -> Mapping[str, set[str] | None]:
-        condition = filter_references(self.where)
+        condition = filter_references(self.where) if self.where else set()
         own = self.value_paths()
         watched = None if condition is None or own is None else set(self.key.paths) | condition | own
         return {self.source.collection: watched}
@@ -183,7 +205,7 @@ class GatherRule(Rule):
         """Stored path and value of each part, for a target that nothing feeds."""
         return {self.path: None}
 
-    def difference(self, removed: Sequence[Any], added: Sequence[Any], version: tuple[int, ...]) -> Any:
+    def difference(self, removed: Sequence[Any], added: Sequence[Any], server: Capabilities) -> Any:
         """What to do to the target: None, RECOMPUTE, or something for `apply`."""
         return RECOMPUTE
 
@@ -195,9 +217,25 @@ class GatherRule(Rule):
         """Whether its values for these targets are found by a query of its own, and not by a `$group`."""
         return False
 
-    def found(self, keys: Sequence[Any], version: tuple[int, ...]) -> Plan[dict[Any, dict[str, Any]]]:
+    def found(self, keys: Sequence[Any], server: Capabilities) -> Plan[dict[Any, dict[str, Any]]]:
         """Per target (frozen key) the stored path and exact value of each part, by its own query."""
         raise NotImplementedError  # pragma: no cover
+
+    def found_among(self, keys: Sequence[Any], sources: Sequence[Raw]) -> Plan[dict[Any, dict[str, Any]]]:
+        """The same by an aggregation over its source, of which these are the first stages."""
+        raise NotImplementedError  # pragma: no cover
+
+    def fits(self, value: Any) -> bool:
+        """Whether its field can hold a value that was computed for it."""
+        return True
+
+    def too_large(self) -> DataError:
+        """The refusal of a write after which its value would not fit."""
+        return DataError(
+            f"{self.place.label} would go beyond the 64 bits of an integer, and be inexact; "
+            "declare it as a Decimal",
+            code="sum-too-large",
+        )
 
     def accumulators(self) -> dict[str, Any]:
         """The `$group` accumulators that compute it, by a name of their own."""
@@ -223,7 +261,13 @@ class GatherRule(Rule):
         return self.key.index_keys(windows_first=self.maintain == "schedule")
 
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
-        return [(self.source, IndexModel(self.index_keys()))]
+        keys = self.index_keys()
+        indexes = [IndexModel(keys)] if keys else []
+        lineage = self.source.lineage
+        if lineage is not None and lineage.current > 1:
+            # By which documents of older versions are found, to be read in the current one.
+            indexes.append(IndexModel([(lineage.field, ASCENDING)]))
+        return [(self.source, index) for index in indexes]
 
 
 class CountingRule(GatherRule):
@@ -238,7 +282,7 @@ class CountingRule(GatherRule):
     def empty(self) -> dict[str, Any]:
         return {self.path: 0}
 
-    def difference(self, removed: Sequence[Any], added: Sequence[Any], version: tuple[int, ...]) -> Any:
+    def difference(self, removed: Sequence[Any], added: Sequence[Any], server: Capabilities) -> Any:
         return len(added) - len(removed) or None
 
     def apply(self, difference: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -258,6 +302,9 @@ class GroupRule(CountingRule):
     """How many sources a group has; what makes the document of a group, and removes it."""
 
     key: GroupKey
+    needs: Mapping[str, str] = MappingProxyType(
+        {"unions": "compute this rollup elsewhere, by a job of your own"}
+    )
 
     def __init__(self, place: Place, origin: Origin) -> None:
         super().__init__(place, origin)
@@ -281,12 +328,16 @@ class GroupRule(CountingRule):
         }
 
 
-def source_stages(rule: GatherRule, keys: Sequence[Any]) -> list[Raw]:
-    """Stages that leave one document per contribution, with its target's key in KEY."""
-    return [{"$match": rule.key.match(keys)}, *contribution_stages(rule, keys)]
+def elsewhere_stages(rule: GatherRule, stages: Sequence[Raw]) -> list[Raw]:
+    """The stage that adds what these stages find among sources elsewhere; not inside transactions."""
+    place = rule.source.counted_elsewhere
+    return [] if place is None else [{"$unionWith": {"coll": place, "pipeline": list(stages)}}]
 
 
 def contribution_stages(rule: GatherRule, keys: Sequence[Any] | None) -> list[Raw]:
-    """The same for sources that are chosen already; `keys` restricts the targets."""
+    """Stages that leave one document per contribution, with its target's key in KEY, of chosen sources.
+
+    `keys` restricts the targets.
+    """
     chosen: list[Raw] = [{"$match": rule.where}] if rule.where else []
     return [*chosen, *rule.key.stages(keys, rule.per_element)]

@@ -9,18 +9,20 @@ refused.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from treadle.errors import DeclarationError, UsageError
-from treadle.graph import kinds
+from treadle.graph import kinds, lifecycle
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.limits import Limits
-from treadle.graph.pattern import CARRIED_OUT, ClassPlace, Entry, Pattern, Place, Rule
+from treadle.graph.pattern import CARRIED_OUT, NOTHING, ClassPlace, Entry, Maintain, Pattern, Place, Rule
+from treadle.graph.shards import shards_of
 from treadle.graph.versions import WriteVersions
 from treadle.model.codec import Codec, codec_of
 from treadle.model.document import Document
@@ -39,6 +41,21 @@ from treadle.query.paths import (
 D = TypeVar("D", bound=Document)
 # The families of derived data, which the engine maintains.
 DERIVED = (GatherRule, CopyRule, FormulaRule, LocalRule)
+# What the ways to maintain a value make use of, and what they cannot do without.
+_HISTORY = frozenset({"streams", "pre_images", "split_events"})
+USED_BY: Mapping[Maintain, frozenset[str]] = {
+    "write": frozenset(),
+    "stream": _HISTORY,
+    "schedule": _HISTORY | {"merges", "unions"},
+}
+NEEDED_BY: Mapping[Maintain, Mapping[str, str]] = {
+    "schedule": dict.fromkeys(("merges", "unions"), "declare maintain='write' or maintain='stream'"),
+}
+
+
+def needs_of(rule: Rule) -> dict[str, str]:
+    """What a rule cannot be kept right without, and what to do instead."""
+    return {**rule.needs, **NEEDED_BY.get(rule.maintain, NOTHING)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +72,7 @@ class Graph:
 
     def __init__(
         self,
-        models: Iterable[type[Document]],
+        models: Iterable[type[Any]],
         write_versions: WriteVersions = None,
         limits: Limits | None = None,
     ) -> None:
@@ -74,19 +91,37 @@ class Graph:
         for entry in sorted(self.entries.values(), key=lambda entry: len(entry.above)):
             for place, pattern in declarations(entry):
                 if not kinds.is_inherited(entry, place, pattern):
-                    self._place(entry, pattern.bind(place, self))
+                    rule = pattern.bind(place, self)
+                    rule.declared = pattern
+                    self._place(entry, rule)
         kinds.spread(self)
         for entry in self.entries.values():
             entry.forget_lookups()
+        # Every rule once.
+        self.rules = list(dict.fromkeys(rule for entry in self.entries.values() for rule in entry.rules))
+        for rule in self.rules:
+            elsewhere = rule.elsewhere()
+            for each in rule.target.related if elsewhere is not None else ():
+                each.elsewhere = elsewhere
         for rule in self.rules:
             rule.check(self)
         self._refuse_derived_readings()
+        self.shards = shards_of(self, self.entries.values())
+        self._refuse_across_shards()
         self._find_levels()
         for entry in self.entries.values():
             self._find_watched(entry)
         # Per level what reacts to a change; asked for at every write.
         self.stages = [self._stage(level) for level in sorted({rule.level for rule in self.rules})]
+        # What goes beside every change, however it came about.
+        recording = [
+            rule for rule in self.rules if rule.maintain == "write" and type(rule).record is not Rule.record
+        ]
+        self.spreading = [rule for rule in recording if rule.spreads]
+        self.recording = [rule for rule in recording if not rule.spreads]
         self.derives = any(not entry.plain for entry in self.entries.values())
+        for model, entry in self.entries.items():
+            type.__setattr__(model, "__treadle_maintained__", entry.read_only())
 
     def _add(self, model: Any) -> None:
         if not (isinstance(model, type) and issubclass(model, Document)):
@@ -113,21 +148,41 @@ class Graph:
         try:
             return self.entries[model]
         except (KeyError, TypeError):
-            known = ", ".join(sorted(each.__name__ for each in self.entries)) or "none"
-            raise UsageError(
-                f"{getattr(model, '__name__', model)!s} is not among the models of this Store ({known}); "
-                "add it to models=",
-                code="model-unknown",
-            ) from None
+            raise self.not_a_model(model) from None
+
+    def not_a_model(self, given: Any) -> UsageError:
+        """What to say to a caller who names no model of this Store."""
+        known = ", ".join(sorted(each.__name__ for each in self.entries)) or "none"
+        if isinstance(given, type) and issubclass(given, Document):
+            what = f"{given.__name__} is not among the models of this Store ({known}); add it to models="
+        else:
+            kind = type(given).__name__
+            what = f"this takes one of the models of this Store ({known}), the class itself; it got "
+            what += f"the class {given.__name__}" if isinstance(given, type) else f"a value of type {kind}"
+        return UsageError(what, code="model-unknown")
+
+    def not_a_document(self, given: Any) -> UsageError:
+        """What to say to a caller who passes no document of this Store."""
+        if isinstance(given, Document):
+            return self.not_a_model(type(given))
+        if isinstance(given, type):
+            what = f"got the class {given.__name__} itself; make a document of it: {given.__name__}(…)"
+        elif inspect.isawaitable(given):
+            what = f"got a {type(given).__name__} that nobody has awaited; write await before it"
+        elif isinstance(given, Mapping):
+            what = "got a dict; make a document of it by its model: Order(**values), or Order.model_validate"
+        else:
+            what = f"got a value of type {type(given).__name__}"
+        known = ", ".join(sorted(each.__name__ for each in self.entries)) or "none"
+        return UsageError(
+            f"this takes a document of one of the models of this Store ({known}), and {what}",
+            code="model-unknown",
+        )
 
     def chosen(self, models: Iterable[type[Document]]) -> list[Entry[Any]]:
         """The entries of these models; of all, if none is named."""
         chosen = [each for model in models for each in [self.entry(model), *self.entry(model).below]]
         return list(dict.fromkeys(chosen)) or list(self.entries.values())
-
-    @property
-    def rules(self) -> list[Rule]:
-        return list(dict.fromkeys(rule for entry in self.entries.values() for rule in entry.rules))
 
     # -- for the patterns' bind() -----------------------------------------------------
 
@@ -206,7 +261,11 @@ class Graph:
         for rule in self.rules:
             touched = [rule.target, *(self.by_collection[name] for name in rule.watches())]
             for entry in touched:
-                if entry.layout is not None and type(rule).lay_out is Rule.lay_out:
+                if (
+                    entry.layout is not None
+                    and type(rule).lay_out is Rule.lay_out
+                    and rule.elsewhere() is None
+                ):
                     raise DeclarationError(
                         f"{rule.place.label} would have to follow each reading of {entry.model.__name__}, "
                         "which are not stored one by one; use the statistics of its buckets, or store the "
@@ -214,13 +273,46 @@ class Graph:
                         code="layout-derived",
                     )
 
+    def _refuse_across_shards(self) -> None:
+        """Refuse what cannot be kept right in a sharded collection."""
+        for rule in self.rules:
+            collections = {rule.target.collection, *rule.watches()} & set(self.shards.keys)
+            if collections and not rule.across_shards:
+                raise DeclarationError(
+                    f"{rule.place.label}: {rule.pattern} cannot be kept in {min(collections)}, which is "
+                    "sharded: it takes documents of several shards together; leave out shard_key=, or it",
+                    code="shard-key-pattern",
+                )
+
     def check_server(self, server: Capabilities) -> Capabilities:
         """The server's capabilities, if every declaration can be kept with them."""
+        if not server.retryable_writes and not server.standalone:
+            raise UsageError(
+                "this server refuses retryable writes, without which a write may be done twice after a lost "
+                "connection; use a server that has them (Amazon DocumentDB has them from 8.0.2 on)",
+                code="retryable-writes-missing",
+            )
+        if self.rules and not server.pipeline_updates:
+            raise UsageError(
+                "this server has no updates by pipeline, by which Treadle maintains values; use MongoDB 5.0 "
+                "or later, or an engine that has them",
+                code="pipeline-updates-missing",
+            )
         for rule in self.rules:
-            if rule.needs_transactions:
-                what = f"{rule.place.label}: {rule.pattern}"
-                server.require_transactions(what, code="transactions-needed", error=DeclarationError)
+            if rule.maintain == "stream":
+                what = f"{rule.place.label}: maintain='stream' follows change streams and"
+                instead = "declare maintain='write'"
+                server.require_transactions(what, instead, "streams-unavailable", DeclarationError)
+            for name, instead in needs_of(rule).items():
+                server.require(name, f"{rule.place.label}: {rule.pattern}", instead)
         return server
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """The capabilities on which anything declared here depends."""
+        return frozenset().union(
+            *(rule.uses | needs_of(rule).keys() | USED_BY[rule.maintain] for rule in self.rules)
+        )
 
     def _find_levels(self) -> None:
         levels: dict[Rule, int] = {}
@@ -284,7 +376,7 @@ class Graph:
             rule
             for each in entry.related
             for rule in each.rules
-            if isinstance(rule, (FormulaRule, LocalRule))
+            if isinstance(rule, (FormulaRule, LocalRule)) or rule in each.answering("record")
         ]
         copies = [rule for each in entry.related for rule in each.having(CopyRule)]
         for rule in [*entry.feeds, *own]:
@@ -338,6 +430,7 @@ def declarations(entry: Entry[Any]) -> Iterator[tuple[Place, Pattern]]:
                     code="pattern-keyword",
                 )
             yield ClassPlace(entry, entry.codec, (), entry.codec.by_name["id"], keyword), pattern
+    yield from lifecycle.declared(entry)
     for place, pattern in _declared(entry, entry.codec, (), ()):
         if pattern.keyword is not None:
             raise DeclarationError(

@@ -57,16 +57,23 @@ def join(graph: Models) -> None:
         members.sort(key=lambda entry: len(entry.model.__mro__))
         family = Family(graph.entries[root], members)
         for entry in members:
-            entry.family = family
+            entry.family, entry.root = family, family.root
             entry.above = [each for each in members if each is not entry and _is_below(entry, each)]
             entry.below = [each for each in members if each is not entry and _is_below(each, entry)]
         for entry in members:
             _check_member(entry, family)
             _confine(entry, family)
     for entry in graph.entries.values():
+        entry.whole_scope, entry.whole_exactly = entry.scope, entry.exactly
+        deleted = entry.codec.by_name.get(entry.settings.soft_delete or "")
+        if deleted is not None:
+            # Deleted documents that are still stored are nobody's.
+            entry.tombstone = deleted.stored
+            entry.scope = {**entry.scope, deleted.stored: None}
+            entry.exactly = {**entry.exactly, deleted.stored: None}
         names = frozenset(stamped_names(entry.model))
-        if entry.family is not None or names:
-            entry.codec = StoreCodec(entry.codec, entry.scope, names)
+        if entry.family is not None or names or deleted is not None:
+            entry.codec = StoreCodec(entry.codec, entry.scope, names, confined=bool(entry.whole_scope))
     for entry in graph.entries.values():
         if entry.family is not None:
             members = [each for each in [entry, *entry.below] if each.settings.kind is not None]
@@ -90,7 +97,7 @@ def _check_member(entry: Entry[Any], family: Family) -> None:
             "types; declare the id on the base",
             code="id-invalid",
         )
-    for keyword in ("version_field", "validation", "validation_action"):
+    for keyword in ("version_field", "validation", "validation_action", "revision", "soft_delete"):
         if getattr(entry.settings, keyword) != getattr(root.settings, keyword):
             raise DeclarationError(
                 f"{name} has another {keyword} than {root.model.__name__}, but they share a collection; "
@@ -188,7 +195,7 @@ def _union(lists: Iterable[Iterable[R]]) -> list[R]:
 def scoped_formula(rule: Rule, expression: Any) -> Raw:
     """The `$set` of a formula; in documents of other kinds it changes nothing."""
     target = rule.target
-    if not target.scope or target.family is None:
+    if not target.whole_scope or target.family is None:
         return {rule.path: expression}
     segments = rule.path.split(".")
     value = expression

@@ -7,24 +7,29 @@ but the readers are plans.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
-from treadle.errors import UsageError
-from treadle.graph.outcomes import Action, Finding, Report, Summary
+from treadle.errors import DataError, UsageError
+from treadle.graph.operations import Operation, Returns, Upserted
+from treadle.graph.outcomes import Action, Finding, Page, Report, Summary
 from treadle.model.document import Document
+from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, Read
 from treadle.plan.capabilities import Capabilities
 from treadle.query.safety import Sort
 
+log = logger(__name__)
+
 D = TypeVar("D", bound=Document)
 READINGS = "only models with bucket= or timeseries= have this"
-D_co = TypeVar("D_co", bound=Document, covariant=True)
+R_co = TypeVar("R_co", covariant=True)
 
 
-class PageReader(Protocol[D_co]):
-    """Turns pages of what a cursor gives into documents of a model."""
+class PageReader(Protocol[R_co]):
+    """Turns pages of what a cursor gives into documents of a model, or into cards."""
 
     page: int
     done: bool
@@ -33,8 +38,26 @@ class PageReader(Protocol[D_co]):
     def command(self) -> Read:
         """The read whose cursor is to be paged through."""
 
-    def take(self, raws: list[Raw], ended: bool) -> Plan[Iterable[D_co]]:
+    def take(self, raws: list[Raw], ended: bool) -> Plan[Iterable[R_co]]:
         """The documents that can be emitted now."""
+
+
+# In the place of a document that could not be read.
+SKIPPED: Any = object()
+
+
+def skipping(load: Callable[[Raw], Any], noted: list[DataError]) -> Callable[[Raw], Any]:
+    """What reads documents and passes those over that do not fit; they are noted."""
+
+    def read(raw: Raw) -> Any:
+        try:
+            return load(raw)
+        except DataError as error:
+            log.warning("%s", error)
+            noted.append(error)
+            return SKIPPED
+
+    return read
 
 
 class Layout(Generic[D]):
@@ -58,13 +81,23 @@ class Layout(Generic[D]):
         """The filter for one document, by an id that a caller gave."""
         return {"_id": {"$eq": self.entry.identity(identity)}}
 
-    def get(self, identity: Any) -> Plan[D | None]:
-        """The document with this id, or None."""
-        return self.first(self.id_filter(identity), None)
+    def get(self, identity: Any, card: Any = None) -> Plan[Any]:
+        """The document with this id, or None; as the model, or as a `Card`."""
+        return self.first(self.id_filter(identity), None, card)
 
-    def first(self, filter: Any, sort: Sort | None) -> Plan[D | None]:
+    def many(self, identities: Iterable[Any], card: Any = None) -> Plan[list[Any]]:
+        """The documents with these ids in their order, None where there is none."""
+        documents = []
+        for identity in identities:
+            documents.append((yield from self.get(identity, card)))
+        return documents
+
+    def exists(self, filter: Any) -> Plan[bool]:
+        return (yield from self.first(filter, None)) is not None
+
+    def first(self, filter: Any, sort: Sort | None, card: Any = None) -> Plan[Any]:
         """The first matching document, or None."""
-        reader = self.reader(filter, sort, 0, 1)
+        reader = self.reader(filter, sort, 0, 1, card)
         options, taken = reader.command.options, 0
         while not reader.done:
             most = options.get("limit") or reader.page
@@ -74,13 +107,45 @@ class Layout(Generic[D]):
                 return document
         return None
 
-    def reader(self, filter: Any, sort: Sort | None, skip: int, limit: int | None) -> PageReader[D]:
-        """What reads the matching documents, page by page."""
+    def reader(
+        self,
+        filter: Any,
+        sort: Sort | None,
+        skip: int,
+        limit: int | None,
+        card: Any = None,
+        deleted: bool = False,
+        noted: list[DataError] | None = None,
+    ) -> PageReader[Any]:
+        """What reads the matching documents, page by page; the `deleted` ones instead, if asked.
+
+        Where errors are to be `noted`, documents that do not fit their model are passed over.
+        """
         self._not_answered("find")
 
-    def search(self, text: str, filter: Any, limit: int | None) -> PageReader[D]:
+    def everywhere(
+        self, filter: Any, sort: Sort | None, skip: int, limit: int | None, card: Any = None
+    ) -> Any:
+        """What reads the matching documents of both collections of a model that has two."""
+        self._not_answered("find(archived=True)")
+
+    def search(self, text: str, filter: Any, limit: int | None, card: Any = None) -> PageReader[Any]:
         """What reads the documents that hold these words."""
         self._not_answered("search")
+
+    def page(
+        self, filter: Any, sort: Sort | None, size: int, after: str | None, card: Any = None
+    ) -> Plan[Page[Any]]:
+        """The documents after a place in the order of the sort, and where the next ones begin."""
+        self._not_answered("page", "use find with sort=, skip= and limit=")
+
+    def distinct(self, field: str, filter: Any) -> Plan[list[Any]]:
+        """The different values of a field."""
+        self._not_answered("distinct")
+
+    def aggregate(self, pipeline: Any, into: Any) -> PageReader[Any]:
+        """What reads the results of a pipeline over the documents."""
+        self._not_answered("aggregate")
 
     def count(self, filter: Any) -> Plan[int]:
         self._not_answered("count")
@@ -90,11 +155,30 @@ class Layout(Generic[D]):
     def insert(self, document: D) -> Plan[D]:
         self._not_answered("insert")
 
-    def insert_many(self, documents: Iterable[D]) -> Plan[list[D]]:
+    def insert_many(self, documents: Iterable[D], ordered: bool = True) -> Plan[list[D]]:
         self._not_answered("insert_many")
 
-    def update(self, id_or_filter: Any, update: Any) -> Plan[D | None]:
+    def update(
+        self,
+        id_or_filter: Any,
+        update: Any,
+        sort: Sort | None = None,
+        returns: Returns = "after",
+        array_filters: Sequence[Any] | None = None,
+    ) -> Plan[D | None]:
         self._not_answered("update")
+
+    def upsert(self, filter: Any, update: Any, insert: D) -> Plan[Upserted[D]]:
+        """Update the document that matches, or store another."""
+        self._not_answered("upsert", "use insert, or update")
+
+    def work(self, operation: Operation) -> Any:
+        """The work of one operation of a bulk write; None where it cannot share a commit."""
+        return None
+
+    def change(self, document: D, fields: Mapping[str, Any]) -> Plan[D]:
+        """Write some fields, by their Python names, of a document that the caller has read."""
+        self._not_answered("change", "use update, or replace")
 
     def update_all(self, filter: Any, update: Any) -> Plan[int]:
         self._not_answered("update_many")
@@ -111,6 +195,14 @@ class Layout(Generic[D]):
     def delete_all(self, filter: Any) -> Plan[int]:
         self._not_answered("delete_many")
 
+    def restore(self, identity: Any) -> Plan[D | None]:
+        """Bring a deleted document back, or None where there is none."""
+        self._not_answered("restore")
+
+    def purge(self, before: datetime | None) -> Plan[int]:
+        """Remove deleted documents for good; how many."""
+        self._not_answered("purge")
+
     # -- readings ----------------------------------------------------------------------------------
 
     def summary(self, key: Any, start: Any, end: Any) -> Plan[list[Summary]]:
@@ -120,6 +212,10 @@ class Layout(Generic[D]):
         self, key: Any, start: Any, end: Any, fields: Sequence[str] | None
     ) -> Plan[list[tuple[Any, ...]]]:
         self._not_answered("readings", READINGS)
+
+    def aged_by(self, path: str) -> str | None:
+        """The stored path that tells until when a stored document has readings of a time; None for others."""
+        return None
 
     # -- set-up, proof and repair; asked only of layouts that are not one document each --------------
 

@@ -19,16 +19,24 @@ class Limits:
 
     # -- reads and writes of documents
     find_page: int = 100  # documents that find reads at a time
+    page_max: int = 10_000  # documents of one page()
     read_keys_max: int = 1_000  # documents that one query asks for by their keys
     examples_max: int = 5  # examples that a message names
     insert_max: int = 10_000  # documents that insert_many stores in one commit
+    bulk_chunk: int = 1_000  # operations that bulk does in one commit
+    upsert_attempts_max: int = 20  # attempts at an upsert whose document others make and delete
     write_chunk: int = 1_000  # documents that update_many and delete_many write in one commit
     combined_max: int = 100  # writes of threads or tasks that share one commit
     combine_seconds: float = 0.0005  # how long the next group waits for writers of the last one
-    commit_attempts_max: int = 5  # how often a commit is sent whose outcome is unknown
+    retry_seconds: float = 60.0  # how long a write without a deadline is retried, or queues behind others
+    retry_pause_seconds: float = 0.005  # the first pause between two attempts
+    retry_pause_max_seconds: float = 0.5  # the longest
+    abort_seconds: float = 0.5  # how long a transaction that failed is given to let go of its documents
     give_way_max: int = 20  # how often a write lets something larger finish first
     contended_attempts_max: int = 3  # attempts after which a transaction among many writers is cut to pieces
     contended_pieces: int = 8  # how many pieces
+    set_aside_retried_max: int = 1_000  # documents that were set aside and are tried again at a time
+    set_aside_listed_max: int = 100  # those that status lists
 
     # -- what follows from a write
     fan_out_max: int = 2_000  # copies of one source that are made in the commit of its write
@@ -67,6 +75,7 @@ class Limits:
     migration_samples: int = 3  # documents that a dry run shows
     migration_sampled_max: int = 100  # documents among which it looks for them
     migration_listed_max: int = 1_000  # documents set aside that are listed at a time
+    migrations_kept: int = 1_000  # runs that the log of migrations remembers
     migration_lease_seconds: float = 60.0  # the lease of the process that migrates
     migration_wait_seconds: float = 10.0  # the longest sleep at a time of a migration with a rate
     migration_pause_seconds: float = 0.005  # the pause after a conflict
@@ -74,6 +83,7 @@ class Limits:
 
     # -- verify, rebuild and status
     verify_page: int = 500  # documents that are examined at a time
+    verify_sample_max: int = 1_000_000  # documents of a sample
     verify_looks: int = 4  # further looks at a wrong value that an active worker may be about to put right
     verify_look_seconds: float = 0.5  # the pause before each
     rebuild_page: int = 100  # documents that are recomputed in one commit
@@ -81,6 +91,19 @@ class Limits:
     status_events_max: int = 100_000  # pending events that are counted
     status_events_page: int = 10_000  # events read at a time
     status_await_milliseconds: int = 100  # how long a read waits for events
+
+    # -- jobs: verify, repair, rebuild, migrate
+    jobs_kept: int = 100  # jobs that are remembered
+    job_note_seconds: float = 1.0  # how often a job writes how far it came, and reads what was asked of it
+    job_lost_seconds: float = 60.0  # how long a job may say nothing before it is taken for dead
+    findings_kept: int = 1_000  # findings of one verify that are remembered, without their values
+    gentle_page: int = 20  # documents at a time of a gentle job
+    gentle_rest_min: float = 9.0  # how many times as long as a page took a gentle job rests, at least
+    gentle_rest_max: float = 200.0  # and at most
+    gentle_rest_seconds_max: float = 10.0  # the longest rest
+    gentle_look_seconds: float = 1.0  # how often it looks at the server
+    gentle_slower: float = 1.5  # how much slower than usual answers mean that the server is busy
+    gentle_replication_seconds: float = 2.0  # how far a majority may be behind the primary
 
     # -- the worker
     worker_lease_seconds: float = 6.0  # how long the lease of a worker that was killed keeps others away
@@ -95,6 +118,9 @@ class Limits:
     worker_backoff_seconds: float = 0.2  # the first pause after an error
     worker_backoff_max_seconds: float = 15.0  # the longest
     worker_attempts_max: int = 20  # attempts of run_until_idle after errors
+    worker_replay_reads: int = 50  # reads in which a rule that was resumed must meet its own marker
+    worker_lag_max_seconds: float = 60.0  # a rule that is further behind is not ready
+    worker_headroom_renewals: int = 15  # renewals of the lease between two looks at the server's history
     worker_resync_page: int = 200  # documents at a time where events were lost
     worker_targets_max: int = 500  # targets in one transaction
     worker_copies_max: int = 50  # sources of copies in one transaction
@@ -118,13 +144,15 @@ class Limits:
     counter_combined_max: int = 5_000  # callers of a durable counter who share one write
     counter_attempts_max: int = 3  # attempts at a write that met another writer or lost its connection
     counter_due_seconds: float = 10.0  # how long a flush may take that nobody asked for
-    counter_exit_seconds: float = 5.0  # how long the flush at the end of the process may take
+    counter_exit_seconds: float = 20.0  # how long the flush at the end of the process may take
     counter_pause_seconds: float = 1.0  # how long flushes that nobody asked for rest after a failure
     counter_unknown_max: int = 10_000  # ids without a document that are remembered
     counter_parts_max: int = 10_000  # parts of a durable buffer that one flush moves
     counter_events_max: int = 500  # buffered events that one transaction moves
     counter_events_again_max: int = 20  # the same, after one was refused
     counter_amounts_max: int = 1_000  # amounts in one buffered event
+    counter_key_bytes_max: int = 15_000  # the id or key of an amount
+    counter_keys_bytes_max: int = 8 * 1024 * 1024  # the keys that are sent in one command
     counter_overdue_periods: int = 3  # verify names what was buffered for so many times within=
     counter_overdue_seconds: float = 2.0  # and at least so long
     counter_overdue_max: int = 1_000  # overdue ids that verify names
@@ -136,10 +164,13 @@ class Limits:
     tree_remove_max: int = 2_000  # nodes that are removed in one transaction
     tree_remove_chunk: int = 1_000  # nodes at a time of more
     tree_check_max: int = 10_000  # nodes that are checked at a time
+    tree_flat_max: int = 100  # nodes that insert_many stores without looking at how deep they stand
+    tree_ancestors_max: int = 100_000  # entries of ancestor arrays that it stores in one commit
     tree_batch: int = 1_000  # nodes whose children are read at a time
     tree_ranges_batch: int = 100  # subtrees that are read at a time by their paths
     tree_graph_levels: int = 4  # levels that $graphLookup is asked for; deeper ones are read by batches
     tree_depth_max: int = 10_000  # levels after which a tree is taken for a cycle
+    tree_nested_max: int = 100_000  # nodes that nested() gives at once
     tree_ended_max: int = 50  # large moves and removals whose outcome is remembered for their callers
     tree_passed_max: int = 1_000  # nodes that a large move passes over because they cannot be written
     tree_attempts_max: int = 20  # how often repair lets large moves finish first
@@ -154,6 +185,13 @@ class Limits:
     array_pause_seconds: float = 0.02  # the pause between two
     array_orphans_max: int = 1_000  # overflow documents without an owner that verify names
     array_repeated_max: int = 10  # items of one array, stored twice, that verify names
+
+    # -- archives
+    archive_chunk: int = 1_000  # documents that move to the archive in one transaction
+
+    # -- histories
+    history_trim_page: int = 1_000  # states that keep= no longer holds which are removed at a time
+    history_disorder_max: int = 1_000  # documents whose rows do not follow each other that verify names
 
     # -- buckets and time series
     bucket_page: int = 32  # buckets that are read at a time

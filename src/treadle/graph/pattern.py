@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from bson import ObjectId
+from pydantic import GetJsonSchemaHandler, TypeAdapter, ValidationError
 from pymongo import IndexModel
 
 from treadle.errors import DeclarationError, UsageError
-from treadle.graph.change import Batch, Changes
+from treadle.graph.change import Batch, Change, Changes, Event
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Finding, Report
@@ -34,6 +35,7 @@ from treadle.model.bson_types import RESERVED, to_bson
 from treadle.model.codec import Codec, StoredField, codec_of
 from treadle.model.document import Document
 from treadle.model.shape import Shape, field_shape
+from treadle.model.storable import refuse_unsendable
 from treadle.plan import Plan, Raw, by_id
 from treadle.plan.capabilities import Capabilities
 from treadle.query.paths import ARRAYS, Path, Step
@@ -42,6 +44,8 @@ D = TypeVar("D", bound=Document)
 R = TypeVar("R")
 Kind = TypeVar("Kind", bound="Rule")
 Maintain: TypeAlias = Literal["write", "stream", "schedule"]
+# How a caller's write stamps a path: with the server's time, or with one more than before.
+Touch: TypeAlias = Literal["now", "next"]
 ModelReference: TypeAlias = type[Document] | str
 REVISION = f"{RESERVED}.n"
 STATE = f"{RESERVED}.state"
@@ -85,16 +89,23 @@ class ClassPlace(Place):
         return f"{STATE}.{self.keyword}"
 
 
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Another collection that holds some of a model's documents."""
+
+    collection: str
+    # Whether derived values go on counting what is there.
+    counted: bool
+
+
 class Models(Protocol):
     """All models of a Store, as rules see them; `graph.py` has the one implementation."""
 
     entries: dict[type[Document], Entry[Any]]
     by_collection: dict[str, Entry[Any]]
     limits: Limits
-
-    @property
-    def rules(self) -> list[Rule]:
-        """Every rule once."""
+    # Every rule once, when all are bound.
+    rules: list[Rule]
 
     def entry(self, model: type[D]) -> Entry[D]:
         """The entry of a model that was given to the Store."""
@@ -115,22 +126,42 @@ class Pattern:
     pattern: ClassVar[str] = ""
     # The class keyword that a pattern of the whole model goes with; None for one on a field.
     keyword: ClassVar[str | None] = None
+    # Whether one of the whole model goes together with others that say how its documents are stored.
+    beside: ClassVar[bool] = False
+    # Whether the field that it stands on is Treadle's to write, which a JSON schema says as `readOnly`.
+    read_only: ClassVar[bool] = True
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> Raw:
+        described = handler(schema)
+        return {**described, "readOnly": True} if self.read_only else described
 
     def bind(self, place: Place, graph: Models) -> Rule:
         """Check the declaration where it stands; raises `DeclarationError`."""
         raise NotImplementedError(f"{type(self).__name__} has no bind()")  # pragma: no cover
 
 
+NOTHING: Mapping[str, str] = {}
+TRANSACTIONS: Mapping[str, str] = {"transactions": ""}
+
+
 class Rule:
     """A declaration at its place."""
 
     pattern: str = ""
-    # Whether it can only be kept right with transactions.
-    needs_transactions = False
+    # The capabilities without which it cannot be kept right, each with what to do where one is missing.
+    needs: Mapping[str, str] = NOTHING
+    # Those that it makes use of, and does without.
+    uses: frozenset[str] = frozenset()
+    # Whether it can be kept right where the documents of its model are spread over shards.
+    across_shards = True
     # Whether it is filled anew when something around it is written, so that callers may write that.
     refills = False
     # Whether its documents are deleted all together or not at all.
     deletes_together = False
+    # Whether `record` changes other documents of the target, and so comes before what follows from them.
+    spreads = False
+    # Whether `record` is also told of changes that concern nothing but what Treadle maintains.
+    records_maintained = False
     # What `run_due` does, for whoever lists it; empty where it does nothing.
     due_work = ""
 
@@ -142,6 +173,8 @@ class Rule:
         self.path = place.stored
         self.level = 0
         # How it is kept right: with each write, by the worker, or on a schedule.
+        # What the model's author wrote; the graph sets it.
+        self.declared: Any = None
         self.maintain: Maintain = "write"
         self.every: timedelta | None = None
 
@@ -154,6 +187,10 @@ class Rule:
     def maintained(self) -> set[str]:
         """The stored paths of the target that only Treadle writes."""
         return {self.path}
+
+    def brought(self) -> set[str]:
+        """Those of the maintained paths that an insert may bring, and only an update may not."""
+        return set()
 
     def stamps(self) -> set[str]:
         """Stored paths that are written along, such as a date of computation."""
@@ -171,12 +208,25 @@ class Rule:
         """What set-up must create for this to be quick."""
         return []
 
+    def holds(self) -> Iterable[tuple[str, Any]]:
+        """Collections whose documents hold the shard key of what they refer to, and where (`Held`)."""
+        return ()
+
     def unique_indexes(self) -> list[IndexModel]:
         """The indexes of the target without which this could not be kept right."""
         return []
 
     def check(self, graph: Models) -> None:
         """Called when all rules are bound; raises `DeclarationError` where they do not go together."""
+
+    def elsewhere(self) -> Elsewhere | None:
+        """The collection in which documents of the target are, where they are not all in their own."""
+        return None
+
+    def bring_back(self, filter: Raw) -> Plan[bool]:
+        """Whether what a write did not find was brought back from elsewhere; raises where it must not be."""
+        return False
+        yield  # pragma: no cover
 
     def lay_out(self) -> Layout[Any] | None:
         """How the target's documents are stored, where that is not one by one."""
@@ -210,6 +260,14 @@ class Rule:
         return []
         yield  # pragma: no cover
 
+    def touches(self, new: bool) -> dict[str, Touch]:
+        """The stored paths that a caller's own write stamps: one of a `new` document, or of a stored one."""
+        return {}
+
+    def unchanged(self, raw: Raw) -> Raw:
+        """The condition that nobody else has written a document since the caller read it."""
+        return {}
+
     def before_replace(self, before: Raw, after: Raw) -> None:
         """Refuse a replacement that would change what only Treadle may."""
 
@@ -225,6 +283,14 @@ class Rule:
         """In the commit, after documents were deleted: what must go with them."""
         yield from ()
 
+    def record(self, changes: Sequence[Change], ledger: Changes) -> Plan[None]:
+        """In the commit, when all else was written: what goes beside documents that came, changed or went.
+
+        The net changes of the target's collection, of all kinds. A rule that
+        answers this watches the paths of its own collection that concern it.
+        """
+        yield from ()
+
     def too_many(self, most: int) -> UsageError:
         """The refusal of a deletion of more documents than go together."""
         return UsageError(f"{self.place.label}: more than {most:,} documents match", code="delete-too-many")
@@ -232,6 +298,15 @@ class Rule:
     def translate(self, error: Exception) -> Exception | None:
         """The clear error in place of the server's, where it is about this rule."""
         return None
+
+    # -- the worker, for rules that are maintained by stream ----------------------------------------
+
+    def replay(self, events: Sequence[Event]) -> Plan[None]:
+        """The changes of the target's collection as the server tells them, in order, each once.
+
+        In the transaction that moves the worker's position past them.
+        """
+        yield from ()
 
     # -- proof and repair: asked by verify, repair and rebuild; `graph` is the Graph that imports this file
 
@@ -279,8 +354,9 @@ class Rule:
 
 # The methods by which something carries a rule out.
 CARRIED_OUT = (
-    "lay_out", "prepare", "before_insert", "after_insert", "before_replace", "before_delete", "after_delete",
-    "examine", "examine_all", "mend", "recover", "run_due",
+    "lay_out", "prepare", "touches", "before_insert", "after_insert", "before_replace", "before_delete",
+    "after_delete",
+    "record", "replay", "examine", "examine_all", "mend", "recover", "run_due",
 )  # fmt: skip
 
 
@@ -299,7 +375,11 @@ class Entry(Generic[D]):
         self.collection: str = model.__treadle__.collection
         self.codec: Codec[D] = codec_of(model)
         self.identity_shape: Shape = _identity_shape(model)
-        self._identity: TypeAdapter[Any] = TypeAdapter(model.__pydantic_fields__["id"].rebuild_annotation())
+        info, plain = model.__pydantic_fields__["id"], Document.__pydantic_fields__["id"]
+        self._identity: TypeAdapter[Any] = TypeAdapter(info.rebuild_annotation())
+        # An ObjectId needs no validation, unless the model asks for more.
+        plain_id = (info.annotation, info.metadata) == (plain.annotation, plain.metadata)
+        self._exact_id: type | None = ObjectId if plain_id else None
         # What is declared here and on the kinds above, and what is made of this model's documents.
         self.rules: list[Rule] = []
         self.sourcing: list[Rule] = []
@@ -307,6 +387,8 @@ class Entry(Generic[D]):
         self._made: dict[Any, Any] = {}
         # How its documents are stored, where that is not one by one.
         self.layout: Layout[D] | None = None
+        # Where others of its documents are.
+        self.elsewhere: Elsewhere | None = None
         # The rule that makes and removes documents of this model, if it stands for groups (a `GroupRule`).
         self.group: Any = None
         self.declared: dict[str, Pattern] = {}
@@ -315,11 +397,17 @@ class Entry(Generic[D]):
         self.shielded = self.protected
         # The other models of its collection, and which documents are its own (`kinds.py`).
         self.family: Family | None = None
+        # The entry that stands for the whole collection.
+        self.root: Entry[Any] = self
         self.above: list[Entry[Any]] = []
         self.below: list[Entry[Any]] = []
         self.kinds: frozenset[Any] = frozenset()
         self.scope: Raw = {}
         self.exactly: Raw = {}
+        # The same with deleted documents that are still stored; and the path that tells these.
+        self.whole_scope: Raw = {}
+        self.whole_exactly: Raw = {}
+        self.tombstone: str | None = None
         # The versions of its documents (`versions.py`); None where it has none.
         self.lineage: Lineage | None = None
         # Whether documents may be of other versions, and whether reading these may take the server.
@@ -337,6 +425,14 @@ class Entry(Generic[D]):
         # What its rules ask of each write; the engine makes it at the first one.
         self.derivation: Any = None
 
+    def read_only(self) -> frozenset[str]:
+        """The names of the fields that nobody but Treadle writes."""
+        brought = {path for rule in self.rules for path in rule.brought()}
+        fields = self.codec.by_stored
+        return frozenset(
+            fields[path].name for path in self.protected if path in fields and path not in brought
+        )
+
     # -- rules, by what they can do --------------------------------------------------------------
 
     def having(self, kind: type[Kind], maintain: Maintain | None = None) -> list[Kind]:
@@ -351,6 +447,16 @@ class Entry(Generic[D]):
     def feeds(self) -> list[Rule]:
         """What must follow a write of this model in the same commit."""
         return self.feeding(Rule)
+
+    @property
+    def counted_elsewhere(self) -> str | None:
+        """The other collection whose documents derived values count, if there is one."""
+        return self.elsewhere.collection if self.elsewhere is not None and self.elsewhere.counted else None
+
+    @property
+    def noted(self) -> bool:
+        """Whether changes of what Treadle maintains in its documents must be noted in the commit."""
+        return bool(self.feeds) or any(rule.records_maintained for rule in self.rules)
 
     def _looked_up(
         self, key: Any, rules: Sequence[Rule], kind: type[Kind], maintain: Maintain | None
@@ -396,11 +502,6 @@ class Entry(Generic[D]):
     # -- kinds ---------------------------------------------------------------------------------
 
     @property
-    def root(self) -> Entry[Any]:
-        """The entry that stands for the whole collection."""
-        return self if self.family is None else self.family.root
-
-    @property
     def related(self) -> list[Entry[Any]]:
         """The entries that some document may share with this one; itself among them."""
         return [*self.above, self, *self.below]
@@ -411,7 +512,14 @@ class Entry(Generic[D]):
 
     def holds(self, raw: Any) -> bool:
         """Whether a stored document is one of this model, or of a kind below it."""
-        return not self.scope or self.of(raw).settings.kind in self.kinds
+        if self.tombstone is not None and raw.get(self.tombstone) is not None:
+            return False
+        return not self.whole_scope or self.of(raw).settings.kind in self.kinds
+
+    @property
+    def buried(self) -> Raw:
+        """The condition of the deleted documents of this model that are still stored."""
+        return {**self.whole_scope, self.tombstone or "_id": {"$ne": None}}
 
     @property
     def identifying(self) -> Raw:
@@ -459,13 +567,18 @@ class Entry(Generic[D]):
 
     def identity(self, value: Any) -> Any:
         """The stored form of an id that a caller gave; never an operator."""
+        if type(value) is self._exact_id:
+            return value
         try:
-            return to_bson(self._identity.validate_python(value), [])
+            identity = to_bson(self._identity.validate_python(value), [])
         except ValidationError as error:
             raise UsageError(
                 f"{value!r} is not an id of {self.model.__name__}: {error.errors()[0]['msg']}",
                 code="id-invalid",
             ) from error
+        if not isinstance(identity, (dict, list)):
+            refuse_unsendable(identity)
+        return identity
 
 
 def _identity_shape(model: type[Document]) -> Shape:

@@ -23,11 +23,15 @@ Load = Callable[[dict[str, Any]], Any]
 class StoreCodec(Codec[M]):
     """The codec of one entry; `load` and `dump_all` heed kinds and versions."""
 
-    def __init__(self, codec: Codec[M], scope: Mapping[str, Any], owned: frozenset[str]) -> None:
+    def __init__(
+        self, codec: Codec[M], scope: Mapping[str, Any], owned: frozenset[str], confined: bool = False
+    ) -> None:
         # The compiled parts are shared with the model's own codec.
         self.__dict__.update(codec.__dict__)
         self.own = codec
         self.scope = scope
+        # Whether it reads documents of some kinds only.
+        self.confined = confined
         self.owned = owned
         self.lineage: Lineage | None = None
         self._discriminator: str | None = None
@@ -37,6 +41,7 @@ class StoreCodec(Codec[M]):
         # The paths that rules depend on; they must be the same in the version that is written.
         self.kept: list[str] = []
         self._load: Load = codec.load
+        self.targets = {}
 
     def dispatch(
         self, discriminator: str, members: Mapping[Any, StoreCodec[Any]], unknown: type[BaseModel] | None
@@ -44,14 +49,22 @@ class StoreCodec(Codec[M]):
         """Read documents as the class that their kind names."""
         self._discriminator = discriminator
         self._members = dict(members)
+        self.pairs = {
+            path: shape for each in members.values() for path, shape in each.pairs.items()
+        } | self.pairs
         self._by_class = {member.model: member for member in members.values()}
         self._unknown = None if unknown is None else codec_of(unknown)
         self.settle()
 
     def settle(self) -> None:
         """Put together how documents are read, once kinds and lineage are known."""
+        self.kinds = tuple(member for member in self._members.values() if member is not self)
+        if self._unknown is not None:
+            self.kinds = (*self.kinds, self._unknown)
+        lineages = [each.lineage for each in (self, *self._members.values()) if each.lineage is not None]
+        self.has_former_names = any(lineage.current > 1 for lineage in lineages)
         if self._discriminator is None or (
-            len(self._members) == 1 and self.model in self._by_class and self.scope
+            len(self._members) == 1 and self.model in self._by_class and self.confined
         ):
             self._load = self._exact()
         else:

@@ -25,13 +25,14 @@ from pydantic.fields import FieldInfo
 from treadle.errors import DeclarationError
 from treadle.model.bson_types import RESERVED, UTC, from_bson, key_to_bson, to_bson
 from treadle.model.keywords import stamped_names
+from treadle.model.pairs import from_pairs, is_paired
 from treadle.model.shape import Shape
 from treadle.model.stored import Codec
 
 Adapt = Callable[[Any], Any]
 
 
-def _accepts(model: type[BaseModel], name: str, info: FieldInfo) -> list[str]:
+def accepted_keys(model: type[BaseModel], name: str, info: FieldInfo) -> list[str]:
     """The keys under which the model's validator takes this field."""
     alias, config = info.validation_alias, model.model_config
     if alias is None:
@@ -61,7 +62,7 @@ def compile_adapt(codec: Codec[Any]) -> Adapt | None:
         lines += [f"    r.pop({name!r}, None)" for name in (RESERVED, *own)]
     for number, field in enumerate(codec.fields):
         converter = adapter_of(codec, field.shape)
-        keys = _accepts(codec.model, field.name, field.info)
+        keys = accepted_keys(codec.model, field.name, field.info)
         if converter is not None:
             names[f"c{number}"] = converter
             lines.append(f"    v = r.get({field.stored!r})")
@@ -113,8 +114,14 @@ def adapter_of(codec: Codec[Any], shape: Shape) -> Adapt | None:
 def _map_adapter(codec: Codec[Any], shape: Shape) -> Adapt | None:
     adapters = _key_adapter(shape.items[0]), adapter_of(codec, shape.items[1])
     if not any(adapters):
-        return None
+        return from_pairs if is_paired(shape) else None
     key_of, value_of = (each or _same for each in adapters)
+    if is_paired(shape):
+        return lambda value: (
+            {key: item if item is None else value_of(item) for key, item in map_.items()}
+            if type(map_ := from_pairs(value)) is dict
+            else value
+        )
     return lambda value: (
         {key_of(key): item if item is None else value_of(item) for key, item in value.items()}
         if type(value) is dict
@@ -149,8 +156,21 @@ def _attempt(parse: Callable[[Any], Any]) -> Adapt:
 def _union_adapter(codec: Codec[Any], shape: Shape) -> Adapt:
     """Adapt a stored model as the member of the union that its literals name, if exactly one fits."""
     models = [codec.codec_of(item.python) for item in shape.items if item.kind == "model"]
+    # Pydantic takes a number for a date and text for a bool where it may; the stored type tells better.
+    scalars = {item.python for item in shape.items if item.kind == "scalar"}
+    members = [member for item in shape.items if item.kind == "enum" for member in item.python]
+    member_of = _member_adapter(members) if members else None
+    exact: dict[type, Adapt] = {}
+    if dt.timedelta in scalars:
+        exact |= dict.fromkeys((int, float), _SCALAR_ADAPTERS[dt.timedelta])
+    if dt.date in scalars:
+        exact[dt.datetime] = _SCALAR_ADAPTERS[dt.date]
 
     def adapt(value: Any) -> Any:
+        if type(value) in exact:
+            return exact[type(value)](value)
+        if member_of is not None and type(value) not in (dict, list):
+            value = member_of(value)
         if type(value) is dict and models:
             fitting = [codec for codec in models if _tags_fit(codec, value)]
             if len(fitting) == 1:

@@ -70,7 +70,11 @@ class _ObjectIdSchema:
         return core_schema.json_or_python_schema(
             json_schema=from_text,
             python_schema=core_schema.lax_or_strict_schema(
-                lax_schema=core_schema.union_schema([exact, from_text]),
+                lax_schema=core_schema.union_schema(
+                    [exact, from_text],
+                    custom_error_type="object_id",
+                    custom_error_message="Input should be an ObjectId or its 24 hexadecimal digits",
+                ),
                 strict_schema=exact,
             ),
             serialization=core_schema.to_string_ser_schema(when_used="json"),
@@ -110,7 +114,7 @@ def decimal_to_bson(value: decimal.Decimal | float) -> Decimal128:
         value = decimal.Decimal(str(value))
     try:
         return Decimal128(value)
-    except (decimal.Inexact, decimal.Overflow, decimal.InvalidOperation) as error:
+    except (decimal.Inexact, decimal.Overflow, decimal.InvalidOperation, ValueError) as error:
         raise UsageError(
             f"the Decimal {value} does not fit MongoDB's Decimal128 (34 significant digits, "
             "exponents from -6176 to 6111); round it before storing it",

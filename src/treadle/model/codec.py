@@ -23,6 +23,7 @@ from treadle.model.adapt import compile_adapt
 from treadle.model.bson_types import RESERVED, convert_by
 from treadle.model.dump import compile_dump
 from treadle.model.dump import omitted_when_none as omitted_when_none
+from treadle.model.pairs import is_paired
 from treadle.model.shape import field_shape
 from treadle.model.stored import Codec as Codec
 from treadle.model.stored import StoredField as StoredField
@@ -86,6 +87,11 @@ def _compile(codec: Codec[Any]) -> None:
     codec.by_name = {field.name: field for field in fields}
     codec.by_stored = {field.stored: field for field in fields}
     _refuse_clashes(codec)
+    for field in fields:
+        if is_paired(field.shape):
+            codec.pairs[field.stored] = field.shape
+        elif field.shape.kind == "model" and (nested := codec_of(field.shape.python)).ready:
+            codec.pairs |= {f"{field.stored}.{path}": shape for path, shape in nested.pairs.items()}
     codec._dump = compile_dump(codec)
     codec._adapt = compile_adapt(codec)
     codec.ready = True

@@ -12,13 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from bson import ObjectId
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.alias_generators import to_camel
 from pymongo import IndexModel
 
 from treadle.model.bson_types import Id
 from treadle.model.keywords import Naming, Settings, Validation, settings_of
 from treadle.model.lazy_id import IdAttribute, LazyObjectId
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import NoInitField
 
 
 class Document(BaseModel):
@@ -27,12 +31,15 @@ class Document(BaseModel):
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
     if TYPE_CHECKING:
-        # For type checkers, so that a model may declare another type.
-        id: Any = None
+        # Type checkers read an ObjectId. The Any lets a model declare another type, and a field without a
+        # default lets it do without one (`id: str`).
+        id: ObjectId | Any = NoInitField(init=False)
     else:
         id: Id = Field(default_factory=LazyObjectId, validation_alias="_id")
 
     __treadle__: ClassVar[Settings] = Settings()
+    # The fields that rules maintain, known as soon as a Store was made of the model.
+    __treadle_maintained__: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(
         cls,
@@ -51,6 +58,26 @@ class Document(BaseModel):
         cls.__treadle__ = settings_of(cls, cls.__treadle__, keywords)
         cls.__treadle_complete__(raise_errors=False)
         type.__setattr__(cls, "id", IdAttribute())
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The same names in and out, those of Python; what Treadle maintains is `readOnly`."""
+        reference = handler(schema)
+        described = handler.resolve_ref_schema(reference)
+        names = {
+            info.validation_alias: name
+            for name, info in cls.__pydantic_fields__.items()
+            if isinstance(info.validation_alias, str) and info.serialization_alias is None
+        }
+        described["properties"] = {
+            names.get(name, name): {**each, "readOnly": True}
+            if names.get(name, name) in cls.__treadle_maintained__
+            else each
+            for name, each in described.get("properties", {}).items()
+        }
+        if "required" in described:
+            described["required"] = [names.get(name, name) for name in described["required"]]
+        return reference
 
     @classmethod
     def __treadle_complete__(cls, *, raise_errors: bool = True) -> None:

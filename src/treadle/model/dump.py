@@ -23,6 +23,7 @@ from treadle.model.bson_types import (
 from treadle.model.indexed import Indexed
 from treadle.model.keywords import stamps_of
 from treadle.model.lazy_id import LazyObjectId, made
+from treadle.model.pairs import is_paired, pair
 from treadle.model.shape import FOR_JSON_ONLY, Shape
 from treadle.model.stored import Codec, Dump, StoredField
 
@@ -44,10 +45,19 @@ def compile_dump(codec: Codec[Any]) -> Dump:
     if decorators.model_serializers:
         codec.bounded_depth = False
         return _whole_model_serializer(codec.model)
-    serializers = [each.info for each in decorators.field_serializers.values()]
-    return _dict_display(
-        codec, {name for each in serializers if each.when_used not in FOR_JSON_ONLY for name in each.fields}
-    )
+    return _dict_display(codec, _with_serializers(codec.model))
+
+
+def _with_serializers(model: type[BaseModel]) -> set[str]:
+    """The fields whose stored form is their own serializer's."""
+    serializers = [each.info for each in model.__pydantic_decorators__.field_serializers.values()]
+    return {name for each in serializers if each.when_used not in FOR_JSON_ONLY for name in each.fields}
+
+
+def serialized_otherwise(codec: Codec[Any], field: StoredField) -> bool:
+    """Whether the stored form of a field does not follow from its type."""
+    whole = codec.model.__pydantic_decorators__.model_serializers
+    return bool(whole) or field.shape.kind == "custom" or field.name in _with_serializers(codec.model)
 
 
 def _dict_display(codec: Codec[Any], custom: set[str]) -> Dump:
@@ -96,7 +106,7 @@ def _dict_display(codec: Codec[Any], custom: set[str]) -> Dump:
     lines = ["def dump(m, altered):", "    d = m.__dict__", *prelude, f"    r = {body}"]
     if codec.model.model_config.get("extra") == "allow":
         codec.bounded_depth = False
-        lines += ["    e = m.__pydantic_extra__", "    if e: r.update(to_bson(e, altered))"]
+        lines += ["    for k, v in to_bson(m.__pydantic_extra__ or {}, altered).items(): r.setdefault(k, v)"]
         lines += [f"    r.pop({RESERVED!r}, None)"]
         lines += [f"    r[{name!r}] = {value!r}" for name, value in undeclared.items()]
     if codec.model.__pydantic_root_model__:
@@ -146,15 +156,19 @@ def _dump_converter(codec: Codec[Any], shape: Shape) -> Dump | None:
     if shape.kind in ("list", "deque") or (shape.kind == "tuple" and shape.python is Ellipsis):
         return _array_dump(codec, shape)
     if shape.kind in ("set", "frozenset"):
-        inner = _item_dump(codec, shape.items[0])
+        inner = item_dump(codec, shape.items[0])
         return lambda value, altered: set_to_bson(value, lambda item: inner(item, altered))
     if shape.kind == "tuple":
-        inners = [_item_dump(codec, item) for item in shape.items]
+        inners = [item_dump(codec, item) for item in shape.items]
         return lambda value, altered: [
             inner(item, altered) for inner, item in zip(inners, value, strict=True)
         ]
     if shape.kind == "map":
-        inner = _item_dump(codec, shape.items[1])
+        inner = item_dump(codec, shape.items[1])
+        if is_paired(shape):
+            return lambda value, altered: [
+                pair(key, item, inner(item, altered), altered) for key, item in value.items()
+            ]
         return lambda value, altered: {key_to_bson(key): inner(item, altered) for key, item in value.items()}
     if shape.kind == "literal":
         return to_bson
@@ -182,7 +196,8 @@ def _scalar_dump(python: type) -> Dump | None:
     return to_bson if python in (dt.date, dt.time, dt.timedelta) or python.__module__ == "ipaddress" else None
 
 
-def _item_dump(codec: Codec[Any], shape: Shape) -> Dump:
+def item_dump(codec: Codec[Any], shape: Shape) -> Dump:
+    """What turns a value of this shape, None included, into BSON."""
     converter = _dump_converter(codec, shape)
     if converter is None:
         return lambda value, altered: value
@@ -195,7 +210,7 @@ def _array_dump(codec: Codec[Any], shape: Shape) -> Dump | None:
     item = shape.items[0]
     if _dump_converter(codec, item) is None:
         return None if shape.kind == "list" and shape.python is list else lambda value, altered: list(value)
-    inner = _item_dump(codec, item)
+    inner = item_dump(codec, item)
     return lambda value, altered: [inner(element, altered) for element in value]
 
 

@@ -16,7 +16,8 @@ class Indexed:
     date) and `name` are as the server has them. On a field of one kind, the
     index is partial: it holds only documents of that kind. `text=True` puts
     the field into the collection's one text index, which `search` uses; a
-    number is its weight there.
+    number is its weight there. In a model with `soft_delete=` a unique index
+    leaves deleted documents out, unless `deleted=True`.
     """
 
     unique: bool = False
@@ -25,4 +26,5 @@ class Indexed:
     expire_after: timedelta | None = None
     name: str | None = None
     text: bool | int = False
+    deleted: bool = False
     options: dict[str, Any] = field(default_factory=dict, hash=False)

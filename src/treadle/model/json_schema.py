@@ -26,6 +26,7 @@ from treadle.errors import UsageError
 from treadle.model.bson_types import RESERVED, to_bson
 from treadle.model.codec import Codec, StoredField, codec_of
 from treadle.model.constraints import KEYWORDS, add_bounds, add_lengths, add_text_rules
+from treadle.model.pairs import is_paired
 from treadle.model.schema_check import faults
 from treadle.model.shape import Shape
 
@@ -164,6 +165,11 @@ def _not_null(shape: Shape, inside: tuple[type[BaseModel], ...]) -> Schema:
         return {"enum": [to_bson(value, []) for value in get_args(shape.python)]}
     if shape.kind == "map":
         values = _of(shape.items[1], inside)
+        if is_paired(shape):
+            texts: Schema = {"bsonType": "string"}
+            each: Schema = {"k": texts, "u": texts, **({"v": values} if values else {})}
+            items = {"bsonType": "object", "required": ["k", "v"], "properties": each}
+            return add_lengths({"bsonType": "array", "items": items}, shape, "array")
         open_map = {"bsonType": "object", **({"additionalProperties": values} if values else {})}
         return add_lengths(open_map, shape, "object")
     if shape.kind == "union":

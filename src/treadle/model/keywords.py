@@ -49,6 +49,11 @@ class Settings:
     version: int | None = None
     version_field: str = "schema_version"
     migrate_on_read: MigrateOnRead = "memory"
+    # Python names of the fields that hold a document's revision, and the date of its deletion.
+    revision: str | None = None
+    soft_delete: str | None = None
+    # Python names of the fields by which a sharded cluster spreads the documents.
+    shard_key: tuple[str, ...] | None = None
     # The patterns of the whole model, by their class keywords; of one keyword there may be several.
     patterns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
@@ -158,6 +163,14 @@ def _check_storage(cls: str, settings: Settings) -> None:
             f"{cls} names the collection {name!r}; names that begin with 'treadle.' are "
             "kept for Treadle's own state: choose another",
             code="collection-name-invalid",
+        )
+    key = settings.shard_key
+    if key is not None and not (
+        isinstance(key, tuple) and key and all(isinstance(each, str) for each in key)
+    ):
+        raise DeclarationError(
+            f'{cls} has shard_key={key!r}; it takes a tuple of field names, such as shard_key=("region",)',
+            code="shard-key-invalid",
         )
     for index in settings.indexes:
         if not isinstance(index, IndexModel):

@@ -13,6 +13,7 @@ for as long as nobody but the Store has seen it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from threading import Lock
 from typing import Any
 
@@ -72,14 +73,14 @@ class Promise:
     """The id of a document that is being inserted; made before anybody could know it."""
 
     def __init__(self, identity: Any, value: ObjectId) -> None:
-        self._identity = identity
+        self.identity = identity
         # To be stored; looking at it tells nobody anything.
         self.value = value
 
     @property
     def known(self) -> bool:
         """Whether somebody has looked at the document's id since."""
-        return type(self._identity) is not PromisedId
+        return type(self.identity) is not PromisedId
 
 
 def promise(document: Any) -> Promise | None:
@@ -90,6 +91,15 @@ def promise(document: Any) -> Promise | None:
         if _give_value(identity, value, PromisedId):
             return Promise(identity, value)
     return None
+
+
+def reveal(promises: Iterable[Promise | None]) -> list[ObjectId]:
+    """Make promised ids ordinary ones; those that somebody has looked at before."""
+    known = [each.value for each in promises if each is not None and each.known]
+    for each in promises:
+        if each is not None:
+            made(each.identity)
+    return known
 
 
 class IdAttribute:

@@ -8,9 +8,13 @@ the driver has refused is the document walked to find the culprit.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import bson
+from bson import ObjectId
+from bson.decimal128 import Decimal128
 from bson.errors import InvalidDocument
 from pymongo.errors import DocumentTooLarge
 
@@ -30,6 +34,12 @@ def not_storable(error: Exception, model: str, documents: Sequence[Mapping[str, 
     """Why the driver could not encode documents; names the first that it cannot encode."""
     general = UsageError(f"this cannot be stored in {model}: {error}", code="value-not-storable")
     return next(filter(None, (_culprit(document, model) for document in documents)), general)
+
+
+def require_encodable(document: Mapping[str, Any], model: str) -> None:
+    """Refuse a document that the driver could not encode, or that is too large."""
+    if (culprit := _culprit(document, model)) is not None:
+        raise culprit
 
 
 def _culprit(document: Mapping[str, Any], model: str) -> UsageError | None:
@@ -75,6 +85,31 @@ def _find(value: Any, path: str, depth: int) -> tuple[str, str] | None:
         if culprit:
             return culprit
     return None
+
+
+_SENT_AS_THEY_ARE = frozenset({bool, float, type(None), ObjectId, bytes, datetime, UUID, Decimal128})
+
+
+def refuse_unsendable(value: Any) -> None:
+    """Refuse a single value, in BSON's types, that the driver cannot encode."""
+    kind = type(value)
+    if kind in _SENT_AS_THEY_ARE:
+        return
+    if kind is int:
+        if not -(2**63) <= value < 2**63:
+            raise _unsendable("an integer needs more than the 64 bits that BSON has; use Decimal or str")
+    elif kind is str:
+        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise _unsendable("a text holds a lone surrogate, which is not valid Unicode")
+    else:
+        try:
+            bson.encode({"value": value}, codec_options=CODEC_OPTIONS)
+        except Exception:
+            raise _unsendable(f"BSON has no form for {kind.__name__}") from None
+
+
+def _unsendable(reason: str) -> UsageError:
+    return UsageError(f"this cannot be stored, or sent as a condition: {reason}", code="value-not-storable")
 
 
 def too_deep(model: str) -> UsageError:

@@ -36,6 +36,9 @@ class Codec(Generic[M]):
     # both belong to the codec that a Store makes for a model with kinds or versions.
     scope: Mapping[str, Any] = MappingProxyType({})
     owned: frozenset[str] = frozenset()
+    # The codecs of the kinds that its documents may be of, and whether documents may have other names.
+    kinds: tuple[Codec[Any], ...] = ()
+    has_former_names = False
 
     def __init__(self, model: type[M], codec_of: Callable[[type[BaseModel]], Codec[Any]]) -> None:
         self.model = model
@@ -44,6 +47,12 @@ class Codec(Generic[M]):
         self.fields: tuple[StoredField, ...] = ()
         self.by_name: dict[str, StoredField] = {}
         self.by_stored: dict[str, StoredField] = {}
+        # The maps that are stored as pairs, by stored path.
+        self.pairs: dict[str, Shape] = {}
+        # What updates may write, by stored path (`query/update_values.py`).
+        self.spots: dict[str, Any] = {}
+        # What stored paths lead to (`query/names.py`).
+        self.targets: dict[str, Any] = {}
         self.bounded_depth = True
         self.ready = False
         self._dump: Dump = _not_compiled
@@ -74,14 +83,14 @@ class Codec(Generic[M]):
             return self._validate(raw)
         except ValidationError as error:
             # Not chained: Pydantic repeats the values that it refuses.
-            raise _invalid(self.model, raw, error) from None
+            raise invalid(self.model, raw, error) from None
 
 
 def _not_compiled(value: Any, altered: list[Any]) -> Any:
     raise AssertionError("the codec is not compiled yet")
 
 
-def _invalid(model: type[BaseModel], raw: Any, error: ValidationError) -> DataError:
+def invalid(model: type[BaseModel], raw: Any, error: ValidationError) -> DataError:
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     places = "; ".join(
         f"{'.'.join(str(part) for part in problem['loc'])}: {problem['type']}"

@@ -25,6 +25,8 @@ from treadle.graph.gather import RECOMPUTE, CountingRule, GatherRule, maintenanc
 from treadle.graph.pattern import STATE, Maintain, ModelReference, Models, Pattern, Place, Rule
 from treadle.model.shape import Shape
 from treadle.plan import Plan, Raw, find
+from treadle.plan.capabilities import Capabilities
+from treadle.query.comparison import DECIMALS
 from treadle.query.keys import ReferenceKey, freeze
 from treadle.query.paths import field_references, inside, resolve, value_at
 from treadle.query.safety import clean
@@ -51,7 +53,7 @@ class Count(_Aggregate):
     """How many documents of `source` name this one in their field `by`."""
 
     source: ModelReference | None = None
-    by: str | None = None
+    by: str | tuple[str, ...] | None = None
     where: Mapping[str, Any] | None = None
     maintain: Maintain = "write"
     every: timedelta | None = None
@@ -62,7 +64,7 @@ class Count(_Aggregate):
 class _OfField(_Aggregate):
     source: ModelReference | Mapping[str, Any] | None = None
     field: str | Mapping[str, Any] | None = None
-    by: str | None = None
+    by: str | tuple[str, ...] | None = None
     where: Mapping[str, Any] | None = None
     maintain: Maintain = "write"
     every: timedelta | None = None
@@ -244,7 +246,7 @@ class SumRule(NumberRule):
     def empty(self) -> dict[str, Any]:
         return {self.path: self.numbers.zero}
 
-    def difference(self, removed: Sequence[Any], added: Sequence[Any], version: tuple[int, ...]) -> Any:
+    def difference(self, removed: Sequence[Any], added: Sequence[Any], server: Capabilities) -> Any:
         return _subtract(removed, added)
 
     def apply(self, difference: list[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -252,6 +254,10 @@ class SumRule(NumberRule):
 
     def accumulators(self) -> dict[str, Any]:
         return {"sum": {"$sum": self.operand}}
+
+    def fits(self, value: Any) -> bool:
+        # The server goes on in doubles where integers end.
+        return self.numbers.python is not int or not isinstance(value, float) or abs(value) < INT64
 
     def finish(self, group: Raw | None) -> dict[str, Any]:
         return {self.path: self.numbers.stored(group["sum"]) if group else self.numbers.zero}
@@ -272,7 +278,7 @@ class AverageRule(NumberRule):
     def empty(self) -> dict[str, Any]:
         return {self.path: None, self.state: {"sum": self.numbers.zero, "count": 0}}
 
-    def difference(self, removed: Sequence[Any], added: Sequence[Any], version: tuple[int, ...]) -> Any:
+    def difference(self, removed: Sequence[Any], added: Sequence[Any], server: Capabilities) -> Any:
         change = _subtract(removed, added)
         if change is None or change is RECOMPUTE:
             return change
@@ -323,7 +329,7 @@ class ExtremeRule(FieldRule):
     def empty(self) -> dict[str, Any]:
         return {self.path: None}
 
-    def difference(self, removed: Sequence[Any], added: Sequence[Any], version: tuple[int, ...]) -> Any:
+    def difference(self, removed: Sequence[Any], added: Sequence[Any], server: Capabilities) -> Any:
         if any(value is not None for value in removed):
             return RECOMPUTE
         candidates = [value for value in added if value is not None]
@@ -355,9 +361,10 @@ class ExtremeRule(FieldRule):
     def finds(self, keys: Sequence[Any]) -> bool:
         return len(keys) == 1 and self._indexed
 
-    def found(self, keys: Sequence[Any], version: tuple[int, ...]) -> Plan[dict[Any, dict[str, Any]]]:
+    def found(self, keys: Sequence[Any], server: Capabilities) -> Plan[dict[Any, dict[str, Any]]]:
         path = self.value_path
-        condition: list[Raw] = [{self.by.stored: {"$eq": keys[0]}}, {path: {"$ne": None}}]
+        # Servers differ in whether a path into an array of other things is null; none says that it exists.
+        condition: list[Raw] = [{self.by.stored: {"$eq": keys[0]}}, {path: {"$exists": True, "$ne": None}}]
         if self.where:
             condition.append(self.where)
         direction = 1 if self.operator == "$min" else -1
@@ -388,7 +395,15 @@ class _Numbers:
         """The expression for the current value plus the difference."""
         terms = [{"$literal": value} for value in difference]
         total = {"$add": [{"$ifNull": [current, self.zero]}, *terms]}
-        return {"$toDecimal": total} if self.python is decimal.Decimal else total
+        return {"$toDecimal": total} if self.python is decimal.Decimal else self._whole(total)
+
+    def _whole(self, value: Any) -> Any:
+        """A number, but an error where an integer has gone beyond 64 bits and become a double."""
+        if self.python is not int:
+            return value
+        beyond = [{"$eq": [{"$type": "$$n"}, "double"]}, {"$gte": [{"$abs": "$$n"}, float(INT64)]}]
+        checked = {"$cond": [{"$and": beyond}, {"$toLong": "$$n"}, "$$n"]}
+        return {"$let": {"vars": {"n": value}, "in": checked}}
 
     def stored(self, value: Any) -> Any:
         """A value that the server computed, in the declared type."""
@@ -403,7 +418,7 @@ class _Numbers:
         known = {"$ifNull": [value, self.zero]}
         if self.python is decimal.Decimal:
             return {"$toDecimal": known}
-        return {"$toDouble": known} if self.python is float else known
+        return {"$toDouble": known} if self.python is float else self._whole(known)
 
 
 def _is_number(value: Any) -> bool:
@@ -449,7 +464,7 @@ def _is_extreme(value: decimal.Decimal) -> bool:
 
 def _quotient(total: Any, count: int) -> Any:
     if isinstance(total, Decimal128):
-        return Decimal128(decimal.Context(prec=34).divide(total.to_decimal(), decimal.Decimal(count)))
+        return Decimal128(DECIMALS.divide(total.to_decimal(), decimal.Decimal(count)))
     return total / count
 
 

@@ -24,12 +24,15 @@ from treadle.errors import DataError, DeclarationError
 from treadle.graph.binding import check_choice, check_maintenance
 from treadle.graph.derived import CopyRule, OnDelete
 from treadle.graph.pattern import Entry, Maintain, ModelReference, Models, Pattern, Place, Rule
+from treadle.graph.shards import Held, check_held, shard_paths, split_reference
 from treadle.model.codec import codec_of
 from treadle.model.shape import Shape
 from treadle.plan import Raw
 from treadle.query.comparison import same
 from treadle.query.keys import freeze
 from treadle.query.paths import (
+    ARRAYS,
+    REFERRED,
     Path,
     Step,
     containers,
@@ -53,7 +56,7 @@ class ExtendedReference(Pattern):
     pattern: ClassVar[str] = "extended-reference"
 
     source: ModelReference
-    by: str
+    by: str | tuple[str, ...]
     fields: Sequence[str] | None = None
     field: str | None = None
     policy: Policy = "sync"
@@ -87,7 +90,10 @@ class ReferenceRule(CopyRule):
         self.maintain, self.every = declared.maintain, declared.every
         self.on_delete = declared.on_delete
         self.source = graph.resolve(declared.source, place.label)
-        relative: Path = resolve(place.owner, declared.by, place.label, "reference-field-missing")
+        names, identity = split_reference(declared.by)
+        check_held(names, self.source, place.label)
+        relative: Path = resolve(place.owner, identity, place.label, "reference-field-missing")
+        held = [resolve(place.owner, each, place.label, "reference-field-missing").stored for each in names]
         if relative.in_array:
             raise DeclarationError(
                 f"{place.label} has by={declared.by!r}, which is an array; declare the card inside the "
@@ -102,10 +108,18 @@ class ReferenceRule(CopyRule):
         # A card such as {_id, name} may hold its own reference; that part is the caller's.
         self.holds_reference = self.by.startswith(f"{self.name}.")
         self.reference_path = ".".join([*(step.stored for step in self.steps), self.by])
+        # Where a document holds the shard key of its source.
+        self.held = tuple(".".join([*(step.stored for step in self.steps), each]) for each in held)
         self.copied = self._copied(place)
         self.synced = [each for each in self.copied if not each.snapshot]
         self.snapshots = [each for each in self.copied if each.snapshot]
         self._check(place)
+
+    def holds(self) -> list[tuple[str, Held]]:
+        if not self.held or self.place.in_array:
+            return []
+        held = Held(self.reference_path, self.held, self.source.collection, shard_paths(self.source))
+        return [(self.target.collection, held)]
 
     def _copied(self, place: Place) -> list[Copied]:
         declared = self.declared
@@ -128,7 +142,7 @@ class ReferenceRule(CopyRule):
             inside = resolve(card, name, place.label, "embedded-field-missing")
             if self.holds_reference and self.by == f"{self.name}.{inside.stored}":
                 continue
-            self._check_types(inside.shape, source, name)
+            self._check_types(inside.shape, source, name, several=inside.steps[-1].array)
             copied.append(
                 Copied(inside.stored, source.stored, declared.policy == "snapshot" or name in frozen)
             )
@@ -154,18 +168,28 @@ class ReferenceRule(CopyRule):
                 code="maintained-type",
             )
 
-    def _check_types(self, inside: Shape, source: Path, name: str) -> None:
-        """Refuse a copy that could not hold what the source's field holds."""
-        outer = source.shape
-        if inside.kind == outer.kind == "scalar":
+    def _check_types(self, inside: Shape, source: Path, name: str, *, several: bool = False) -> None:
+        """Refuse a copy that could not hold what the source's field holds; `several` says a list of these."""
+        outer, vague = source.shape, {"any", "custom", "union", "enum", "literal"}
+        if inside.kind in ARRAYS and inside.items:
+            inside, several = inside.items[0], True
+        if any(step.array for step in source.steps[:-1]):
+            raise DeclarationError(
+                f"{self.place.label} embeds {name!r}, which lies inside an array of "
+                f"{self.source.model.__name__}; copy the array as a whole",
+                code="maintained-type",
+            )
+        if several != source.steps[-1].array and inside.kind not in vague:
+            fits = False
+        elif inside.kind == outer.kind == "scalar":
             fits = inside.python is outer.python
         else:
-            vague = {"any", "custom", "union", "enum", "literal"}
             fits = inside.kind == outer.kind or bool({inside.kind, outer.kind} & vague)
         if not fits:
             raise DeclarationError(
-                f"{self.place.label} embeds {name!r} as a {inside.name}, but "
-                f"{self.source.model.__name__}.{source.python} is a {outer.name}; declare the same type",
+                f"{self.place.label} embeds {name!r} as a {'list of ' if several else ''}{inside.name}, but "
+                f"{self.source.model.__name__}.{source.python} is a "
+                f"{'list of ' if source.steps[-1].array else ''}{outer.name}; declare the same type",
                 code="maintained-type",
             )
 
@@ -379,7 +403,7 @@ class ReferenceRule(CopyRule):
             if reference is not None and freeze(reference) in gone:
                 container[self.name] = None
                 if not self.holds_reference:
-                    put(container, self.by, None)
+                    put(container, self.by.removesuffix(f".{REFERRED}"), None)
 
     def _remove_elements(self, raw: Any, steps: Sequence[Step], gone: set[Any]) -> None:
         """Remove the elements of the innermost array that refer to what is gone."""

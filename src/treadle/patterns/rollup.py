@@ -24,9 +24,12 @@ from treadle.graph.pattern import Entry, Maintain, ModelReference, Models, Patte
 from treadle.model.codec import Codec, codec_of
 from treadle.model.shape import Shape
 from treadle.query.keys import GroupKey, KeyPart
+from treadle.query.pairs import paired_filter
 from treadle.query.paths import model_of, overlap, resolve
 from treadle.query.safety import clean
 from treadle.query.windows import Unit, Window, is_timezone
+
+_DAY = dt.timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -40,24 +43,45 @@ class _Windowed:
 
 
 @dataclass(frozen=True)
-class Hour(_Windowed):
-    """The hour of a date, from its full hour on the clock of the time zone."""
+class _Sized(_Windowed):
+    """Several minutes, hours or days as one window, which may begin later than on the full hour or day."""
+
+    size: int = 1
+    offset: dt.timedelta = dt.timedelta(0)
+
+
+@dataclass(frozen=True)
+class Minute(_Sized):
+    """The minute of a date, or `size` of them: `Minute("at", size=15)` cuts each hour in four."""
+
+    unit: ClassVar[Unit] = "minute"
+
+
+@dataclass(frozen=True)
+class Hour(_Sized):
+    """The hour of a date, or `size` of them, from the full hour on the clock of the time zone."""
 
     unit: ClassVar[Unit] = "hour"
 
 
 @dataclass(frozen=True)
-class Day(_Windowed):
-    """The day of a date, from midnight to midnight in the time zone."""
+class Day(_Sized):
+    """The day of a date, from midnight to midnight in the time zone, or `size` of them.
+
+    `offset=timedelta(hours=6)` lets days begin at six on the clock. Several
+    days are counted from the first of January 1970, later by the offset.
+    """
 
     unit: ClassVar[Unit] = "day"
 
 
 @dataclass(frozen=True)
 class Week(_Windowed):
-    """The week of a date, which begins on Monday, in the time zone."""
+    """The week of a date, which begins on Monday, or on the day `begins`, in the time zone."""
 
     unit: ClassVar[Unit] = "week"
+
+    begins: str = "monday"
 
 
 @dataclass(frozen=True)
@@ -68,18 +92,40 @@ class Month(_Windowed):
 
 
 @dataclass(frozen=True)
+class Quarter(_Windowed):
+    """The quarter of a date, from the first of January, April, July or October, in the time zone."""
+
+    unit: ClassVar[Unit] = "quarter"
+
+
+@dataclass(frozen=True)
+class Year(_Windowed):
+    """The year of a date, in the time zone."""
+
+    unit: ClassVar[Unit] = "year"
+
+
+@dataclass(frozen=True)
+class Total:
+    """A key that all sources have in common, so that one document sums them up: `keys={"id": Total()}`."""
+
+    name: str = "all"
+
+
+@dataclass(frozen=True)
 class Rollup(Pattern):
     """One document per group of `source`: `class DailySales(Document, rollup=Rollup(Sale, keys={…}))`.
 
     `keys` names the model's fields that hold the group's values, and what
-    they are made of: a field of the source, or `Hour`, `Day`, `Week`, `Month`.
+    they are made of: a field of the source, or `Minute`, `Hour`, `Day`,
+    `Week`, `Month`, `Quarter` or `Year` of a date, or `Total`.
     """
 
     pattern: ClassVar[str] = "rollup"
     keyword: ClassVar[str | None] = "rollup"
 
     source: ModelReference
-    keys: Mapping[str, str | _Windowed]
+    keys: Mapping[str, str | _Windowed | Total]
     where: Mapping[str, Any] | None = None
     maintain: Maintain = "write"
     every: dt.timedelta | None = None
@@ -111,7 +157,9 @@ class RollupRule(GroupRule):
         if source is place.entry:
             raise DeclarationError(f"{place.label} is a rollup of itself", code="maintenance-cycle")
         key = GroupKey(_parts(place, source, declared.keys))
-        super().__init__(place, Origin(source, key, clean(dict(declared.where or {}))))
+        super().__init__(
+            place, Origin(source, key, paired_filter(source.codec, clean(dict(declared.where or {}))))
+        )
         self.maintain, self.every = declared.maintain, declared.every
         _check_identity(place, key)
 
@@ -134,7 +182,7 @@ class RollupRule(GroupRule):
             )
 
 
-def _parts(place: Place, source: Entry[Any], keys: Mapping[str, str | _Windowed]) -> list[KeyPart]:
+def _parts(place: Place, source: Entry[Any], keys: Mapping[str, str | _Windowed | Total]) -> list[KeyPart]:
     if not isinstance(keys, Mapping) or not keys:
         raise DeclarationError(
             f"{place.label} needs keys=, such as keys={{'shop': 'shop_id', 'day': Day('created_at')}}",
@@ -142,13 +190,23 @@ def _parts(place: Place, source: Entry[Any], keys: Mapping[str, str | _Windowed]
         )
     parts = []
     for name, origin in keys.items():
-        if not isinstance(name, str) or not isinstance(origin, (str, _Windowed)):
+        if not isinstance(name, str) or not isinstance(origin, (str, _Windowed, Total)):
             raise DeclarationError(
                 f"{place.label} has keys={{{name!r}: {origin!r}}}; a key is a field of "
-                f"{source.model.__name__} by its name, or Hour, Day, Week or Month of one",
+                f"{source.model.__name__} by its name, or a window of one: Minute, Hour, Day, Week, Month, "
+                "Quarter or Year; or Total",
                 code="rollup-keys",
             )
         own = resolve(place.owner, name, place.label, "rollup-keys")
+        if isinstance(origin, Total):
+            if not isinstance(origin.name, str) or own.shape.python is not str or own.in_array:
+                raise DeclarationError(
+                    f"{place.label} has a Total as its key {name!r}, which is a str that has a name",
+                    code="rollup-keys",
+                )
+            # An id is what each source has, and what never changes.
+            parts.append(KeyPart(own.stored, "_id", constant=origin.name))
+            continue
         path = origin if isinstance(origin, str) else origin.field
         other = resolve(source.codec, path, place.label, "source-field-missing")
         for each, of in ((own, place.entry), (other, source)):
@@ -158,10 +216,48 @@ def _parts(place: Place, source: Entry[Any], keys: Mapping[str, str | _Windowed]
                     "a document belongs to one group only",
                     code="rollup-keys",
                 )
-        window = None if isinstance(origin, str) else Window(origin.unit, origin.timezone)
+        window = None if isinstance(origin, str) else _window(place, name, origin)
         _check_type(place, name, own.shape, other.shape, path, window)
         parts.append(KeyPart(own.stored, other.stored, window, own.shape.optional))
     return parts
+
+
+WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+# Sizes that a larger unit is made of, so that each hour and each day begins with a window.
+SIZES = {
+    "minute": [size for size in range(1, 31) if not 60 % size],
+    "hour": [size for size in range(1, 13) if not 24 % size],
+    "day": range(1, 367),
+}
+
+
+def _window(place: Place, name: str, declared: _Windowed) -> Window:
+    where = f"{place.label} has a window as its key {name!r} with"
+    if isinstance(declared, Week):
+        if declared.begins not in WEEKDAYS:
+            raise DeclarationError(
+                f"{where} begins={declared.begins!r}; write one of {', '.join(WEEKDAYS)}", code="rollup-keys"
+            )
+        return Window(declared.unit, declared.timezone, begins=WEEKDAYS.index(declared.begins))
+    if not isinstance(declared, _Sized):
+        return Window(declared.unit, declared.timezone)
+    size, offset = declared.size, declared.offset
+    sizes = SIZES[declared.unit]
+    if type(size) is not int or size not in sizes:
+        known = f"1 to {sizes[-1]}" if isinstance(sizes, range) else ", ".join(map(str, sizes))
+        raise DeclarationError(
+            f"{where} size={size!r}; windows of {declared.unit}s have one of the sizes {known}",
+            code="rollup-keys",
+        )
+    window = Window(declared.unit, declared.timezone, size, offset)
+    whole = isinstance(offset, dt.timedelta) and not offset.microseconds % 1000
+    if not whole or not dt.timedelta(0) <= offset < window.length:
+        raise DeclarationError(
+            f"{where} offset={offset!r}; an offset is a timedelta of whole milliseconds, from 0 to less "
+            f"than the window itself, which is {window.length}",
+            code="rollup-keys",
+        )
+    return window
 
 
 def _check_type(place: Place, name: str, own: Shape, other: Shape, path: str, window: Window | None) -> None:
@@ -178,7 +274,8 @@ def _check_type(place: Place, name: str, own: Shape, other: Shape, path: str, wi
                     f"{place.label} has a window as its key {name!r}, but {where} is not a datetime",
                     code="rollup-keys",
                 )
-        if own.python is dt.date and (window.unit == "hour" or not window.utc):
+        instant = window.length < _DAY or bool(window.offset % _DAY)
+        if own.python is dt.date and (instant or not window.utc):
             raise DeclarationError(
                 f"{place.label}.{name} is a date, which cannot hold the first instant of this window; "
                 "declare a datetime",

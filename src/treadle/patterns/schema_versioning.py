@@ -14,9 +14,9 @@ The chain of a model's steps is in `graph/versions.py`, reading in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.versions import MIGRATIONS, Function, Pipeline, Way
@@ -51,6 +51,12 @@ class Migration:
         return f"the migration of {self.model.__name__} from version {self.from_version}"
 
 
+@overload
+def migration(
+    model: type[Document], from_version: int, *, up: None = None, down: Way | None = None
+) -> Callable[[Function], Migration]: ...
+@overload
+def migration(model: type[Document], from_version: int, *, up: Way, down: Way | None = None) -> Migration: ...
 def migration(model: type[Document], from_version: int, *, up: Any = None, down: Any = None) -> Any:
     """Declare how documents get from one version to the next; a decorator unless `up` is given.
 

@@ -3,13 +3,13 @@
 The embedded items are cards of the children, with the child's `_id`, so that
 edits and deletes reach them. They are always exactly the first N by the sort,
 ties broken by `_id`. A new child is merged into the array by the update
-itself where the server can sort arrays (5.2 and newer) and the card holds the
+itself where the server can sort arrays and the card holds the
 sort keys; everything else refills the array from the children's index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -22,13 +22,13 @@ from treadle.graph.gather import RECOMPUTE, GatherRule, maintenance_of, origin
 from treadle.graph.pattern import Maintain, ModelReference, Models, Pattern, Place, Rule
 from treadle.model.codec import codec_of
 from treadle.plan import Plan, Raw, aggregate, find
+from treadle.plan.capabilities import Capabilities
+from treadle.query.comparison import order_key
 from treadle.query.keys import KEY, freeze
 from treadle.query.paths import ARRAYS, model_of, outermost, resolve, value_at
 from treadle.query.safety import Sort, sort_keys
 
 SIZE_MAX = 1000
-SORT_ARRAY_SINCE = (5, 2)
-LOOKUP_SINCE = (5, 0)
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Subset(Pattern):
     pattern: ClassVar[str] = "subset"
 
     source: ModelReference
-    by: str
+    by: str | tuple[str, ...]
     sort: Sort
     size: int
     where: Mapping[str, Any] | None = None
@@ -52,6 +52,7 @@ class Subset(Pattern):
 
 class SubsetRule(GatherRule):
     pattern = "subset"
+    uses = frozenset({"array_sorts", "lookup_pipelines"})
 
     def __init__(self, place: Place, graph: Models, declared: Subset) -> None:
         super().__init__(place, origin(place, graph, declared.source, declared.by, declared.where))
@@ -121,8 +122,8 @@ class SubsetRule(GatherRule):
     def empty(self) -> dict[str, Any]:
         return {self.path: []}
 
-    def difference(self, removed: Sequence[Any], added: Sequence[Any], version: tuple[int, ...]) -> Any:
-        if removed or self.embedded_sort is None or version < SORT_ARRAY_SINCE:
+    def difference(self, removed: Sequence[Any], added: Sequence[Any], server: Capabilities) -> Any:
+        if removed or self.embedded_sort is None or not server.array_sorts:
             return RECOMPUTE
         return [item for item, _ in added] or None
 
@@ -147,24 +148,51 @@ class SubsetRule(GatherRule):
     def finds(self, keys: Sequence[Any]) -> bool:
         return True
 
-    def found(self, keys: Sequence[Any], version: tuple[int, ...]) -> Plan[dict[Any, dict[str, Any]]]:
+    def found(self, keys: Sequence[Any], server: Capabilities) -> Plan[dict[Any, dict[str, Any]]]:
         """The exact items of each target."""
-        refill = self._refill_many if len(keys) > 1 and version >= LOOKUP_SINCE else self._refill_each
+        apart = self.source.counted_elsewhere is not None or self._spread(server)
+        together = len(keys) > 1 and server.lookup_pipelines and not apart
+        refill = self._refill_many if together else self._refill_each
         return {key: {self.path: items} for key, items in (yield from refill(keys)).items()}
+
+    def found_among(self, keys: Sequence[Any], sources: Sequence[Raw]) -> Plan[dict[Any, dict[str, Any]]]:
+        """The same where some of the children are not stored as they are to be read."""
+        found: dict[Any, dict[str, Any]] = {}
+        for key in keys:
+            stages = [
+                *sources,
+                {"$match": {self.by.stored: {"$eq": key}}},
+                *([{"$match": self.where}] if self.where else []),
+                {"$sort": dict(self.sort)},
+                {"$limit": self.size},
+                {"$project": dict.fromkeys(outermost(self.card.values()), 1)},
+            ]
+            children = yield from aggregate(self.source.collection, stages)
+            found[freeze(key)] = {self.path: [self.item(child) for child in children]}
+        return found
+
+    def _spread(self, server: Capabilities) -> bool:
+        """Whether a `$lookup` may meet shards, which none in a transaction may."""
+        return server.sharded or any(each.settings.shard_key for each in (self.source, self.target))
 
     def _refill_each(self, keys: Sequence[Any]) -> Plan[dict[Any, list[Raw]]]:
         items: dict[Any, list[Raw]] = {}
         for key in keys:
             mine: Raw = {self.by.stored: {"$eq": key}}
-            children = yield from find(
-                self.source.collection,
-                {"$and": [mine, self.where]} if self.where else mine,
-                dict.fromkeys(outermost(self.card.values()), 1),
-                sort=self.sort,
-                limit=self.size,
-            )
+            chosen = {"$and": [mine, self.where]} if self.where else mine
+            children = yield from self._first(self.source.collection, chosen, self.value_paths())
+            if (place := self.source.counted_elsewhere) is not None:
+                children += yield from self._first(place, chosen, self.value_paths())
+                for path, direction in reversed(self.sort):
+                    children.sort(key=lambda each: order_key(value_at(each, path)), reverse=direction == -1)
+                children = children[: self.size]
             items[freeze(key)] = [self.item(child) for child in children]
         return items
+
+    def _first(self, collection: str, chosen: Raw, paths: Iterable[str]) -> Plan[list[Raw]]:
+        """The first children of a target in one collection."""
+        shown = dict.fromkeys(outermost(paths), 1)
+        return (yield from find(collection, chosen, shown, sort=self.sort, limit=self.size))
 
     def _refill_many(self, keys: Sequence[Any]) -> Plan[dict[Any, list[Raw]]]:
         """One query for many targets, in memory bounded by `size` per target."""

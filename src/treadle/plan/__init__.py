@@ -34,10 +34,27 @@ from treadle.plan.server_errors import exists_already, is_outcome_unknown, is_tr
 
 R = TypeVar("R")
 
+SCHEMA_COMMANDS = frozenset({"create", "collMod", "createIndexes"})
+HARMLESS_COMMANDS = frozenset({"hello", "buildInfo", "ping", "listCollections", "listIndexes"})
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
     """One request for I/O."""
+
+
+class Foreign(str):
+    """The name of a collection in another database of the same server: `archive.sales`."""
+
+    __slots__ = ()
+
+    @property
+    def database(self) -> str:
+        return self.partition(".")[0]
+
+    @property
+    def name(self) -> str:
+        return self.partition(".")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +91,18 @@ class DatabaseCommand(Command):
     document: Mapping[str, Any]
     writes: bool = True
     admin: bool = False
+    # Whether the reply is left as bytes, to be decoded piece by piece.
+    raw: bool = False
+
+    @property
+    def lasting(self) -> bool:
+        """Whether it changes the schema, which must not be lost with the primary."""
+        return next(iter(self.document)) in SCHEMA_COMMANDS
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether sending it again comes to the same, where nobody knows if it was received."""
+        return next(iter(self.document)) in SCHEMA_COMMANDS | HARMLESS_COMMANDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +156,16 @@ class Share(Command):
 
 
 Plan: TypeAlias = Generator[Command, Any, R]
+# A plan of one command, which returns the command's result.
+Single: TypeAlias = Generator[Command, R, R]
 
 
-def require_fresh(plan: Plan[Any]) -> None:
-    """Refuse a plan that already ran, and say what to pass instead."""
-    # The attributes are read directly, because this runs before every plan.
-    if plan.gi_frame is None or plan.gi_suspended or plan.gi_running:  # type: ignore[attr-defined]
-        raise UsageError(
-            "this plan has already been started, and a plan runs once; call the function that made it again",
-            code="plan-not-fresh",
-        )
+def not_fresh() -> UsageError:
+    """The error where a plan runs a second time."""
+    return UsageError(
+        "this plan has already been started, and a plan runs once; call the function that made it again",
+        code="plan-not-fresh",
+    )
 
 
 def unwind(plan: Plan[Any], error: Exception) -> NoReturn:
@@ -170,11 +199,6 @@ def by_id(identity: Any) -> dict[str, Any]:
 # -- plans of one command ----------------------------------------------------
 
 
-def _perform(command: Command) -> Plan[Any]:
-    """A plan of this command alone, with its result."""
-    return (yield command)
-
-
 def find(
     collection: str,
     filter: Filter,
@@ -184,80 +208,84 @@ def find(
     limit: int = 0,
     naive: bool = False,
     **options: Any,
-) -> Plan[list[Raw]]:
+) -> Single[list[Raw]]:
     """The matching documents, all of them; give a limit where the data does not."""
-    return _perform(
-        Read(collection, "find", (filter, projection), {"sort": sort, "limit": limit, **options}, naive)
+    return (
+        yield Read(collection, "find", (filter, projection), {"sort": sort, "limit": limit, **options}, naive)
     )
 
 
 def find_one(
     collection: str, filter: Filter, projection: Mapping[str, Any] | None = None, **options: Any
-) -> Plan[Raw | None]:
-    return _perform(Call(collection, "find_one", (filter, projection), options, writes=False))
+) -> Single[Raw | None]:
+    return (yield Call(collection, "find_one", (filter, projection), options, writes=False))
 
 
-def aggregate(collection: str, pipeline: Sequence[Mapping[str, Any]], **options: Any) -> Plan[list[Raw]]:
+def aggregate(collection: str, pipeline: Sequence[Mapping[str, Any]], **options: Any) -> Single[list[Raw]]:
     """What the pipeline returns, all of it."""
-    return _perform(Read(collection, "aggregate", (pipeline,), options))
+    return (yield Read(collection, "aggregate", (pipeline,), options))
 
 
-def count_documents(collection: str, filter: Filter, **options: Any) -> Plan[int]:
-    return _perform(Call(collection, "count_documents", (filter,), options, writes=False))
+def count_documents(collection: str, filter: Filter, **options: Any) -> Single[int]:
+    return (yield Call(collection, "count_documents", (filter,), options, writes=False))
 
 
-def insert_one(collection: str, document: Mapping[str, Any]) -> Plan[InsertOneResult]:
-    return _perform(Call(collection, "insert_one", (document,)))
+def insert_one(collection: str, document: Mapping[str, Any]) -> Single[InsertOneResult]:
+    return (yield Call(collection, "insert_one", (document,)))
 
 
 def insert_many(
     collection: str, documents: Sequence[Mapping[str, Any]], **options: Any
-) -> Plan[InsertManyResult]:
-    return _perform(Call(collection, "insert_many", (documents,), options))
+) -> Single[InsertManyResult]:
+    return (yield Call(collection, "insert_many", (documents,), options))
 
 
-def update_one(collection: str, filter: Filter, update: Update, **options: Any) -> Plan[UpdateResult]:
-    return _perform(Call(collection, "update_one", (filter, update), options))
+def update_one(collection: str, filter: Filter, update: Update, **options: Any) -> Single[UpdateResult]:
+    return (yield Call(collection, "update_one", (filter, update), options))
 
 
-def update_many(collection: str, filter: Filter, update: Update, **options: Any) -> Plan[UpdateResult]:
-    return _perform(Call(collection, "update_many", (filter, update), options))
+def update_many(collection: str, filter: Filter, update: Update, **options: Any) -> Single[UpdateResult]:
+    return (yield Call(collection, "update_many", (filter, update), options))
 
 
 def replace_one(
     collection: str, filter: Filter, document: Mapping[str, Any], **options: Any
-) -> Plan[UpdateResult]:
-    return _perform(Call(collection, "replace_one", (filter, document), options))
+) -> Single[UpdateResult]:
+    return (yield Call(collection, "replace_one", (filter, document), options))
 
 
-def delete_one(collection: str, filter: Filter) -> Plan[DeleteResult]:
-    return _perform(Call(collection, "delete_one", (filter,)))
+def delete_one(collection: str, filter: Filter) -> Single[DeleteResult]:
+    return (yield Call(collection, "delete_one", (filter,)))
 
 
-def delete_many(collection: str, filter: Filter) -> Plan[DeleteResult]:
-    return _perform(Call(collection, "delete_many", (filter,)))
+def delete_many(collection: str, filter: Filter) -> Single[DeleteResult]:
+    return (yield Call(collection, "delete_many", (filter,)))
 
 
 def find_one_and_update(
     collection: str, filter: Filter, update: Update, *, after: bool = True, **options: Any
-) -> Plan[Raw | None]:
+) -> Single[Raw | None]:
     """Update one document and see it, after the update unless asked otherwise."""
     when = ReturnDocument.AFTER if after else ReturnDocument.BEFORE
-    return _perform(
-        Call(collection, "find_one_and_update", (filter, update), {"return_document": when, **options})
+    return (
+        yield Call(collection, "find_one_and_update", (filter, update), {"return_document": when, **options})
     )
 
 
-def find_one_and_delete(collection: str, filter: Filter, **options: Any) -> Plan[Raw | None]:
-    return _perform(Call(collection, "find_one_and_delete", (filter,), options))
+def find_one_and_delete(collection: str, filter: Filter, **options: Any) -> Single[Raw | None]:
+    return (yield Call(collection, "find_one_and_delete", (filter,), options))
 
 
-def bulk_write(collection: str, operations: Sequence[Any], *, ordered: bool = True) -> Plan[BulkWriteResult]:
-    return _perform(Call(collection, "bulk_write", (operations,), {"ordered": ordered}))
+def bulk_write(
+    collection: str, operations: Sequence[Any], *, ordered: bool = True
+) -> Single[BulkWriteResult]:
+    return (yield Call(collection, "bulk_write", (operations,), {"ordered": ordered}))
 
 
-def database_command(document: Mapping[str, Any], *, writes: bool = True, admin: bool = False) -> Plan[Raw]:
-    return _perform(DatabaseCommand(document, writes, admin))
+def database_command(
+    document: Mapping[str, Any], *, writes: bool = True, admin: bool = False, raw: bool = False
+) -> Single[Raw]:
+    return (yield DatabaseCommand(document, writes, admin, raw))
 
 
 def create(name: str, **options: Any) -> Plan[bool]:
@@ -271,38 +299,38 @@ def create(name: str, **options: Any) -> Plan[bool]:
     return True
 
 
-def transact(make: Callable[[], Plan[R]]) -> Plan[R]:
+def transact(make: Callable[[], Plan[R]]) -> Single[R]:
     """The result of the plan that `make` makes, committed."""
-    return _perform(Transact(make))
+    return (yield Transact(make))
 
 
-def outside(make: Callable[[], Plan[R]]) -> Plan[R]:
+def outside(make: Callable[[], Plan[R]]) -> Single[R]:
     """The result of a plan that no transaction of the caller takes part in."""
-    return _perform(Outside(make))
+    return (yield Outside(make))
 
 
-def server_facts() -> Plan[Any]:
+def server_facts() -> Single[Any]:
     """The server's `Capabilities`."""
-    return _perform(ServerFacts())
+    return (yield ServerFacts())
 
 
-def is_inside() -> Plan[bool]:
+def is_inside() -> Single[bool]:
     """Whether a transaction of the caller is under way."""
-    return _perform(IsInside())
+    return (yield IsInside())
 
 
-def share(work: Any, *, alone: bool = False) -> Plan[Any]:
+def share(work: Any, *, alone: bool = False) -> Single[Any]:
     """The outcome of a work, committed."""
-    return _perform(Share(work, alone))
+    return (yield Share(work, alone))
 
 
-def aside(make: Callable[[], Plan[Any]]) -> Plan[None]:
+def aside(make: Callable[[], Plan[Any]]) -> Single[None]:
     """Do something that may as well be left undone."""
-    return _perform(Aside(make))
+    return (yield Aside(make))
 
 
-def wait(seconds: float) -> Plan[None]:
-    return _perform(Wait(seconds))
+def wait(seconds: float) -> Single[None]:
+    return (yield Wait(seconds))
 
 
 def in_one_reply(number: int) -> Raw:

@@ -1,40 +1,77 @@
-"""What the server at hand can do; read once per Store."""
+"""What the server at hand can do: tried by harmless commands, never concluded from its version.
+
+A probe names a collection that does not exist, reads nothing there and writes
+nothing. What matters is how the server refuses it, if it does. A refusal for
+want of rights says nothing, and counts as "has it": the real command will
+tell. An error that passes is raised, and nothing is concluded from it.
+
+A Store probes what its declarations use, before its first write that others
+follow, and again after a failover. `treadle doctor` probes everything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
+from uuid import UUID
 
-from treadle.errors import TreadleError, UsageError
-from treadle.plan import Plan, database_command, transact
+from bson import Binary, ObjectId
+from pymongo.errors import ConfigurationError, OperationFailure
+
+from treadle.errors import DeclarationError, TreadleError, UsageError
+from treadle.plan import Plan, Raw, database_command, find_one, transact, update_one
+from treadle.plan.server_errors import INDEX_CONFLICT, NAMESPACE_NOT_FOUND, UNAUTHORIZED, is_refusal
 
 R = TypeVar("R")
 
+# MongoDB 5.0. Told by the protocol, which a server announces before any login.
+WIRE_VERSION_MIN = 13
+OPERATIONS_MAX = 100_000
+# No collection has this name.
+NOWHERE = "treadle.probe"
 REPLICA_SET_OF_ONE = (
     "make it a replica set of one (restart mongod with --replSet rs0, then run rs.initiate() once in mongosh)"
 )
 
-SNAPSHOTS_SINCE = (5, 0)
+StreamLevel = Literal["database", "cluster"]
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The facts on which plans depend."""
+    """The facts on which plans depend; what was not probed counts as missing."""
 
-    transactions: bool
-    version: tuple[int, ...]
-
-    @property
-    def streams(self) -> bool:
-        """Whether there are change streams: on the same servers as transactions."""
-        return self.transactions
-
-    @property
-    def snapshots(self) -> bool:
-        """Whether a session can read as of one moment without a transaction."""
-        return self.version >= SNAPSHOTS_SINCE
+    transactions: bool = False
+    # How long a transaction may last; None where the server does not say.
+    transaction_seconds: int | None = None
+    retryable_writes: bool = False
+    # What the narrowest change stream that holds a whole database is of; None where there is none.
+    streams: StreamLevel | None = None
+    # The database's name, by which its events are told from others in a stream of the whole cluster.
+    database: str = ""
+    pre_images: bool = False
+    # Whether replies and events carry the server's time, and updates what they changed.
+    cluster_time: bool = False
+    # Whether an event of more than 16 MB comes in pieces.
+    split_events: bool = False
+    pipeline_updates: bool = False
+    merges: bool = False
+    unions: bool = False
+    graph_lookups: bool = False
+    # `$lookup` by a field and with a pipeline of its own.
+    lookup_pipelines: bool = False
+    array_sorts: bool = False
+    # Whether a session can read as of one moment without a transaction.
+    snapshots: bool = False
+    time_series: bool = False
+    validators: bool = False
+    kill_sessions: bool = False
+    # Operations in one batch.
+    operations_max: int = OPERATIONS_MAX
+    # Whether it is one server alone, and whether it is the router of a sharded cluster.
+    standalone: bool = False
+    sharded: bool = False
 
     def together(self, make: Callable[[], Plan[R]]) -> Plan[R]:
         """The plan that `make` makes, in a transaction where the server has them."""
@@ -47,12 +84,50 @@ class Capabilities:
         code: str = "transactions-unavailable",
         error: type[TreadleError] = UsageError,
     ) -> None:
-        """Refuse what a standalone server cannot do; `instead` is another way out."""
-        if not self.transactions:
-            choices = REPLICA_SET_OF_ONE + (f", or {instead}" if instead else "")
-            raise error(
-                f"{what} needs transactions, which this standalone server does not have; {choices}", code=code
-            )
+        """Refuse what a server without transactions cannot do; `instead` is another way out."""
+        if self.transactions:
+            return
+        this, ways = "this server", ["use a server that has them"]
+        if self.standalone:
+            this, ways = "this standalone server", [REPLICA_SET_OF_ONE]
+        choices = ", or ".join([*ways, instead] if instead else ways)
+        raise error(f"{what} needs transactions, which {this} does not have; {choices}", code=code) from None
+
+    def require(self, name: str, what: str, instead: str) -> None:
+        """Refuse a declaration that cannot be kept without a capability."""
+        if name == "transactions":
+            self.require_transactions(what, instead, code="transactions-needed", error=DeclarationError)
+        elif not getattr(self, name):
+            raise DeclarationError(
+                f"{what} needs {NAMES[name]}, which this server does not have; {instead}",
+                code="capability-missing",
+            ) from None
+
+
+# What each is called in messages and tables.
+NAMES: Mapping[str, str] = {
+    "transactions": "transactions",
+    "transaction_seconds": "seconds that a transaction may last",
+    "retryable_writes": "retryable writes",
+    "streams": "change streams",
+    "pre_images": "pre-images in change streams",
+    "cluster_time": "clusterTime and updateDescription in events",
+    "split_events": "$changeStreamSplitLargeEvent",
+    "pipeline_updates": "updates by pipeline",
+    "merges": "$merge",
+    "unions": "$unionWith",
+    "graph_lookups": "$graphLookup",
+    "lookup_pipelines": "$lookup with a pipeline",
+    "array_sorts": "$sortArray",
+    "snapshots": "snapshot reads",
+    "time_series": "time series",
+    "validators": "$jsonSchema in collMod",
+    "kill_sessions": "killSessions",
+    "operations_max": "operations in one batch",
+}
+# Every Store knows these, whatever it declares.
+BASIC = frozenset({"transactions", "retryable_writes", "pipeline_updates", "cluster_time", "operations_max"})
+EVERYTHING = frozenset(NAMES)
 
 
 def clock() -> Plan[datetime]:
@@ -61,15 +136,223 @@ def clock() -> Plan[datetime]:
     return now
 
 
-def read_capabilities() -> Plan[Capabilities]:
-    """Ask the server."""
+def greet() -> Plan[Raw]:
+    """How the server describes itself; one that is too old is refused."""
     hello = yield from database_command({"hello": 1}, writes=False, admin=True)
-    build = yield from database_command({"buildInfo": 1}, writes=False, admin=True)
-    return capabilities_of(hello, build)
+    if hello.get("maxWireVersion", 0) < WIRE_VERSION_MIN:
+        raise UsageError(
+            f"this server is older than MongoDB 5.0 (its wire version is {hello.get('maxWireVersion', 0)}); "
+            "upgrade it: Treadle needs MongoDB 5.0 or later",
+            code="server-too-old",
+        )
+    return hello
 
 
-def capabilities_of(hello: Mapping[str, Any], build: Mapping[str, Any]) -> Capabilities:
-    clustered = "setName" in hello or hello.get("msg") == "isdbgrid"
-    # A server that has no sessions has no transactions either.
-    sessions = hello.get("logicalSessionTimeoutMinutes") is not None
-    return Capabilities(clustered and sessions, tuple(int(part) for part in build["versionArray"][:3]))
+def read_capabilities(used: Iterable[str] = EVERYTHING) -> Plan[Capabilities]:
+    """Ask the server for what is used."""
+    hello = yield from greet()
+    used = {*used, *BASIC}
+    found = described_by(hello)
+    if not found.standalone and "logicalSessionTimeoutMinutes" in hello:
+        found = replace(found, transactions=(yield from _has_transactions()))
+    found = replace(found, **(yield from _try_update()))
+    for names, probe in _PROBES.items():
+        if used.intersection(names):
+            found = replace(found, **(yield from probe(found)))
+    return found
+
+
+def described_by(hello: Mapping[str, Any]) -> Capabilities:
+    """What the server's own description tells."""
+    sharded = hello.get("msg") == "isdbgrid"
+    return Capabilities(
+        standalone=not (sharded or "setName" in hello or "serviceId" in hello),
+        sharded=sharded,
+        # On replies of every replica set, and on none of servers that have no history.
+        cluster_time="operationTime" in hello,
+        operations_max=int(hello.get("maxWriteBatchSize", OPERATIONS_MAX)),
+    )
+
+
+# -- probes ---------------------------------------------------------------------------------------------
+
+
+class _Opened(Exception):
+    """Ends the transaction of a probe."""
+
+
+def _has_transactions() -> Plan[bool]:
+    """Read in a transaction, and abort it."""
+
+    def look() -> Plan[None]:
+        yield from find_one(NOWHERE, {}, {"_id": 1})
+        raise _Opened
+
+    try:
+        yield from transact(look)
+    except _Opened:
+        return True
+    except (ConfigurationError, UsageError):
+        return False
+    except OperationFailure as error:
+        return _has_it(error)
+    return True
+
+
+def _try_update() -> Plan[Raw]:
+    """A retryable update by pipeline, of nothing; where it is refused, an update of each kind."""
+    by_pipeline, plain = [{"$set": {"at": "$$NOW"}}], {"$set": {"at": 1}}
+
+    def works(update: Any) -> Plan[bool]:
+        return (yield from _accepted(lambda: update_one(NOWHERE, {"_id": ObjectId()}, update)))
+
+    if (yield from works(by_pipeline)):
+        return {"retryable_writes": True, "pipeline_updates": True}
+    if (yield from works(plain)):
+        return {"retryable_writes": True}
+    return {}
+
+
+def _try_stages(found: Capabilities) -> Plan[Raw]:
+    """Stages by what they are called, all in one pipeline that is only explained."""
+    same = {"localField": "_id", "foreignField": "_id"}
+    graph = {"startWith": "$_id", "connectFromField": "_id", "connectToField": "up"}
+    stages: dict[str, Raw] = {
+        "lookup_pipelines": {"$lookup": {"from": NOWHERE, **same, "pipeline": [{"$limit": 1}], "as": "a"}},
+        "graph_lookups": {"$graphLookup": {"from": NOWHERE, **graph, "as": "b"}},
+        "unions": {"$unionWith": {"coll": NOWHERE, "pipeline": []}},
+        "array_sorts": {"$set": {"c": {"$sortArray": {"input": [1], "sortBy": 1}}}},
+        "merges": {"$merge": {"into": NOWHERE}},
+    }
+    if (yield from _explains([*stages.values()])):
+        return dict.fromkeys(stages, True)
+    each = {}
+    for name, stage in stages.items():
+        each[name] = yield from _explains([stage])
+    return each
+
+
+def _try_streams(found: Capabilities) -> Plan[Raw]:
+    """Open a change stream, of the database if that can be, and close it again."""
+    if found.standalone:
+        return {}
+    for level in ("database", "cluster"):
+        stages: list[Raw] = [{"$changeStream": cluster_option(level)}]
+        command = {"aggregate": 1, "pipeline": stages, "cursor": {"batchSize": 0}}
+        try:
+            reply = yield from database_command(command, writes=False, admin=level == "cluster")
+        except OperationFailure as error:
+            if not _has_it(error):
+                continue
+        else:
+            close = {"killCursors": "$cmd.aggregate", "cursors": [reply["cursor"]["id"]]}
+            yield from database_command(close, writes=False, admin=level == "cluster")
+        split: Raw = {"$changeStreamSplitLargeEvent": {}}
+        if level == "database":
+            return {"streams": level, "split_events": (yield from _explains([*stages, split], 1))}
+        found_nothing = yield from database_command({"find": NOWHERE, "limit": 1}, writes=False)
+        return {"streams": level, "database": found_nothing["cursor"]["ns"].removesuffix(f".{NOWHERE}")}
+    return {}
+
+
+def cluster_option(level: StreamLevel | str | None) -> Raw:
+    """What `$changeStream` must say for the whole cluster."""
+    return {"allChangesForCluster": True} if level == "cluster" else {}
+
+
+def _try_collection_options(found: Capabilities) -> Plan[Raw]:
+    """Options of collections, as changes to one that is not there."""
+    options: dict[str, Raw] = {
+        "validators": {"validator": {"$jsonSchema": {}}},
+        "time_series": {"timeseries": {"granularity": "hours"}},
+    }
+    if found.streams is not None:
+        options["pre_images"] = {"changeStreamPreAndPostImages": {"enabled": True}}
+    together = {name: value for option in options.values() for name, value in option.items()}
+    if (yield from _knows_option(together)):
+        return dict.fromkeys(options, True)
+    each = {}
+    for name, option in options.items():
+        each[name] = yield from _knows_option(option)
+    return each
+
+
+def _try_snapshot(found: Capabilities) -> Plan[Raw]:
+    look = {"find": NOWHERE, "limit": 1, "readConcern": {"level": "snapshot"}}
+    return {"snapshots": (yield from _accepted(lambda: database_command(look, writes=False)))}
+
+
+def _try_kill(found: Capabilities) -> Plan[Raw]:
+    """End a session that never was."""
+    kill = {"killSessions": [{"id": Binary.from_uuid(UUID(int=0))}]}
+    return {"kill_sessions": (yield from _accepted(lambda: database_command(kill, writes=False, admin=True)))}
+
+
+def _read_lifetime(found: Capabilities) -> Plan[Raw]:
+    name = "transactionLifetimeLimitSeconds"
+    try:
+        reply = yield from database_command({"getParameter": 1, name: 1}, writes=False, admin=True)
+    except OperationFailure as error:
+        if not is_refusal(error):
+            raise
+        return {}
+    return {"transaction_seconds": reply.get(name)}
+
+
+# In this order: later ones look at what earlier ones found.
+_PROBES: Mapping[tuple[str, ...], Callable[[Capabilities], Plan[Raw]]] = {
+    ("lookup_pipelines", "graph_lookups", "unions", "array_sorts", "merges"): _try_stages,
+    ("streams", "split_events"): _try_streams,
+    ("validators", "time_series", "pre_images"): _try_collection_options,
+    ("snapshots",): _try_snapshot,
+    ("kill_sessions",): _try_kill,
+    ("transaction_seconds",): _read_lifetime,
+}
+assert {each.name for each in fields(Capabilities)} - {"standalone", "sharded", "database"} == EVERYTHING
+
+
+def accepts_partial(filter: Mapping[str, Any]) -> Plan[bool]:
+    """Whether the server takes this filter for a partial index.
+
+    Two indexes of one name are never made. Which of the two is refused, and
+    why, tells; for `setup()` alone, which has the right to make indexes.
+    """
+    first = {"key": {"a": 1}, "name": "probe", "partialFilterExpression": dict(filter)}
+    command = {"createIndexes": NOWHERE, "indexes": [first, {"key": {"b": 1}, "name": "probe"}]}
+    try:
+        yield from database_command(command, writes=False)
+    except OperationFailure as error:
+        return error.code in INDEX_CONFLICT or _has_it(error)
+    yield from database_command({"drop": NOWHERE}, writes=False)
+    return True
+
+
+def _has_it(error: OperationFailure) -> bool:
+    """Whether a refusal leaves open that the server has it; an error that passes is raised."""
+    if error.code in UNAUTHORIZED:
+        return True
+    if is_refusal(error):
+        return False
+    raise error
+
+
+def _accepted(make: Callable[[], Plan[Any]]) -> Plan[bool]:
+    try:
+        yield from make()
+    except OperationFailure as error:
+        return _has_it(error)
+    return True
+
+
+def _explains(stages: list[Raw], of: Any = NOWHERE) -> Plan[bool]:
+    explain = {"explain": {"aggregate": of, "pipeline": stages, "cursor": {}}, "verbosity": "queryPlanner"}
+    return (yield from _accepted(lambda: database_command(explain, writes=False)))
+
+
+def _knows_option(option: Raw) -> Plan[bool]:
+    """Whether a change to a collection is refused only because there is no such collection."""
+    try:
+        yield from database_command({"collMod": NOWHERE, **option}, writes=False)
+    except OperationFailure as error:
+        return error.code == NAMESPACE_NOT_FOUND or _has_it(error)
+    return True

@@ -8,18 +8,20 @@ must be able to meet anyway.
 
 from __future__ import annotations
 
+from inspect import GEN_CREATED, getgeneratorstate
 from typing import Any, TypeVar
 
 from pymongo.results import BulkWriteResult, DeleteResult, InsertManyResult, InsertOneResult, UpdateResult
 
-from treadle.plan import Aside, Call, Command, DatabaseCommand, Plan, Read, Transact, Wait, require_fresh
+from treadle.plan import Aside, Call, Command, DatabaseCommand, Plan, Read, Transact, Wait, not_fresh
 
 R = TypeVar("R")
 
 
 def dry(plan: Plan[R], writes: list[Command]) -> Plan[R]:
     """Run a plan's reads, and append its writes to `writes`."""
-    require_fresh(plan)
+    if getgeneratorstate(plan) != GEN_CREATED:
+        raise not_fresh()
     try:
         command = next(plan)
         while True:
@@ -27,7 +29,7 @@ def dry(plan: Plan[R], writes: list[Command]) -> Plan[R]:
                 result = yield from dry(command.make(), writes)
             elif _writes(command):
                 writes.append(command)
-                result = _nothing_matched(command)
+                result = nothing_matched(command)
             elif isinstance(command, (Aside, Wait)):
                 result = None
             else:
@@ -51,7 +53,8 @@ def _writes(command: Command) -> bool:
     return isinstance(command, (Call, DatabaseCommand)) and command.writes
 
 
-def _nothing_matched(command: Command) -> Any:
+def nothing_matched(command: Command) -> Any:
+    """What a command answers that concerned no document."""
     if isinstance(command, Read):
         return []
     if not isinstance(command, Call):

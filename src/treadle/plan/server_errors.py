@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bson.errors import BSONError
 from pymongo.errors import (
     BulkWriteError,
     CollectionInvalid,
+    ConfigurationError,
+    ConnectionFailure,
+    DuplicateKeyError,
     OperationFailure,
     PyMongoError,
+    ServerSelectionTimeoutError,
     WriteConcernError,
-    WriteError,
 )
 
-from treadle.errors import DataError, TreadleError, UsageError
+from treadle.errors import DataError, DeclarationError, TreadleError, UsageError
 from treadle.model.bson_types import Raw
 from treadle.model.schema_check import join
 from treadle.model.storable import ENCODING_ERRORS, not_storable
@@ -33,6 +38,8 @@ NOT_YET_INITIALIZED = 94
 DOCUMENT_VALIDATION_FAILURE = 121
 COMMAND_NOT_SUPPORTED_ON_VIEW = 166
 SNAPSHOT_TOO_OLD = 239
+CONVERSION_FAILURE = 241
+TRANSACTION_TOO_LARGE = 388
 SNAPSHOT_UNAVAILABLE = 246
 OPERATION_NOT_SUPPORTED_IN_TRANSACTION = 263
 CHANGE_STREAM_FATAL = 280
@@ -41,11 +48,12 @@ OBJECT_TOO_LARGE = 10334
 DUPLICATE_KEY = 11000
 INTERRUPTED = 11601
 GRAPH_LOOKUP_TOO_LARGE = 40099
+UNKNOWN_TIME_ZONE = 40485
 
 # -- codes that come to the same -----------------------------------------------------------------
 
 TOO_LARGE = frozenset({OBJECT_TOO_LARGE, 17419, 17420})
-# Errors of one document that would stop all the others.
+# Of one document, for certain.
 POISON = TOO_LARGE | {DOCUMENT_VALIDATION_FAILURE}
 # The place is no longer in the server's history, or cannot be found there.
 HISTORY_LOST = frozenset({CHANGE_STREAM_FATAL, CHANGE_STREAM_HISTORY_LOST})
@@ -60,18 +68,54 @@ REFUSED_ON_TIME_SERIES = frozenset(
         OPERATION_NOT_SUPPORTED_IN_TRANSACTION,
     }
 )
+# An update that makes no sense, or not for what is stored: bad values and paths, conflicts, fixed fields.
+UPDATE_REFUSED = frozenset({BAD_VALUE, 9, TYPE_MISMATCH, 28, 40, 52, 53, 54, 55, 56, 57, 66, 16840, 17280})
 OUT_OF_TIME = frozenset({50, 262})
 OUT_OF_MEMORY = frozenset({146, 292, 16945})
+# An index of the same name, or of the same keys, that differs in something else.
+INDEX_CONFLICT = frozenset({85, 86})
 # A collection, while its documents were being read.
 DROPPED = frozenset({NAMESPACE_NOT_FOUND, 175, 224})
-# A time limit, a conflict, an interruption, a full disk, a shutdown: what any execution may fail of.
-PASSING = frozenset({50, 91, 112, 189, 262, 290, 11600, 11601, 11602, 14031})
-# Unreachable, not allowed, interrupted, out of time, of memory or of disk, not primary, a write concern.
+# A time limit, a conflict, an interruption, a lost cursor, an ended query plan, a full disk or memory, a
+# shutdown: what any execution may fail of.
+PASSING = frozenset({43, 50, 91, 112, 146, 175, 189, 237, 262, 290, 292, 11600, 11601, 11602, 14031})
+# There is no primary just now, or the connection to it is gone: an election, or the end of a server.
+FAILED_OVER = frozenset({6, 7, 89, 91, 134, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436})
+# Another process is building an index on the collection.
+BACKGROUND_OPERATION = 12587
+# Unreachable, not allowed, interrupted, out of time, of memory or of disk, not primary, a write concern,
+# a cursor, session or snapshot that is gone.
 SERVER_WIDE = (
     PASSING
+    | FAILED_OVER
     | UNAUTHORIZED
-    | {6, 7, AUTHENTICATION_FAILED, 24, 64, 79, 89, 100, 133, 146, 202, 244, 251}
-    | {OPERATION_NOT_SUPPORTED_IN_TRANSACTION, 9001, 10107, 13388, 13435, 13436}
+    | {AUTHENTICATION_FAILED, 24, 43, 64, 79, 100, 133, 146, 202, 217, 225, 237, 244, 251, 256, 13388}
+    | {SNAPSHOT_TOO_OLD, SNAPSHOT_UNAVAILABLE, OPERATION_NOT_SUPPORTED_IN_TRANSACTION, BACKGROUND_OPERATION}
+)
+# What Python raises for a value that it cannot compare, convert or compute with.
+ODD_VALUES = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+# Our own errors that every document would fail of.
+ABOUT_THE_WHOLE = frozenset(
+    {
+        "bucket-contended",
+        "capability-missing",
+        "deadline-passed",
+        "job-running",
+        "job-stopped",
+        "lease-busy",
+        "migration-running",
+        "overflow-layout",
+        "pipeline-updates-missing",
+        "rollup-index-missing",
+        "server-too-old",
+        "stream-silent",
+        "streams-unavailable",
+        "transaction-elsewhere",
+        "transactions-needed",
+        "transactions-unavailable",
+        "write-contended",
+        "write-outcome-unknown",
+    }
 )
 
 TRANSIENT = "TransientTransactionError"
@@ -107,6 +151,21 @@ def is_outcome_unknown(error: BaseException) -> bool:
     return isinstance(error, PyMongoError) and error.has_error_label(OUTCOME_UNKNOWN)
 
 
+def lacks_sessions(error: BaseException) -> bool:
+    """Whether a member that has only just started does not know of sessions yet; it has no label."""
+    return isinstance(error, ConfigurationError) and "Sessions are not supported" in str(error)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether a command that may be repeated is worth repeating: there is a new primary soon.
+
+    Not where no server was found in the time that the client gives to that.
+    """
+    if isinstance(error, ConnectionFailure):
+        return not isinstance(error, ServerSelectionTimeoutError)
+    return bool(codes_of(error) & (FAILED_OVER | {BACKGROUND_OPERATION})) or lacks_sessions(error)
+
+
 def surely_not_committed(error: BaseException) -> bool:
     """Whether a failed transaction certainly left nothing behind, so that it may be run again."""
     # A write concern that was not met says nothing against the commit itself.
@@ -125,6 +184,16 @@ def refuses_transactions(error: BaseException) -> bool:
     )
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Whether a command is refused for what it is, not for a reason that passes or for want of rights."""
+    return (
+        isinstance(error, OperationFailure)
+        and not is_transient(error)
+        and not error.has_error_label("RetryableWriteError")
+        and error.code not in SERVER_WIDE - {OPERATION_NOT_SUPPORTED_IN_TRANSACTION}
+    )
+
+
 def exists_already(error: BaseException) -> bool:
     """Whether a collection or view could not be made because there is one; the driver's has no code."""
     return isinstance(error, CollectionInvalid) or NAMESPACE_EXISTS in codes_of(error)
@@ -133,40 +202,35 @@ def exists_already(error: BaseException) -> bool:
 # -- single documents ---------------------------------------------------------------------------------
 
 
-def is_poison(error: BaseException) -> bool:
-    """Whether a document is too large, or refused by its collection's validator."""
-    return isinstance(error, OperationFailure) and error.code in POISON
-
-
 def is_about_one_document(error: BaseException) -> bool:
-    """Whether a document stands in the way: poison, or an expression that fails on it."""
-    if not isinstance(error, OperationFailure):
-        return False
-    if isinstance(error, (WriteError, BulkWriteError)):
-        # What is said of a single write is about its document, unless every write would fail of it.
-        # Not a duplicate: it may be another writer's document, which is there by now.
-        return any(
-            each.get("code") not in SERVER_WIDE and each.get("code") != DUPLICATE_KEY
-            for each in refusals(error)
-        )
-    # A command fails as a whole, with a code for each reason; that it was running, only the words tell.
-    failed = "xecutor error" in str(error) and error.code not in PASSING and not is_transient(error)
-    return error.code in POISON or failed
+    """Whether a document stands in the way, so that the others can go on without it.
 
-
-def lies_in_a_document(error: BaseException) -> bool:
-    """Whether a write failed by its document: an expression, a validator, a size, an index.
-
-    Not a connection, a right, a disk or a time limit, by which every document would fail.
+    Everything counts that no later attempt and no other document would fail
+    of: what the server refuses, what the driver cannot encode or decode, and
+    what cannot be compared or converted. Not a connection, a right, a disk, a
+    time limit or a conflict.
     """
-    if isinstance(error, ENCODING_ERRORS):
-        return True
-    if not isinstance(error, OperationFailure) or is_transient(error):
+    if isinstance(error, PyMongoError) and error.timeout:
+        return False
+    if isinstance(error, TreadleError):
+        return not isinstance(error, DeclarationError) and error.code not in ABOUT_THE_WHOLE
+    if not isinstance(error, PyMongoError):
+        return isinstance(error, (BSONError, *ODD_VALUES))
+    if not isinstance(error, OperationFailure):
+        return isinstance(error, ENCODING_ERRORS)
+    if isinstance(error, WriteConcernError) or is_transient(error) or is_outcome_unknown(error):
         return False
     if error.has_error_label("RetryableWriteError"):
         return False
-    first = refusals(error)[:1] if isinstance(error, BulkWriteError) else []
-    return (first[0].get("code") if first else error.code) not in SERVER_WIDE
+    codes = (
+        {each.get("code") for each in refusals(error)} if isinstance(error, BulkWriteError) else {error.code}
+    )
+    return bool(codes) and not codes & SERVER_WIDE
+
+
+def is_duplicate(error: BaseException) -> bool:
+    """Whether a unique index refused a write: another writer's document may be the reason, and may go."""
+    return DUPLICATE_KEY in codes_of(error)
 
 
 def is_increment_overflow(refusal: Mapping[str, Any]) -> bool:
@@ -176,6 +240,44 @@ def is_increment_overflow(refusal: Mapping[str, Any]) -> bool:
 
 
 # -- clearer errors ---------------------------------------------------------------------------------
+
+
+class DuplicateKey(UsageError, DuplicateKeyError):
+    """A unique index holds another document with the same key.
+
+    `index` is the index's name, `fields` are the stored names that it is of.
+    `code` is Treadle's; the server's number is in `details`.
+    """
+
+    # In place of the driver's read-only property.
+    code: str = "duplicate-key"  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        model: str,
+        refusal: Mapping[str, Any],
+        labels: Sequence[str] = (),
+        advice: str = "choose another value, or update that document (upsert does either)",
+    ) -> None:
+        message = str(refusal.get("errmsg", ""))
+        named = _INDEX_NAME.search(message)
+        self.index: str = named.group(1) if named else ""
+        self.fields: tuple[str, ...] = tuple(refusal.get("keyPattern") or ())
+        which = ", ".join(self.fields) or self.index
+        text = (
+            f"another {model} has the same {which} already, and the index {self.index!r} is unique "
+            f"(E11000); {advice}"
+        )
+        UsageError.__init__(self, text, code="duplicate-key")
+        # Second: the first one passes on to this one, without the details.
+        DuplicateKeyError.__init__(self, text, DUPLICATE_KEY, dict(refusal))
+        for label in labels:
+            self._add_error_label(label)
+
+
+# The name stands between these words in every version of the server.
+_INDEX_NAME = re.compile(r" index: (\S+) dup key")
+LABELS = (TRANSIENT, OUTCOME_UNKNOWN, "RetryableWriteError")
 
 
 def translate(error: Exception, model: str, documents: Sequence[Mapping[str, Any]] = ()) -> Exception:
@@ -189,6 +291,14 @@ def translate(error: Exception, model: str, documents: Sequence[Mapping[str, Any
     first = next(iter(refusals(error)), {})
     if DOCUMENT_VALIDATION_FAILURE in (getattr(error, "code", None), first.get("code")):
         return _refused_by_validator(first, model)
+    if DUPLICATE_KEY in (getattr(error, "code", None), first.get("code")):
+        return DuplicateKey(model, first, [label for label in LABELS if error.has_error_label(label)])
+    if TRANSACTION_TOO_LARGE in codes_of(error):
+        return UsageError(
+            f"this transaction writes more of {model} than the server's cache holds; write less at a time, "
+            "or give the server a larger cache",
+            code="transaction-too-large",
+        )
     if getattr(error, "code", None) in TOO_LARGE:
         return UsageError(
             f"the {model} would grow beyond the 16 MB that MongoDB stores in one document; "
@@ -196,6 +306,20 @@ def translate(error: Exception, model: str, documents: Sequence[Mapping[str, Any
             code="document-too-large",
         )
     return error
+
+
+def translate_update(error: Exception, model: str, documents: Sequence[Mapping[str, Any]]) -> Exception:
+    """The same for an update, which the server may refuse for what it asks."""
+    refusal = next(iter(refusals(error)), {})
+    code = refusal.get("code", getattr(error, "code", None))
+    if isinstance(error, OperationFailure) and code in UPDATE_REFUSED and not is_transient(error):
+        name = refusal.get("codeName") or f"code {code}"
+        return UsageError(
+            f"the server refuses this update of {model} ({name}): a path or value in it is malformed, or "
+            "does not fit what the document holds there",
+            code="update-invalid",
+        )
+    return translate(error, model, documents)
 
 
 def _refused_by_validator(refusal: Mapping[str, Any], model: str) -> DataError:

@@ -8,17 +8,23 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from bson import ObjectId
 from bson.decimal128 import Decimal128
+
+from treadle.model.bson_types import from_bson
 
 # A sum of floats depends on the order of its terms; this much is not a finding.
 FLOAT_TOLERANCE = 1e-9
+# The server's arithmetic of decimals: it rounds, and what it cannot compute is infinite or no number.
+DECIMALS = decimal.Context(prec=34, Emin=-6143, Emax=6144, clamp=1, traps=[])
 
 
 def same(one: Any, other: Any) -> bool:
     """Whether two stored values mean the same.
 
     Null equals missing, keys have no order, numbers compare by value across
-    types, floats up to rounding, dates to the millisecond.
+    types, floats up to rounding, dates to the millisecond. What is not a number
+    equals what is not a number, as on the server.
     """
     if one is None or other is None:
         return one is other
@@ -36,20 +42,94 @@ def same(one: Any, other: Any) -> bool:
     return (type(one) is type(other) or textual) and bool(one == other)
 
 
+def identical(one: Any, other: Any) -> bool:
+    """Whether two stored values are the same to the letter; the keys of documents have no order."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(identical(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(identical(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, int) and isinstance(other, int):
+        # The driver has a class of its own for large ones.
+        return one == other
+    if isinstance(one, float) and math.isnan(one):
+        return isinstance(other, float) and math.isnan(other)
+    return type(one) is type(other) and bool(one == other)
+
+
 def _number(value: Any) -> bool:
     return isinstance(value, (int, float, Decimal128, decimal.Decimal))
 
 
+def is_nan(value: Any) -> bool:
+    """Whether a number is none: of any type, and a signalling one too, with which Python compares nothing."""
+    if isinstance(value, Decimal128):
+        value = value.to_decimal()
+    if isinstance(value, decimal.Decimal):
+        return value.is_nan()
+    return isinstance(value, float) and math.isnan(value)
+
+
 def _same_number(one: Any, other: Any) -> bool:
-    if isinstance(one, float) or isinstance(other, float):
-        a, b = (float(str(each)) if isinstance(each, Decimal128) else float(each) for each in (one, other))
-        if math.isnan(a) or math.isnan(b):
-            return math.isnan(a) and math.isnan(b)
-        return math.isclose(a, b, rel_tol=FLOAT_TOLERANCE, abs_tol=FLOAT_TOLERANCE)
+    if is_nan(one) or is_nan(other):
+        return is_nan(one) and is_nan(other)
     exact = [each.to_decimal() if isinstance(each, Decimal128) else each for each in (one, other)]
-    return bool(exact[0] == exact[1])
+    if exact[0] == exact[1]:
+        return True
+    if not (isinstance(one, float) or isinstance(other, float)) or any(map(math.isinf, exact)):
+        return False
+    return math.isclose(*map(float, exact), rel_tol=FLOAT_TOLERANCE, abs_tol=FLOAT_TOLERANCE)
 
 
 def _milliseconds(value: dt.datetime) -> int:
     aware = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
     return int((aware - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) / dt.timedelta(milliseconds=1))
+
+
+# -- order and sums, as on the server ---------------------------------------------------------------
+
+
+def order_key(value: Any) -> tuple[int, Any]:
+    """Values in the order of BSON, across types."""
+    if value is None:
+        return 1, 0
+    if isinstance(value, bool):
+        return 8, value
+    if isinstance(value, (int, float, Decimal128)):
+        return 2, number_key(value)
+    if isinstance(value, dict):
+        return 4, [(order_key(item)[0], key, order_key(item)[1]) for key, item in value.items()]
+    if isinstance(value, list):
+        return 5, [order_key(item) for item in value]
+    rank = {str: 3, bytes: 6, ObjectId: 7, dt.datetime: 9}.get(type(value))
+    return (rank, value) if rank is not None else (6, bytes(getattr(value, "bytes", b"")))
+
+
+def number_key(value: Any) -> tuple[int, Any]:
+    """Numbers in the server's order, across their types."""
+    return (0, 0) if is_nan(value) else (1, from_bson(value))
+
+
+def least(one: Any, other: Any) -> Any:
+    """The smaller value, as `$min` has it: null is none."""
+    present = [each for each in (one, other) if each is not None]
+    return min(present, key=order_key) if present else None
+
+
+def greatest(one: Any, other: Any) -> Any:
+    """The larger value, as `$max` has it: null is none."""
+    present = [each for each in (one, other) if each is not None]
+    return max(present, key=order_key) if present else None
+
+
+def total(one: Any, other: Any) -> Any:
+    """The sum of two sums, as `$sum` has it."""
+    if not (isinstance(one, Decimal128) or isinstance(other, Decimal128)):
+        whole = one + other
+        return whole if isinstance(whole, float) or -(2**63) <= whole < 2**63 else float(whole)
+    parts = [
+        each.to_decimal() if isinstance(each, Decimal128) else decimal.Decimal(repr(each))
+        for each in (one, other)
+    ]
+    return Decimal128(DECIMALS.add(*parts))

@@ -10,7 +10,6 @@ mixed up.
 from __future__ import annotations
 
 import decimal
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,7 +21,8 @@ from bson import Code, DBRef, Decimal128, Int64, ObjectId, Regex
 from pymongo import ASCENDING
 
 from treadle.model.bson_types import CODEC_OPTIONS, Raw
-from treadle.query.paths import Path, value_at, values_at
+from treadle.query.comparison import is_nan
+from treadle.query.paths import Path, expression_of, getter, value_at, values_at, values_expression
 from treadle.query.windows import Window
 
 KEY = "__treadle_key"
@@ -44,10 +44,10 @@ def _frozen(key: Any) -> Any:
     if isinstance(key, bool):
         # In Python True equals 1.
         return (bool, key)
-    if isinstance(key, Decimal128):
-        key = key.to_decimal()
-    if isinstance(key, (float, decimal.Decimal)):
-        return (float, "nan") if math.isnan(key) else key
+    if isinstance(key, (float, decimal.Decimal, Decimal128)):
+        if is_nan(key):
+            return (float, "nan")
+        return key.to_decimal() if isinstance(key, Decimal128) else key
     if isinstance(key, (Regex, Code, DBRef)):
         return bson.encode({"": key}, codec_options=CODEC_OPTIONS)
     return key
@@ -63,6 +63,16 @@ def may_be_id(key: Any) -> bool:
 def freeze_all(keys: Iterable[Any], *, ids: bool = False) -> list[Any]:
     """Each key frozen; with `ids`, None in the place of what cannot be one."""
     return [freeze(key) if not ids or may_be_id(key) else None for key in keys]
+
+
+def same_key(one: Any, other: Any) -> bool:
+    """Whether the server takes two keys for equal."""
+    return bool(freeze(one) == freeze(other))
+
+
+def is_among(key: Any, others: Iterable[Any]) -> bool:
+    """Whether the server takes a key for equal to one of several."""
+    return freeze(key) in map(freeze, others)
 
 
 def distinct(keys: Iterable[Any]) -> list[Any]:
@@ -84,10 +94,8 @@ class ReferenceKey:
         self.array_depth = by.array_depth
         # Keys that agree in this are the same.
         self.signature: Any = by.stored
-
-    def one(self, raw: Raw) -> Any:
-        """The key of a source, which has at most one; None for none."""
-        return value_at(raw, self.by.stored)
+        # The key of a source, which has at most one; None for none.
+        self.one = getter(by.stored)
 
     def several(self, raw: Raw) -> list[Any]:
         """The distinct keys of a source that holds them in an array."""
@@ -107,14 +115,14 @@ class ReferenceKey:
         """Stages that leave one document per contribution, with its key in KEY."""
         path = self.by.stored
         if not self.array_depth:
-            return [{"$set": {KEY: f"${path}"}}]
+            return [{"$set": {KEY: expression_of(path)}}]
         if per_element:
             steps = self.by.steps
             arrays = [steps[: number + 1] for number, step in enumerate(steps) if step.array]
             unwinds = [{"$unwind": "$" + ".".join(each.stored for each in array)} for array in arrays]
             chosen = [] if keys is None else [{"$match": self.match(keys)}]
-            return [*unwinds, *chosen, {"$set": {KEY: f"${path}"}}]
-        values: Any = f"${path}"
+            return [*unwinds, *chosen, {"$set": {KEY: expression_of(path)}}]
+        values: Any = values_expression(path)
         for _ in range(sum(step.array for step in self.by.steps) - 1):
             # A missing inner array must not make the whole vanish.
             inner = {"$cond": [{"$isArray": "$$this"}, "$$this", []]}
@@ -143,9 +151,13 @@ class KeyPart:
     window: Window | None = None
     # Whether sources without a value form a group of their own.
     optional: bool = False
+    # What all sources have in common; they then are one group, whatever they hold.
+    constant: str | None = None
 
     def value(self, raw: Raw) -> Any:
         """The value of a source; only in UTC for a window."""
+        if self.constant is not None:
+            return self.constant
         value = value_at(raw, self.source)
         if self.window is not None:
             return self.window.start_of(value)
@@ -153,6 +165,8 @@ class KeyPart:
 
     def expression(self, within: str = "") -> Any:
         """The same, as the server computes it, from a document that stands `within` another."""
+        if self.constant is not None:
+            return {"$literal": self.constant}
         path = f"${within}{self.source}"
         if self.window is not None:
             return self.window.expression(path)
@@ -160,6 +174,8 @@ class KeyPart:
 
     def match(self, values: Sequence[Any]) -> Raw:
         """A filter that lets at least the sources with these values through."""
+        if self.constant is not None:
+            return {}
         if self.window is None or None in values:
             # What is no date has no window; nobody can say what it is instead.
             return {} if self.window is not None else {self.source: {"$in": list(values)}}
@@ -213,12 +229,16 @@ class GroupKey:
         if keys is not None:
             return [*stages, {"$match": {KEY: {"$in": list(keys)}}}]
         if self._required:
-            stages.append({"$match": {f"{KEY}.{number}": {"$ne": None} for number in self._required}})
+            # By expressions: a path would look into a value that is a document, and find nothing there.
+            kinds = [{"$type": {"$arrayElemAt": [f"${KEY}", number]}} for number in self._required]
+            missing = [{"$in": [kind, ["null", "undefined", "missing"]]} for kind in kinds]
+            stages.append({"$match": {"$expr": {"$not": [{"$or": missing}]}}})
         return stages
 
     def index_keys(self, *, windows_first: bool = False) -> list[tuple[str, int]]:
         # Equal values first, then ranges.
-        ordered = sorted(self.parts, key=lambda part: (part.window is not None) != windows_first)
+        varying = [part for part in self.parts if part.constant is None]
+        ordered = sorted(varying, key=lambda part: (part.window is not None) != windows_first)
         return list(dict.fromkeys((part.source, ASCENDING) for part in ordered))
 
     # -- the targets --------------------------------------------------------------------

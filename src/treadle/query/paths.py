@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import Any
 
+from bson import DBRef
 from pydantic import BaseModel
 
-from treadle.errors import DeclarationError
+from treadle.errors import DeclarationError, UsageError
+from treadle.model.bson_types import Raw
 from treadle.model.codec import Codec, codec_of
+from treadle.model.pairs import is_paired
 from treadle.model.shape import Shape
 
 ARRAYS = frozenset({"list", "set", "frozenset", "tuple", "deque"})
+# Where a DBRef holds the id of the document that it refers to.
+REFERRED = "$id"
 # First the one that it nearly always is, which is asked for at a quarter of the cost.
 _DOCUMENT = (dict, Mapping)
 
@@ -58,6 +64,23 @@ def resolve(codec: Codec[Any], path: str, where: str, code: str) -> Path:
     current: Codec[Any] | None = codec
     shape = Shape("any", Any)
     for name in path.split("."):
+        if current is None and is_paired(shape):
+            raise DeclarationError(
+                f"{where} names {path!r}, an attribute, which is no field of its own in what is stored; copy "
+                "what you need into a field",
+                code="attributes-path",
+            )
+        if current is None and shape.kind == "map":
+            # Any key of a dict may be there.
+            steps.append(Step(name, name, shape.items[1].kind in ARRAYS))
+            shape = _element(shape.items[1])
+            current = codec_of(shape.python) if shape.kind == "model" else None
+            continue
+        if current is None and name == REFERRED and shape.kind == "any":
+            # A reference of another library: MongoDB's own kind, which holds the id.
+            steps.append(Step(name, name, False))
+            shape = Shape("any", Any, optional=True)
+            continue
         if current is None:
             raise DeclarationError(
                 f"{where} names {path!r}, but {steps[-1].name!r} has no fields of its own", code=code
@@ -75,6 +98,13 @@ def resolve(codec: Codec[Any], path: str, where: str, code: str) -> Path:
         shape = _element(declared.shape)
         current = codec_of(shape.python) if shape.kind == "model" else None
     return Path(tuple(steps), shape)
+
+
+def unknown_field(where: str, name: str, model: str, known: Sequence[str]) -> UsageError:
+    """The refusal of a name that a model does not have, with the nearest that it has."""
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+    return UsageError(f"{where} {name!r}, but {model} has no such field; {hint}", code="field-unknown")
 
 
 def refuse_array_of_arrays(shape: Shape, where: str) -> None:
@@ -112,10 +142,18 @@ def value_at(raw: Any, path: str) -> Any:
     if "." not in path and path:
         return raw.get(path) if isinstance(raw, _DOCUMENT) else None
     for name in path.split(".") if path else ():
-        if not isinstance(raw, _DOCUMENT):
+        if isinstance(raw, _DOCUMENT):
+            raw = raw.get(name)
+        elif isinstance(raw, DBRef) and name == REFERRED:
+            raw = raw.id
+        else:
             return None
-        raw = raw.get(name)
     return raw
+
+
+def getter(path: str) -> Callable[[dict[str, Any]], Any]:
+    """What gives the value at one path of any document; for those that are read often."""
+    return (lambda raw: value_at(raw, path)) if "." in path else methodcaller("get", path)
 
 
 def has(raw: Any, path: str) -> bool:
@@ -175,6 +213,8 @@ def values_at(raw: Any, steps: Sequence[Step]) -> Iterator[Any]:
         yield raw
     elif isinstance(raw, Mapping) and steps[0].stored in raw:
         yield from values_at(raw[steps[0].stored], steps[1:])
+    elif isinstance(raw, DBRef) and steps[0].stored == REFERRED:
+        yield raw.id
 
 
 def overlap(one: str, other: str) -> bool:
@@ -193,6 +233,24 @@ def plain(path: str) -> str:
     # The first name is that of a field, never a position, even if it is a number.
     head, *rest = path.split(".")
     return ".".join([head, *(part for part in rest if not (part.isdigit() or part.startswith("$")))])
+
+
+def expression_of(path: str) -> Any:
+    """The expression that reads a stored path, which may end in the id of a DBRef."""
+    outer, _, last = path.rpartition(".")
+    return _referred(f"${outer}") if last == REFERRED else f"${path}"
+
+
+def _referred(reference: str) -> Raw:
+    return {"$getField": {"field": {"$literal": REFERRED}, "input": reference}}
+
+
+def values_expression(path: str) -> Any:
+    """The same where the path leads through an array."""
+    outer, _, last = path.rpartition(".")
+    if last != REFERRED:
+        return f"${path}"
+    return {"$map": {"input": f"${outer}", "in": _referred("$$this")}}
 
 
 def field_references(expression: Any) -> set[str] | None:

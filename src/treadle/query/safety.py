@@ -8,35 +8,59 @@ because it would silently match nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from treadle.errors import UsageError
-from treadle.model.bson_types import Update, to_bson
+from treadle.model.bson_types import RESERVED, Update, to_bson
 from treadle.model.codec import Codec
+from treadle.model.storable import refuse_unsendable
+from treadle.query.names import Unchecked, checked_filter, checked_update, target_of
+from treadle.query.pairs import paired_filter
 
 Sort: TypeAlias = str | Sequence[str | tuple[str, int]] | Mapping[str, int]
 
 FORBIDDEN = frozenset({"$where", "$function", "$accumulator"})
+UPDATE_OPERATORS = frozenset(
+    {
+        "$set", "$unset", "$setOnInsert", "$inc", "$mul", "$min", "$max", "$rename", "$currentDate", "$bit",
+        "$push", "$addToSet", "$pull", "$pullAll", "$pop",
+    }
+)  # fmt: skip
+_POSITION = re.compile(r"\$(\[[A-Za-z0-9]*\])?")
 UPDATE_STAGES = frozenset({"$set", "$addFields", "$unset", "$project", "$replaceWith", "$replaceRoot"})
 
 
 def clean(value: Any) -> Any:
-    """The value as BSON, with every operator that runs code refused."""
+    """The value as BSON, with every operator that runs code, and what no driver can send, refused."""
     try:
         converted = to_bson(value, [])
         # After the conversion, because only then is everything a plain dict or list.
-        refuse_operators(
-            converted,
-            FORBIDDEN,
-            "runs code on the server and is not accepted; write the condition with ordinary operators",
-            code="operator-forbidden",
-        )
+        _check_values(converted)
     except RecursionError:
         raise UsageError(
             "this is nested too deeply to be sent; MongoDB takes at most 180 levels", code="document-too-deep"
         ) from None
     return converted
+
+
+def _check_values(value: Any) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key in FORBIDDEN:
+                raise UsageError(
+                    f"{key} runs code on the server and is not accepted; write the condition with ordinary "
+                    "operators",
+                    code="operator-forbidden",
+                )
+            refuse_unsendable(key)
+            _check_values(item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_values(item)
+    else:
+        refuse_unsendable(value)
 
 
 def refuse_operators(value: Any, operators: frozenset[str], reason: str, code: str) -> None:
@@ -51,10 +75,10 @@ def refuse_operators(value: Any, operators: frozenset[str], reason: str, code: s
             refuse_operators(item, operators, reason, code)
 
 
-def clean_filter(codec: Codec[Any], filter: Any) -> dict[str, Any]:
-    """A filter that the driver can send."""
+def clean_filter(codec: Codec[Any], filter: Any, scope: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A filter that the driver can send, within the model's own documents or another scope."""
     if filter is None:
-        return dict(codec.scope)
+        return dict(codec.scope if scope is None else scope)
     if not isinstance(filter, Mapping):
         raise UsageError(
             f"a filter for {codec.model.__name__} is a mapping such as {{'status': 'open'}}, "
@@ -63,12 +87,20 @@ def clean_filter(codec: Codec[Any], filter: Any) -> dict[str, Any]:
         )
     for key in filter:
         _check_name(codec, key, "filter")
-    return confine(codec, clean(filter))
+    cleaned = clean(filter)
+    if isinstance(filter, Unchecked):
+        return confine(codec, cleaned, scope)
+    # A filter may name fields that documents of older versions have.
+    if not codec.has_former_names:
+        cleaned = checked_filter(codec, cleaned)
+    return confine(codec, paired_filter(codec, cleaned), scope)
 
 
-def confine(codec: Codec[Any], cleaned: dict[str, Any]) -> dict[str, Any]:
-    """A filter that finds only documents of the model's own kinds."""
-    scope = codec.scope
+def confine(
+    codec: Codec[Any], cleaned: dict[str, Any], scope: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A filter that finds only the model's own documents, or those of another scope."""
+    scope = codec.scope if scope is None else scope
     if not scope:
         return cleaned
     # Beside the caller's own conditions, so that the server sees that a partial index will do.
@@ -109,6 +141,20 @@ def _check_name(codec: Codec[Any], path: Any, place: str) -> None:
         )
 
 
+def _check_updated(codec: Codec[Any], path: Any) -> None:
+    """Refuse a path that no field can have, and what is Treadle's own."""
+    head, *rest = path.split(".") if isinstance(path, str) else [""]
+    if head == RESERVED:
+        raise UsageError(f"{RESERVED} is Treadle's own and cannot be updated", code="field-maintained")
+    named = [head, *(part for part in rest if not _POSITION.fullmatch(part))]
+    if any(not part or part.startswith("$") or "\0" in part for part in named):
+        raise UsageError(
+            f"the update of {codec.model.__name__} names {path!r}, which is no path of a field: names are "
+            "text, not empty, and do not begin with '$'",
+            code="update-invalid",
+        )
+
+
 def is_update_stage(stage: Any) -> bool:
     """Whether this is a stage that an update pipeline may have."""
     return isinstance(stage, Mapping) and len(stage) == 1 and next(iter(stage)) in UPDATE_STAGES
@@ -124,25 +170,34 @@ def clean_update(codec: Codec[Any], update: Any) -> Update:
                 code="update-invalid",
             )
         for operator, changes in update.items():
+            if operator not in UPDATE_OPERATORS:
+                listed = ", ".join(sorted(UPDATE_OPERATORS))
+                raise UsageError(
+                    f"{operator!r} is no operator of updates; there are {listed}", code="update-invalid"
+                )
             if not isinstance(changes, Mapping):
                 raise UsageError(f"{operator} in an update takes a mapping of fields", code="update-invalid")
-            for path in changes:
+            for path in [*changes, *(changes.values() if operator == "$rename" else ())]:
                 _check_name(codec, path, "update")
-    elif isinstance(update, Sequence) and not isinstance(update, (str, bytes)):
+                _check_updated(codec, path)
+    elif isinstance(update, Sequence) and update and not isinstance(update, (str, bytes)):
         for stage in update:
             if not is_update_stage(stage):
                 raise UsageError(
                     f"an update pipeline is a list of stages, each one of {', '.join(sorted(UPDATE_STAGES))}",
                     code="update-invalid",
                 )
+        for path in touched_paths(update) or ():
+            _check_updated(codec, path)
     else:
         raise UsageError(
-            f"an update is a mapping with operators or a pipeline, not {type(update).__name__}",
+            f"an update is a mapping with operators or a pipeline of stages, not {type(update).__name__}"
+            f"{'' if update else ' without anything in it'}",
             code="update-invalid",
         )
     _refuse_owned(codec, update)
     cleaned: Update = clean(update)
-    return cleaned
+    return cleaned if isinstance(update, Unchecked) else checked_update(codec, cleaned)
 
 
 def touched_paths(update: Update) -> set[str] | None:
@@ -150,7 +205,9 @@ def touched_paths(update: Update) -> set[str] | None:
     paths: set[str] = set()
     if isinstance(update, Mapping):
         for operator, changes in update.items():
-            paths.update(changes, changes.values() if operator == "$rename" else ())
+            # What else $rename may be given, the server refuses.
+            renamed = changes.values() if operator == "$rename" else ()
+            paths.update(changes, (new for new in renamed if type(new) is str))
         return paths
     for stage in update:
         ((operator, body),) = stage.items()
@@ -188,6 +245,8 @@ def sort_keys(
             raise UsageError(f"the sort names {path!r}, which is no field", code="sort-invalid")
         if codec is not None:
             _check_name(codec, path, "sort")
+            if not codec.has_former_names:
+                target_of(codec, path, "sort")
     if tie_breaker and not any(path == "_id" for path, _ in keys):
         keys.append(("_id", 1))
     return keys

@@ -1,11 +1,13 @@
-"""Windows of time: whole hours, days, weeks and months as they are lived in a time zone.
+"""Windows of time: whole minutes, hours, days, weeks, months, quarters and years in a time zone.
 
 A window is known by its first instant. The server computes it with
 expressions that MongoDB 4.4 has; `$dateTrunc` is newer, and cuts hours by the
 offset that a zone had in the year 2000. In UTC Python computes the same.
 
 A day that daylight saving makes longer or shorter is one window of 23 or 25
-hours. An hour that is lived twice is two windows.
+hours. An hour that is lived twice is two windows. Windows of several hours or
+days begin when the zone's clock shows their time: they too are longer or
+shorter where it is moved.
 """
 
 from __future__ import annotations
@@ -16,21 +18,32 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-Unit: TypeAlias = Literal["hour", "day", "week", "month"]
+Unit: TypeAlias = Literal["minute", "hour", "day", "week", "month", "quarter", "year"]
 
 LONGEST: Final = {
+    "minute": dt.timedelta(minutes=1),
     "hour": dt.timedelta(hours=1),
     "day": dt.timedelta(days=1),
     "week": dt.timedelta(days=7),
     "month": dt.timedelta(days=31),
+    "quarter": dt.timedelta(days=92),
+    "year": dt.timedelta(days=366),
 }
-# The first of January 1970 was a Thursday; weeks begin on Monday.
-_WEEK_SHIFT_MS = 3 * 24 * 3_600_000
+# How many months the units have that are not a fixed number of days.
+_MONTHS = {"month": 1, "quarter": 3, "year": 12}
+_NONE = dt.timedelta(0)
+_MILLISECOND = dt.timedelta(milliseconds=1)
+_HOUR = dt.timedelta(hours=1)
+_EPOCH = dt.datetime(1970, 1, 1)
+# The first of January 1970 was a Thursday; weeks begin on Monday, unless said otherwise.
+_FIRST_MONDAY = dt.timedelta(days=4)
 # Zones have moved by as much as a day, when they crossed the date line.
 ZONE_MARGIN = dt.timedelta(hours=26)
 # Python knows the years 1 to 9999; in a zone a window may begin in the year before.
 _UTC_RANGE = dt.datetime(1, 1, 1, tzinfo=dt.UTC), dt.datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=dt.UTC)
 _ZONE_RANGE = dt.datetime(1, 2, 3, tzinfo=dt.UTC), dt.datetime(9999, 12, 29, tzinfo=dt.UTC)
+# Where a window may be as long as a year, and begin at any time.
+_LONG_RANGE = dt.datetime(2, 2, 3, tzinfo=dt.UTC), dt.datetime(9998, 12, 29, tzinfo=dt.UTC)
 _UTC_NAMES = frozenset({"UTC", "GMT", "Z", "Etc/UTC", "Etc/GMT", "+00:00", "+0000", "+00"})
 _OFFSET = re.compile(r"[+-]\d\d(:?[0-5]\d)?\Z")
 
@@ -41,6 +54,12 @@ class Window:
 
     unit: Unit
     timezone: str = "UTC"
+    # So many minutes, hours or days are one window.
+    size: int = 1
+    # How long after midnight, or after the first of January 1970, the windows begin.
+    offset: dt.timedelta = dt.timedelta(0)
+    # The weekday on which weeks begin: 0 is Monday.
+    begins: int = 0
 
     @property
     def utc(self) -> bool:
@@ -50,25 +69,43 @@ class Window:
     @property
     def range(self) -> tuple[dt.datetime, dt.datetime]:
         """The dates that have a window."""
-        return _UTC_RANGE if self.utc else _ZONE_RANGE
+        if self.size > 1 or self.offset or self.begins:
+            return _LONG_RANGE
+        if self.utc:
+            return _UTC_RANGE
+        return _LONG_RANGE if self.unit in ("quarter", "year") else _ZONE_RANGE
+
+    @property
+    def length(self) -> dt.timedelta:
+        """How long a window is, where no clock is moved; of months, quarters and years the longest."""
+        return LONGEST[self.unit] * self.size
+
+    @property
+    def _shift(self) -> dt.timedelta:
+        """When one of the windows begins, after the first of January 1970."""
+        return self.offset + (
+            _FIRST_MONDAY + dt.timedelta(days=self.begins) if self.unit == "week" else _NONE
+        )
 
     def start_of(self, date: Any) -> dt.datetime | None:
-        """The first instant of a date's window, in UTC; None for what is no date."""
+        """The first instant of a date's window, in UTC; None for what is no date, or out of range."""
         if not isinstance(date, dt.datetime):
             return None
-        hour: dt.datetime = date.replace(minute=0, second=0, microsecond=0)
-        if self.unit == "hour":
-            return hour
-        day = hour.replace(hour=0)
-        if self.unit == "week":
-            return day - dt.timedelta(days=day.weekday())
-        return day.replace(day=1) if self.unit == "month" else day
+        first, last = self.range
+        if not first <= date.replace(tzinfo=dt.UTC) <= last:
+            return None
+        months = _MONTHS.get(self.unit)
+        if months:
+            month = date.month - (date.month - 1) % months
+            return date.replace(month=month, day=1, hour=0, minute=0, second=0, microsecond=0)
+        past: dt.timedelta = (date.replace(tzinfo=None) - _EPOCH - self._shift) % self.length
+        return date - past
 
     def span(self, start: dt.datetime) -> tuple[dt.datetime, dt.datetime]:
         """A range of dates, the end not included, that holds all of the window."""
         # An hour is cut off a date itself, so that it never is longer than an hour.
-        margin = dt.timedelta(0) if self.utc or self.unit == "hour" else ZONE_MARGIN
-        return _shifted(start, -margin), _shifted(start, LONGEST[self.unit] + margin)
+        margin = _NONE if self.utc or self.length <= _HOUR else ZONE_MARGIN
+        return _shifted(start, -margin), _shifted(start, self.length + margin)
 
     def expression(self, date: str) -> Any:
         """The first instant of the window of a date, as an aggregation expression.
@@ -86,23 +123,63 @@ class Window:
         return {"$cond": [valid, self._start(date), None]}
 
     def _start(self, date: str) -> Any:
-        if self.utc:
-            if self.unit == "month":
-                return {"$dateFromParts": {"year": {"$year": date}, "month": {"$month": date}}}
-            length = LONGEST[self.unit] // dt.timedelta(milliseconds=1)
-            # Before 1970 the remainder is negative, so it is taken twice.
-            shift = _WEEK_SHIFT_MS if self.unit == "week" else 0
-            since = {"$add": [{"$toLong": date}, shift]} if shift else {"$toLong": date}
-            return {"$subtract": [date, {"$mod": [{"$add": [{"$mod": [since, length]}, length]}, length]}]}
-        if self.unit == "hour":
-            return self._hour(date)
+        months = _MONTHS.get(self.unit)
+        if not months:
+            if self.utc:
+                return {"$subtract": [date, _remainder(self._since(date), self.length)]}
+            if self.length <= _HOUR:
+                return self._short(date)
+            if self.size > 1 or self.offset:
+                return self._by_the_clock(date)
         parts: dict[str, Any] = {"year": "$$p.year", "month": "$$p.month", "timezone": self.timezone}
         if self.unit == "day":
             parts["day"] = "$$p.day"
         elif self.unit == "week":
             weekday = {"$isoDayOfWeek": {"date": date, "timezone": self.timezone}}
-            parts["day"] = {"$subtract": [{"$add": ["$$p.day", 1]}, weekday]}
+            past = {"$mod": [{"$add": [weekday, 6 - self.begins]}, 7]}
+            parts["day"] = {"$subtract": ["$$p.day", past]}
+        elif months != 1:
+            past = {"$mod": [{"$subtract": ["$$p.month", 1]}, months]}
+            parts["month"] = {"$subtract": ["$$p.month", past]}
         return {"$let": {"vars": {"p": self._parts(date)}, "in": {"$dateFromParts": parts}}}
+
+    def _since(self, date: Any) -> Any:
+        """The milliseconds of a date since one of the windows began."""
+        return {"$subtract": [{"$toLong": date}, self._shift // _MILLISECOND]}
+
+    def _short(self, date: str) -> Any:
+        """An hour, or a part of one, so that each hour on the clock begins with a window."""
+        offset = self.offset // _MILLISECOND
+        hour = self._hour("$$t")
+        if self.unit == "minute":
+            past = {"$mod": [{"$subtract": ["$$t", "$$hour"]}, self.length // _MILLISECOND]}
+            hour = {"$let": {"vars": {"hour": hour}, "in": {"$subtract": ["$$t", past]}}}
+        moved = {"$subtract": [date, offset]}
+        return {"$add": [{"$let": {"vars": {"t": moved}, "in": hour}}, offset]}
+
+    def _by_the_clock(self, date: str) -> Any:
+        """Several hours or days: the last beginning that is not after the date.
+
+        The zone's clock is read as if it were UTC, and cut. What it then shows
+        may be skipped or lived twice, so that the neighbours are looked at too.
+        """
+        names = ("year", "month", "day", "hour", "minute", "second", "millisecond")
+        clock = {"$dateFromParts": {name: f"$$p.{name}" for name in names}}
+        local = {"$let": {"vars": {"p": self._parts(date)}, "in": clock}}
+        begun = {"$subtract": ["$$local", _remainder(self._since("$$local"), self.length)]}
+        length = self.length // _MILLISECOND
+        instants = {}
+        # Islands have skipped whole days; the same time of the day before was there.
+        day = max(length, LONGEST["day"] // _MILLISECOND)
+        for name, move in (("next", length), ("same", 0), ("before", -length), ("day_before", -day)):
+            parts = {"$dateToParts": {"date": {"$add": ["$$begun", move]}}}
+            there = {"$dateFromParts": {**{each: f"$$q.{each}" for each in names}, "timezone": self.timezone}}
+            instants[name] = {"$let": {"vars": {"q": parts}, "in": there}}
+        chosen: Any = "$$day_before"
+        for name in ("before", "same", "next"):
+            chosen = {"$cond": [{"$lte": [f"$${name}", date]}, f"$${name}", chosen]}
+        inner = {"$let": {"vars": instants, "in": chosen}}
+        return {"$let": {"vars": {"local": local}, "in": {"$let": {"vars": {"begun": begun}, "in": inner}}}}
 
     def _parts(self, date: str) -> Any:
         return {"$dateToParts": {"date": date, "timezone": self.timezone}}
@@ -123,6 +200,12 @@ class Window:
         inner = {"$let": {"vars": {"minute": minute}, "in": {"$cond": [whole, "$$start", moved]}}}
         start = {"$let": {"vars": {"p": self._parts(date)}, "in": {"$subtract": [date, past]}}}
         return {"$let": {"vars": {"start": start}, "in": inner}}
+
+
+def _remainder(number: Any, length: dt.timedelta) -> Any:
+    """What is left of milliseconds; before 1970 `$mod` is negative, so it is taken twice."""
+    whole = length // _MILLISECOND
+    return {"$mod": [{"$add": [{"$mod": [number, whole]}, whole]}, whole]}
 
 
 def _shifted(date: dt.datetime, by: dt.timedelta) -> dt.datetime:

@@ -11,6 +11,8 @@ The rules:
   mongod when the guard dies. Whoever gets `guard.lock` knows that no server
   runs, whatever process ids are on file.
 - A temporary folder is removed once it has neither users nor a server.
+- mongod's output reaches its log through the guard, which leaves out whatever
+  may come from documents. (mongod itself can do that in its paid edition only.)
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ import ctypes
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 POLL_SECONDS = 0.05
 START_POLL_SECONDS = 0.01
@@ -35,6 +39,18 @@ PREDECESSOR_SECONDS_MAX = 1.0
 PORT_IN_USE_STATUS = 48
 SET_PARENT_DEATH_SIGNAL = 1
 LISTENING = '"id":23016,'
+RECORDER_SECONDS_MAX = 5.0
+
+# Until mongod listens there are no clients, and these components are about the server itself.
+OF_THE_SERVER = {"-", "ACCESS", "ASIO", "CONTROL", "FTDC", "NETWORK", "STORAGE", "WT"}
+OF_THE_DISK = ("WiredTiger error", "WiredTiger error message")
+# Attributes of a log line that hold names and figures of the server, never values of documents.
+KEPT = re.compile(
+    "ns|namespace|collection|db|dbName|index|uuid|type|code|codeName|error|error_str|exitCode|signal|port|host|"
+    "remote|protocol|appName|connectionId|connectionCount|state|oldState|newState|term|terminationCause|"
+    "planSummary|queryHash|planCacheKey|(keys|docs)Examined|keys(Inserted|Deleted)|n(returned|inserted|deleted|"
+    "Matched|Modified)|num(Yields|Killed)|writeConflicts|reslen|hasSortStage|usedDisk|duration(Millis)?"
+)
 
 # Blocked, and received by `pause`, so that a signal ends a pause at once and is never lost.
 SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -43,8 +59,9 @@ SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 def main(request: dict[str, Any]) -> None:
     """Start mongod, report where it listens or why not, then wait for its end."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    state = Path(request["state"])
-    users = os.open(state / "users.lock", os.O_RDWR | os.O_CLOEXEC)
+    os.umask(0o077)
+    state, private = Path(request["state"]), Path(request["private"])
+    users = os.open(private / "users.lock", os.O_RDWR | os.O_CLOEXEC)
     os.set_inheritable(request["guard_lock"], False)
     mongod = None
     try:
@@ -63,7 +80,7 @@ def main(request: dict[str, Any]) -> None:
     if request["temporary"]:
         if not nobody_uses(users):
             os.close(request["guard_lock"])
-            if not wait_for_last_user(state, users):
+            if not wait_for_last_user(private, users):
                 return
         shutil.rmtree(request["folder"], ignore_errors=True)
 
@@ -81,7 +98,7 @@ def launch(
     status = PORT_IN_USE_STATUS
     while ports:
         port = [] if ports[0] is None else ["--port", str(ports[0])]
-        mongod = spawn([*request["command"], *port], state / "mongod.log")
+        mongod, recorder = spawn([*request["command"], *port], state / "mongod.log")
         listening = None
         while listening is None and mongod.poll() is None:
             if nobody_uses(users):
@@ -92,6 +109,7 @@ def launch(
         if listening is not None:
             return mongod, {"port": listening}
         status = mongod.returncode
+        recorder.join(RECORDER_SECONDS_MAX)  # All that it said is in the log.
         if status == PORT_IN_USE_STATUS or mentions(state, "Address already in use"):
             del ports[0]
         elif mentions(state, "DBPathInUse") and time.monotonic() < patience:
@@ -101,8 +119,8 @@ def launch(
     return None, {"status": status}
 
 
-def spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start mongod so that the kernel kills it when this process dies."""
+def spawn(command: list[str], log: Path) -> tuple[subprocess.Popen[bytes], threading.Thread]:
+    """Start mongod so that the kernel kills it when this process dies, and record what it says."""
     library = ctypes.CDLL(None)
     guard = os.getpid()
 
@@ -113,15 +131,55 @@ def spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
         if os.getppid() != guard:
             os._exit(1)
 
-    with log.open("wb") as output:
-        # The guard has a single thread, which is what preexec_fn asks for.
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            preexec_fn=prepare,  # noqa: PLW1509
-        )
+    # A new file: one of an older version may have been opened by another user.
+    log.unlink(missing_ok=True)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    # No recorder of an earlier attempt is running, so there is a single thread, as preexec_fn asks for.
+    mongod = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=prepare,  # noqa: PLW1509
+    )
+    recorder = threading.Thread(target=record, args=(mongod.stdout, output), daemon=True)
+    recorder.start()
+    return mongod, recorder
+
+
+def record(said: IO[bytes], output: int) -> None:
+    """Write what mongod says to its log, without values of documents."""
+    listening = False
+    with said, os.fdopen(output, "wb", buffering=0) as log:
+        for line in said:
+            # A full disk must not hold mongod up.
+            with contextlib.suppress(OSError):
+                log.write(without_values(line, listening=listening))
+            listening = listening or LISTENING.encode() in line
+
+
+def without_values(line: bytes, *, listening: bool) -> bytes:
+    """One line of mongod's output, without attributes in which documents may be quoted."""
+    try:
+        entry = json.loads(line)
+        attributes = entry.get("attr", {})
+        of_the_server = not listening and entry["c"] in OF_THE_SERVER
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return b"" if listening else line  # The loader's words, or the parser's of the command line.
+    if of_the_server or entry.get("msg") in OF_THE_DISK:
+        return line
+    return json.dumps({**entry, "attr": kept(attributes)}).encode() + b"\n"
+
+
+def kept(attributes: Any) -> Any:
+    if not isinstance(attributes, dict):
+        return attributes
+    # An error may also be a text, which quotes what it is about.
+    return {
+        name: kept(value)
+        for name, value in attributes.items()
+        if KEPT.fullmatch(name) and not (name == "error" and isinstance(value, str))
+    }
 
 
 def listening_port(log: Path) -> int | None:
@@ -159,7 +217,7 @@ def end(mongod: subprocess.Popen[bytes], *, gently: bool) -> None:
     mongod.wait()
 
 
-def wait_for_last_user(state: Path, users: int) -> bool:
+def wait_for_last_user(private: Path, users: int) -> bool:
     """Wait, after mongod's end, until the temporary folder can be removed.
 
     A user may start a server there again, under another guard; then that
@@ -169,7 +227,7 @@ def wait_for_last_user(state: Path, users: int) -> bool:
         if pause(POLL_SECONDS) == signal.SIGTERM:
             return False
     try:
-        guard_lock = os.open(state / "guard.lock", os.O_RDWR | os.O_CLOEXEC)
+        guard_lock = os.open(private / "guard.lock", os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(guard_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False

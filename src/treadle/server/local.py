@@ -9,12 +9,17 @@ The rules:
   a time join or leave; `guard.lock` says whether a server runs at all.
 - A folder keeps its port while it can, so that clients find a restarted server
   again; a lost port is replaced, also in the replica set's configuration.
+- Whoever has the folder's key may use the server (`private.py`), and nobody
+  else. The key is in `uri`, which is for this process: no message, no output
+  and no command line has it.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
+import importlib.util
 import json
 import os
 import selectors
@@ -25,6 +30,7 @@ import sys
 import tempfile
 import threading
 import time
+import zoneinfo
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +42,7 @@ from treadle.errors import UsageError
 from treadle.plan.server_errors import NOT_YET_INITIALIZED
 from treadle.server.failures import STATE, explanation, folder_error, sentence
 from treadle.server.lock import EXCLUSIVE, SHARED, FileLock, is_held
+from treadle.server.private import key_file, make_key, make_private, private, read_key
 
 START_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 30.0
@@ -45,6 +52,8 @@ PORT_ATTEMPTS_MAX = 4
 JOIN_ATTEMPTS_MAX = 3
 REPORT_BYTES_MAX = 65_536
 REPLICA_SET = "treadle"
+USER = "treadle"
+SYSTEM_USER = "__system"  # What members of a set call each other; its password is the key.
 GUARD = Path(__file__).with_name("guard.py")
 
 # Small, since many private servers may run beside each other; `arguments` override them.
@@ -54,8 +63,17 @@ DEFAULT_ARGUMENTS = {
     # Journal files are allocated in advance, three at a time, by default of 100 MB each.
     "--wiredTigerEngineConfigString": ["log=(file_max=32MB)"],
     "--quiet": [],
+    "--noscripting": [],
+    # Not zlib, by which servers before 2026 can be made to show what is in their memory (CVE-2025-14847).
+    "--networkMessageCompressors": ["snappy,zstd"],
 }
-DEFAULT_PARAMETERS = {"diagnosticDataCollectionEnabled": "false"}
+DEFAULT_PARAMETERS = {
+    "diagnosticDataCollectionEnabled": "false",
+    # What slows down guessing a password that somebody thought of; the key is random.
+    "scramSHA256IterationCount": "5000",
+}
+# Arguments by which a caller says who may log in; then there is no key.
+ACCESS_ARGUMENTS = {"--auth", "--noauth", "--keyFile", "--clusterAuthMode", "--config", "-f"}
 
 _guards: list[tuple[Path, subprocess.Popen[bytes]]] = []
 
@@ -63,13 +81,16 @@ _guards: list[tuple[Path, subprocess.Popen[bytes]]] = []
 def find_mongod(environment: Mapping[str, str] = os.environ) -> Path:
     """The mongod to run: of TREADLE_MONGOD, of the PATH, or of the `local` extra.
 
-    Makes the extra's binary executable where the installer did not.
+    Makes the extra's binary executable where the installer did not. Nothing is
+    installed in the working directory, so what lies there is neither run nor changed.
     """
     if variable := environment.get("TREADLE_MONGOD"):
         return _check_executable(Path(variable), "TREADLE_MONGOD names")
     if on_path := shutil.which("mongod", path=environment.get("PATH", "")):
         return Path(on_path)
     for entry in sys.path:
+        if Path(entry).resolve() == Path.cwd():
+            continue
         # Importing `fiftyone` would run code of a package that may be half installed.
         bundled = Path(entry, "fiftyone", "db", "bin", "mongod")
         if bundled.is_file():
@@ -107,13 +128,18 @@ def _make_executable(mongod: Path) -> Path:
 class LocalServer:
     """A running server; it stops with `stop`, with the `with` block, or with this process."""
 
-    def __init__(self, folder: Path, users: FileLock, info: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, users: FileLock, info: Mapping[str, Any], key: str | None) -> None:
         self.path = folder
         self.port: int = info["port"]
         self.pid: int = info["pid"]
-        options = f"?replicaSet={REPLICA_SET}" if info["replica_set"] else ""
         # With the name of the set, clients wait for the primary when mongod is restarted.
-        self.uri = f"mongodb://127.0.0.1:{self.port}/{options}"
+        options = [f"replicaSet={REPLICA_SET}"] if info["replica_set"] else []
+        options += ["authSource=admin"] if key else []
+        rest = f"127.0.0.1:{self.port}/" + ("?" + "&".join(options) if options else "")
+        self.uri = f"mongodb://{USER}:{key}@{rest}" if key else f"mongodb://{rest}"
+        # The same without the password, and the file that has it; these may be printed.
+        self.address = f"mongodb://{USER}@{rest}" if key else self.uri
+        self.password_file = key_file(folder) if key else None
         self._users: FileLock | None = users
         self._temporary = info["temporary"] is not None
         self._owner = os.getpid()
@@ -166,8 +192,7 @@ def start(
     try:
         if path is None:
             folder = Path(tempfile.mkdtemp(prefix="treadle-"))
-        _state(folder).mkdir(parents=True, exist_ok=True)
-        folder = folder.resolve()
+        folder = make_private(folder)
         return _join(folder, options, binary, deadline, temporary=path is None)
     except OSError as error:
         raise folder_error(folder, error) from None
@@ -177,8 +202,8 @@ def _join(
     folder: Path, options: Mapping[str, Any], mongod: Path, deadline: float, *, temporary: bool
 ) -> LocalServer:
     """Become a user of the folder's server, starting it when there is none."""
-    starting = FileLock(_state(folder) / "start.lock")
-    users = FileLock(_state(folder) / "users.lock")
+    starting = FileLock(private(folder) / "start.lock")
+    users = FileLock(private(folder) / "users.lock")
     try:
         if not (starting.take(EXCLUSIVE, deadline) and users.take(SHARED, deadline)):
             raise sentence("other", "local-server-failed", folder, mongod, "it stays locked")
@@ -191,9 +216,11 @@ def _join(
             if info is None:
                 continue
             _refuse_other_options(folder, info, options)
-            outcome = _wait_until_ready(folder, info, mongod, deadline)
+            # A server of an older version has none.
+            key = read_key(folder) if info.get("key") else None
+            outcome = _wait_until_ready(folder, info, mongod, deadline, key)
             if outcome == "ready":
-                return LocalServer(folder, users, info)
+                return LocalServer(folder, users, info, key)
             if outcome == "ended" and not running:
                 raise explanation(folder, mongod, None)
         raise explanation(folder, mongod, None, "it keeps ending while it is joined")
@@ -213,17 +240,21 @@ def _spawn_guard(
     # From here on, that file describes the new server.
     (_state(folder) / "server.json").unlink(missing_ok=True)
     temporary = temporary or last.get("temporary") == str(folder)
-    guard_lock = FileLock(_state(folder) / "guard.lock")
+    has_key = not ACCESS_ARGUMENTS & _option_names(options)
+    if has_key:
+        make_key(folder)
+    guard_lock = FileLock(private(folder) / "guard.lock")
     try:
         guard_lock.take(EXCLUSIVE, deadline)
         request = {
             "folder": str(folder),
             "state": str(_state(folder)),
+            "private": str(private(folder)),
             "temporary": temporary,
             "command": _command(folder, options, mongod),
             "ports": _ports(options, last.get("port")),
             # The name of the folder, since a copy of it is not temporary.
-            "options": {**options, "temporary": str(folder) if temporary else None},
+            "options": {**options, "temporary": str(folder) if temporary else None, "key": has_key},
             "guard_lock": guard_lock.descriptor,
         }
         guard = subprocess.Popen(
@@ -255,12 +286,23 @@ def _command(folder: Path, options: Mapping[str, Any], mongod: Path) -> list[str
     command = [str(mongod), "--dbpath", str(folder), "--bind_ip", "127.0.0.1", "--nounixsocket"]
     if options["replica_set"]:
         command += ["--replSet", REPLICA_SET]
-    for name, value in DEFAULT_ARGUMENTS.items():
+    if not ACCESS_ARGUMENTS & overridden:
+        command += ["--keyFile", str(key_file(folder))]
+    zones = _zone_folder()
+    for name, value in {**DEFAULT_ARGUMENTS, **({"--timeZoneInfo": [zones]} if zones else {})}.items():
         if name not in overridden:
             command += [name, *value]
     for name, value in {**DEFAULT_PARAMETERS, **options["parameters"]}.items():
         command += ["--setParameter", f"{name}={value}"]
     return [*command, *options["arguments"]]
+
+
+def _zone_folder() -> str | None:
+    """The tables of time zones that Python reads: those inside mongod are as old as mongod."""
+    package = importlib.util.find_spec("tzdata")
+    places = (package and package.submodule_search_locations) or ()
+    folders = [*zoneinfo.TZPATH, *(f"{place}/zoneinfo" for place in places)]
+    return next((folder for folder in folders if Path(folder, "UTC").is_file()), None)
 
 
 def _ports(options: Mapping[str, Any], last: int | None) -> list[int | None]:
@@ -322,7 +364,7 @@ def _refuse_other_options(folder: Path, running: Mapping[str, Any], options: Map
 
 
 def _wait_until_ready(
-    folder: Path, info: Mapping[str, Any], mongod: Path, deadline: float
+    folder: Path, info: Mapping[str, Any], mongod: Path, deadline: float, key: str | None
 ) -> Literal["ready", "ended", "killed"]:
     """Wait until the server accepts writes, has ended, or had to be killed to start again.
 
@@ -331,12 +373,16 @@ def _wait_until_ready(
     """
     problem = "it does not accept writes"
     patience = time.monotonic() + SILENCE_SECONDS_MAX
+    # The user of `uri` may not be there yet, and is not there while mongod finds its set.
+    login: dict[str, Any] = {"username": SYSTEM_USER, "password": key, "authSource": "local"} if key else {}
     with MongoClient[dict[str, Any]](
-        "127.0.0.1", info["port"], directConnection=True, serverSelectionTimeoutMS=1000
+        "127.0.0.1", info["port"], directConnection=True, serverSelectionTimeoutMS=1000, **login
     ) as client:
         while time.monotonic() < deadline:
             try:
                 if _accepts_writes(client, info):
+                    if key is not None:
+                        _admit_user(client, key)
                     return "ready"
                 if time.monotonic() > patience and _repair_stored_set(client, info):
                     os.kill(info["pid"], signal.SIGKILL)
@@ -374,6 +420,22 @@ def _accepts_writes(client: MongoClient[dict[str, Any]], info: Mapping[str, Any]
     return False
 
 
+def _admit_user(client: MongoClient[dict[str, Any]], key: str) -> None:
+    """Let the user of `uri` in with this key, who may do everything that a server without users allows."""
+    fingerprint = hashlib.sha256(key.encode()).hexdigest()
+    known = client.admin.command("usersInfo", USER)["users"]
+    if not known or known[0].get("customData") != {"key": fingerprint}:
+        # The folder is new, was made without a key, or has lost its key.
+        client.admin.command(
+            "updateUser" if known else "createUser",
+            USER,
+            pwd=key,
+            roles=["__system"],
+            mechanisms=["SCRAM-SHA-256"],
+            customData={"key": fingerprint},
+        )
+
+
 def _repair_stored_set(client: MongoClient[dict[str, Any]], info: Mapping[str, Any]) -> bool:
     """Repair a stored configuration that mongod cannot start from; gives whether that was needed.
 
@@ -403,7 +465,7 @@ def _leave(folder: Path, users: FileLock, temporary: bool) -> None:
     deadline = time.monotonic() + STOP_SECONDS_MAX
     leaving = None
     try:
-        leaving = FileLock(_state(folder) / "start.lock", create=False)
+        leaving = FileLock(private(folder) / "start.lock", create=False)
         leaving.take(EXCLUSIVE, deadline)
     except OSError:
         pass  # The folder was removed by hand; the guard ends regardless.
@@ -429,7 +491,7 @@ def _wait_for_guard(folder: Path, deadline: float) -> None:
 
 def _guard_runs(folder: Path) -> bool:
     """By a lock, not by a process id: those are reused."""
-    return is_held(_state(folder) / "guard.lock")
+    return is_held(private(folder) / "guard.lock")
 
 
 def _state(folder: Path) -> Path:

@@ -33,8 +33,8 @@ class FileLock:
     """A file lock that ends with its process, and that a fork does not inherit."""
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        self.descriptor = os.open(path, flags, 0o666)
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        self.descriptor = os.open(path, flags, 0o600)
         _descriptors.add(self.descriptor)
 
     def attempt(self, mode: int) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, TypeVar
 
 from pymongo.asynchronous.client_session import AsyncClientSession
@@ -11,6 +10,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from treadle.graph.calls import ArrayRule, rule_named
 from treadle.graph.pattern import Entry
 from treadle.plan import Plan
+from treadle.store.async_moment import moment
 from treadle.store.async_writer import AsyncWriter
 
 R = TypeVar("R")
@@ -35,11 +35,11 @@ class AsyncArray:
 
     async def extend(self, items: Iterable[Any], session: Session = None) -> int:
         """Add items at the end; how many were added."""
-        return await self._store.runner.run(self._calls.extend(items), session)
+        return await self._store._write(self._calls.extend(items), session)
 
     async def remove(self, item: Any, session: Session = None) -> int:
         """Remove every occurrence of an item; how many there were."""
-        return await self._store.runner.run(self._calls.remove(item), session)
+        return await self._store._write(self._calls.remove(item), session)
 
     async def contains(self, item: Any, session: Session = None) -> bool:
         """Whether an item is there."""
@@ -54,21 +54,12 @@ class AsyncArray:
         return await self._read(self._calls.page(number, size), session)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        async with self._moment(None) as (session, snapshot):
+        async with moment(self._store, self._store._within(None)) as (session, snapshot):
             reader = self._calls.reader(snapshot)
             while not reader.over:
-                for item in await self._store.runner.run(reader.next(), session):
+                for item in await self._store.runner.read(reader.next(), session):
                     yield item
 
     async def _read(self, plan: Plan[R], session: Session) -> R:
-        async with self._moment(session) as (own, _):
-            return await self._store.runner.run(plan, own)
-
-    @asynccontextmanager
-    async def _moment(self, session: Session) -> AsyncGenerator[tuple[Session, bool]]:
-        """A session whose reads all see one moment, where the server has such."""
-        if session is not None or not (await self._store._capabilities()).snapshots:
-            yield session, session is not None and session.in_transaction
-            return
-        async with self._store.runner.database.client.start_session(snapshot=True) as own:
-            yield own, True
+        async with moment(self._store, self._store._within(session)) as (own, _):
+            return await self._store.runner.read(plan, own)

@@ -10,21 +10,23 @@ import asyncio
 import random as chance
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pymongo
 from pymongo.errors import PyMongoError
 
 from treadle.engine.set_aside import log
-from treadle.errors import TreadleError
+from treadle.errors import TreadleError, UsageError
 from treadle.graph.calls import CounterRule, Flushed, rule_named
 from treadle.graph.pattern import Entry
-from treadle.store import counter_exit
+from treadle.store import counter_exit, deadline
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import start_timer, start_timer_async
 from treadle.store.combine import AsyncCombiner
 from treadle.store.counter_buffer import Buffer
+from treadle.store.deadline import holding_async
 
 
 class _NoClass:
@@ -62,9 +64,7 @@ class AsyncCounter:
         """A fresh buffer and its own timer; a forked child must not write what its parent will."""
         self._buffer.begin_anew()
         self._flushing = asyncio.Lock()
-        self._combiner = AsyncCombiner(
-            self._record, self._limits.counter_combined_max, self._limits.combine_seconds
-        )
+        self._combiner = AsyncCombiner(self._record, self._limits.counter_combined_max, self._limits)
         if True:  # ASYNC
             self._without_timer()
         else:
@@ -94,7 +94,11 @@ class AsyncCounter:
             if len(self._events) >= self._buffer.room and self._buffer.fold():
                 await self._flush_when_due()
             return
-        await self.add_many({id: n})
+        try:
+            counts = {id: n}
+        except TypeError as error:
+            raise UsageError(f"{id!r:.100} cannot be an id: {error}", code="id-invalid") from None
+        await self.add_many(counts)
 
     async def add_many(self, counts: Mapping[Any, Any]) -> None:
         """Count events of several documents at once."""
@@ -105,10 +109,11 @@ class AsyncCounter:
             every = self.rule.declared.every
             for key, n in sums.items():
                 if n and self._random() * every < 1:
-                    self._note(await self._store.runner.run(self._calls.sample(key, n * every)))
+                    self._note(await self._store._apart(self._calls.sample(key, n * every)))
             return
         if self._kind == "durable":
-            error = await self._combiner.perform(sums)  # type: ignore[arg-type]
+            with deadline.within(self._store._seconds):
+                error = await self._combiner.perform(sums)  # type: ignore[arg-type]
             if error is not None:
                 raise error
             # In memory they only count towards the next flush.
@@ -121,7 +126,9 @@ class AsyncCounter:
     async def _record(self, group: Sequence[Any]) -> list[Any]:
         """Store the amounts of several tasks in one write; each hears how it went."""
         try:
-            await self._store.runner.run(self._calls.record(group))
+            # A flusher remembers for longer than this what it has moved.
+            with pymongo.timeout(self._limits.retry_seconds):
+                await self._store.runner.run(self._calls.record(self._buffer, group))
         except (PyMongoError, TreadleError) as error:
             return [error] * len(group)
         return [None] * len(group)
@@ -138,7 +145,7 @@ class AsyncCounter:
     async def flush(self) -> Flushed:
         """Write everything that is pending; what was done, and which ids no document has."""
         done = Flushed()
-        async with self._flushing:
+        async with self._in_turn():
             try:
                 await self._store.runner.run(self._calls.flush(self._buffer, done))
             finally:
@@ -147,10 +154,17 @@ class AsyncCounter:
         self._error = None
         return done
 
+    @asynccontextmanager
+    async def _in_turn(self) -> AsyncGenerator[None]:
+        """While no other flush is under way, within the caller's time."""
+        with deadline.within(self._store._seconds):
+            async with holding_async(self._flushing, "waiting for a flush"):
+                yield
+
     def _note(self, unknown: Mapping[Any, Any]) -> None:
         if not unknown:
             return
-        examples = ", ".join(repr(key) for key in list(unknown)[: self._limits.examples_max])
+        examples = ", ".join(f"{key!r:.100}" for key in list(unknown)[: self._limits.examples_max])
         log.warning(
             "%s: the amounts of %d ids cannot be added: %s", self.rule.place.label, len(unknown), examples
         )
@@ -178,7 +192,7 @@ class AsyncCounter:
         if self._kind == "durable" or not self._buffer.empty:
             await self._flush_when_due()
 
-    def flush_at_exit(self) -> None:
+    def flush_at_exit(self, spent_seconds: float = 0.0) -> None:
         """The process ends: write what is pending, or say that it is lost."""
         if self._kind != "memory" or self._buffer.empty:
             return
@@ -191,7 +205,8 @@ class AsyncCounter:
             )
         else:
             try:
-                with pymongo.timeout(self._limits.counter_exit_seconds):
+                # At least a moment, for the others that waited in vain may have another server.
+                with pymongo.timeout(max(1.0, self._limits.counter_exit_seconds - spent_seconds)):
                     self.flush()
             except Exception as error:
                 log.warning("%s: what was pending at exit is lost: %s", self.rule.place.label, error)
@@ -201,15 +216,15 @@ class AsyncCounter:
     async def pending(self) -> dict[Any, Any]:
         """What is not stored yet, by id; of a durable counter, of all processes."""
         if self._kind == "durable":
-            return await self._store.runner.run(self._calls.pending())
+            return await self._store._apart(self._calls.pending())
         return self._buffer.pending()
 
     async def read(self, id: Any, exact: bool = False) -> Any:
         """The stored number, or the exact one: with what is pending. None if there is no document."""
         plan = self._calls.read(id, exact, self._buffer)
         if not exact or self._kind != "memory":
-            return await self._store.runner.run(plan)
-        async with self._flushing:
+            return await self._store._apart(plan, answers=not exact)
+        async with self._in_turn():
             return await self._store.runner.run(plan)
 
     async def close(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 
-from bson import ObjectId
 from pymongo.errors import PyMongoError
 
 from treadle.store import shell
@@ -21,11 +20,11 @@ from treadle.upkeep.schedule import Ran, Scheduler
 
 async def run_due(store: AsyncWriter, now: dt.datetime | None, dry_run: bool) -> list[Ran]:
     """Do what is due."""
-    async with store.runner.database.client.start_session() as session:
+    async with store.runner.database.client.start_session() as session, store._owning() as owner:
         scheduler = Scheduler(
             store.graph,
             await store._capabilities(),
-            owner=f"{shell.owner()}/{ObjectId()}",
+            owner=owner,
             session=session.session_id["id"],
             is_dead=shell.is_dead,
         )

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import deque
 from collections.abc import Awaitable, Callable
+from inspect import GEN_CREATED, getgeneratorstate
 from typing import Any, TypeVar
 
+from bson.errors import InvalidBSON
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
-from pymongo.errors import PyMongoError
+from pymongo.errors import (
+    ConnectionFailure,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+)
 
+from treadle.graph.limits import Limits
+from treadle.graph.shards import Shards
 from treadle.model.bson_types import CODEC_OPTIONS, NAIVE_CODEC_OPTIONS
 from treadle.plan import (
     Aside,
     Call,
     Command,
     DatabaseCommand,
+    Foreign,
     IsInside,
     Outside,
     Plan,
@@ -26,14 +38,33 @@ from treadle.plan import (
     Share,
     Transact,
     Wait,
-    require_fresh,
+    not_fresh,
     unwind,
 )
 from treadle.plan.capabilities import Capabilities, read_capabilities
-from treadle.store import shell
+from treadle.plan.decoding import RAW_CODEC_OPTIONS, Unreadable, codec_options, decoded, undecoded
+from treadle.plan.server_errors import is_passing
+from treadle.store import deadline, shell
+from treadle.store.async_transactions import in_transaction
+from treadle.store.deadline import Retries
 
 R = TypeVar("R")
 Session = AsyncClientSession | None
+ABANDONED_MAX = 1_000
+
+
+def _named(database: AsyncDatabase[Any], name: str) -> AsyncCollection[Raw]:
+    """A collection of this database, or of another one beside it."""
+    if not isinstance(name, Foreign):
+        return database[name]
+    beside = database.client.get_database(
+        name.database,
+        database.codec_options,
+        database.read_preference,
+        database.write_concern,
+        database.read_concern,
+    )
+    return beside[name.name]
 
 
 class AsyncRunner:
@@ -44,29 +75,57 @@ class AsyncRunner:
         database: AsyncDatabase[Any],
         facts: Callable[[], Awaitable[Capabilities]] | None = None,
         share: Callable[[Any, bool, Session], Awaitable[Any]] | None = None,
+        limits: Limits | None = None,
+        shards: Shards | None = None,
     ) -> None:
+        # Only where there is anything to add to a command.
+        self._shards = shards if shards is not None and shards.keys else None
+        self._limits = limits or Limits()
         # Where there is no Store: the facts are asked for each time, and nothing is shared.
         self._facts = facts or (lambda: self.run(read_capabilities()))
         self._share = share
+        # For the caller's own reads, which follow the client's read preference and concern.
         self.database = database.with_options(codec_options=CODEC_OPTIONS, write_concern=shell.MAJORITY)
+        # For everything else: what a write or a proof is decided by is never read from a secondary.
+        self._primary = self.database.with_options(**shell.OWN_READS)
+        # The sessions of transactions that may still be open, the latest of them.
+        self._abandoned: deque[Any] = deque(maxlen=ABANDONED_MAX)
         self._collections: dict[str, AsyncCollection[Raw]] = {}
+        self._decisive: dict[str, AsyncCollection[Raw]] = {}
 
     def collection(self, name: str) -> AsyncCollection[Raw]:
+        """The collection as the caller's own reads see it."""
         collection = self._collections.get(name)
         if collection is None:
-            collection = self._collections[name] = self.database[name]
+            collection = self._collections[name] = _named(self.database, name)
         return collection
 
-    async def run(self, plan: Plan[R], session: Session = None) -> R:
-        """Perform a fresh plan; inside `session`'s transaction if it has one."""
-        require_fresh(plan)
+    def _own(self, name: str) -> AsyncCollection[Raw]:
+        collection = self._decisive.get(name)
+        if collection is None:
+            collection = self._decisive[name] = _named(self._primary, name)
+        return collection
+
+    async def read(self, plan: Plan[R], session: Session = None) -> R:
+        """Perform a plan that answers the caller: its reads follow the client's read preference."""
+        return await self.run(plan, session, answers=True)
+
+    async def run(self, plan: Plan[R], session: Session = None, *, answers: bool = False) -> R:
+        """Perform a fresh plan; inside `session`'s transaction if it has one.
+
+        Everything is read from the primary, unless the plan answers the caller.
+        """
+        if getgeneratorstate(plan) != GEN_CREATED:
+            raise not_fresh()
+        if self._shards is not None:
+            plan = self._shards.targeted(plan)
         try:
             command = next(plan)
             while True:
                 try:
-                    result = await self._perform(command, session)
+                    result = await (self._answer if answers else self._perform)(command, session)
                 except Exception as error:
-                    if session is not None and session.in_transaction:
+                    if session is not None and session.in_transaction and not isinstance(error, Unreadable):
                         unwind(plan, error)
                     command = plan.throw(error)
                 else:
@@ -77,19 +136,35 @@ class AsyncRunner:
         finally:
             plan.close()
 
+    async def _answer(self, command: Command, session: Session) -> Any:
+        """Perform a command for the caller, who chose where to read."""
+        if type(command) is Call and not command.writes:
+            collection = self.collection(command.collection)
+            try:
+                return await getattr(collection, command.method)(
+                    *command.arguments, session=session, **command.options
+                )
+            except InvalidBSON as error:
+                return await self._reread(command, session, collection, error)
+        if type(command) is Read:
+            return await self._listed(command, session)
+        return await self._perform(command, session)
+
     async def _perform(self, command: Command, session: Session) -> Any:
         if type(command) is Call:
-            method = getattr(self.collection(command.collection), command.method)
-            return await method(*command.arguments, session=session, **command.options)
+            collection = self._own(command.collection)
+            try:
+                return await getattr(collection, command.method)(
+                    *command.arguments, session=session, **command.options
+                )
+            except InvalidBSON as error:
+                return await self._reread(command, session, collection, error)
         if type(command) is Read:
-            return await (await self.opened(command, session)).to_list()
+            return await self._listed(command, session, own=True)
         if type(command) is Transact:
             return await self.transact(command.make, session)
         if type(command) is DatabaseCommand:
-            database = self.database.client.admin if command.admin else self.database
-            return await database.command(
-                dict(command.document), session=session, codec_options=CODEC_OPTIONS
-            )
+            return await self._command(command, session)
         if type(command) is Aside:
             beside = session is None or not session.in_transaction
             return await self.run(command.make(), session) if beside else None
@@ -102,35 +177,103 @@ class AsyncRunner:
         if type(command) is Share and self._share is not None:
             return await self._share(command.work, command.alone, session)
         if type(command) is Wait:
-            return await asyncio.sleep(command.seconds)
+            return await asyncio.sleep(deadline.pause(command.seconds))
         raise TypeError(f"{command!r} is not a command that this runner knows")
 
-    def open(self, command: Read, session: Session) -> Any:
-        """The cursor of a `find`, for results that stream."""
-        collection = self.collection(command.collection)
-        if command.naive:
+    async def _command(self, command: DatabaseCommand, session: Session) -> Any:
+        """The reply to a command of the database; the driver itself repeats none of them."""
+        database = self.database.client.admin if command.admin else self.database
+        document = dict(command.document)
+        if command.writes and command.lasting:
+            document["writeConcern"] = shell.MAJORITY.document
+        options = RAW_CODEC_OPTIONS if command.raw else CODEC_OPTIONS
+        retries = Retries(self._limits)
+        while True:
+            try:
+                return await database.command(document, session=session, codec_options=options)
+            except PyMongoError as error:
+                inside = session is not None and session.in_transaction
+                if inside or not command.repeatable or retries.over() or not is_passing(error):
+                    raise
+            await asyncio.sleep(retries.pause(random.random()))
+
+    async def _reread(
+        self, command: Call, session: Session, collection: Any, error: InvalidBSON
+    ) -> Raw | None:
+        """Say which document it is that cannot be decoded."""
+        if command.method != "find_one":
+            raise undecoded(command, error) from error
+        raws = collection.with_options(codec_options=RAW_CODEC_OPTIONS)
+        raw = await raws.find_one(*command.arguments, session=session, **command.options)
+        return next(iter(decoded(command.collection, [] if raw is None else [raw], CODEC_OPTIONS)), None)
+
+    async def _listed(self, command: Read, session: Session, *, own: bool = False) -> list[Raw]:
+        """All documents of a read; one by one where the driver cannot decode them together."""
+        try:
+            return await (await self.opened(command, session, own=own)).to_list()  # type: ignore[no-any-return]
+        except InvalidBSON:
+            raws = await (await self.opened(command, session, own=own, raw=True)).to_list()
+            return decoded(command.collection, raws, codec_options(command))
+
+    def open(self, command: Read, session: Session, *, own: bool = False, raw: bool = False) -> Any:
+        """The cursor of a `find`, for results that stream; the caller's, unless it is Treadle's own."""
+        collection = (self._own if own else self.collection)(command.collection)
+        if raw:
+            collection = collection.with_options(codec_options=RAW_CODEC_OPTIONS)
+        elif command.naive:
             collection = collection.with_options(codec_options=NAIVE_CODEC_OPTIONS)
         method = getattr(collection, command.method)
         return method(*command.arguments, session=session, **command.options)
 
-    async def opened(self, command: Read, session: Session) -> Any:
-        """The cursor of any read."""
+    async def opened(self, command: Read, session: Session, *, own: bool = False, raw: bool = False) -> Any:
+        """The cursor of any read; its documents as bytes if `raw`."""
         if True:  # ASYNC
             if command.method != "find":
                 # Only find() gives its cursor without a round trip.
-                return await self.open(command, session)
-        return self.open(command, session)
+                return await self.open(command, session, own=own, raw=raw)
+        return self.open(command, session, own=own, raw=raw)
 
     async def transact(self, make: Callable[[], Plan[R]], session: Session = None) -> R:
         """Run the plan that `make` makes in a transaction, or in the one under way."""
         if session is not None and session.in_transaction:
             return await self.run(make(), session)
+        return await self.in_transaction(lambda current: self.run(make(), current), session)
+
+    async def in_transaction(
+        self, work: Callable[[AsyncClientSession], Awaitable[R]], session: Session = None
+    ) -> R:
+        """What `work` returns, committed; run again after a conflict or an election."""
         if session is None:
             async with self.database.client.start_session() as own:
-                return await self.transact(make, own)
+                return await self.in_transaction(work, own)
+
+        async def attempt(current: AsyncClientSession) -> R:
+            # Before each attempt: what was given up meanwhile may be what this one waits for.
+            if self._abandoned:
+                await self._end_abandoned()
+            return await work(current)
+
         try:
-            return await session.with_transaction(
-                lambda current: self.run(make(), current), **shell.TRANSACTION_OPTIONS
-            )
+            return await in_transaction(session, attempt, self._limits)
         except PyMongoError as error:
+            if isinstance(error, ConnectionFailure) or error.timeout:
+                # Nobody can tell whether the server heard that it is over.
+                self._abandoned.append(session.session_id)
+                if deadline.remaining() is None and not isinstance(error, ServerSelectionTimeoutError):
+                    with deadline.instead(self._limits.abort_seconds):
+                        await self._end_abandoned()
             raise shell.clear(error) from error.__cause__
+
+    async def _end_abandoned(self) -> None:
+        """Let go of what transactions hold that were given up while their server did not answer.
+
+        Else it would be locked until the server's own limit for a transaction has passed.
+        """
+        abandoned = [self._abandoned.popleft() for _ in range(len(self._abandoned))]
+        try:
+            await self.database.client.admin.command({"killSessions": abandoned})
+        except OperationFailure:
+            # Without the right to do so, the server's own limit does it.
+            return
+        except PyMongoError:
+            self._abandoned.extend(abandoned)

@@ -2,48 +2,54 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bson import ObjectId
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import PyMongoError
 
-from treadle.graph.layout import PageReader
+from treadle.engine.bulk import BulkWrite
+from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
-from treadle.graph.outcomes import Action, Finding, Report, Summary
+from treadle.graph.operations import Bulk, Insert, Operation, Replace, Returns, Upserted
+from treadle.graph.outcomes import Action, Report, Summary
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
-from treadle.plan import Raw
+from treadle.plan import Raw, database_command
 from treadle.query.safety import Sort
 from treadle.store import shell
 from treadle.store.async_array import AsyncArray
 from treadle.store.async_counter import AsyncCounter
 from treadle.store.async_due import run_due
-from treadle.store.async_found import AsyncFound, read_pages
+from treadle.store.async_operations import AsyncOperations
+from treadle.store.async_transactions import abort, commit
 from treadle.store.async_tree import AsyncTreeHandle
 from treadle.store.async_worker import AsyncWorker
-from treadle.store.async_writer import AsyncWriter
 from treadle.store.counter_buffer import only_one
-from treadle.upkeep import position, rebuild, set_up, status, validation
+from treadle.store.deadline import Retries
+from treadle.store.joined import joining
+from treadle.upkeep import position, set_up
+from treadle.upkeep.jobs import Throttle
+from treadle.upkeep.migrations import log as migration_log
 from treadle.upkeep.migrations import perform as migrate
 from treadle.upkeep.migrations import run as migration
+from treadle.upkeep.migrations.log import MigrationRun
 from treadle.upkeep.migrations.run import Migrated, SetAside
 from treadle.upkeep.schedule import Ran
-from treadle.upkeep.status import Status
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
 Session = AsyncClientSession | None
 
 
-class AsyncStore(AsyncWriter):
+class AsyncStore(AsyncOperations):
     """Models in a MongoDB database, on asyncio.
 
     Making one asks the server nothing. What a crash left half done is finished
@@ -54,11 +60,12 @@ class AsyncStore(AsyncWriter):
     def __init__(
         self,
         database: AsyncDatabase[Any],
-        models: Iterable[type[Document]],
+        models: Iterable[type[Any]],
         write_versions: WriteVersions = None,
         limits: Limits | None = None,
+        timeout: float | None = None,
     ) -> None:
-        super().__init__(database, models, write_versions, limits)
+        super().__init__(database, models, write_versions, limits, timeout)
         self._counters: dict[Any, AsyncCounter] = {}
         self._owned_client: AsyncMongoClient[Any] | None = None
         self._stop_server: Callable[[], None] | None = None
@@ -67,16 +74,19 @@ class AsyncStore(AsyncWriter):
     def open(
         cls,
         uri: str,
-        models: Iterable[type[Document]],
+        models: Iterable[type[Any]],
         write_versions: WriteVersions = None,
         limits: Limits | None = None,
+        timeout: float | None = None,
+        **client_options: Any,
     ) -> AsyncStore:
-        """A store on the database that the URI's path names."""
+        """A store on the database that the URI's path names; further options are the client's."""
         graph = list(models)
         name = shell.database_name(uri)
-        client: AsyncMongoClient[Any] = AsyncMongoClient(uri)
+        options = shell.client_options(uri, client_options)
+        client: AsyncMongoClient[Any] = AsyncMongoClient(uri, **options)
         try:
-            store = cls(client[name], graph, write_versions, limits)
+            store = cls(client[name], graph, write_versions, limits, timeout)
         except BaseException:
             if False:  # BLOCKING
                 # It began to connect at once; that of asyncio waits for its first call.
@@ -88,7 +98,7 @@ class AsyncStore(AsyncWriter):
     @classmethod
     def local(
         cls,
-        models: Iterable[type[Document]],
+        models: Iterable[type[Any]],
         path: str | Path | None = None,
         write_versions: WriteVersions = None,
         limits: Limits | None = None,
@@ -135,89 +145,119 @@ class AsyncStore(AsyncWriter):
 
     # -- set-up ---------------------------------------------------------------
 
-    async def setup(self, dry_run: bool = False) -> list[Action]:
-        """Create and change what the models need; the list of what was done."""
-        return await self.runner.run(set_up.setup(self.graph, dry_run))
+    async def setup(self, dry_run: bool = False, *, validation: set_up.Enforcement = None) -> list[Action]:
+        """Create and change what the models need; the list of what was done.
+
+        The validator of a collection that holds documents and had none begins
+        with warnings; `validation="enforce"` makes it binding.
+        """
+        done = await self.runner.run(set_up.setup(self.graph, dry_run, validation))
+        self._unready = self._unready and dry_run
+        return done
+
+    async def index_ready(self) -> list[Action]:
+        """What `setup()` would still have to do; empty where everything is as declared."""
+        return await self.setup(dry_run=True)
+
+    async def ping(self) -> float:
+        """How many milliseconds one round trip to the server takes."""
+        start = time.perf_counter()
+        await self.runner.run(database_command({"ping": 1}, writes=False, admin=True))
+        return (time.perf_counter() - start) * 1000
 
     # -- documents --------------------------------------------------------------
 
     async def insert(self, document: D, session: Session = None) -> D:
         """Store a new document; what is returned is what is stored, maintained fields included."""
-        return await self.runner.run(self._calls(type(document)).insert(document), session)
+        return await self._write(self._calls_of(document).insert(document), session)
 
-    async def insert_many(self, documents: Iterable[D], session: Session = None) -> list[D]:
-        """Store new documents of one model, or of several kinds of one collection."""
-        model, listed = shell.one_model(documents)
-        return [] if model is None else await self.runner.run(self._calls(model).insert_many(listed), session)
+    async def insert_many(
+        self, documents: Iterable[D], session: Session = None, *, ordered: bool = True
+    ) -> list[D]:
+        """Store new documents of one model, or of several kinds of one collection.
 
-    async def get(self, model: type[D], id: Any, session: Session = None) -> D | None:
-        """The document with this id, or None."""
-        return await self.runner.run(self._calls(model).get(id), session)
-
-    async def find_one(
-        self, model: type[D], filter: Any = None, sort: Sort | None = None, session: Session = None
-    ) -> D | None:
-        """The first matching document, or None."""
-        return await self.runner.run(self._calls(model).first(filter, sort), session)
-
-    def find(
-        self,
-        model: type[D],
-        filter: Any = None,
-        sort: Sort | None = None,
-        skip: int = 0,
-        limit: int | None = None,
-        session: Session = None,
-    ) -> AsyncFound[D]:
-        """The matching documents, streamed; never all in memory at once."""
-        return self._found(self._calls(model).reader(filter, sort, skip, limit), session)
-
-    def search(
-        self,
-        model: type[D],
-        text: str,
-        filter: Any = None,
-        limit: int | None = None,
-        session: Session = None,
-    ) -> AsyncFound[D]:
-        """The documents that hold these words, the best match first; words only, no operators."""
-        return self._found(self._calls(model).search(text, filter, limit), session)
-
-    def _found(self, reader: PageReader[D], session: Session) -> AsyncFound[D]:
-        cursor = self.runner.open(reader.command, session)
-        return AsyncFound(cursor, read_pages(cursor, reader, self.runner, session))
-
-    async def count(self, model: type[Document], filter: Any = None, session: Session = None) -> int:
-        """How many documents match."""
-        return await self.runner.run(self._calls(model).count(filter), session)
+        All or none, up to the size of one commit. With `ordered=False` the
+        others are stored where some are refused, and `BulkFailed` lists these.
+        """
+        model, listed = shell.one_model(self.graph, documents)
+        if model is None:
+            return []
+        return await self._write(self._calls(model).insert_many(listed, ordered), session)
 
     async def update(
-        self, model: type[D], id_or_filter: Any, update: Any, session: Session = None
+        self,
+        model: type[D],
+        id_or_filter: Any,
+        update: Any,
+        session: Session = None,
+        *,
+        sort: Sort | None = None,
+        returns: Returns = "after",
+        array_filters: Sequence[Any] | None = None,
     ) -> D | None:
-        """Update one document with MongoDB's operators; the document after, or None."""
-        return await self.runner.run(self._calls(model).update(id_or_filter, update), session)
+        """Update one document with MongoDB's operators; the document after, or before, or None."""
+        plan = self._calls(model).update(id_or_filter, update, sort, returns, array_filters)
+        return await self._write(plan, session)
 
     async def update_many(
         self, model: type[Document], filter: Any, update: Any, session: Session = None
     ) -> int:
         """Update all matching documents; how many matched."""
-        return await self.runner.run(self._calls(model).update_all(filter, update), session)
+        return await self._write(self._calls(model).update_all(filter, update), session)
+
+    async def upsert(
+        self, model: type[D], filter: Any, update: Any, insert: D, session: Session = None
+    ) -> Upserted[D]:
+        """Update the document that matches, or store `insert` as it is where there is none."""
+        return await self._write(self._calls(model).upsert(filter, update, insert), session)
 
     async def replace(self, document: D, session: Session = None) -> D:
         """Write a whole document over the stored one; raises if that is gone."""
-        return await self.runner.run(self._calls(type(document)).replace(document), session)
+        return await self._write(self._calls_of(document).replace(document), session)
+
+    async def change(self, document: D, /, session: Session = None, **fields: Any) -> D:
+        """Write these fields of a document, by their Python names, and no others; the document after."""
+        return await self._write(self._calls_of(document).change(document, fields), session)
 
     async def change_kind(self, document: D, was: type[Document], session: Session = None) -> D:
         """Write a document over one that is stored as another kind, if it is of the kind `was`."""
-        return await self.runner.run(self._calls(type(document)).change_kind(document, was), session)
+        return await self._write(self._calls_of(document).change_kind(document, was), session)
 
     async def delete(self, model: type[D], id_or_filter: Any, session: Session = None) -> D | None:
         """Delete one document; the deleted document, or None."""
-        return await self.runner.run(self._calls(model).delete(id_or_filter), session)
+        return await self._write(self._calls(model).delete(id_or_filter), session)
 
     async def delete_many(self, model: type[Document], filter: Any, session: Session = None) -> int:
         """Delete all matching documents; how many there were."""
-        return await self.runner.run(self._calls(model).delete_all(filter), session)
+        return await self._write(self._calls(model).delete_all(filter), session)
+
+    async def restore(self, model: type[D], id: Any, session: Session = None) -> D | None:
+        """Bring back a document that was archived or, with `soft_delete=`, deleted; the document, or None."""
+        return await self._write(self._calls(model).restore(id), session)
+
+    async def purge(
+        self, model: type[Document], before: datetime | None = None, session: Session = None
+    ) -> int:
+        """Remove the deleted documents, or those deleted before a moment, for good; how many."""
+        return await self._write(self._calls(model).purge(before), session)
+
+    async def bulk(
+        self, operations: Iterable[Operation], session: Session = None, *, ordered: bool = True
+    ) -> Bulk:
+        """Writes of several models, many in one commit, which updates each target once.
+
+        An ordered bulk ends at the first chunk of which an operation is
+        refused. Any other goes on, and `BulkFailed` lists the refused ones.
+        """
+        return await self._write(
+            BulkWrite(self.protocol, self._named, operations, ordered).perform(), session
+        )
+
+    def _named(self, operation: Any) -> Layout[Any]:
+        """What answers the calls on the model that an operation names."""
+        if isinstance(operation, Insert | Replace):
+            return self._calls_of(operation.document)
+        return self._calls(operation.model)
 
     # -- readings ---------------------------------------------------------------------
 
@@ -225,7 +265,7 @@ class AsyncStore(AsyncWriter):
         self, model: type[Document], key: Any, start: Any = None, end: Any = None, session: Session = None
     ) -> list[Summary]:
         """Statistics of a series from `start` to before `end`: one entry per bucket, readings unread."""
-        return await self.runner.run(self._calls(model).summary(key, start, end), session)
+        return await self._read(self._calls(model).summary(key, start, end), session)
 
     async def readings(
         self,
@@ -237,7 +277,7 @@ class AsyncStore(AsyncWriter):
         session: Session = None,
     ) -> list[tuple[Any, ...]]:
         """A series from `start` to before `end` as tuples, time first; much quicker than models."""
-        return await self.runner.run(self._calls(model).tuples(key, start, end, fields), session)
+        return await self._read(self._calls(model).tuples(key, start, end, fields), session)
 
     # -- versions -----------------------------------------------------------------------
 
@@ -247,17 +287,20 @@ class AsyncStore(AsyncWriter):
         to: int | None = None,
         dry_run: bool = False,
         batch: int | None = None,
-        throttle: float | None = None,
+        throttle: Throttle = None,
         retry: bool = False,
         stop: Callable[[], bool] | None = None,
         progress: Report | None = None,
     ) -> Migrated:
         """Bring all documents of a model to a version, up or down, while readers and writers go on."""
-        owner = f"{shell.owner()}/{ObjectId()}"
         batch = self.graph.limits.migration_batch if batch is None else batch
-        options = migration.Options(owner, shell.is_dead, batch, throttle, retry, stop, progress)
         entry, server = self.graph.entry(model), await self._capabilities()
-        return await self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
+        if dry_run:
+            options = migration.Options("", shell.is_dead, batch, None, retry, stop, progress)
+            return await self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
+        async with self._recorded("migrate", [model], throttle, progress) as job:
+            options = migration.Options(job.owner, shell.is_dead, batch, throttle, retry, stop, job)
+            return await self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
 
     async def migration_status(self, model: type[Document]) -> dict[int, int]:
         """How many documents there are of each version."""
@@ -266,6 +309,11 @@ class AsyncStore(AsyncWriter):
     async def migration_failures(self, model: type[Document]) -> list[SetAside]:
         """The documents that could not be migrated, and why."""
         return await self.runner.run(migration.set_aside(self.graph.entry(model)))
+
+    async def migration_log(self, *models: type[Document]) -> list[MigrationRun]:
+        """Which migrations ran, when, by whom and for how long; newest first."""
+        names = [self.graph.entry(model).model.__name__ for model in models]
+        return await self.runner.run(migration_log.listed(self.graph.limits, names))
 
     # -- fields that are stored otherwise ---------------------------------------------------
 
@@ -280,29 +328,7 @@ class AsyncStore(AsyncWriter):
         entry = self.graph.entry(model)
         return only_one(self._counters, (model, field), lambda: AsyncCounter(self, entry, field, random))
 
-    # -- proof and repair ---------------------------------------------------------------
-
-    async def verify(self, *models: type[Document], progress: Report | None = None) -> list[Finding]:
-        """Every stored value that is not what it should be; of all models, or of these."""
-        entries = self.graph.chosen(models)
-        findings = await self.runner.run(
-            status.verify_and_note(self.graph, await self._capabilities(), entries, progress)
-        )
-        return findings + await self.runner.run(validation.findings(entries))
-
-    async def repair(self, *models: type[Document], progress: Report | None = None) -> int:
-        """Mend what `verify` finds, while writers go on; how many documents were mended."""
-        entries = self.graph.chosen(models)
-        return await self.runner.run(
-            rebuild.repair(self.graph, await self._capabilities(), entries, progress)
-        )
-
-    async def rebuild(self, *models: type[Document], progress: Report | None = None) -> int:
-        """Recompute every maintained value, as after a pattern was added to old data."""
-        entries = self.graph.chosen(models)
-        return await self.runner.run(
-            rebuild.rebuild(self.graph, await self._capabilities(), entries, progress)
-        )
+    # -- work beside the writers ---------------------------------------------------------
 
     def worker(self, name: str = position.NAME) -> AsyncWorker:
         """The worker that keeps what is declared with `maintain="stream"` right."""
@@ -312,11 +338,6 @@ class AsyncStore(AsyncWriter):
         """Do the scheduled work that is due, by the server's clock or at `now`; what was done."""
         return await run_due(self, now, dry_run)
 
-    async def status(self) -> Status:
-        """How the maintenance stands: per rule its mode, how far behind, last run, last findings."""
-        async with self.runner.database.client.start_session() as session:
-            return await self.runner.run(status.status(self.graph, await self._capabilities()), session)
-
     def tree(self, model: type[D]) -> AsyncTreeHandle[D]:
         """The tree of a model that declares one."""
         return AsyncTreeHandle(self, model)
@@ -325,38 +346,31 @@ class AsyncStore(AsyncWriter):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[AsyncClientSession]:
-        """A transaction; pass what it yields as `session=`.
+        """A transaction that the calls inside the block belong to.
 
         It commits at the end and aborts on an exception. The body cannot be
-        run again after a conflict; `with_transaction` can.
+        run again after a conflict; `with_transaction` can. What it yields is
+        PyMongo's session, for calls of the driver itself.
         """
         async with self.runner.database.client.start_session() as session:
             await session.start_transaction(**shell.TRANSACTION_OPTIONS)
             try:
-                yield session
+                with joining(self, session):
+                    yield session
             except BaseException as error:
-                if session.in_transaction:
-                    await session.abort_transaction()
+                await abort(session, self.graph.limits, error)
                 if isinstance(error, PyMongoError) and shell.clear(error) is not error:
                     raise shell.clear(error) from None
                 raise
-            most = self.graph.limits.commit_attempts_max
-            for attempt in range(most):
+            if session.in_transaction:
                 try:
-                    if session.in_transaction or attempt:
-                        await session.commit_transaction()
-                    return
+                    await commit(session, Retries(self.graph.limits))
                 except PyMongoError as error:
-                    if not shell.may_commit_again(error, attempt, most):
-                        raise shell.clear(error) from error.__cause__
+                    raise shell.clear(error) from error.__cause__
 
     async def with_transaction(self, work: Callable[[AsyncClientSession], Awaitable[R]]) -> R:
-        """Run `work(session)` in a transaction, again after a conflict."""
-        async with self.runner.database.client.start_session() as session:
-            try:
-                return await session.with_transaction(work, **shell.TRANSACTION_OPTIONS)
-            except PyMongoError as error:
-                raise shell.clear(error) from error.__cause__
+        """Run `work(session)` in a transaction, again after a conflict; its calls take `session=`."""
+        return await self.runner.in_transaction(work)
 
     def collection(self, model: type[Document]) -> AsyncCollection[Raw]:
         """PyMongo's own collection of a model, with aware dates and majority writes."""

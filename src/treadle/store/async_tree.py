@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import OperationFailure
 
-from treadle.graph.calls import Children, NodeReader, TreeCalls, hierarchy_of
+from treadle.graph.calls import Children, NodeReader, Order, TreeCalls, hierarchy_of
+from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
 from treadle.query.safety import Sort
 from treadle.store.async_runner import AsyncRunner
@@ -43,7 +44,7 @@ class AsyncNodes(Generic[D]):
 
 
 async def _stream(runner: AsyncRunner, reader: NodeReader[D], session: Session) -> AsyncGenerator[D]:
-    read = await runner.run(reader.first(), session)
+    read = await runner.read(reader.first(), session)
     while read is not None:
         try:
             cursor = await runner.opened(read, session)
@@ -68,52 +69,90 @@ class AsyncTreeHandle(Generic[D]):
 
     def roots(self, sort: Sort | None = None, session: Session = None) -> AsyncNodes[D]:
         """The nodes without a parent, streamed."""
-        return AsyncNodes(self._store.runner, self._calls.roots(sort), session)
+        return AsyncNodes(self._store.runner, self._calls.roots(sort), self._store._within(session))
 
     def children(self, id: Any, sort: Sort | None = None, session: Session = None) -> AsyncNodes[D]:
         """The nodes right below one, streamed."""
-        return AsyncNodes(self._store.runner, self._calls.children(id, sort), session)
+        return AsyncNodes(self._store.runner, self._calls.children(id, sort), self._store._within(session))
 
     def descendants(
         self, id: Any, max_depth: int | None = None, sort: Sort | None = None, session: Session = None
     ) -> AsyncNodes[D]:
         """All nodes below one, streamed; `max_depth=1` means children."""
-        return AsyncNodes(self._store.runner, self._calls.descendants(id, max_depth, sort), session)
+        return AsyncNodes(
+            self._store.runner, self._calls.descendants(id, max_depth, sort), self._store._within(session)
+        )
+
+    def siblings(self, id: Any, sort: Sort | None = None, session: Session = None) -> AsyncNodes[D]:
+        """The other children of a node's parent, streamed; of a root, the other roots."""
+        return AsyncNodes(self._store.runner, self._calls.siblings(id, sort), self._store._within(session))
+
+    def leaves(self, id: Any = None, sort: Sort | None = None, session: Session = None) -> AsyncNodes[D]:
+        """The nodes without children at or below one, or in the whole forest, streamed depth first."""
+        return AsyncNodes(self._store.runner, self._calls.leaves(id, sort), self._store._within(session))
+
+    def walk(
+        self,
+        id: Any = None,
+        order: Order = "depth",
+        max_depth: int | None = None,
+        sort: Sort | None = None,
+        session: Session = None,
+    ) -> AsyncNodes[D]:
+        """A node and all below it, or the whole forest, streamed depth or breadth first; siblings sorted."""
+        reader = self._calls.walk(id, order, max_depth, sort)
+        return AsyncNodes(self._store.runner, reader, self._store._within(session))
+
+    async def nested(
+        self, id: Any, max_depth: int | None = None, sort: Sort | None = None, session: Session = None
+    ) -> Nested[D]:
+        """A node and all below it, as one nested structure."""
+        return await self._store._read(self._calls.nested(id, max_depth, sort), session)
+
+    async def common_ancestor(self, *ids: Any, session: Session = None) -> D | None:
+        """The lowest node that each of these is at or below; None where they have none in common."""
+        return await self._store._read(self._calls.common_ancestor(ids), session)
 
     async def ancestors(self, id: Any, session: Session = None) -> list[D]:
         """The nodes above one, root first."""
-        return await self._store.runner.run(self._calls.ancestors(id), session)
+        return await self._store._read(self._calls.ancestors(id), session)
 
     async def path(self, id: Any, session: Session = None) -> list[D]:
         """The nodes from the root to one, itself included."""
-        return await self._store.runner.run(self._calls.path(id), session)
+        return await self._store._read(self._calls.path(id), session)
 
     async def parent(self, id: Any, session: Session = None) -> D | None:
         """The node right above one; None for a root."""
-        return await self._store.runner.run(self._calls.parent(id), session)
+        return await self._store._read(self._calls.parent(id), session)
 
     async def depth(self, id: Any, session: Session = None) -> int:
         """How many nodes are above one; 0 for a root."""
-        return await self._store.runner.run(self._calls.depth(id), session)
+        return await self._store._read(self._calls.depth(id), session)
 
     async def count(self, id: Any = None, max_depth: int | None = None, session: Session = None) -> int:
         """How many nodes are below one, or in the whole forest."""
-        return await self._store.runner.run(self._calls.count(id, max_depth), session)
+        return await self._store._read(self._calls.count(id, max_depth), session)
 
     # -- writing ----------------------------------------------------------------------
 
     async def insert(self, node: D, parent: Any = None, session: Session = None) -> D:
         """Store a new node below a parent; without one, where its own fields say."""
-        return await self._store.runner.run(self._calls.insert(node, parent), session)
+        return await self._store._write(self._calls.insert(node, parent), session)
+
+    async def find_or_create_path(
+        self, nodes: Sequence[D], parent: Any = None, by: str | None = None, session: Session = None
+    ) -> list[D]:
+        """Nodes, each below the one before, found by the field `by` and created where they are missing."""
+        return await self._store._write(self._calls.find_or_create_path(nodes, parent, by), session)
 
     async def move(self, id: Any, parent: Any, session: Session = None) -> D:
         """Put a node, and all below it, under another parent; None makes it a root."""
-        return await self._store.runner.run(self._calls.move(id, parent), session)
+        return await self._store._write(self._calls.move(id, parent), session)
 
     async def rename(self, id: Any, segment: str, session: Session = None) -> D:
         """Give a node another segment, and all below it the paths that follow."""
-        return await self._store.runner.run(self._calls.rename(id, segment), session)
+        return await self._store._write(self._calls.rename(id, segment), session)
 
     async def remove(self, id: Any, children: Children = "refuse", session: Session = None) -> int:
         """Take a node out; how many nodes went. `children`: refuse, subtree or lift."""
-        return await self._store.runner.run(self._calls.remove(id, children), session)
+        return await self._store._write(self._calls.remove(id, children), session)

@@ -6,17 +6,22 @@ beside it, because a recomputation may take longer than the lease lasts.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
-from bson import ObjectId
+import pymongo
+from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import PyMongoError
 
 from treadle.engine.lease import LeaseLost
+from treadle.engine.set_aside import log
 from treadle.errors import DataError
 from treadle.plan import Plan, wait
-from treadle.plan.capabilities import Capabilities
+from treadle.plan.capabilities import Capabilities, clock
+from treadle.plan.server_errors import is_passing
 from treadle.store import shell
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import on_terminate, repeating_async
@@ -32,7 +37,6 @@ class AsyncWorker:
         self._store = store
         self._name = name
         self._stopping = False
-        self._owner = f"{shell.owner()}/{ObjectId()}"
         self._follower: Follower | None = None
 
     @property
@@ -52,45 +56,69 @@ class AsyncWorker:
     async def run(self) -> None:
         """Work, or stand by while another worker does, until `stop` is called or SIGTERM comes."""
         self._stopping = False
-        async with self._store.runner.database.client.start_session() as session:
-            follower = self._following(await self._store._capabilities(), session)
-            with on_terminate(self.stop):
-                async with self._renewing(follower):
-                    try:
-                        await self._store.runner.run(follower.run(lambda: self._stopping), session)
-                    finally:
-                        # Also after an interruption, so that nobody has to wait for the lease to run out.
-                        with contextlib.suppress(PyMongoError):
-                            await self._store.runner.run(follower.resign(), session)
+        with on_terminate(self.stop):
+            server = await self._server()
+            if server is None:
+                return
+            async with self._at_work(server) as (follower, session):
+                try:
+                    await self._store.runner.run(follower.run(lambda: self._stopping), session)
+                finally:
+                    # Also after an interruption, so that nobody has to wait for the lease to run out.
+                    with contextlib.suppress(PyMongoError):
+                        await self._store.runner.run(follower.resign(), session)
 
     async def run_until_idle(self) -> int:
         """Handle everything that was written before this call; how many events there were."""
-        async with self._store.runner.database.client.start_session() as session:
-            follower = self._following(await self._store._capabilities(), session)
-            async with self._renewing(follower):
-                return await self._store.runner.run(_until_idle(follower), session)
+        async with self._at_work(await self._store._capabilities()) as (follower, session):
+            return await self._store.runner.run(_until_idle(follower), session)
 
     async def lag(self) -> Lag:
         """How far behind the worker is, whichever process it runs in."""
-        stream.require_streams(await self._store._capabilities())
+        stream.require_streams(self._store.graph, await self._store._capabilities())
         async with self._store.runner.database.client.start_session() as session:
             return (await self._store.runner.run(pending(self._store.graph, self._name), session)).lag
 
-    def _following(self, server: Capabilities, session: Any) -> Follower:
+    async def _server(self) -> Capabilities | None:
+        """What the server can do; waits for a primary as one that works does, None if told to stop."""
+        limits = self._store.graph.limits
+        pause = limits.worker_backoff_seconds
+        while not self._stopping:
+            try:
+                # Not for as long as a client waits for a server: SIGTERM may come meanwhile.
+                with pymongo.timeout(limits.worker_lease_seconds):
+                    await self._store.runner.run(clock())
+                return await self._store._capabilities()
+            except PyMongoError as error:
+                if not (error.timeout or is_passing(error)):
+                    raise
+                log.warning("the worker waits for a primary: %s", error)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, limits.worker_await_seconds)
+        return None
+
+    @asynccontextmanager
+    async def _at_work(self, server: Capabilities) -> AsyncGenerator[tuple[Follower, AsyncClientSession]]:
+        """A follower with its session, whose lease is renewed meanwhile."""
+        client = self._store.runner.database.client
+        async with client.start_session() as session, self._store._owning() as owner:
+            follower = self._following(server, session, owner)
+            # The lease runs out by itself if the server cannot be reached.
+            seconds = follower.limits.worker_lease_seconds / follower.limits.lease_renewals
+            renewing = repeating_async(seconds, lambda: self._store.runner.run(follower.tend()))
+            async with renewing:
+                yield follower, session
+
+    def _following(self, server: Capabilities, session: Any, owner: str) -> Follower:
         self._follower = Follower(
             self._store.graph,
             server,
             name=self._name,
-            owner=self._owner,
+            owner=owner,
             session=session.session_id["id"],
             is_dead=shell.is_dead,
         )
         return self._follower
-
-    def _renewing(self, follower: Follower) -> AbstractAsyncContextManager[None]:
-        # The lease runs out by itself if the server cannot be reached.
-        seconds = follower.limits.worker_lease_seconds / follower.limits.lease_renewals
-        return repeating_async(seconds, lambda: self._store.runner.run(follower.lease.renew()))
 
 
 def _until_idle(follower: Follower) -> Plan[int]:

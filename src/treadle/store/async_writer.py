@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from bson import ObjectId
@@ -12,17 +13,22 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import PyMongoError
 
 from treadle.engine.document_layout import DocumentLayout
+from treadle.engine.indexes import check_sharded, declared_indexes
+from treadle.engine.lease import let_go
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.work import Work
+from treadle.errors import DataError
 from treadle.graph.graph import Graph
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
-from treadle.plan.capabilities import Capabilities, read_capabilities
-from treadle.store import shell
+from treadle.plan import Plan
+from treadle.plan.capabilities import Capabilities, greet, read_capabilities
+from treadle.store import deadline, joined, shell
 from treadle.store.async_runner import AsyncRunner
 from treadle.store.combine import AsyncCombiner
+from treadle.upkeep import retries, set_up
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -35,28 +41,85 @@ class AsyncWriter:
     def __init__(
         self,
         database: AsyncDatabase[Any],
-        models: Iterable[type[Document]],
+        models: Iterable[type[Any]],
         write_versions: WriteVersions = None,
         limits: Limits | None = None,
+        timeout: float | None = None,
     ) -> None:
         shell.check_database(database, AsyncDatabase)
+        # How long a call may take whose caller set no deadline.
+        self._seconds = shell.call_seconds(database, timeout)
         self.graph = Graph(models, write_versions, limits)
         self.protocol = WriteProtocol(self.graph, lambda: f"{shell.owner()}/{ObjectId()}", shell.is_dead)
         self._layouts: dict[type[Document], Layout[Any]] = {
             entry.model: entry.layout or DocumentLayout(entry, self.protocol)
             for entry in self.graph.entries.values()
         }
-        self.runner = AsyncRunner(database, self._capabilities, self._share)
+        check_sharded(self.graph)
+        self.runner = AsyncRunner(
+            database, self._capabilities, self._share, self.graph.limits, self.graph.shards
+        )
         self.database = database
         self._known: Capabilities | None = None
+        # Whether a server must have change streams; whether nobody has looked yet for the unique indexes.
+        self._streams = any(rule.maintain == "stream" for rule in self.graph.rules)
+        self._unready = any(
+            index.document.get("unique")
+            for entry in self.graph.by_collection.values()
+            if entry.layout is None
+            for index in declared_indexes(entry)
+        )
+        # Whether the server was found recent enough, and whose capabilities are known.
+        self._greeted = self._recovered = False
+        self._primaries: shell.Primaries = frozenset()
+        self._topology: Any = None
         bounds = self.graph.limits
-        self._combiner = AsyncCombiner(self._commit, bounds.combined_max, bounds.combine_seconds)
+        self._combiner = AsyncCombiner(self._commit, bounds.combined_max, bounds)
 
     def _calls(self, model: type[D]) -> Layout[D]:
         """What answers the calls on a model."""
-        layout = self._layouts.get(model)
+        layout = self._layouts.get(model) if isinstance(model, type) else None
         # The graph refuses what is none of its models.
         return self._layouts[self.graph.entry(model).model] if layout is None else layout
+
+    def _calls_of(self, document: D) -> Layout[D]:
+        """What answers the calls on a document."""
+        layout = self._layouts.get(type(document))
+        if layout is None:
+            raise self.graph.not_a_document(document)
+        return layout
+
+    def _within(self, session: Session) -> Session:
+        """The session of a call: the caller's, or that of the `transaction()` block around it."""
+        if session is not None:
+            return session
+        inherited: Session = joined.current(self)
+        return inherited
+
+    async def _write(self, plan: Plan[R], session: Session = None) -> R:
+        with deadline.within(self._seconds):
+            if self._known is None or self.database.client.topology_description is not self._topology:
+                await self._look()
+            if self._unready:
+                self._unready = False
+                with contextlib.suppress(PyMongoError, DataError):
+                    shell.warn_unready(await self.runner.run(set_up.missing_indexes(self.graph)))
+            return await self.runner.run(plan, self._within(session))
+
+    async def _read(self, plan: Plan[R], session: Session = None) -> R:
+        with deadline.within(self._seconds):
+            if not self._greeted and self._streams:
+                # Refuses a server that has none.
+                await self._look()
+            elif not self._greeted:
+                await self.runner.run(greet())
+                self._greeted = True
+            return await self.runner.read(plan, self._within(session))
+
+    async def _apart(self, plan: Plan[R], *, answers: bool = False) -> R:
+        """Perform a plan that belongs to no transaction of the caller, within the caller's time."""
+        with deadline.within(self._seconds):
+            return await self.runner.run(plan, answers=answers)
 
     async def _share(self, work: Work[Any], alone: bool, session: Session) -> Any:
         """The outcome of a work, committed with those of others who come at the same time."""
@@ -67,7 +130,8 @@ class AsyncWriter:
 
     async def _commit(self, works: Sequence[Work[Any]], session: Session = None) -> list[Any]:
         try:
-            return await self.runner.run(self.protocol.commit(works), session)
+            inside = session is not None and session.in_transaction
+            return await self.runner.run(self.protocol.commit(works, inside=inside), session)
         except BaseException:
             if self.protocol.interrupted:
                 # If it fails, the next write tries again.
@@ -75,15 +139,56 @@ class AsyncWriter:
                     await self.runner.run(self.protocol.abandon())
             raise
 
+    @asynccontextmanager
+    async def _owning(self) -> AsyncGenerator[str]:
+        """A name for one piece of work; whatever ends it, no lease stays under that name."""
+        with shell.owning() as owner:
+            try:
+                yield owner
+            except BaseException:
+                # Ctrl-C and a cancelled task too. If it fails, the lease runs out by itself.
+                with contextlib.suppress(PyMongoError):
+                    await self.runner.run(let_go(owner))
+                raise
+
     async def _capabilities(self) -> Capabilities:
         """What the server can do; the first call also recovers what a crash left."""
-        if self._known is None:
-            await self.recover()
+        if not self._recovered:
+            await self._recover()
+        else:
+            await self._look()
         assert self._known is not None
         return self._known
 
-    async def recover(self) -> int:
-        """Finish what a crash left half done; how many such things there were."""
+    async def _look(self) -> None:
+        """See what the server can do, and refuse one that lacks what a declaration needs.
+
+        Asked once, and again after a failover. Until the new primary answers,
+        what the former one could do will serve.
+        """
+        topology = self.database.client.topology_description
+        primaries = shell.primaries(topology) or self._primaries
+        if self._known is None or primaries != self._primaries:
+            try:
+                found = await self.runner.run(read_capabilities(self.graph.uses))
+            except PyMongoError:
+                if self._known is None:
+                    raise
+                return
+            self._known = self.graph.check_server(found)
+            self.protocol.forget_server()
+            self._greeted = True
+            topology = self.database.client.topology_description
+            primaries = shell.primaries(topology)
+        self._topology, self._primaries = topology, primaries
+
+    async def _recover(self) -> int:
         if self._known is None:
-            self._known = self.graph.check_server(await self.runner.run(read_capabilities()))
+            await self._look()
+        self._recovered = True
         return await self.runner.run(self.protocol.recover())
+
+    async def recover(self) -> int:
+        """Finish what a crash left half done, and try again what was set aside; how many things were done."""
+        done = await self._recover()
+        return done + await self.runner.run(retries.retry_all(self.graph, await self._capabilities()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import signal
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -112,4 +113,5 @@ def start_timer_async(reference: Callable[[], Any], seconds: float | None) -> as
                 await counter.tick()
             raise
 
-    return asyncio.create_task(repeat())
+    # Not as the caller whose event began it: that one's deadline would be the timer's for ever.
+    return asyncio.create_task(repeat(), context=contextvars.Context())

@@ -1,23 +1,28 @@
 """Group commit: concurrent writes of one process share a transaction.
 
-Each caller still gets its own result or its own error. `Combiner` is for
-threads, `AsyncCombiner` for the tasks of an event loop; what a group does is
-in `engine/commit.py`.
+Each caller still gets its own result or its own error, and waits no longer
+than its deadline: while it queues, nothing of it is written; while its group
+is being committed, the outcome is unknown. A group goes by the latest deadline
+in it. `Combiner` is for threads, `AsyncCombiner` for the tasks of an event
+loop; what a group does is in `engine/commit.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import math
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from treadle.engine.work import Work
+from treadle.graph.limits import Limits
 from treadle.plan.server_errors import surely_not_committed
-from treadle.store import shell
+from treadle.store import deadline, shell
 
 
 class Combiner:
@@ -29,13 +34,10 @@ class Combiner:
     a single writer never waits.
     """
 
-    def __init__(
-        self, commit: Callable[[Sequence[Work[Any]]], list[Any]], most: int, linger_seconds: float
-    ) -> None:
+    def __init__(self, commit: Callable[[Sequence[Work[Any]]], list[Any]], most: int, limits: Limits) -> None:
         self._commit = commit
         self._most = most
-        # How long a leader waits for the others of the last group to come back.
-        self._linger_seconds = linger_seconds
+        self._limits = limits
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -59,9 +61,9 @@ class Combiner:
         if mine is None:
             return self._lead([_Waiting(work)])
         try:
-            mine.woken.wait()
+            self._await_turn(mine)
         except BaseException:
-            # Interrupted while waiting: nobody may count on this thread any more.
+            # Interrupted while waiting, or too late: nobody may count on this thread any more.
             self._leave(mine)
             raise
         if mine.group:
@@ -71,6 +73,20 @@ class Combiner:
         if mine.error is not None:
             raise mine.error
         return mine.outcome
+
+    def _await_turn(self, mine: _Waiting) -> None:
+        """Wait until this write is done, or is to lead a group."""
+        patience = min(mine.until, time.monotonic() + self._limits.retry_seconds)
+        if mine.woken.wait(max(0.0, patience - time.monotonic())):
+            return
+        with self._lock:
+            begun = not mine.group and mine not in self._waiting and not mine.alone
+        if not begun:
+            raise deadline.passed("queued behind other writes")
+        if mine.until < math.inf:
+            raise deadline.unknown()
+        # Its group is under way, and whoever leads that has a bound of its own.
+        mine.woken.wait()
 
     def _lead(self, group: list[_Waiting]) -> Any:
         try:
@@ -107,22 +123,19 @@ class Combiner:
     def _linger(self, group: list[_Waiting]) -> None:
         """Wait a moment for those who were in the last group too."""
         if len(group) < self._last_size:
-            time.sleep(self._linger_seconds)
+            time.sleep(self._limits.combine_seconds)
             with self._lock:
-                group.extend(self._take(self._most - len(group)))
+                group.extend(_take(self._waiting, self._most - len(group), led_until=group[0].until))
         self._last_size = len(group)
 
     def _hand_over(self) -> None:
         with self._lock:
-            group = self._take(self._most)
+            group = _take(self._waiting, self._most)
             self._busy = bool(group)
             if group:
                 group[0].group = group
         if group:
             group[0].woken.set()
-
-    def _take(self, most: int) -> list[_Waiting]:
-        return [self._waiting.popleft() for _ in range(min(len(self._waiting), most))]
 
     def _leave(self, mine: _Waiting) -> None:
         with self._lock:
@@ -143,11 +156,29 @@ class _Waiting:
 
     def __init__(self, work: Work[Any]) -> None:
         self.work = work
+        self.until = deadline.moment()
         self.woken = threading.Event()
         self.group: list[_Waiting] = []
         self.alone = False
         self.outcome: Any = None
         self.error: Exception | None = None
+
+
+W = TypeVar("W", "_Waiting", "_AsyncWaiting")
+
+
+def _take(waiting: deque[W], most: int, led_until: float = math.inf) -> list[W]:
+    """The next of a queue; first, to lead them, the one with the latest deadline.
+
+    Whoever has no deadline is not made to join a group that has one already.
+    """
+    group: list[W] = []
+    while waiting and len(group) < most and (led_until == math.inf or waiting[0].until < math.inf):
+        group.append(waiting.popleft())
+    if group:
+        last = max(range(len(group)), key=lambda place: group[place].until)
+        group.insert(0, group.pop(last))
+    return group
 
 
 class AsyncCombiner:
@@ -160,13 +191,12 @@ class AsyncCombiner:
     """
 
     def __init__(
-        self, commit: Callable[[Sequence[Work[Any]]], Awaitable[list[Any]]], most: int, linger_seconds: float
+        self, commit: Callable[[Sequence[Work[Any]]], Awaitable[list[Any]]], most: int, limits: Limits
     ) -> None:
         self._commit = commit
         self._most = most
-        # How long a leader waits for the others of the last group to come back.
-        self._linger_seconds = linger_seconds
-        self._waiting: deque[tuple[Work[Any], asyncio.Future[Any]]] = deque()
+        self._limits = limits
+        self._waiting: deque[_AsyncWaiting] = deque()
         self._busy = False
         self._last_size = 1
         self._groups: set[asyncio.Task[None]] = set()
@@ -179,53 +209,76 @@ class AsyncCombiner:
                 return (await self._commit([work]))[0]
             finally:
                 self._hand_over()
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((work, future))
-        outcome = await future
+        mine = _AsyncWaiting(work)
+        self._waiting.append(mine)
+        seconds = min(mine.until - time.monotonic(), self._limits.retry_seconds)
+        timer = asyncio.get_running_loop().call_later(seconds, mine.expire)
+        try:
+            outcome = await mine.future
+        finally:
+            timer.cancel()
         return (await self._commit([work]))[0] if outcome is _ALONE else outcome
 
     def _hand_over(self) -> None:
         group = self._take(self._most)
         self._busy = bool(group)
         if group:
-            task = asyncio.get_running_loop().create_task(self._lead(group))
+            # As the one whose deadline is the latest, not as whoever was served before.
+            task = asyncio.get_running_loop().create_task(self._lead(group), context=group[0].context)
             self._groups.add(task)
             task.add_done_callback(self._groups.discard)
 
-    def _take(self, most: int) -> list[tuple[Work[Any], asyncio.Future[Any]]]:
-        group: list[tuple[Work[Any], asyncio.Future[Any]]] = []
-        while self._waiting and len(group) < most:
-            work, future = self._waiting.popleft()
-            # Cancelled while it waited: it was never begun.
-            if not future.done():
-                group.append((work, future))
+    def _take(self, most: int, led_until: float = math.inf) -> list[_AsyncWaiting]:
+        # Whoever was cancelled while it waited, or came too late, was never begun.
+        self._waiting = deque(each for each in self._waiting if not each.future.done())
+        group = _take(self._waiting, most, led_until)
+        for each in group:
+            each.begun = True
         return group
 
-    async def _lead(self, group: list[tuple[Work[Any], asyncio.Future[Any]]]) -> None:
+    async def _lead(self, group: list[_AsyncWaiting]) -> None:
         try:
             if len(group) < self._last_size:
-                await asyncio.sleep(self._linger_seconds)
-                group.extend(self._take(self._most - len(group)))
+                await asyncio.sleep(self._limits.combine_seconds)
+                group.extend(self._take(self._most - len(group), group[0].until))
             self._last_size = len(group)
-            outcomes: Sequence[Any] = await self._commit([work for work, _ in group])
+            outcomes: Sequence[Any] = await self._commit([each.work for each in group])
         except BaseException as error:
             # One bad write must not fail its neighbours: each tries by itself,
             # unless the group may have been committed after all.
             alone = len(group) > 1 and surely_not_committed(error)
-            for _, future in group:
-                if not future.done():
+            for each in group:
+                if not each.future.done():
                     if alone:
-                        future.set_result(_ALONE)
+                        each.future.set_result(_ALONE)
                     else:
-                        future.set_exception(shell.outcome_unknown(error))
+                        each.future.set_exception(shell.outcome_unknown(error))
             if not isinstance(error, Exception):
                 raise
         else:
-            for (_, future), outcome in zip(group, outcomes, strict=True):
-                if not future.done():
-                    future.set_result(outcome)
+            for each, outcome in zip(group, outcomes, strict=True):
+                if not each.future.done():
+                    each.future.set_result(outcome)
         finally:
             self._hand_over()
+
+
+class _AsyncWaiting:
+    """A write in the queue of a loop."""
+
+    def __init__(self, work: Work[Any]) -> None:
+        self.work = work
+        self.until = deadline.moment()
+        self.context = contextvars.copy_context()
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.begun = False
+
+    def expire(self) -> None:
+        """Its time is over; where its group is under way, whoever set no deadline goes on waiting."""
+        if not self.future.done() and not (self.begun and self.until == math.inf):
+            self.future.set_exception(
+                deadline.unknown() if self.begun else deadline.passed("queued behind other writes")
+            )
 
 
 _ALONE = object()

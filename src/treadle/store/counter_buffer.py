@@ -108,8 +108,12 @@ class Buffer:
     def _number(self, items: list[tuple[Any, Any]], size: int) -> None:
         """Put amounts behind what is unfinished, under new numbers."""
         for start in range(0, len(items), size):
-            self._numbers += 1
-            self.unfinished.append(Chunk(self._numbers, dict(items[start : start + size])))
+            self.unfinished.append(Chunk(self.next_number(), dict(items[start : start + size])))
+
+    def next_number(self) -> int:
+        """A number for the next batch or event; they only grow."""
+        self._numbers += 1
+        return self._numbers
 
     def divide(self, size: int) -> None:
         """Write the first chunk, and those behind it, in smaller ones.

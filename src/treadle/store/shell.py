@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import os
 import socket
-from collections.abc import Iterable
-from typing import Any, TypeVar
+import warnings
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar
+from urllib.parse import parse_qsl
 
+from bson import ObjectId
 from pymongo import ReadPreference
 from pymongo.errors import ConfigurationError, InvalidURI, PyMongoError
 from pymongo.read_concern import ReadConcern
@@ -17,19 +23,31 @@ from pymongo.write_concern import WriteConcern
 from treadle.errors import DataError, UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.kinds import root_of
+from treadle.graph.outcomes import Action
 from treadle.model.document import Document
-from treadle.plan.server_errors import is_outcome_unknown, refuses_transactions
+from treadle.plan.server_errors import refuses_transactions
 from treadle.upkeep.schedule import jobs
 
 D = TypeVar("D", bound=Document)
 
 MAJORITY = WriteConcern("majority")
+# Reads by which Treadle itself decides what to write: the latest of everything. A majority's view would
+# miss what others wrote a moment ago; what it guards against, the majority of the write that follows does.
+OWN_READS: dict[str, Any] = {
+    "read_preference": ReadPreference.PRIMARY,
+    "read_concern": ReadConcern("local"),
+}
 TRANSACTION_OPTIONS: dict[str, Any] = {
     "read_concern": ReadConcern("snapshot"),
     "write_concern": MAJORITY,
     "read_preference": ReadPreference.PRIMARY,
 }
+CLIENT_OPTIONS = {"connectTimeoutMS": 2_000, "heartbeatFrequencyMS": 2_000}
 LOCAL_DATABASE = "treadle"
+ACTIONS_SHOWN_MAX = 10
+OWNERS_REMEMBERED = 1_000
+# A time in which no server is reached.
+AT_ONCE_SECONDS = 0.000_1
 
 
 def check_database(database: Any, kind: type) -> None:
@@ -47,6 +65,25 @@ def check_database(database: Any, kind: type) -> None:
             "nothing is written twice: remove the option",
             code="retryable-writes-off",
         )
+
+
+def call_seconds(database: Any, timeout: float | None) -> float | None:
+    """How long a call may take: as the Store was told, or as the client bounds each of its operations."""
+    if timeout is None:
+        seconds: float | None = database.client.options.timeout
+        return seconds
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
+        raise UsageError(f"timeout={timeout!r} is not a number of seconds above 0", code="timeout-invalid")
+    return timeout
+
+
+Primaries: TypeAlias = frozenset[tuple[Any, Any]]
+
+
+def primaries(topology: Any) -> Primaries:
+    """Who takes writes, by address and election."""
+    servers = topology.server_descriptions().values()
+    return frozenset((each.address, each.election_id) for each in servers if each.is_writable)
 
 
 def database_name(uri: str) -> str:
@@ -67,19 +104,34 @@ def database_name(uri: str) -> str:
     return str(name)
 
 
+def client_options(uri: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a client that `open` makes: Treadle's where neither the caller nor the URI has one.
+
+    A primary that hangs is noticed after the sum of the two; the driver's own sum is half a minute.
+    """
+    given = {name.lower() for name, _ in parse_qsl(uri.partition("?")[2], keep_blank_values=True)}
+    given |= {name.lower() for name in options}
+    return {name: value for name, value in CLIENT_OPTIONS.items() if name.lower() not in given} | {**options}
+
+
 def local_uri(uri: str) -> str:
     """The URI of the private server, with a database in its path."""
     base, _, options = uri.partition("?")
     return f"{base.rstrip('/')}/{LOCAL_DATABASE}" + (f"?{options}" if options else "")
 
 
-def one_model(documents: Iterable[D]) -> tuple[type[D] | None, list[D]]:
+def one_model(graph: Graph, documents: Iterable[D]) -> tuple[type[D] | None, list[D]]:
     """The documents as a list, and their model."""
+    if not isinstance(documents, Iterable) or isinstance(documents, (Document, Mapping)):
+        raise graph.not_a_document(documents)
     listed = list(documents)
     if not listed:
         return None, listed
+    for each in listed:
+        if not isinstance(each, Document):
+            raise graph.not_a_document(each)
     model = type(listed[0])
-    root = root_of(model) if isinstance(listed[0], Document) else None
+    root = root_of(model)
     for document in listed:
         if root is not None and type(document) is not model and isinstance(document, root):
             # Several kinds of one collection.
@@ -93,6 +145,34 @@ def one_model(documents: Iterable[D]) -> tuple[type[D] | None, list[D]]:
     return model, listed
 
 
+# What becomes of a document that does not fit its model.
+Invalid: TypeAlias = Literal["raise", "skip"]
+
+
+def noting(invalid: Any) -> list[DataError] | None:
+    """Where the errors of documents go that are passed over; None where they are raised."""
+    if invalid not in ("raise", "skip"):
+        raise UsageError(f"invalid={invalid!r}; it takes 'raise' or 'skip'", code="filter-invalid")
+    return [] if invalid == "skip" else None
+
+
+class NotSetUp(UserWarning):
+    """A Store writes to a database in which `setup()` has not made all indexes."""
+
+
+def warn_unready(actions: Sequence[Action]) -> None:
+    """Say what `setup()` would still have to make, where an index is missing."""
+    if any(action.what == "create index" for action in actions):
+        listed = "; ".join(map(str, actions[:ACTIONS_SHOWN_MAX]))
+        more = f"; and {len(actions) - ACTIONS_SHOWN_MAX} more" if len(actions) > ACTIONS_SHOWN_MAX else ""
+        warnings.warn(
+            f"this Store writes before setup() was run; without it duplicates of unique fields are stored. "
+            f"It would still {listed}{more} (index_ready() lists it)",
+            NotSetUp,
+            stacklevel=4,
+        )
+
+
 def clear(error: PyMongoError) -> Exception:
     """A clearer error where a standalone server refuses transactions."""
     if refuses_transactions(error):
@@ -102,11 +182,6 @@ def clear(error: PyMongoError) -> Exception:
             code="transactions-unavailable",
         )
     return error
-
-
-def may_commit_again(error: PyMongoError, attempt: int, most: int) -> bool:
-    """Whether a commit's outcome is unknown, so that asking again is right."""
-    return attempt + 1 < most and is_outcome_unknown(error)
 
 
 def outcome_unknown(error: BaseException) -> Exception:
@@ -123,6 +198,23 @@ def outcome_unknown(error: BaseException) -> Exception:
 def owner() -> str:
     """This process, in a way that tells whether it is still the same one."""
     return _described(os.getpid())
+
+
+# Those of this process whose work is over, the latest of them.
+_ENDED: deque[str] = deque(maxlen=OWNERS_REMEMBERED)
+
+
+@contextlib.contextmanager
+def owning() -> Generator[str]:
+    """A name for one piece of work; once that has ended, nobody waits for a lease under this name.
+
+    However it ended: the release of the lease may be what was cut off.
+    """
+    name = f"{owner()}/{ObjectId()}"
+    try:
+        yield name
+    finally:
+        _ENDED.append(name)
 
 
 @functools.cache
@@ -142,7 +234,9 @@ def _started(pid: int) -> str:
 
 
 def is_dead(described: str) -> bool:
-    """Whether a process that `owner` described has certainly ended."""
+    """Whether a process that `owner` described, or the work that `owning` named, has certainly ended."""
+    if described in _ENDED:
+        return True
     described = described.partition("/")[0]
     host, _, rest = described.rpartition(":")[0].rpartition(":")
     started = described.rpartition(":")[2]

@@ -12,11 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bson.errors import BSONError
-from pymongo.errors import OperationFailure
-
 from treadle.engine import intents
-from treadle.engine.contention import Contended, attempting, in_pieces
+from treadle.engine.contention import attempting, divides, in_pieces
 from treadle.engine.deletes import delete_documents, detach
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import chunks
@@ -24,32 +21,33 @@ from treadle.engine.react import UNBOUNDED, FanOut, copy_to, feeds_beyond, react
 from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
 from treadle.engine.set_aside import set_aside
-from treadle.errors import DataError, UsageError
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import REVISION
+from treadle.graph.pattern import REVISION, Rule
 from treadle.plan import Plan, Raw, find, find_one, transact, update_many
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import is_about_one_document
-from treadle.query.keys import distinct, freeze, freeze_all
+from treadle.query.keys import distinct, freeze
+from treadle.upkeep.contributions import record_seen
 from treadle.upkeep.dirty import Dirty, Mark
 
 Finish = Callable[[], Plan[None]]
 
 
-def apply(graph: Graph, server: Capabilities, dirty: Dirty, fence: Finish, finish: Finish) -> Plan[int]:
+def apply(
+    graph: Graph,
+    server: Capabilities,
+    dirty: Dirty,
+    fence: Finish,
+    finish: Finish,
+    *,
+    without: frozenset[Rule] = frozenset(),
+) -> Plan[int]:
     """Recompute all that is dirty; `finish` belongs to the last transaction, `fence` to the others.
 
-    How many documents and sources were looked at.
+    `without` some rules, which are paused. How many documents and sources
+    were looked at.
     """
-    return (yield from _Application(graph, server, dirty, fence).perform(finish))
-
-
-def divides(error: Exception) -> bool:
-    """Whether one document may stand in the way: it is refused, cannot be read, or others write it."""
-    if isinstance(error, OperationFailure):
-        return is_about_one_document(error)
-    return isinstance(error, (DataError, UsageError, BSONError, Contended))
+    return (yield from _Application(graph, server, dirty, fence, without).perform(finish))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class Targets:
         follow its own writes for ever.
         """
         keys, recomputation = [mark.key for mark in self.items], self.recomputation
-        marks = dict(zip(freeze_all(keys), self.items, strict=True))
+        marks = {mark.frozen: mark for mark in self.items}
         # One that an event's key names in another numeric type is forced: nothing more is known of it.
         unforced = {frozen for frozen, mark in marks.items() if not mark.sourced}
         keeping = [rule for rule in recomputation.copies if rule.snapshots]
@@ -97,6 +95,8 @@ class Targets:
         yield from rewrite(
             server, recomputation, keys, ledger, recall=recall if keeping else None, unforced=unforced
         )
+        if not server.cluster_time:
+            yield from record_seen(recomputation.gathers, keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +132,15 @@ Unit = Targets | Copies
 class _Application:
     """The work of one batch."""
 
-    def __init__(self, graph: Graph, server: Capabilities, dirty: Dirty, fence: Finish) -> None:
+    def __init__(
+        self, graph: Graph, server: Capabilities, dirty: Dirty, fence: Finish, without: frozenset[Rule]
+    ) -> None:
         self.graph = graph
         self.limits = graph.limits
         self.server = server
         self.dirty = dirty
         self.fence = fence
+        self.without = without
 
     def perform(self, finish: Finish) -> Plan[int]:
         for rule, gone in self.dirty.gone.items():
@@ -150,7 +153,7 @@ class _Application:
         units: list[Unit] = []
         # Targets before copies: a card that was another reference's must not first be made half new.
         for entry, marks in self.dirty.targets().items():
-            recomputation = Recomputation.of(entry, "stream")
+            recomputation = Recomputation.of(entry, "stream", self.without)
             units += [Targets(recomputation, some) for some in chunks(marks, self.limits.worker_targets_max)]
         for rule, changed in self.dirty.copies.items():
             few = []
@@ -187,7 +190,8 @@ class _Application:
             ledger = Ledger()
             for unit in units:
                 yield from unit.bring_right(self.server, ledger)
-            yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
+            if ledger.changes:
+                yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
             yield from end()
 
         def hold() -> Plan[None]:
@@ -211,7 +215,7 @@ class _Application:
                 yield from set_aside(entry.model.__name__, entry.collection, item.key, error)
             return []
 
-        yield from in_pieces(self.limits, unit.items, attempt, alone, divides, reason)
+        yield from in_pieces(self.limits, unit.items, attempt, alone, reason)
 
     def _copy_widely(self, rule: CopyRule, key: Any) -> Plan[None]:
         """Make the copies of one source in chunks, around any that cannot be made."""
@@ -243,7 +247,7 @@ class _Application:
             rows = yield from find(rule.target.collection, within, {"_id": 1}, limit=most)
             if rows:
                 keys = [row["_id"] for row in rows]
-                stuck += yield from in_pieces(self.limits, keys, attempt, alone, divides)
+                stuck += yield from in_pieces(self.limits, keys, attempt, alone)
             if len(rows) < most:
                 return
 

@@ -7,21 +7,24 @@ collections is known too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from bson import ObjectId
 
 from treadle.engine.indexes import existing_collections
+from treadle.errors import DataError
+from treadle.graph.limits import Limits
 from treadle.model.bson_types import RESERVED
-from treadle.plan import Plan, Raw, database_command, insert_one
-from treadle.plan.capabilities import Capabilities
+from treadle.plan import Plan, Raw, database_command, delete_many, insert_one, server_facts
+from treadle.plan.capabilities import Capabilities, cluster_option
+from treadle.plan.decoding import decoded_parts
 from treadle.query.paths import plain
 
 # What a reader writes to see it come round; its events lie in the stream as well.
 BEATS = "treadle.beats"
-BEFORE = "fullDocumentBeforeChange"
-AFTER = "fullDocument"
+# What an operator asked of rules; a worker reads it in the stream.
+CONTROLS = "treadle.controls"
 # Whole collections, or the database, were dropped or renamed.
 UPHEAVALS = frozenset({"drop", "rename", "dropDatabase", "invalidate"})
 UPDATED = {"$objectToArray": {"$ifNull": ["$updateDescription.updatedFields", {}]}}
@@ -36,35 +39,98 @@ class ChangeStream:
         self.cursor: int | None = None
         # Where to go on after what was read.
         self.token: Any = None
+        # The pieces so far of an event that comes in several.
+        self._pieces: Raw = {}
+        self._admin = False
 
     def open(self, stages: list[Raw]) -> Plan[None]:
-        command = {"aggregate": 1, "pipeline": stages, "cursor": {"batchSize": 0}}
-        self.cursor = (yield from database_command(command, writes=False))["cursor"]["id"]
+        """Begin to read, of the whole cluster where there is no stream of a database alone.
 
-    def read(self, most: int, await_seconds: float) -> Plan[list[Raw]]:
-        """The next events, at most so many; after so many seconds none. The server may end the stream."""
+        What is too large comes in pieces, where the server can cut it.
+        """
+        server = yield from server_facts()
+        first, *others = stages
+        if server.streams == "cluster":
+            self._admin = True
+            first = {"$changeStream": {**first["$changeStream"], **cluster_option("cluster")}}
+            others = [{"$match": {"ns.db": server.database}}, *others]
+        if server.split_events:
+            others = [*others, {"$changeStreamSplitLargeEvent": {}}]
+        command = {"aggregate": 1, "pipeline": [first, *others], "cursor": {"batchSize": 0}}
+        self.cursor = (yield from self._command(command))["cursor"]["id"]
+
+    def _command(self, command: Raw, raw: bool = False) -> Plan[Raw]:
+        return (yield from database_command(command, writes=False, admin=self._admin, raw=raw))
+
+    def read(self, most: int, await_seconds: float, *, raw: bool = False) -> Plan[list[Raw]]:
+        """The next events, at most so many; after so many seconds none. The server may end the stream.
+
+        With `raw`, each event has those of its fields that can be decoded.
+        """
         command = {
             "getMore": self.cursor,
             "collection": "$cmd.aggregate",
             "batchSize": most,
             "maxTimeMS": max(1, int(await_seconds * 1000)),
         }
-        reply = (yield from database_command(command, writes=False))["cursor"]
-        events: list[Raw] = reply["nextBatch"]
+        reply = (yield from self._command(command, raw))["cursor"]
+        batch, token = reply["nextBatch"], reply.get("postBatchResumeToken")
+        if raw:
+            batch, token = list(map(decoded_parts, batch)), token and decoded_parts(token)
+        events = list(self._whole(batch))
         self.cursor = reply["id"] or None
-        self.token = reply.get("postBatchResumeToken") or (events[-1]["_id"] if events else None)
+        if not self._pieces:
+            self.token = token or (events[-1]["_id"] if events else self.token)
         return events
+
+    def _whole(self, batch: list[Raw]) -> Iterator[Raw]:
+        """The events of a batch; one that came in pieces when its last one is there."""
+        for event in batch:
+            if "splitEvent" not in event:
+                yield event
+                continue
+            self._pieces.update(event)
+            if event["splitEvent"]["fragment"] == event["splitEvent"]["of"]:
+                whole, self._pieces = self._pieces, {}
+                yield whole
 
     def close(self) -> Plan[None]:
         if self.cursor is not None:
             command = {"killCursors": "$cmd.aggregate", "cursors": [self.cursor]}
             self.cursor = None
-            yield from database_command(command, writes=False)
+            yield from self._command(command)
+
+
+def places(place: Raw) -> list[Raw]:
+    """The ways to find a place: by its token, and by time where the token's event is not watched here."""
+    by_time = {"token": None, "start": place["start"]}
+    return [place, by_time] if place["token"] is not None and place["start"] is not None else [place]
 
 
 def operation_time() -> Plan[Any]:
     """The server's present place in its history."""
     return (yield from database_command({"ping": 1}, writes=False))["operationTime"]
+
+
+def present_place(limits: Limits) -> Plan[Raw]:
+    """Where a stream is to begin that shows everything from now on."""
+    if (yield from server_facts()).cluster_time:
+        return {"token": None, "start": (yield from operation_time())}
+    # Without a clock of its history: a stream that begins somewhere, and a document that comes by in it.
+    stream = ChangeStream()
+    yield from stream.open([{"$changeStream": {}}])
+    awaited = yield from beat()
+    for _ in range(limits.schedule_empty_reads_max):
+        for event in (yield from stream.read(limits.worker_batch_max, limits.worker_await_seconds)):
+            if event["operationType"] == "insert" and event["documentKey"]["_id"] == awaited:
+                yield from stream.close()
+                yield from delete_many(BEATS, {"_id": awaited})
+                return {"token": event["_id"], "start": None}
+    raise DataError(
+        "a document that was just written did not come by in the change stream; see whether change streams "
+        "are turned on for this database",
+        code="stream-silent",
+    )
 
 
 def beat() -> Plan[Any]:
@@ -74,14 +140,22 @@ def beat() -> Plan[Any]:
     return identity
 
 
-def first_stages(position: Raw, collections: Iterable[str], *, before: bool = False) -> list[Raw]:
-    """The stages that begin at a position, with the events of some collections; former states if `before`."""
+def first_stages(
+    position: Raw, collections: Iterable[str], *, before: bool = False, after: bool = False
+) -> list[Raw]:
+    """The stages that begin at a position, with the events of some collections.
+
+    With former states if `before`, and if `after` with those that updates
+    made; each as far as the server has kept them.
+    """
     if position.get("token") is not None:
         stream: Raw = {"startAfter": position["token"]}
     else:
         stream = {"startAtOperationTime": position["start"]}
     if before:
         stream["fullDocumentBeforeChange"] = "whenAvailable"
+    if after:
+        stream["fullDocument"] = "whenAvailable"
     names = {"$in": list(collections)}
     whole = {"operationType": {"$in": ["dropDatabase", "invalidate"]}}
     return [{"$changeStream": stream}, {"$match": {"$or": [{"ns.coll": names}, {"to.coll": names}, whole]}}]
@@ -90,14 +164,17 @@ def first_stages(position: Raw, collections: Iterable[str], *, before: bool = Fa
 def touched_projection() -> Raw:
     """What an event must show for `touched`."""
     return {
+        "described": {"$ne": [{"$type": "$updateDescription"}, "missing"]},
         "touched": {"$map": {"input": UPDATED, "in": "$$this.k"}},
         "removed": f"${REMOVED}",
         "cut": f"${CUT}",
     }
 
 
-def touched(event: Mapping[str, Any]) -> set[str]:
-    """The paths that an update touched, without positions."""
+def touched(event: Mapping[str, Any]) -> set[str] | None:
+    """The paths that an update touched, without positions; None where the server does not say."""
+    if not event.get("described", True):
+        return None
     names = [*(event.get("touched") or ()), *(event.get("removed") or ()), *(event.get("cut") or ())]
     return {plain(name) for name in names}
 
@@ -112,7 +189,7 @@ def is_reserved(path: str) -> bool:
 
 def keeps_former_states(server: Capabilities) -> bool:
     """Whether the server can be told to keep documents as they were before a change."""
-    return server.streams and server.version >= (6, 0)
+    return server.streams is not None and server.pre_images
 
 
 def pre_images() -> Plan[list[str]]:

@@ -17,13 +17,15 @@ from typing import Any
 
 from pymongo import DeleteOne, UpdateOne
 
+from treadle.engine.older import as_current, may_be_older
+from treadle.engine.pages import chunks
+from treadle.graph.change import AFTER, Event
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry
-from treadle.plan import Plan, Raw, bulk_write, delete_many, find
-from treadle.query.keys import GroupKey, freeze
-from treadle.query.paths import overlap, plain, put, value_at
-from treadle.upkeep.change_stream import AFTER
-from treadle.upkeep.dirty import Dirty, Event
+from treadle.plan import Plan, Raw, bulk_write, delete_many, find, server_facts
+from treadle.query.keys import GroupKey, distinct, freeze
+from treadle.query.paths import outermost, overlap, plain, put, value_at
+from treadle.upkeep.dirty import Dirty
 
 COLLECTION = "treadle.contributions"
 
@@ -43,9 +45,16 @@ class Fed:
 
 
 def settle(dirty: Dirty) -> Plan[list[Any]]:
-    """Mark what changed sources fed and feed; the writes that bring the ledger up to date."""
+    """Mark what changed sources fed and feed; the writes that bring the ledger up to date.
+
+    Where updates do not say what they touched, the sources are read as they are
+    now. What they fed in between is in the ledger as well: `record_seen` notes
+    it. There a source that moved stays noted where it was until it is deleted.
+    """
     if not dirty.entries:
         return []
+    described = (yield from server_facts()).cluster_time
+    sources: dict[Any, Raw] = {} if described else (yield from _read_updated(dirty))
     every = [_name(rule.source, event.key) for rule, event in dirty.entries]
     names = {freeze(name): name for name in every}
     rows: dict[Any, dict[str, dict[Any, Any]]] = {}
@@ -54,22 +63,67 @@ def settle(dirty: Dirty) -> Plan[list[Any]]:
             each["rule"]: {freeze(key): key for key in each["keys"]} for each in row["fed"]
         }
     for rule, event in dirty.entries:
+        kept = not described and event.kind != "delete"
+        current = sources.get(freeze(_name(rule.source, event.key)))
+        if current is not None and event.kind == "update":
+            event = Event("replace", event.key, None, {AFTER: current})
+        if may_be_older(rule.source.root):
+            yield from _in_current_version(rule, event, dirty)
         fed = told_by(rule, event)
         known = rows.setdefault(freeze(_name(rule.source, event.key)), {})
         before = known.get(rule.place.label, {})
         if isinstance(rule.key, GroupKey):
             # The one thing that is noted of it is what decides its group.
-            old = next(iter(before.values()), None)
-            new = _changed(None if fed.exact else old, fed.fields)
+            olds = list(before.values())
+            new = _changed(None if fed.exact or not olds else olds[0], fed.fields)
             states = dirty.sources.setdefault(rule, [])
-            states.extend(each for each in (old, new) if each is not None)
-            known[rule.place.label] = {} if new is None else {0: new}
+            states.extend(each for each in (*olds, new) if each is not None)
+            left = before if kept else {}
+            known[rule.place.label] = left if new is None else {**left, freeze(new): new}
             continue
         now = {freeze(key): key for key in fed.keys}
         for key in {**before, **now}.values():
             dirty.mark(rule.target, key, sourced=True)
-        known[rule.place.label] = now if fed.exact else {**before, **now}
+        known[rule.place.label] = now if fed.exact and not kept else {**before, **now}
     return [_write(names[frozen], known) for frozen, known in rows.items()]
+
+
+def _in_current_version(rule: GatherRule, event: Event, dirty: Dirty) -> Plan[None]:
+    """Let an event show its document as the current version has it; what it does not show is looked up."""
+    if event.kind == "update":
+        dirty.lookups.setdefault(rule, []).append(event.key)
+    elif event.raw.get(AFTER):
+        (after,) = yield from as_current(rule.source.root, [event.raw[AFTER]])
+        event.raw = {**event.raw, AFTER: after}
+
+
+def _read_updated(dirty: Dirty) -> Plan[dict[Any, Raw]]:
+    """The fields that decide what updated sources feed, as they are now; one that is gone feeds nothing."""
+    current: dict[Any, Raw] = {}
+    paths: dict[Entry[Any], set[str]] = {}
+    ids: dict[Entry[Any], list[Any]] = {}
+    for rule, event in dirty.entries:
+        if event.kind == "update":
+            paths.setdefault(rule.source, {"_id"}).update(rule.key.paths)
+            ids.setdefault(rule.source, []).append(event.key)
+    for source, keys in ids.items():
+        # A conversion from an older version may need any field.
+        shown = None if may_be_older(source.root) else dict.fromkeys(outermost(paths[source]), 1)
+        for key in keys:
+            current[freeze(_name(source, key))] = {}
+        for some in chunks(distinct(keys), source.limits.contributions_page):
+            for document in (yield from find(source.collection, {"_id": {"$in": some}}, shown)):
+                current[freeze(_name(source, document["_id"]))] = document
+    return current
+
+
+def record_seen(rules: Iterable[GatherRule], keys: Sequence[Any]) -> Plan[None]:
+    """Note which sources were counted in some targets, in the transaction that counted them."""
+    for rule in rules:
+        shown = dict.fromkeys(outermost({"_id", *rule.key.paths}), 1)
+        for some in chunks(keys, rule.source.limits.worker_targets_max):
+            documents = yield from find(rule.source.collection, rule.key.match(some), shown)
+            yield from record(rule.source, [rule], documents, every=True)
 
 
 def told_by(rule: GatherRule, event: Event) -> Fed:
@@ -139,8 +193,10 @@ def _write(name: Raw, known: dict[str, dict[Any, Any]]) -> Any:
     return UpdateOne({"_id": name}, {"$set": {"fed": fed}}, upsert=True)
 
 
-def record(source: Entry[Any], rules: Sequence[GatherRule], documents: Iterable[Raw]) -> Plan[None]:
-    """Note what these sources feed, besides what is noted of them."""
+def record(
+    source: Entry[Any], rules: Sequence[GatherRule], documents: Iterable[Raw], *, every: bool = False
+) -> Plan[None]:
+    """Note what these sources feed, besides what is noted of them; of groups the first, or `every` one."""
     operations = []
     for document in documents:
         for rule in rules:
@@ -150,7 +206,7 @@ def record(source: Entry[Any], rules: Sequence[GatherRule], documents: Iterable[
                 for path in rule.key.paths:
                     put(state, path, value_at(document, path))
                 # The worker may have noted a newer one, which stays.
-                operations += _joined(name, label, [state], only_first=True)
+                operations += _joined(name, label, [state], only_first=not every)
             elif keys := rule.key.of_sources([document]):
                 operations += _joined(name, label, keys)
     if operations:

@@ -7,32 +7,20 @@ than one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from treadle.engine.older import as_current, may_be_older
 from treadle.engine.pages import chunks
+from treadle.graph.change import Event
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, Raw, aggregate, find
 from treadle.query.keys import GroupKey, distinct, freeze_all
-from treadle.query.paths import outermost, overlap
+from treadle.query.paths import outermost
 from treadle.upkeep import position
-
-
-@dataclass(slots=True)
-class Event:
-    """A change of one document, as the stream tells it."""
-
-    kind: str
-    key: Any
-    # The paths that an update touched, without positions; None where any may have changed.
-    touched: set[str] | None
-    raw: Mapping[str, Any]
-
-    def touches(self, paths: Iterable[str]) -> bool:
-        return self.touched is None or any(overlap(one, other) for one in self.touched for other in paths)
 
 
 @dataclass(slots=True)
@@ -40,6 +28,8 @@ class Mark:
     """One document whose maintained values are dirty."""
 
     key: Any
+    # The key frozen, once the document stands among the targets.
+    frozen: Any = None
     # Whether a source changed, or only the document itself.
     sourced: bool = False
     # The fields with references and cards as they were before, where a reference changed;
@@ -70,6 +60,8 @@ class Dirty:
     documents: dict[Entry[Any], list[Any]] = field(default_factory=dict)
     # Changed sources, in order, where the ledger of contributions is kept.
     entries: list[tuple[GatherRule, Event]] = field(default_factory=list)
+    # Changed documents, in order, for rules that take each change by itself.
+    events: dict[Rule, list[Event]] = field(default_factory=dict)
     # Rules that need a backfill, because collections were dropped or renamed, or because nobody sent the
     # former state of a source, with its collection.
     upset: set[Rule] = field(default_factory=set)
@@ -89,7 +81,7 @@ class Dirty:
         cards: Raw | None = None,
         renewed: frozenset[str] = frozenset(),
     ) -> None:
-        self.marks.setdefault(target, []).append(Mark(key, sourced, cards, renewed))
+        self.marks.setdefault(target, []).append(Mark(key, None, sourced, cards, renewed))
 
     def targets(self) -> dict[Entry[Any], list[Mark]]:
         """The documents to recompute, each once."""
@@ -98,6 +90,7 @@ class Dirty:
             merged: dict[Any, Mark] = {}
             keys = freeze_all([mark.key for mark in marks], ids=entry.group is None)
             for frozen, mark in zip(keys, marks, strict=True):
+                mark.frozen = frozen
                 first = merged.setdefault(frozen, mark)
                 if first is not mark:
                     first.add(mark)
@@ -110,10 +103,11 @@ class Dirty:
 def mark_targets(dirty: Dirty) -> Plan[None]:
     """Mark what changed sources fed and feed, and the groups of rollups' documents that changed."""
     for rule, ids in dirty.lookups.items():
-        shown = dict.fromkeys(outermost(rule.key.paths), 1)
-        documents = yield from find(rule.source.collection, {"_id": {"$in": distinct(ids)}}, shown)
+        projection = None if may_be_older(rule.source.root) else dict.fromkeys(outermost(rule.key.paths), 1)
+        documents = yield from find(rule.source.collection, {"_id": {"$in": distinct(ids)}}, projection)
         dirty.sources.setdefault(rule, []).extend(documents)
-    for rule, sources in dirty.sources.items():
+    for rule, states in dirty.sources.items():
+        sources = yield from as_current(rule.source.root, states)
         for key in (yield from keys_of(rule, sources)):
             dirty.mark(rule.target, key, sourced=True)
     for entry, ids in dirty.documents.items():

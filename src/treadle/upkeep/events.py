@@ -10,9 +10,11 @@ with its state before and after would not fit into one event.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from treadle.engine.older import may_be_older
+from treadle.graph.change import AFTER, BEFORE, Event
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
@@ -21,9 +23,8 @@ from treadle.model.bson_types import RESERVED
 from treadle.plan import Raw
 from treadle.query.paths import outermost, overlap, plain, top, tops
 from treadle.upkeep.change_stream import (
-    AFTER,
     BEATS,
-    BEFORE,
+    CONTROLS,
     CUT,
     REMOVED,
     UPDATED,
@@ -33,20 +34,32 @@ from treadle.upkeep.change_stream import (
     touched,
     touched_projection,
 )
-from treadle.upkeep.dirty import Dirty, Event
+from treadle.upkeep.dirty import Dirty
 
 
 class Watch:
     """The stream rules of a Store, by the collection whose events concern them."""
 
-    def __init__(self, graph: Graph, pre_images: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        pre_images: Iterable[str] = (),
+        *,
+        without: Collection[Rule] = (),
+        only: Collection[Rule] | None = None,
+    ) -> None:
         self.pre_images = frozenset(pre_images)
-        self.rules = [rule for rule in graph.rules if rule.maintain == "stream"]
+        self.rules = [rule for rule in graph.rules if rule.maintain == "stream" and rule not in without]
+        if only is not None:
+            self.rules = [rule for rule in graph.rules if rule in only]
         # Where the server keeps no former states, a ledger of contributions does.
         self.ledgered: list[GatherRule] = []
         self.watchers: dict[str, list[_Watcher]] = {}
         own: dict[Entry[Any], _Own] = {}
         for rule in self.rules:
+            if type(rule).replay is not Rule.replay:
+                self._add(_Replayed(rule))
+                continue
             if isinstance(rule, GatherRule):
                 ledgered = rule.source.collection not in self.pre_images
                 self.ledgered += [rule] if ledgered else []
@@ -61,35 +74,46 @@ class Watch:
     def _add(self, watcher: _Watcher) -> None:
         self.watchers.setdefault(watcher.collection, []).append(watcher)
 
+    @property
+    def _whole(self) -> bool:
+        """Whether somebody must see whole documents."""
+        return any(each.whole for several in self.watchers.values() for each in several)
+
     def needs_before(self) -> list[str]:
         """The collections whose former states say which keys they fed."""
         return sorted(
-            name for name, watchers in self.watchers.items() if any(each.shown for each in watchers)
+            name
+            for name, watchers in self.watchers.items()
+            if any(each.shown or each.whole for each in watchers)
         )
 
     # -- the pipeline ---------------------------------------------------------------------
 
     def stages(self, position: Raw, *, before: bool = False) -> list[Raw]:
         """The change stream from a position, with all events that concern anybody, and beats."""
-        first = first_stages(position, [*sorted(self.watchers), BEATS], before=before)
+        after = before and self._whole
+        first = first_stages(position, [*sorted(self.watchers), BEATS, CONTROLS], before=before, after=after)
         return [*first, {"$match": self._matters()}]
 
     def pipeline(self, position: Raw, *, lean: bool = False) -> list[Raw]:
         """The stages by which the worker reads; `lean` leaves documents out altogether."""
-        shown: Raw = {
+        projection: Raw = {
             **dict.fromkeys(("operationType", "clusterTime", "ns", "to", "documentKey"), 1),
             **touched_projection(),
         }
         if not lean:
             # The ids tell whether there was such a state at all.
             paths = {"_id"}.union(*(each.shown for several in self.watchers.values() for each in several))
-            shown |= {f"{end}.{path}": 1 for path in outermost(paths) for end in (AFTER, BEFORE)}
+            if self._whole:
+                projection |= dict.fromkeys((AFTER, BEFORE, "wallTime"), 1)
+            else:
+                projection |= {f"{end}.{path}": 1 for path in outermost(paths) for end in (AFTER, BEFORE)}
             if self.ledgered:
                 names = sorted(tops(set().union(*(rule.key.paths for rule in self.ledgered))))
                 inside = {"$in": [{"$arrayElemAt": [{"$split": ["$$this.k", "."]}, 0]}, names]}
-                shown["values"] = {"$filter": {"input": UPDATED, "cond": inside}}
+                projection["values"] = {"$filter": {"input": UPDATED, "cond": inside}}
         before = bool(self.pre_images) and not lean
-        return [*self.stages(position, before=before), {"$project": shown}]
+        return [*self.stages(position, before=before), {"$project": projection}]
 
     def _matters(self) -> Raw:
         """Which events are sent at all: updates only where they touch a field that somebody watches.
@@ -97,7 +121,12 @@ class Watch:
         Documents whose views are counted all day would else come by at every
         view. Names are compared up to their first dot; `note` looks closer.
         """
-        branches: list[Raw] = [{"operationType": {"$ne": "update"}}]
+        branches: list[Raw] = [
+            {"operationType": {"$ne": "update"}},
+            # One that does not say what it touched may have touched anything.
+            {"updateDescription": {"$exists": False}},
+            {"ns.coll": CONTROLS, "$expr": _touching({"paused"})},
+        ]
         for collection, watchers in sorted(self.watchers.items()):
             branch: Raw = {"ns.coll": collection}
             paths = [each.paths for each in watchers if each.paths is not None]
@@ -141,8 +170,9 @@ class _Watcher:
         self.paths: set[str] | None = set() if entry.family is None else {entry.family.discriminator}
         # Those that Treadle maintains for it.
         self.maintained: set[str] = set()
-        # What it must see of documents, also of their former states.
+        # What it must see of documents, also of their former states; all of it if `whole`.
         self.shown: set[str] = set()
+        self.whole = False
 
     def watch(self, paths: Iterable[str] | None) -> None:
         """Watch further fields."""
@@ -168,7 +198,9 @@ class _Gathered(_Watcher):
         super().__init__(rule.source)
         self.rule = rule
         self.ledgered = ledgered
-        self.watch(rule.watches().get(self.collection, ()))
+        # A document of an older version is converted before its keys are read off; for that any field counts.
+        self.whole = may_be_older(rule.source.root)
+        self.watch(None if self.whole else rule.watches().get(self.collection, ()))
         self.shown = set(rule.key.paths)
 
     def note(self, event: Event, dirty: Dirty) -> None:
@@ -182,14 +214,30 @@ class _Gathered(_Watcher):
             return
         if written and AFTER in raw:
             dirty.sources.setdefault(rule, []).append(raw[AFTER])
-        moved = event.touches(rule.key.paths)
+        moved = event.kind != "insert" and (self.whole or event.touches(rule.key.paths))
         before = raw.get(BEFORE)
         if before:
             dirty.sources.setdefault(rule, []).append(before)
-        elif moved and event.kind != "insert":
+        elif moved:
             dirty.blind[rule] = self.collection
         if (written and AFTER not in raw) or (event.kind == "update" and (moved or not before)):
             dirty.lookups.setdefault(rule, []).append(event.key)
+
+
+class _Replayed(_Watcher):
+    """A rule that takes each change of its documents by itself."""
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__(rule.target)
+        self.rule = rule
+        self.paths = None
+        self.whole = True
+
+    def concerned(self, event: Event) -> bool:
+        return True
+
+    def note(self, event: Event, dirty: Dirty) -> None:
+        dirty.events.setdefault(self.rule, []).append(event)
 
 
 class _Copied(_Watcher):
@@ -198,7 +246,8 @@ class _Copied(_Watcher):
     def __init__(self, rule: CopyRule) -> None:
         super().__init__(rule.source)
         self.rule = rule
-        self.watch(rule.watches().get(self.collection, ()))
+        older = may_be_older(rule.source.root)
+        self.watch(None if older else rule.watches().get(self.collection, ()))
 
     def note(self, event: Event, dirty: Dirty) -> None:
         """Note a source whose copies must follow, or that is gone."""

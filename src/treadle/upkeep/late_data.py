@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bson.errors import InvalidBSON
 from pymongo.errors import OperationFailure
 
+from treadle.engine.older import may_be_older
 from treadle.engine.pages import chunks
+from treadle.graph.change import AFTER, BEFORE
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
@@ -25,9 +28,7 @@ from treadle.plan.server_errors import HISTORY_LOST, TOO_LARGE
 from treadle.query.keys import KEY, distinct, freeze
 from treadle.query.paths import filter_references, overlap, plain
 from treadle.upkeep.change_stream import (
-    AFTER,
     BEATS,
-    BEFORE,
     ChangeStream,
     beat,
     first_stages,
@@ -66,6 +67,8 @@ def changed_since(
     try:
         stages = _stages(group, position, bounds, before=keeps_former_states(server))
         yield from _read(group, stages, awaited, changed)
+    except InvalidBSON:
+        changed.unknown = "a changed document cannot be decoded"
     except OperationFailure as error:
         if error.code not in HISTORY_LOST | TOO_LARGE:
             raise
@@ -107,18 +110,31 @@ def _read(group: GroupRule, stages: list[Raw], awaited: Any, changed: ChangedGro
 def _stages(group: GroupRule, position: Raw, bounds: Bounds, *, before: bool) -> list[Raw]:
     source = group.source.collection
     inserted = {"$and": [{"$eq": ["$operationType", "insert"]}, {"$eq": ["$ns.coll", source]}]}
-    shown: Raw = {"documentKey": "$documentKey", **touched_projection()}
+    projection: Raw = {"documentKey": "$documentKey", **touched_projection()}
     # Of inserts, which are most of what comes late, no more is needed than their key.
-    shown = {name: {"$cond": [inserted, "$$REMOVE", value]} for name, value in shown.items()}
+    projection = {name: {"$cond": [inserted, "$$REMOVE", value]} for name, value in projection.items()}
     for name, path in (("after", AFTER), ("before", BEFORE)):
         key = [part.expression(f"{path}.") for part in group.key.parts]
-        shown[name] = {"$cond": [{"$eq": [{"$type": f"${path}"}, "object"]}, key, None]}
+        projection[name] = {"$cond": [{"$eq": [{"$type": f"${path}"}, "object"]}, key, None]}
+    if may_be_older(group.source.root) and group.source.lineage is not None:
+        lineage = group.source.lineage
+        stale = [
+            {
+                "$and": [
+                    {"$eq": [{"$type": f"${path}"}, "object"]},
+                    {"$ne": [{"$ifNull": [f"${path}.{lineage.field}", 1]}, lineage.current]},
+                ]
+            }
+            for path in (AFTER, BEFORE)
+        ]
+        projection["older"] = {"$or": stale}
     stages = first_stages(position, [source, BEATS], before=before)
-    stages.append({"$project": {"operationType": 1, "coll": "$ns.coll", **shown}})
+    stages.append({"$project": {"operationType": 1, "coll": "$ns.coll", **projection}})
     # New documents of windows that are still open, or close just now, are computed anyway.
     closed = closed_match([f"after.{number}" for number in range(len(bounds))], bounds)
     if closed:
-        stages.append({"$match": {"$or": [{"operationType": {"$ne": "insert"}}, {"coll": BEATS}, closed]}})
+        others = [{"operationType": {"$ne": "insert"}}, {"coll": BEATS}, {"older": True}]
+        stages.append({"$match": {"$or": [*others, closed]}})
     return stages
 
 
@@ -141,9 +157,13 @@ def _note(
     if kind not in ("insert", "update", "replace", "delete"):
         changed.unknown = f"{group.source.collection}: {kind}"
         return
+    if event.get("older"):
+        changed.unknown = f"{group.source.collection}: a document of an older version changed"
+        return
     moved = kind != "insert"
-    if kind == "update":
-        paths = [path for path in touched(event) if not is_reserved(path)]
+    # One that does not say what it touched may have moved.
+    if kind == "update" and (changes := touched(event)) is not None:
+        paths = [path for path in changes if not is_reserved(path)]
         if watched is not None and not any(overlap(path, each) for path in paths for each in watched):
             return
         moved = any(overlap(path, each) for path in paths for each in group.key.paths)

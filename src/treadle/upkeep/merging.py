@@ -8,17 +8,19 @@ transactions, group by group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import bson
 from pymongo.errors import OperationFailure
 
 from treadle.engine.lease import Lease
+from treadle.engine.older import has_older, older_sources, through_versions
 from treadle.engine.pages import chunks
 from treadle.engine.pipelines import BUMP, formula_stages, stamps_of
+from treadle.engine.set_aside import readable
 from treadle.graph.derived import CopyRule
-from treadle.graph.gather import GatherRule, GroupRule, contribution_stages
+from treadle.graph.gather import GatherRule, GroupRule, contribution_stages, elsewhere_stages
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION, Entry
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
@@ -122,13 +124,13 @@ def group_stages(entry: Entry[Any], before: Raw, after: Raw) -> list[Raw]:
         source = group.source.collection
         others = [(source, branch) for branch in pipelines[1:]]
         stages = _joined(stages, others, accumulators.names)
-    shown: Raw = {"_id": "$_id.k0"} if group.key.identity else {"_id": 0}
+    projection: Raw = {"_id": "$_id.k0"} if group.key.identity else {"_id": 0}
     if not group.key.identity:
         for number, part in enumerate(group.key.parts):
-            shown[part.target] = f"$_id.k{number}"
+            projection[part.target] = f"$_id.k{number}"
     for rule in entry.having(GatherRule):
-        shown.update(rule.finish_expressions(accumulators.of_rule[rule]))
-    return [*stages, {"$project": shown}]
+        projection.update(rule.finish_expressions(accumulators.of_rule[rule]))
+    return [*stages, {"$project": projection}]
 
 
 def merge_groups(
@@ -171,24 +173,21 @@ def merge_fields(entry: Entry[Any], rules: Sequence[GatherRule], lease: Lease) -
         stages += rule.key.stages(None, rule.per_element)
         grouped = {"$group": {"_id": f"${KEY}", **accumulators.of(number, together)}}
         others.append((rule.source.collection, [*stages, grouped]))
-    shown: Raw = {}
+    projection: Raw = {}
     for rule in rules:
-        shown.update(rule.finish_expressions(accumulators.of_rule[rule]))
-    paths = sorted(shown)
+        projection.update(rule.finish_expressions(accumulators.of_rule[rule]))
+    paths = sorted(projection)
     # Sources may name documents of another kind, or none.
     targets: list[Raw] = [{"$match": entry.exactly}] if entry.exactly else []
     targets.append({"$project": {"_id": 1, "is_target": {"$literal": 1}}})
     stages = _joined(targets, others, [*accumulators.names, "is_target"])
     stages.append({"$match": {"is_target": 1}})
-    changed = {"$or": [{"$ne": [{"$ifNull": [f"${path}", None]}, f"$$new.{path}"]} for path in paths]}
-    stamps: Mapping[str, Any] = {
-        path: {"$cond": ["$$changed", value, f"${path}"]} for path, value in stamps_of(rules).items()
-    }
-    bump = {REVISION: {"$cond": ["$$changed", BUMP[REVISION], f"${REVISION}"]}}
-    sets = {
-        path: {"$let": {"vars": {"changed": changed}, "in": value}}
-        for path, value in {**stamps, **bump}.items()
-    }
+    by_stamp: dict[str, list[str]] = {}
+    for rule in rules:
+        for stamp in rule.stamps():
+            by_stamp.setdefault(stamp, []).extend(rule.finish_expressions(accumulators.of_rule[rule]))
+    stamps = {stamp: {"$cond": [_changes(own), "$$NOW", f"${stamp}"]} for stamp, own in by_stamp.items()}
+    sets = {**stamps, REVISION: {"$cond": [_changes(paths), BUMP[REVISION], f"${REVISION}"]}}
     # What depends on the change is set while the old values are still there.
     matched: list[Raw] = [
         {"$set": sets},
@@ -196,7 +195,12 @@ def merge_fields(entry: Entry[Any], rules: Sequence[GatherRule], lease: Lease) -
         *formula_stages(entry),
     ]
     into = {"into": entry.collection, "whenMatched": matched, "whenNotMatched": "discard"}
-    return [*stages, {"$project": {"_id": 1, **shown}}, *lease.held_stages(HELD), {"$merge": into}]
+    return [*stages, {"$project": {"_id": 1, **projection}}, *lease.held_stages(HELD), {"$merge": into}]
+
+
+def _changes(paths: Sequence[str]) -> Raw:
+    """Whether a merge changes one of these values."""
+    return {"$or": [{"$ne": [{"$ifNull": [f"${path}", None]}, f"$$new.{path}"]} for path in paths]}
 
 
 # -- the groups of one run ------------------------------------------------------------------------------
@@ -273,13 +277,14 @@ class GroupWork:
     def _compute(self, sources: Raw, within: GroupFilter) -> Plan[None]:
         """Compute groups from sources that match; remove the documents of those that are gone."""
         entry, key = self.entry, self.key
-        if entry.feeds:
-            # What others are fed by must be followed, which a merge on the server would not see to.
+        elsewhere = self.group.source.counted_elsewhere is not None
+        if entry.noted or elsewhere or (yield from has_older(self.group.source)):
+            # What others are fed by must be followed, and older sources converted: a merge does neither.
             yield from self._mend(within)
             return
         try:
             yield from self._merge(sources, within(key_paths(key)))
-        except OperationFailure as error:
+        except Exception as error:
             if not is_about_one_document(error):
                 raise
             # One document cannot be written: all but that one.
@@ -300,7 +305,8 @@ class GroupWork:
             nulls = [{f"{KEY}.{number}": None} for number, part in enumerate(key.parts) if part.optional]
             yield from self._mend(within, {"$or": nulls})
         if entry.having(CopyRule):
-            rows = yield from find(entry.collection, mine, entry.key_projection())
+            reading = find(entry.collection, mine, entry.key_projection())
+            rows = yield from readable(entry.model.__name__, reading)
             yield from self._mend_keys([entry.key_of(each) for each in rows])
 
     def _merge(self, sources: Raw, after: Raw) -> Plan[None]:
@@ -322,11 +328,14 @@ class GroupWork:
         only: list[Raw] = [{"$match": {"$and": chosen}}] if chosen else []
         alike = {"$group": {"_id": f"${KEY}"}}
         documents = [{"$project": {KEY: self.key.target_expression()}}, *only, alike]
-        rows = yield from aggregate(
+        older = yield from older_sources(self.group, None)
+        through = through_versions(self.group.source, {}, older)
+        stages = [*through, *contribution_stages(self.group, None), *only]
+        reading = aggregate(
             self.group.source.collection,
             [
-                *contribution_stages(self.group, None),
-                *only,
+                *stages,
+                *elsewhere_stages(self.group, stages),
                 alike,
                 {"$set": {"sources": 1}},
                 {"$unionWith": {"coll": self.entry.collection, "pipeline": documents}},
@@ -334,6 +343,7 @@ class GroupWork:
             ],
             allowDiskUse=True,
         )
+        rows = yield from readable(self.entry.model.__name__, reading)
         yield from self._mend_keys([row["_id"] for row in rows])
         present = sum(1 for row in rows if row["sources"])
         self.written += present

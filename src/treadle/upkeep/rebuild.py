@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from treadle.engine.commit import commit_on
+from treadle.engine.contention import in_pieces
 from treadle.engine.groups import differing, keys_found, require_indexes
 from treadle.engine.pages import chunks, go_through
 from treadle.engine.recompute import Recomputation
+from treadle.engine.set_aside import around, set_aside
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Report
-from treadle.graph.pattern import Entry
-from treadle.plan import Plan, Raw
+from treadle.graph.pattern import Entry, Rule
+from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.decoding import RawId
 from treadle.query.keys import distinct, freeze
-from treadle.upkeep import position
+from treadle.upkeep import fingerprints, position
 from treadle.upkeep.closed import NOT_YET, is_closed, scheduled_bounds
 from treadle.upkeep.verify import examined, own, verify, within
 
@@ -43,11 +46,12 @@ def rebuild(
     streamed = [rule for entry in chosen for rule in entry.rules if rule.maintain == "stream"]
     if streamed and server.streams:
         # What changes from here on is the worker's; what was before is seen by the scan.
-        yield from position.begin()
+        yield from position.begin(graph.limits)
     for entry in chosen:
         visited += yield from _rebuild(graph, server, entry, report)
     if server.streams:
         yield from position.built(streamed)
+    yield from fingerprints.rebuilt(listed)
     return visited
 
 
@@ -63,7 +67,7 @@ def _rebuild(graph: Graph, server: Capabilities, entry: Entry[Any], report: Repo
 
     visited = yield from go_through(entry, _page(entry), visit, report)
     for rule in own(entry, "tidy"):
-        yield from rule.tidy()
+        yield from around(rule.place.label, entry.collection, None, rule.tidy())
     if entry.group is not None:
         # Groups that have no document yet, or too many.
         keys = [key for key in (yield from differing(entry)) if not bounds or is_closed(key, bounds)]
@@ -92,7 +96,12 @@ def repair(
         findings = yield from verify(graph, server, chosen, report)
         progress = False
         for entry in chosen:
-            mine = [each for each in findings if each.model == entry.model.__name__]
+            mine = [
+                each
+                for each in findings
+                # What cannot even be named has been set aside by then.
+                if each.model == entry.model.__name__ and not isinstance(each.document_id, RawId)
+            ]
             keys = distinct(each.document_id for each in mine)
             if entry.group is not None:
                 keys = yield from keys_found(entry, mine)
@@ -100,8 +109,16 @@ def repair(
             progress = progress or bool(done)
             mended.update((entry.collection, freeze(key)) for key in done)
         if not progress:
+            yield from fingerprints.rebuilt(listed)
             break
     return len(mended) + laid_out
+
+
+def repair_some(graph: Graph, server: Capabilities, entry: Entry[Any], ids: Sequence[Any]) -> Plan[list[Any]]:
+    """Mend these documents of one model; the keys of those that changed."""
+    chosen = {"_id": {"$in": distinct(ids)}, **entry.exactly}
+    documents = yield from find(entry.collection, chosen, entry.key_projection())
+    return (yield from mend(graph, server, entry, [entry.key_of(each) for each in documents]))
 
 
 def mend(
@@ -123,7 +140,20 @@ def mend(
         if before is not None:
             yield from before()
         for rule in entry.answering("mend"):
-            changed += yield from rule.mend(graph, server, some)
+            changed += yield from _mend_by_rule(graph, server, rule, some)
         if Recomputation.of(entry).rules:
             changed += yield from commit_on(graph, server).mend(entry, some)
     return distinct(changed)
+
+
+def _mend_by_rule(graph: Graph, server: Capabilities, rule: Rule, keys: Sequence[Any]) -> Plan[list[Any]]:
+    """Let a rule bring documents in order; one that stands in the way is set aside."""
+
+    def attempt(some: Sequence[Any]) -> Plan[list[Any]]:
+        return rule.mend(graph, server, some)
+
+    def alone(key: Any, error: Exception) -> Plan[list[Any]]:
+        yield from set_aside(rule.place.label, rule.target.collection, key, error)
+        return []
+
+    return (yield from in_pieces(rule.target.limits, keys, attempt, alone))

@@ -15,7 +15,6 @@ that nothing of it still runs on the server.
 from __future__ import annotations
 
 import datetime as dt
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,27 +23,32 @@ from pymongo.errors import OperationFailure
 
 from treadle.engine.groups import require_indexes
 from treadle.engine.lease import Lease, LeaseLost
+from treadle.engine.older import has_older
 from treadle.engine.pages import go_through
+from treadle.engine.set_aside import code_of
 from treadle.errors import DataError, UsageError
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
+from treadle.model.logs import logger
+from treadle.model.shown import shown
 from treadle.plan import Plan, Raw, count_documents, find, find_one, update_one
 from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import is_about_one_document
 from treadle.query.keys import freeze
 from treadle.upkeep import merging
-from treadle.upkeep.change_stream import operation_time
+from treadle.upkeep.change_stream import present_place
 from treadle.upkeep.closed import COLLECTION, Bounds, bounds_at, is_closed
+from treadle.upkeep.controls import paused_rules
 from treadle.upkeep.late_data import changed_since
 from treadle.upkeep.position import signature
 from treadle.upkeep.rebuild import mend
-from treadle.upkeep.verify import examine
+from treadle.upkeep.verify import examine_each
 
 # A schedule of this length or more begins with the full minute, so that a cron job is not a second early.
 MINUTES_FROM = dt.timedelta(minutes=10)
 
-log = logging.getLogger("treadle")
+log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +118,21 @@ class Scheduler:
         given = None if now is None else _aware(now)
         done = yield from self._run_jobs(given, dry_run)
         # What rules do on their own needs no lease: two who do it do not disturb each other.
-        for rule in self.graph.rules:
-            if not rule.due_work:
+        working = [rule for rule in self.graph.rules if rule.due_work]
+        paused = (yield from paused_rules(self.graph)) if working else set()
+        for rule in working:
+            if rule in paused:
                 continue
             name = rule.target.model.__name__
             at = given or (yield from clock())
             ran = Ran(f"{name} {rule.due_work}", rule.pattern, name, (), at)
             try:
                 number = yield from rule.run_due(self.server, at, dry_run)
-            except (OperationFailure, DataError) as error:
-                log.warning("%s: the scheduled run failed: %s", ran.name, error)
-                done.append(replace(ran, error=str(error)[:500]))
+            except Exception as error:
+                if not _ends_one_job(error):
+                    raise
+                log.warning("%s: the scheduled run failed (%s)", ran.name, code_of(error))
+                done.append(replace(ran, error=shown(str(error), 500)))
                 continue
             if number:
                 done.append(ran if dry_run else replace(ran, written=number))
@@ -137,7 +145,12 @@ class Scheduler:
             return []
         server_now = yield from clock()
         rows = {row["_id"]: row for row in (yield from find(COLLECTION, {}))}
-        due = [job for job in planned if is_due(job, rows.get(job.name), given, server_now)]
+        paused = yield from paused_rules(self.graph)
+        due = [
+            job
+            for job in planned
+            if is_due(job, rows.get(job.name), given, server_now) and paused.isdisjoint(job.rules)
+        ]
         if dry_run or not due:
             return [job.describe(given or server_now) for job in due]
         if not (yield from self.lease.take()):
@@ -163,10 +176,12 @@ class Scheduler:
                 ran, changes = yield from self._roll_up(job, row, now)
             else:
                 ran = yield from self._compute(job, now)
-        except (OperationFailure, DataError, UsageError) as error:
+        except Exception as error:
+            if not _ends_one_job(error):
+                raise
             yield from self.lease.check()
-            log.warning("%s: the scheduled run failed: %s", job.name, error)
-            ran = replace(job.describe(now), error=str(error)[:500])
+            log.warning("%s: the scheduled run failed (%s)", job.name, code_of(error))
+            ran = replace(job.describe(now), error=shown(str(error), 500))
         finished = yield from clock()
         ran = replace(ran, seconds=max(0.0, (finished - started).total_seconds()))
         yield from self._record(job, row, ran, started, changes)
@@ -184,6 +199,7 @@ class Scheduler:
             "last_seconds": ran.seconds,
             "outcome": ran.error or "done",
             "whole": ran.whole,
+            "why": ran.why,
             "written": ran.written,
             "removed": ran.removed,
         }
@@ -215,9 +231,9 @@ class Scheduler:
             why = "the declaration has changed"
         keys: list[list[Any]] = []
         if not self.server.streams:
-            why = why or "a standalone server has no change streams"
+            why = why or "this server has no change streams"
         else:
-            position = {"token": None, "start": (yield from operation_time())}
+            position = yield from present_place(self.graph.limits)
             if not why and known is not None and row.get("position") is not None:
                 changed = yield from changed_since(entry, self.server, row["position"], known)
                 why = changed.unknown or ""
@@ -243,8 +259,12 @@ class Scheduler:
         """Compute the fields of all documents of a model."""
         entry = job.entry
         mergeable = [rule for rule in job.rules if isinstance(rule, GatherRule) and rule.accumulators()]
-        if entry.feeds or entry.group is not None:
-            # Others follow from it, which a merge on the server would not see to.
+        older = False
+        for source in {rule.source for rule in mergeable}:
+            older = older or (yield from has_older(source))
+        elsewhere = any(rule.source.counted_elsewhere is not None for rule in mergeable)
+        if entry.noted or entry.group is not None or older or elsewhere:
+            # Others follow from it, or a source must be converted: a merge on the server does neither.
             mergeable = []
         written = 0
         rest = [rule for rule in job.rules if rule not in mergeable]
@@ -253,7 +273,7 @@ class Scheduler:
             try:
                 yield from merging.perform(entry.collection, stages)
                 written = yield from count_documents(entry.collection, {})
-            except OperationFailure as error:
+            except Exception as error:
                 if not is_about_one_document(error):
                     raise
                 rest = list(job.rules)
@@ -265,13 +285,18 @@ class Scheduler:
         """Look at every document and mend those that are not right; how many were looked at."""
 
         def visit(documents: Sequence[Raw]) -> Plan[None]:
-            findings = yield from examine(self.server, entry, documents)
+            findings = yield from examine_each(self.server, entry, documents)
             wrong = {freeze(each.document_id) for each in findings}
             yield from self.lease.check()
             keys = [entry.key_of(each) for each in documents if freeze(each["_id"]) in wrong]
             yield from mend(self.graph, self.server, entry, keys)
 
         return (yield from go_through(entry, entry.limits.schedule_page, visit))
+
+
+def _ends_one_job(error: Exception) -> bool:
+    """Whether the other jobs can go on all the same."""
+    return isinstance(error, (OperationFailure, DataError, UsageError)) or is_about_one_document(error)
 
 
 # -- when ---------------------------------------------------------------------------------------

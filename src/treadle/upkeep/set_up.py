@@ -9,7 +9,7 @@ changed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from pymongo import IndexModel
 
@@ -17,6 +17,7 @@ from treadle.engine.indexes import (
     change_validator,
     compare_indexes,
     declared_indexes,
+    describe_index,
     existing_collections,
     existing_indexes,
     key_pairs,
@@ -25,28 +26,73 @@ from treadle.engine.indexes import (
     set_up_collection,
     set_up_indexes,
 )
+from treadle.errors import DeclarationError, UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Action
 from treadle.graph.pattern import Entry
-from treadle.plan import Plan, Raw, database_command
-from treadle.plan.capabilities import read_capabilities
+from treadle.model.logs import logger
+from treadle.plan import Plan, Raw, create, database_command, find_one
+from treadle.plan.capabilities import Capabilities, accepts_partial, read_capabilities
 from treadle.plan.dry_run import dry
-from treadle.upkeep import validation
+from treadle.upkeep import fingerprints, validation, zones
 from treadle.upkeep.change_stream import has_pre_images, keeps_former_states
 from treadle.upkeep.collection_schema import collection_schema
 from treadle.upkeep.events import Watch
 from treadle.upkeep.late_data import needs_before
 
+log = logger(__name__)
+# Whether validators that began with warnings are made binding.
+Enforcement: TypeAlias = Literal["enforce"] | None
 
-def setup(graph: Graph, dry_run: bool = False) -> Plan[list[Action]]:
+# The collections that transactions write to; see "State in the database" in docs/architecture.md.
+STATE = frozenset(
+    f"treadle.{name}"
+    for name in (
+        "batches",
+        "contributions",
+        "guards",
+        "intents",
+        "leases",
+        "set_aside",
+        "streams",
+        "verifications",
+    )
+)
+
+
+def setup(graph: Graph, dry_run: bool = False, validation: Enforcement = None) -> Plan[list[Action]]:
     """Make the database as the models declare; the list of actions."""
-    if dry_run:
-        return (yield from dry(_setup(graph), []))
-    return (yield from _setup(graph))
+    if validation not in (None, "enforce"):
+        raise UsageError(
+            f"setup has validation={validation!r}; it takes 'enforce', or nothing", code="setup-invalid"
+        )
+    server = graph.check_server((yield from read_capabilities(graph.uses | {"validators"})))
+    for zone, day in (yield from zones.wrong_zones(zones.declared_zones(graph))).items():
+        log.warning("%s", zones.describe(zone, day))
+    plan = _setup(graph, server, enforce=validation == "enforce")
+    return (yield from dry(plan, [])) if dry_run else (yield from plan)
 
 
-def _setup(graph: Graph) -> Plan[list[Action]]:
-    server = graph.check_server((yield from read_capabilities()))
+def missing_indexes(graph: Graph) -> Plan[list[Action]]:
+    """The collections and indexes that `setup()` would make, by a few quick reads."""
+    existing, actions = (yield from existing_collections()), list[Action]()
+    for entry in graph.by_collection.values():
+        if entry.layout is not None:
+            continue
+        present = list[Raw]()
+        if entry.collection in existing:
+            present = yield from existing_indexes(entry.collection)
+        else:
+            actions.append(Action("create collection", entry.collection))
+        missing, _ = compare_indexes(entry, present)
+        missing += maintenance_indexes(graph, entry, present)
+        actions += [
+            Action("create index", entry.collection, describe_index(index.document)) for index in missing
+        ]
+    return actions
+
+
+def _setup(graph: Graph, server: Capabilities, *, enforce: bool) -> Plan[list[Action]]:
     existing = yield from existing_collections()
     # One per collection; a family's root speaks for all its kinds.
     entries = [*graph.by_collection.values(), *graph.sides.values()]
@@ -64,17 +110,38 @@ def _setup(graph: Graph) -> Plan[list[Action]]:
         missing[entry.collection] += maintenance_indexes(graph, entry, present)
     for rule in graph.rules:
         yield from rule.before_setup(existing, missing)
+    yield from _check_partial(missing)
     actions: list[Action] = []
     for entry in entries:
         if entry.layout is not None:
             yield from entry.layout.setup(existing, actions)
             continue
-        yield from _set_up_collection(entry, existing.get(entry.collection), actions)
+        yield from _set_up_collection(entry, server, existing.get(entry.collection), actions, enforce=enforce)
         yield from set_up_indexes(entry, missing[entry.collection], changes[entry.collection], actions)
+    if server.sharded or graph.shards.keys:
+        # No collection is made inside a transaction over several shards.
+        for name in sorted(STATE - existing.keys()):
+            actions.append(Action("create collection", name, "for Treadle's own state"))
+            yield from create(name)
     if keeps_former_states(server):
         # Elsewhere the worker keeps a ledger of contributions instead.
         yield from _keep_former_states(graph, existing, actions)
+    yield from fingerprints.compare(graph, actions)
     return actions
+
+
+def _check_partial(missing: Mapping[str, list[IndexModel]]) -> Plan[None]:
+    """Refuse partial indexes that the server cannot make, before anything is changed."""
+    for collection, indexes in missing.items():
+        for document in [index.document for index in indexes]:
+            chosen = document.get("partialFilterExpression") or {}
+            several = any(isinstance(each, Mapping) and "$in" in each for each in chosen.values())
+            if several and not (yield from accepts_partial(chosen)):
+                raise DeclarationError(
+                    f"the index {document['name']!r} of {collection} names several kinds by $in, as partial "
+                    "indexes of this server cannot (MongoDB can from 6.0 on); declare it on each kind",
+                    code="capability-missing",
+                )
 
 
 def _keep_former_states(graph: Graph, existing: Mapping[str, Raw], actions: list[Action]) -> Plan[None]:
@@ -87,12 +154,34 @@ def _keep_former_states(graph: Graph, existing: Mapping[str, Raw], actions: list
             )
 
 
-def _set_up_collection(entry: Entry[Any], existing: Raw | None, actions: list[Action]) -> Plan[None]:
-    schema = None if entry.settings.validation == "off" else collection_schema(entry)
+def _set_up_collection(
+    entry: Entry[Any], server: Capabilities, existing: Raw | None, actions: list[Action], *, enforce: bool
+) -> Plan[None]:
+    validated = entry.settings.validation != "off" and server.validators
+    schema = collection_schema(entry) if validated else None
     change = yield from set_up_collection(entry, existing, schema, actions)
-    if change is not None and not validation.is_newer(entry, change[0]["validator"]):
-        detail = yield from validation.describe_change(entry, *change)
-        yield from change_validator(entry, change[1], detail, actions)
+    if change is None or validation.is_newer(entry, change[0]["validator"]):
+        return
+    now, options = change
+    gently = not enforce and (yield from _begins_with_warnings(entry, now, options))
+    if gently:
+        options = {**options, "validationAction": "warn"}
+        if now == options:
+            return
+    detail = yield from validation.describe_change(entry, now, options)
+    if gently:
+        detail += "; setup(validation='enforce') makes it binding"
+        yield from fingerprints.begin_with_warnings(entry.collection)
+    yield from change_validator(entry, options, detail, actions)
+
+
+def _begins_with_warnings(entry: Entry[Any], now: Raw, options: Raw) -> Plan[bool]:
+    """Whether a validator must not refuse anything yet: others write to a collection that had none."""
+    if not options["validator"] or options["validationAction"] != "error":
+        return False
+    if now["validator"]:
+        return now["validationAction"] == "warn" and (yield from fingerprints.warns(entry.collection))
+    return (yield from find_one(entry.collection, {}, {"_id": 1})) is not None
 
 
 def maintenance_indexes(graph: Graph, entry: Entry[Any], present: list[Raw]) -> list[IndexModel]:

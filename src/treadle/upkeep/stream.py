@@ -9,44 +9,47 @@ replaced without noticing moves nothing any more.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from bson.errors import BSONError
-from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
+from bson.errors import InvalidBSON
+from pymongo.errors import ConnectionFailure, DuplicateKeyError, OperationFailure, PyMongoError
 
-from treadle.engine.groups import differing
+from treadle.engine.contention import divides, in_pieces
 from treadle.engine.lease import Lease, LeaseLost
-from treadle.engine.pages import page
+from treadle.engine.set_aside import set_aside
+from treadle.errors import UsageError
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry, Rule
+from treadle.graph.pattern import Rule
+from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, bulk_write, delete_many, find_one, find_one_and_update, update_one, wait
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import CHANGE_STREAM_FATAL, HISTORY_LOST, TOO_LARGE, is_about_one_document
-from treadle.query.keys import freeze
-from treadle.query.paths import outermost
-from treadle.upkeep import contributions
-from treadle.upkeep.apply import apply
+from treadle.plan.decoding import RawId
+from treadle.plan.server_errors import CHANGE_STREAM_FATAL, HISTORY_LOST, TOO_LARGE, is_passing
+from treadle.upkeep import contributions, controls
+from treadle.upkeep.apply import Finish, apply
+from treadle.upkeep.backfill import Backfill
 from treadle.upkeep.change_stream import (
     BEATS,
+    CONTROLS,
     UPHEAVALS,
     ChangeStream,
     beat,
     keeps_former_states,
-    operation_time,
     pre_images,
+    present_place,
 )
 from treadle.upkeep.dirty import Dirty, mark_targets
 from treadle.upkeep.events import Watch
+from treadle.upkeep.headroom import headroom, read_window
 from treadle.upkeep.position import COLLECTION, first_row, signature
-from treadle.upkeep.rebuild import mend
-from treadle.upkeep.verify import examine
+from treadle.upkeep.replay import Replay
+from treadle.upkeep.retries import retry_all
 
 # How narrowly the stream is read after an event that was too large.
 WITHOUT_DOCUMENTS = 2
 
-log = logging.getLogger("treadle")
+log = logger(__name__)
 
 
 class Follower:
@@ -62,7 +65,7 @@ class Follower:
         session: Any,
         is_dead: Callable[[str], bool],
     ) -> None:
-        require_streams(server)
+        require_streams(graph, server)
         self.graph = graph
         self.limits = graph.limits
         self.server = server
@@ -70,10 +73,14 @@ class Follower:
         self.lease = Lease(graph.limits, name, graph.limits.worker_lease_seconds, owner, is_dead, session)
         self.watch: Watch
         self._signatures: dict[Rule, str] = {}
+        self._unbuilt: set[str] = set()
         self.position: Raw = {}
         self._ahead: Raw = {}
         # Collections whose backfill is pending; the row calls them `owed`.
         self.backfills: list[Raw] = []
+        # Rules that are not followed here: paused, or catching up by themselves.
+        self._stopped: set[Rule] = set()
+        self._replays: list[Replay] = []
         # Totals since this worker began, and what of them is not yet saved.
         self.totals: dict[str, int] = {}
         self._counts: dict[str, int] = {}
@@ -82,10 +89,13 @@ class Follower:
         self._quiet = 0
         # An event that is too large is looked for one by one, and then read without its documents.
         self._narrow = 0
+        self._raw = False
         self._beats: set[Any] = set()
         # How often the position was given up for a later one, so that beats may have been skipped.
         self._skipped = 0
         self._warned: set[str] = set()
+        self._tended = 0
+        self._low = False
 
     # -- leading --------------------------------------------------------------------------
 
@@ -94,16 +104,18 @@ class Follower:
         if not (yield from self.lease.take()):
             return False
         try:
-            row = yield from find_one_and_update(
-                COLLECTION,
-                {"_id": self.name, "n": {"$lt": self.lease.token}},
-                {"$set": {"n": self.lease.token}, "$setOnInsert": (yield from first_row())},
-                upsert=True,
-            )
+            own: Raw = {"_id": self.name, "n": {"$lt": self.lease.token}}
+            update: Raw = {"$set": {"n": self.lease.token}}
+            row = yield from find_one_and_update(COLLECTION, own, update)
+            if row is None:
+                # The first one here, who begins at the server's present place.
+                update["$setOnInsert"] = yield from first_row(self.limits)
+                row = yield from find_one_and_update(COLLECTION, own, update, upsert=True)
             assert row is not None
             self.position = self._ahead = {"token": row["token"], "start": row["start"]}
             self.backfills = row["owed"]
             self._counts, self._unsaved, self._narrow = {}, 0, 0
+            yield from self._note_hand_over(row.get("led") or {})
             yield from self._look_around(row)
         except BaseException as error:
             # It does not lead without knowing what; the next attempt takes the same lease.
@@ -114,29 +126,64 @@ class Follower:
             raise
         return True
 
+    def _note_hand_over(self, before: Raw) -> Plan[None]:
+        """Keep who leads, who did before, and why that ended."""
+        former = before.get("owner")
+        why = None if former is None else "it resigned" if before.get("resigned") else "its lease ran out"
+        led: Raw = {"owner": self.lease.owner, "former": former, "why": why, "resigned": False}
+        sets = {f"led.{name}": value for name, value in led.items()}
+        yield from self._write_if_leading({"$set": sets, "$currentDate": {"led.since": True}})
+
     def _look_around(self, row: Raw) -> Plan[None]:
-        """Find out how former states are known, and which rules are new here."""
+        """Find out how former states are known, which rules are paused, and which are new here."""
         kept = (yield from pre_images()) if keeps_former_states(self.server) else []
-        self.watch = Watch(self.graph, kept)
+        yield from self._look_at_controls(kept)
+        everything = Watch(self.graph, kept)
+        self.watch = Watch(self.graph, kept, without=self._stopped) if self._stopped else everything
         self._stream = ChangeStream()
-        self._signatures = {rule: signature(rule) for rule in self.watch.rules}
-        ledgers = sorted({rule.source.collection for rule in self.watch.ledgered})
+        self._signatures = {rule: signature(rule) for rule in everything.rules}
+        ledgers = sorted({rule.source.collection for rule in everything.ledgered})
         # What another version of the application had built is not followed from here on, and no longer
         # counts as built; nor can its unfinished work be done here.
         known = set(row["rules"]) & {*self._signatures.values()}
         self.backfills = [each for each in self.backfills if each["collection"] in self.graph.by_collection]
-        fresh = [rule for rule, signed in self._signatures.items() if signed not in known]
+        fresh = [rule for rule in self.watch.rules if self._signatures[rule] not in known]
         fresh += [rule for rule in self.watch.ledgered if rule.source.collection not in row["ledgers"]]
+        # What was paused before it was built is built when it goes on.
+        self._unbuilt = {self._signatures[rule] for rule in self._stopped} - known
         yield from contributions.forget([name for name in row["ledgers"] if name not in ledgers])
         self._plan_backfill(fresh, anew=False)
         if fresh or ledgers != row["ledgers"] or known != set(row["rules"]):
             yield from self._save({"ledgers": ledgers, "rules": sorted(known)})
 
+    def _look_around_again(self) -> Plan[None]:
+        """The same, after something changed."""
+        row = yield from find_one(COLLECTION, {"_id": self.name})
+        if row is not None:
+            yield from self._look_around(row)
+
+    def _look_at_controls(self, kept: Iterable[str]) -> Plan[None]:
+        """Stop following what is paused from here on, and let what was resumed catch up."""
+        rows = yield from controls.rows(self.graph)
+        self._stopped, waiting = set(), []
+        for label, row in rows.items():
+            rules = {rule for rule in controls.together(self.graph, label) if rule.maintain == "stream"}
+            if row.get("place") is None and not (
+                rules and row["paused"] and (yield from controls.stop_at(label, self.position))
+            ):
+                # Maintained in another way, or resumed just now: that comes by in the stream.
+                continue
+            self._stopped |= rules
+            waiting += [] if row["paused"] else [row]
+        self._replays = [Replay(self.graph, self.server, row, kept, self._stopped) for row in waiting]
+
     def resign(self) -> Plan[None]:
         """Save the position and let others lead."""
         try:
-            if self.lease.token is not None and self._unsaved:
-                yield from self._save()
+            if self.lease.token is not None:
+                if self._unsaved:
+                    yield from self._save()
+                yield from self._write_if_leading({"$set": {"led.resigned": True}})
             yield from self.lease.release()
         except LeaseLost:
             self.lease.token = None
@@ -148,7 +195,7 @@ class Follower:
 
     def _write_row(self, changes: Raw | None = None) -> Plan[None]:
         """Write the position and the pending backfills, if this worker still leads."""
-        sets: Raw = {**(changes or {}), **self.position, "owed": self.backfills}
+        sets: Raw = {**(changes or {}), **self.position, "owed": self.backfills, "error": None}
         update: Raw = {"$set": sets, "$currentDate": {"saved": True}}
         if self._counts:
             update["$inc"] = {f"counts.{name}": number for name, number in self._counts.items()}
@@ -180,6 +227,35 @@ class Follower:
         if once is not None:
             self._warned.add(once)
 
+    def _note_failure(self, error: Exception) -> Plan[None]:
+        """Let `status` say that the worker fails; the next batch that succeeds takes it back."""
+        if isinstance(error, ConnectionFailure) or is_passing(error):
+            # This could not be written either, and passes.
+            return
+        # What the server says may quote a document.
+        kind = f"{type(error).__name__}, code {getattr(error, 'code', None)}"
+        try:
+            yield from self._write_if_leading({"$set": {"error": kind}})
+        except (PyMongoError, LeaseLost):
+            return
+        self._unsaved += 1
+
+    def tend(self) -> Plan[None]:
+        """Hold the lease for longer, beside the work, and watch how much of the server's history is left."""
+        yield from self.lease.renew()
+        self._tended += 1
+        if not self.lease.held or self._tended % self.limits.worker_headroom_renewals:
+            return
+        room = headroom((yield from read_window()), self.position)
+        if room is not None and room.low and not self._low:
+            self._warn(
+                "headroom_low",
+                f"the server's history reaches back {room.seconds:.0f} s from where the worker stands, of "
+                f"{room.window_seconds:.0f} s; when it is overtaken, everything must be verified: find out "
+                "why the worker is behind, or give the server a larger oplog",
+            )
+        self._low = room is not None and room.low
+
     def _warn_of(self, error: Exception) -> None:
         self._stream = ChangeStream()
         once = f"{type(error).__name__} {getattr(error, 'code', '')}"
@@ -206,6 +282,7 @@ class Follower:
             except Exception as error:
                 # Whatever it was, it must not end the worker: it would only meet it again.
                 self._warn_of(error)
+                yield from self._note_failure(error)
                 yield from wait(backoff)
                 backoff = min(backoff * 2, self.limits.worker_backoff_max_seconds)
         try:
@@ -221,7 +298,7 @@ class Follower:
         for _ in range(2 + len({rule.level for rule in self.watch.rules})):
             awaited, skipped = (yield from beat()), self._skipped
             before = handled
-            while awaited not in self._beats or self.backfills:
+            while awaited not in self._beats or self.backfills or self._replays:
                 try:
                     handled += yield from self.step(0.2, linger=False)
                     if skipped != self._skipped:
@@ -233,9 +310,10 @@ class Follower:
                     self._warn_of(error)
                     yield from wait(self.limits.worker_backoff_seconds)
             self._beats.clear()
-            yield from delete_many(BEATS, {"_id": {"$lte": awaited}})
             if handled == before:
                 break
+        yield from retry_all(self.graph, self.server)
+        yield from delete_many(BEATS, {"_id": {"$lte": awaited}})
         yield from self._save()
         return handled
 
@@ -245,6 +323,9 @@ class Follower:
         """Read what is there, bring right what it concerns; how many events concerned anybody."""
         if self.backfills:
             yield from self._backfill_page()
+            await_seconds, linger = 0.001, False
+        elif self._replays:
+            yield from self._replay()
             await_seconds, linger = 0.001, False
         few = self.limits.worker_linger_below
         try:
@@ -259,6 +340,10 @@ class Follower:
                 if len(more) < few:
                     # That was all for now. Whoever waits for none at all never begins beside busy writers.
                     break
+        except InvalidBSON:
+            # One of the events holds what the driver cannot decode: they are read again, field by field.
+            self._stream, self._raw = ChangeStream(), True
+            return 1
         except OperationFailure as error:
             yield from self._answer(error)
             return 1
@@ -267,6 +352,7 @@ class Follower:
         self.position, self._narrow = self._ahead, 0
         self._quiet += 1
         if self._unsaved or self._quiet >= self.limits.worker_heartbeat_reads:
+            yield from retry_all(self.graph, self.server, due=True)
             yield from self._save()
         return 0
 
@@ -275,21 +361,63 @@ class Follower:
         if self._stream.cursor is None:
             lean = self._narrow == WITHOUT_DOCUMENTS
             yield from self._stream.open(self.watch.pipeline(self.position, lean=lean))
-        events = yield from self._stream.read(
-            1 if self._narrow else self.limits.worker_batch_max, await_seconds
-        )
+        most = 1 if self._narrow else self.limits.worker_batch_max
+        events = yield from self._stream.read(most, await_seconds, raw=self._raw)
+        self._raw = False
         if self._stream.token is not None:
             # Where the position goes once the events are handled. The time serves where the token's own
             # event is no longer found, because it was of a collection that nobody watches any more.
-            start = events[-1]["clusterTime"] if events else self._ahead["start"]
+            start = events[-1].get("clusterTime") if events else self._ahead["start"]
             self._ahead = {"token": self._stream.token, "start": start}
         return events
 
     def _handle(self, events: list[Raw]) -> Plan[int]:
         """Bring right what a batch concerns, and move the position past it."""
+        earlier, counts = self.position, dict(self._counts)
+        beats = [each["documentKey"]["_id"] for each in events if _is_of(each, BEATS)]
+        controlled = [each for each in events if _is_of(each, CONTROLS)]
+        others = [each for each in events if not _is_of(each, BEATS, CONTROLS)]
+        self.position = self._ahead
+        self._count("events", len(others))
+        self._unsaved += len(others)
+        try:
+            try:
+                unsettled = yield from self._bring_right(others, self._write_row)
+                if self._unsaved > self.limits.worker_unsaved_max:
+                    yield from self._save()
+            except Exception as error:
+                if not divides(error):
+                    raise
+                unsettled = yield from in_pieces(self.limits, others, self._attempt, self._pass_over, error)
+                yield from self._save()
+        except BaseException:
+            self.position, self._counts = earlier, counts
+            self._stream = ChangeStream()
+            raise
+        self._beats.update(beats)
+        if self._narrow == WITHOUT_DOCUMENTS:
+            self._narrow, self._stream = 0, ChangeStream()
+        if unsettled or controlled:
+            yield from self._look_around_again()
+        return len(others)
+
+    def _attempt(self, events: Sequence[Raw]) -> Plan[list[Rule]]:
+        return self._bring_right(events, self._fence)
+
+    def _pass_over(self, event: Raw, error: Exception) -> Plan[list[Rule]]:
+        """Set aside a document whose event cannot be handled."""
+        collection = str((event.get("ns") or {}).get("coll"))
+        entry = self.graph.by_collection.get(collection)
+        label = self.name if entry is None else entry.model.__name__
+        key = (event.get("documentKey") or {}).get("_id")
+        self._count("set_aside")
+        yield from set_aside(label, collection, key, error)
+        return []
+
+    def _bring_right(self, events: Sequence[Raw], end: Finish) -> Plan[list[Rule]]:
+        """Recompute what events concern, `end` with the last of it; rules that a backfill must see to."""
         dirty = Dirty()
-        beats = self._note(events, dirty)
-        concerned = len(events) - len(beats)
+        self._note(events, dirty)
         rows = yield from contributions.settle(dirty)
         yield from mark_targets(dirty)
         if dirty.blind:
@@ -302,50 +430,31 @@ class Follower:
             )
         unsettled = [*dirty.upset, *dirty.blind]
         self._plan_backfill(unsettled)
-        earlier, counts = self.position, dict(self._counts)
-        self.position = self._ahead
-        self._count("events", concerned)
-        self._unsaved += concerned
 
         def finish() -> Plan[None]:
             if rows:
                 yield from bulk_write(contributions.COLLECTION, rows)
-            yield from self._write_row()
+            for rule, events in dirty.events.items():
+                yield from rule.replay(events)
+            yield from end()
 
-        try:
-            if dirty:
-                done = yield from apply(self.graph, self.server, dirty, self._fence, finish)
+        if dirty:
+            left = frozenset(self._stopped)
+            done = yield from apply(self.graph, self.server, dirty, self._fence, finish, without=left)
+            if end == self._write_row:
                 self._saved()
-                self._count("recomputed", done)
-                if dirty.aside:
-                    self._count("set_aside", dirty.aside)
-            elif self._unsaved > self.limits.worker_unsaved_max:
-                yield from self._save()
-        except BaseException:
-            self.position, self._counts = earlier, counts
-            self._stream = ChangeStream()
-            raise
-        self._beats.update(beats)
-        if self._narrow == WITHOUT_DOCUMENTS:
-            self._narrow, self._stream = 0, ChangeStream()
-        if unsettled and (row := (yield from find_one(COLLECTION, {"_id": self.name}))) is not None:
-            yield from self._look_around(row)
-        return concerned
+            self._count("recomputed", done)
+            if dirty.aside:
+                self._count("set_aside", dirty.aside)
+        return unsettled
 
-    def _note(self, events: list[Raw], dirty: Dirty) -> list[Any]:
-        """Mark what events make dirty; the beats among them."""
-        beats: list[Any] = []
+    def _note(self, events: Sequence[Raw], dirty: Dirty) -> None:
+        """Mark what events make dirty."""
         for event in events:
-            where = (event.get("ns") or {}).get("coll")
-            if event["operationType"] in UPHEAVALS:
-                if where != BEATS:
-                    kind = event["operationType"]
-                    self._warn("upheavals", f"{where or 'the database'}: {kind}; what it fed is verified now")
-            elif where == BEATS:
-                beats.append(event["documentKey"]["_id"])
-                continue
+            where, kind = (event.get("ns") or {}).get("coll"), event["operationType"]
+            if kind in UPHEAVALS and where not in (BEATS, CONTROLS):
+                self._warn("upheavals", f"{where or 'the database'}: {kind}; what it fed is verified now")
             self.watch.note(event, dirty)
-        return beats
 
     def _answer(self, error: OperationFailure) -> Plan[None]:
         """What to do when the stream itself fails."""
@@ -362,7 +471,7 @@ class Follower:
                 "the stream's history is gone from the server, so changes were missed; every value that is "
                 "maintained by stream is verified and repaired now (a larger oplog avoids this)",
             )
-            self.position = self._ahead = {"token": None, "start": (yield from operation_time())}
+            self.position = self._ahead = yield from present_place(self.limits)
             self._skipped += 1
             self._plan_backfill(self.watch.rules)
             yield from self._save()
@@ -374,6 +483,34 @@ class Follower:
                 )
         else:
             raise error
+
+    # -- catching up ------------------------------------------------------------------------------
+
+    def _replay(self) -> Plan[None]:
+        """Let a rule that was resumed catch up by some events, and join the others when it has."""
+        replay = self._replays[0]
+        try:
+            if not (yield from replay.step(self._fence)):
+                self._count("replayed", replay.handled)
+                replay.handled = 0
+                return
+        except Exception as error:
+            lost = getattr(error, "code", None) in HISTORY_LOST
+            if not lost and not divides(error):
+                raise
+            if lost and not replay.is_lost():
+                return
+            reason = "was paused for longer than the server's history reaches back"
+            if not lost:
+                reason = "met an event that cannot be handled"
+            self._warn("history_lost", f"{replay.label} {reason}; it is verified and repaired now")
+            replay.unsettled |= set(replay.rules)
+        self._count("replayed", replay.handled)
+        yield from controls.caught_up(replay.label)
+        yield from self._look_around_again()
+        if replay.unsettled:
+            self._plan_backfill(replay.unsettled)
+            yield from self._save()
 
     # -- backfill -----------------------------------------------------------------------------------
 
@@ -395,63 +532,41 @@ class Follower:
         """Backfill one page: note what its documents feed, or verify and mend them."""
         first = self.backfills[0]
         entry = self.graph.by_collection[first["collection"]]
-        documents = yield from (self._fill_ledger if first["ledger"] else self._verify)(entry, first["after"])
+        backfill = Backfill(self.graph, self.server, self.watch, self._count)
+        one_page = backfill.fill_ledger if first["ledger"] else backfill.verify
+        last = yield from one_page(entry, first["after"])
+        while last is not None and isinstance(last[0], RawId):
+            # An id that cannot be decoded cannot be saved either: no page ends there.
+            last = yield from one_page(entry, last)
         changes: Raw = {}
-        if documents:
-            # In a list, because an id may itself be null.
-            self.backfills[0] = {**first, "after": [documents[-1]["_id"]]}
+        if last is not None:
+            self.backfills[0] = {**first, "after": last}
         else:
             self.backfills = self.backfills[1:]
             left = {each["collection"] for each in self.backfills}
             changes["rules"] = sorted(
-                signed for rule, signed in self._signatures.items() if rule.target.collection not in left
+                signed
+                for rule, signed in self._signatures.items()
+                if rule.target.collection not in left and signed not in self._unbuilt
             )
         yield from self._save(changes)
 
-    def _fill_ledger(self, entry: Entry[Any], last: list[Any] | None) -> Plan[list[Raw]]:
-        rules = [rule for rule in self.watch.ledgered if rule.source.collection == entry.collection]
-        shown = dict.fromkeys(outermost({"_id"}.union(*(rule.key.paths for rule in rules))), 1)
-        documents = yield from page(entry, last, self.limits.contributions_page, shown, whole=True)
-        yield from contributions.record(entry, rules, documents)
-        return documents
 
-    def _verify(self, entry: Entry[Any], last: list[Any] | None) -> Plan[list[Raw]]:
-        size = self.limits.worker_resync_page
-        try:
-            documents = yield from page(entry, last, size, whole=True)
-            for exact, own in entry.by_class(documents):
-                yield from self._verify_class(exact, own)
-        except BSONError:
-            # One of them cannot be read; each by itself, around that one.
-            documents = yield from page(entry, last, size, entry.key_projection(), whole=True)
-            for exact, own in entry.by_class(documents):
-                yield from mend(self.graph, self.server, exact, [exact.key_of(each) for each in own])
-        self._count("verified", len(documents))
-        if not documents and entry.group is not None:
-            # Groups without a document, which no page of documents shows.
-            mended = yield from mend(self.graph, self.server, entry, (yield from differing(entry)))
-            self._count("mended", len(mended))
-        return documents
-
-    def _verify_class(self, entry: Entry[Any], documents: list[Raw]) -> Plan[None]:
-        keys = {freeze(each["_id"]): entry.key_of(each) for each in documents}
-        if not keys:
-            return
-        try:
-            findings = yield from examine(self.server, entry, documents)
-            wrong = {freeze(each.document_id) for each in findings}
-            keys = {frozen: key for frozen, key in keys.items() if frozen in wrong}
-        except OperationFailure as error:
-            if not is_about_one_document(error):
-                raise
-        self._count("mended", len((yield from mend(self.graph, self.server, entry, list(keys.values())))))
+def _is_of(event: Raw, *collections: str) -> bool:
+    """Whether an event is of a document of a collection of Treadle's own."""
+    return (event.get("ns") or {}).get("coll") in collections and event["operationType"] not in UPHEAVALS
 
 
 def _which(backfill: Raw) -> tuple[str, bool]:
     return backfill["collection"], backfill["ledger"]
 
 
-def require_streams(server: Capabilities) -> None:
+def require_streams(graph: Graph, server: Capabilities) -> None:
     """Refuse the worker on a server that has no change streams."""
     what = "the worker follows change streams and"
-    server.require_transactions(what, "declare maintain='write'", code="streams-unavailable")
+    instead = "declare maintain='write'"
+    server.require_transactions(what, instead, code="streams-unavailable")
+    if server.streams is None and "streams" in graph.uses:
+        raise UsageError(
+            f"{what} this server has none; {instead}, or rebuild() now and then", code="streams-unavailable"
+        )

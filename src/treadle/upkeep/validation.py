@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from treadle.engine.pages import matching
+from treadle.engine.pages import matching, readable_page
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry
 from treadle.model.schema_check import Fault, faults
 from treadle.plan import Plan, Raw, count_documents, find
+from treadle.plan.decoding import Unreadable
 from treadle.upkeep.collection_schema import collection_schema, newest_version
 
 
@@ -30,7 +31,7 @@ def describe_change(entry: Entry[Any], now: Raw, declared: Raw) -> Plan[str]:
     """What a new validator means for the documents that are there."""
     before, after = now["validationLevel"] if now["validator"] else "none", declared["validationLevel"]
     change = str(after) if before == after else f"{before} to {after}"
-    if declared["validationAction"] == "warn":
+    if _only_warns(declared):
         change += ", only warns"
     if not declared["validator"]:
         return change
@@ -38,12 +39,24 @@ def describe_change(entry: Entry[Any], now: Raw, declared: Raw) -> Plan[str]:
     invalid = {"$nor": [{"$jsonSchema": schema}]}
     number = yield from count_documents(entry.collection, invalid)
     if not number:
-        return change
-    examples = yield from find(entry.collection, invalid, sort=[("_id", 1)], limit=entry.limits.examples_max)
-    listed = "; ".join(f"_id {raw['_id']!r} ({_first(schema, raw).path})" for raw in examples)
-    more = "; …" if number > len(examples) else ""
+        return f"{change}; all documents that are there validate" if _only_warns(declared) else change
+    try:
+        examples = yield from find(
+            entry.collection, invalid, sort=[("_id", 1)], limit=entry.limits.examples_max
+        )
+        named = []
+    except Unreadable as error:
+        examples = error.documents
+        named = [f"_id {key!r} (cannot be decoded)" for key, _ in error.failed]
+    named += [f"_id {raw['_id']!r} ({_first(schema, raw).path})" for raw in examples]
+    listed = "; ".join(named)
+    more = "; …" if number > len(named) else ""
     verb = "document does" if number == 1 else "documents do"
     return f"{change}; {number} {verb} not validate: {listed}{more}"
+
+
+def _only_warns(declared: Raw) -> bool:
+    return bool(declared["validationAction"] == "warn")
 
 
 def _first(schema: Mapping[str, Any], raw: Raw) -> Fault:
@@ -51,8 +64,8 @@ def _first(schema: Mapping[str, Any], raw: Raw) -> Fault:
     return next(iter(faults(schema, raw)), Fault("the document", None, "what the validator allows"))
 
 
-def findings(entries: Iterable[Entry[Any]]) -> Plan[list[Finding]]:
-    """A finding for each document that does not validate, at the place where it does not."""
+def findings(entries: Iterable[Entry[Any]], sample: float | None = None) -> Plan[list[Finding]]:
+    """A finding for each document that does not validate, at the place where it does not; or of a sample."""
     findings: list[Finding] = []
     chosen: dict[str, list[Entry[Any]]] = {}
     for entry in entries:
@@ -62,13 +75,18 @@ def findings(entries: Iterable[Entry[Any]]) -> Plan[list[Finding]]:
         root = members[0].root
         layout = root.layout
         schema = (None if layout is None else layout.schema()) or collection_schema(root)
-        scopes = [member.exactly for member in members if member.exactly]
+        scopes = [member.whole_exactly for member in members if member.whole_exactly]
         condition: Raw = {"$nor": [{"$jsonSchema": schema}]}
+        if sample is not None:
+            condition["$sampleRate"] = sample
         if scopes and root not in members:
             condition["$or"] = scopes
         last: list[Any] | None = None
-        while rows := (yield from matching(collection, condition, last, root.limits.verify_page)):
-            last = [rows[-1]["_id"]]
+        while True:
+            page = matching(collection, condition, last, root.limits.verify_page)
+            rows, last = yield from readable_page(root.model.__name__, page, last)
+            if last is None:
+                break
             for raw in rows:
                 fault, model = _first(schema, raw), root.of(raw).model.__name__
                 findings.append(

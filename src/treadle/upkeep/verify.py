@@ -13,17 +13,22 @@ from functools import partial
 from typing import Any
 
 from treadle.engine.commit import commit_on
+from treadle.engine.contention import in_pieces
 from treadle.engine.groups import differing, examine_groups, orphan
 from treadle.engine.lease import holder
-from treadle.engine.pages import chunks, go_through, projection_of
+from treadle.engine.pages import chunks, go_through, go_through_sample, projection_of
 from treadle.engine.recompute import Recomputation
+from treadle.engine.set_aside import around, set_aside
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
-from treadle.graph.outcomes import Finding, Report
+from treadle.graph.outcomes import Finding, Pace, Report
 from treadle.graph.pattern import STATE, Entry, Rule
+from treadle.model.shown import shown
 from treadle.plan import Plan, Raw, find, wait
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.decoding import Unreadable
+from treadle.plan.server_errors import message_of
 from treadle.query.comparison import same
 from treadle.query.keys import distinct, freeze
 from treadle.query.paths import overlap, places_of, plain, value_at
@@ -32,11 +37,24 @@ from treadle.upkeep.position import NAME as WORKER
 
 
 def verify(
-    graph: Graph, server: Capabilities, entries: Iterable[Entry[Any]], report: Report | None = None
+    graph: Graph,
+    server: Capabilities,
+    entries: Iterable[Entry[Any]],
+    report: Report | None = None,
+    sample: float | None = None,
 ) -> Plan[list[Finding]]:
-    """All findings in the targets of these models."""
+    """All findings in the targets of these models.
+
+    With `sample`, those in so many of the documents that are examined one by
+    one; what is proven as a whole, such as a tree, is left out.
+    """
     findings: list[Finding] = []
     for entry in entries:
+        if sample is not None:
+            bounds = yield from scheduled_bounds(entry)
+            if entry.layout is None and bounds is not NOT_YET and examined(entry):
+                findings += yield from _verify_pages(graph, server, entry, bounds, report, sample)
+            continue
         if entry.layout is not None:
             findings += yield from entry.layout.verify(server, report)
             continue
@@ -45,7 +63,8 @@ def verify(
             # Nothing has been computed yet, so that nothing can be wrong.
             continue
         for rule in own(entry, "examine_all"):
-            findings += yield from rule.examine_all(server, report)
+            label, examining = rule.place.label, rule.examine_all(server, report)
+            findings += (yield from around(label, entry.collection, None, examining)) or []
         if examined(entry):
             findings += yield from _verify_pages(graph, server, entry, bounds, report)
         if entry.group is not None:
@@ -64,20 +83,60 @@ def examined(entry: Entry[Any]) -> bool:
 
 
 def _verify_pages(
-    graph: Graph, server: Capabilities, entry: Entry[Any], bounds: Bounds | None, report: Report | None
+    graph: Graph,
+    server: Capabilities,
+    entry: Entry[Any],
+    bounds: Bounds | None,
+    report: Report | None,
+    sample: float | None = None,
 ) -> Plan[list[Finding]]:
     findings: list[Finding] = []
 
     def visit(documents: Sequence[Raw]) -> Plan[None]:
         computed = [each for each in documents if within(entry, each, bounds)]
-        suspects = yield from examine(server, entry, computed)
-        if suspects:
-            confirmed = yield from _look_again(graph, server, entry, suspects)
-            findings.extend((yield from _give_time(graph, server, entry, confirmed)))
+        confirmed = yield from confirm(graph, server, entry, computed)
+        findings.extend(confirmed)
+        if confirmed and isinstance(report, Pace):
+            yield from report.found(confirmed)
+
+    def note(error: Unreadable) -> None:
+        findings.extend(_not_examined(entry, key, reason) for key, reason in error.failed)
 
     size = entry.limits.verify_page if entry.group is None else entry.limits.group_page
-    yield from go_through(entry, size, visit, report)
+    if sample is not None:
+        yield from go_through_sample(entry, size, sample, visit, report, note)
+    else:
+        yield from go_through(entry, size, visit, report, note)
     return findings
+
+
+def confirm(
+    graph: Graph, server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]
+) -> Plan[list[Finding]]:
+    """The findings in these documents that are still there at a second look, at one moment."""
+    suspects = yield from examine_each(server, entry, documents)
+    if not suspects:
+        return []
+    confirmed = yield from _look_again(graph, server, entry, suspects)
+    return (yield from _give_time(graph, server, entry, confirmed))
+
+
+def _not_examined(entry: Entry[Any], key: Any, reason: str) -> Finding:
+    """A document of which nobody can say whether it is right; `status` lists it with the others."""
+    return Finding("set-aside", entry.model.__name__, key, "", None, shown(reason))
+
+
+def examine_each(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) -> Plan[list[Finding]]:
+    """The findings in these documents; one that cannot be examined is set aside, and is a finding itself."""
+
+    def attempt(some: Sequence[Raw]) -> Plan[list[Finding]]:
+        return examine(server, entry, some)
+
+    def alone(document: Raw, error: Exception) -> Plan[list[Finding]]:
+        yield from set_aside(entry.model.__name__, entry.collection, entry.key_of(document), error)
+        return [_not_examined(entry, document["_id"], message_of(error))]
+
+    return (yield from in_pieces(entry.limits, documents, attempt, alone))
 
 
 def within(entry: Entry[Any], document: Raw, bounds: Bounds | None) -> bool:
@@ -92,8 +151,16 @@ def _verify_groups(
     findings: list[Finding] = []
     commit = commit_on(graph, server)
     keys = [key for key in (yield from differing(entry)) if bounds is None or is_closed(key, bounds)]
+
+    def attempt(some: Sequence[Any]) -> Plan[list[Finding]]:
+        return commit.look(partial(examine_groups, server, entry, some))
+
+    def alone(key: Any, error: Exception) -> Plan[list[Finding]]:
+        yield from set_aside(entry.model.__name__, entry.collection, key, error)
+        return [_not_examined(entry, tuple(key), message_of(error))]
+
     for chunk in chunks(keys, entry.limits.group_page):
-        findings += yield from commit.look(partial(examine_groups, server, entry, chunk))
+        findings += yield from in_pieces(entry.limits, chunk, attempt, alone)
     return findings
 
 
@@ -101,14 +168,22 @@ def _look_again(
     graph: Graph, server: Capabilities, entry: Entry[Any], suspects: Sequence[Finding]
 ) -> Plan[list[Finding]]:
     """The findings that remain when target and sources are read at one moment."""
-    keys = distinct(each.document_id for each in suspects)
+    lost = [each for each in suspects if each.pattern == "set-aside"]
+    keys = distinct(each.document_id for each in suspects if each not in lost)
 
-    def look() -> Plan[list[Finding]]:
-        chosen = {"_id": {"$in": keys}, **entry.exactly}
+    def look(some: Sequence[Any]) -> Plan[list[Finding]]:
+        chosen = {"_id": {"$in": list(some)}, **entry.exactly}
         documents = yield from find(entry.collection, chosen, projection_of(entry))
         return (yield from examine(server, entry, documents))
 
-    return (yield from commit_on(graph, server).look(look))
+    def attempt(some: Sequence[Any]) -> Plan[list[Finding]]:
+        return commit_on(graph, server).look(partial(look, some))
+
+    def alone(key: Any, error: Exception) -> Plan[list[Finding]]:
+        yield from set_aside(entry.model.__name__, entry.collection, key, error)
+        return [_not_examined(entry, key, message_of(error))]
+
+    return lost + (yield from in_pieces(entry.limits, keys, attempt, alone))
 
 
 def _give_time(
@@ -119,7 +194,7 @@ def _give_time(
     What is maintained by stream is always a moment behind. While a worker is
     active, such a finding counts only if nothing about it changes for a while.
     """
-    streamed = [rule.path for rule in entry.rules if rule.maintain == "stream"]
+    streamed = [rule.path.removeprefix(STATE + ".") for rule in entry.rules if rule.maintain == "stream"]
     late = [
         each
         for each in findings
@@ -172,7 +247,12 @@ def _compare(recomputation: Recomputation, document: Raw, right: Raw) -> Iterato
                 places.append((rule.pattern, prefix + rule.name, stored, should))
             continue
         for path in rule.empty() if isinstance(rule, GatherRule) else [rule.path]:
-            places.append((pattern, path, value_at(document, path), value_at(right, path)))
+            stored, should = value_at(document, path), value_at(right, path)
+            if isinstance(rule, GatherRule) and not rule.fits(should):
+                # Whatever is stored is not what it should be, which cannot be stored.
+                yield Finding(pattern, entry.model.__name__, document["_id"], path, stored, should)
+                continue
+            places.append((pattern, path, stored, should))
     for pattern, path, stored, should in places:
         if not same(stored, should):
             yield Finding(pattern, entry.model.__name__, document["_id"], path, stored, should)

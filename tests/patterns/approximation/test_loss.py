@@ -195,7 +195,7 @@ def test_the_time_of_the_flush_is_stored(run, database):
 @pytest.mark.parametrize("fault", ["drop_reply", "close_before"])
 def test_a_batch_counts_once_whatever_is_lost(server, database, fault, field, briskly):
     """At each command of a flush, twice, so that the driver's own retry fails too."""
-    with faults.Proxy(server.port) as proxy, MongoClient[Any](proxy.uri) as client:
+    with faults.Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
         store = Store(client[database.name], [Product])
         store.setup()
         store.insert(Product(id=1))
@@ -221,7 +221,7 @@ def test_a_batch_counts_once_whatever_is_lost(server, database, fault, field, br
 
 
 def test_a_durable_event_that_was_acknowledged_is_there_once(server, database, briskly):
-    with faults.Proxy(server.port) as proxy, MongoClient[Any](proxy.uri) as client:
+    with faults.Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
         store = Store(client[database.name], [Product])
         store.setup()
         store.insert(Product(id=1))
@@ -243,7 +243,7 @@ def test_a_durable_event_that_was_acknowledged_is_there_once(server, database, b
 
 def test_a_flush_that_comes_by_itself_keeps_its_counts_when_it_fails(server, database, caplog, briskly):
     limits = Limits(counter_due_seconds=0.3, counter_pause_seconds=1e-9)
-    with faults.Proxy(server.port) as proxy, MongoClient[Any](proxy.uri) as client:
+    with faults.Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
         store = Store(client[database.name], [Product], limits=limits)
         store.insert(Product(id=1))
         counter = store.counter(Product, "views")
@@ -257,7 +257,7 @@ def test_a_flush_that_comes_by_itself_keeps_its_counts_when_it_fails(server, dat
 
 
 def test_what_was_found_before_a_flush_failed_is_told(server, database, briskly):
-    with faults.Proxy(server.port) as proxy, MongoClient[Any](proxy.uri) as client:
+    with faults.Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
         store = Store(client[database.name], [Product], limits=Limits(counter_chunk=1))
         store.insert(Product(id=1))
         counter = store.counter(Product, "views")
@@ -277,7 +277,7 @@ def test_what_was_found_before_a_flush_failed_is_told(server, database, briskly)
 def test_an_event_that_finds_no_room_is_refused_and_not_counted(server, database, briskly, n):
     """With the server away the buffer stays bounded, and nobody waits for it at each event."""
     limits = Limits(counter_due_seconds=0.3, counter_fold_max=1)
-    with faults.Proxy(server.port) as proxy, MongoClient[Any](proxy.uri) as client:
+    with faults.Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
         store = Store(client[database.name], [Narrow], limits=limits)
         store.insert_many([Narrow(id=key) for key in range(40)])
         counter = store.counter(Narrow, "views")

@@ -277,7 +277,7 @@ def test_without_transactions_a_batch_counts_once(alone, fault, tried):
     """The driver does not retry here; the marks in the documents tell what was done."""
     name = f"counter_{fault}"
     with (
-        faults.Proxy(alone.port) as proxy,
+        faults.Proxy(alone) as proxy,
         MongoClient[Any](proxy.uri) as client,
         MongoClient[Any](alone.uri) as sound,
     ):

@@ -12,7 +12,7 @@ from bson.decimal128 import Decimal128
 from pydantic import BaseModel
 
 from tests.patterns.bucket.sensors import HOUR, LAYOUTS, at, reading_in, stored
-from treadle import Bucket, Document, Store, UsageError
+from treadle import Bucket, Document, Store, Unchecked, UsageError
 
 # -- changing ----------------------------------------------------------------------------------------
 
@@ -74,13 +74,13 @@ def test_updates_mean_what_the_server_means(run, database):
         {"$mul": {"n": -2}},
         {"$inc": {"price": Decimal("0.01")}},
         {"$inc": {"price": 1}},
-        {"$inc": {"fresh": 2}},
-        {"$mul": {"fresh": 2}},
+        Unchecked({"$inc": {"fresh": 2}}),
+        Unchecked({"$mul": {"fresh": 2}}),
         {"$min": {"n": 1}},
         {"$max": {"n": 10, "note": "z"}},
         {"$set": {"part.x": 9, "note": "$n"}},
         {"$unset": {"note": ""}},
-        {"$rename": {"note": "n2"}},
+        Unchecked({"$rename": {"note": "n2"}}),
         {"$setOnInsert": {"n": 99}, "$set": {"note": "a"}},
         [{"$set": {"n": {"$add": ["$n", 1]}, "note": {"$literal": "$n"}}}],
         [{"$set": {"part": {"x": "$n"}}}, {"$unset": "note"}],

@@ -10,7 +10,7 @@ from bson import ObjectId
 from bson.decimal128 import Decimal128
 
 from tests.patterns.bucket.sensors import HOUR, LAYOUTS, START, Reading, at, reading_in
-from treadle import Bucket, DataError, Document, Id, Limits, Store, UsageError
+from treadle import Bucket, DataError, Document, Id, Limits, Store, Unchecked, UsageError
 
 # -- reading -----------------------------------------------------------------------------------------
 
@@ -74,8 +74,8 @@ def test_filters_mean_what_the_server_means(layout, filled, database):
         {"sensor_id": {"$regex": "b"}, "temp": {"$type": "double"}},
         {"$comment": "nothing", "temp": 10},
         {"ts": {"$type": "date"}, "temp": {"$lt": 20}},
-        {"missing": 1},
-        {"missing": None, "temp": 10},
+        Unchecked({"missing": 1}),
+        Unchecked({"missing": None, "temp": 10}),
         {},
     ]
     for filter in filters:

@@ -25,7 +25,7 @@ START = datetime(2026, 1, 1, 10, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 LAYOUTS = ["rows", "columns", "packed"]
 WRITTEN = 200
-SERVER = Capabilities(True, (6, 0, 5))
+SERVER = Capabilities(transactions=True)
 
 
 def reading_in(layout: str, **options: Any) -> Any:
@@ -451,7 +451,7 @@ def test_adoption_goes_on_under_writers(database):
 @pytest.fixture(scope="module")
 def proxied(server):
     interval, common.MIN_HEARTBEAT_INTERVAL = common.MIN_HEARTBEAT_INTERVAL, 0.005
-    with faults.Proxy(server.port) as proxy, MongoClient[Any](proxy.uri, appname="buckets") as client:
+    with faults.Proxy(server) as proxy, MongoClient[Any](proxy.uri, appname="buckets") as client:
         client.admin.command("ping")
         yield proxy, client
     common.MIN_HEARTBEAT_INTERVAL = interval

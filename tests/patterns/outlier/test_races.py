@@ -148,7 +148,7 @@ def test_a_lost_reply_does_not_append_twice(server, database):
     """The driver sends the update again, and the server knows it."""
     from tests import faults
 
-    with faults.Proxy(server.port) as proxy, MongoClient[Any](proxy.uri) as client:
+    with faults.Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
         store = Store(client[database.name], [Plain])
         store.setup()
         store.insert(Plain(id=1, members=range(LIMIT - 2)))

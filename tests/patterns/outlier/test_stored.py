@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from tests.members import LIMIT, Plain, Rows, Unique, items
 from tests.support import Colour
-from treadle import Document, Id, Outlier, Store, UsageError
+from treadle import Document, Id, Outlier, Store, Unchecked, UsageError
 
 
 class User(Document, collection="users"):
@@ -183,7 +183,7 @@ def test_an_ordinary_document_costs_one_update_per_append(heard):
     assert ["update"] == listener.names
     listener.clear()
     store.insert(Plain(id=2, members=[1]))
-    store.update(Plain, 2, {"$set": {"other": 1}})
+    store.update(Plain, 2, Unchecked({"$set": {"other": 1}}))
     assert ["insert", "findAndModify"] == listener.names
 
 

@@ -122,7 +122,7 @@ def test_results_that_the_validator_or_bson_refuses_are_set_aside(run, database)
     migration(Strict, 1, up=bad)
     database["strict"].insert_many([{"a": number} for number in (1, 2, 3, 4)])
     store = run.store([Strict])
-    store.setup()
+    store.setup(validation="enforce")
     result = store.migrate(Strict)
     assert (1, 3) == (result.migrated, len(result.set_aside))
 
@@ -402,15 +402,18 @@ def test_a_throttled_run_waits_between_batches(database):
 
     store.runner._perform = noting  # type: ignore[method-assign]
     store.migrate(User, batch=2, throttle=4)
-    assert [0.5, 0.5, 0.5] == [each for each in waits if each]
+    # Two documents at four a second, less the time that the batch itself took.
+    assert waits
+    assert all(0 <= each <= 0.5 for each in waits)
     # Not a thousand at once and then nothing for minutes.
     waits.clear()
     store.migrate(User, to=2, throttle=3)
-    assert [1.0, 1.0] == [each for each in waits if each]
+    assert waits
+    assert all(0 <= each <= 1.0 for each in waits)
     waits.clear()
     stopped = store.migrate(User, throttle=0.01, stop=lambda: bool(waits))
     assert (1, False) == (stopped.migrated, stopped.finished)
-    assert [10.0] == [each for each in waits if each]
+    assert 1 == len(waits)
     for options in ({"throttle": 0}, {"throttle": -1}, {"batch": 0}, {"batch": True}):
         with pytest.raises(UsageError):
             store.migrate(User, **options)
@@ -441,3 +444,24 @@ def test_a_model_without_versions_cannot_be_migrated(run):
         with pytest.raises(UsageError) as caught:
             call(Plain)
         assert "version-invalid" == caught.value.code
+
+
+def test_a_run_is_not_kept_away_by_an_earlier_one_of_its_own_process(run, database):
+    """Its release was cut off, so that the lease still names it; the work itself is over."""
+    store = run.store([User])
+    old_users(database, 3)
+    held = []
+
+    def interrupted(progress):
+        held.append(database["treadle.leases"].find_one())
+        with pytest.raises(DataError, match="being migrated already"):
+            store_beside.migrate(User)
+        raise RuntimeError("interrupted")
+
+    store_beside = Store(database, [User])
+    with pytest.raises(RuntimeError, match="interrupted"):
+        store.migrate(User, batch=1, progress=interrupted)
+    lease = {**held[0], "until": dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)}
+    database["treadle.leases"].replace_one({"_id": lease["_id"]}, lease)
+    assert store.migrate(User).finished
+    assert lease["n"] < database["treadle.leases"].find_one()["n"]

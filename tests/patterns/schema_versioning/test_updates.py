@@ -180,18 +180,19 @@ def followed(store: Any, database: Any) -> None:
     product = store.insert(Product(label_id=label))
     database["reviews"].insert_many([{"product_id": product.id, "rating": number} for number in range(5)])
     store.rebuild(Product)
-    assert (5, 0) == (store.get(Product, product.id).reviews, store.get(Product, product.id).stars)
+    assert (5, 10) == (store.get(Product, product.id).reviews, store.get(Product, product.id).stars)
     # An update of an old document is followed as well.
     review = store.find_one(Review)
     store.update(Review, review.id, {"$set": {"stars": 7}})
-    assert 7 == store.get(Product, product.id).stars
+    assert 17 == store.get(Product, product.id).stars
     store.migrate(Review, batch=2)
     store.migrate(Label)
     after = store.get(Product, product.id)
     assert (5, 17, 34, "old") == (after.reviews, after.stars, after.double, after.label.text)
     assert [] == store.verify()
     store.migrate(Review, to=1)
-    assert 0 == store.get(Product, product.id).stars
+    # Older documents count as what their migrations make of them.
+    assert 17 == store.get(Product, product.id).stars
     assert [] == store.verify()
 
 
@@ -231,7 +232,8 @@ def marks(database: Any) -> None:
     assert "stars" in reasons[3]
     assert "duplicate" in reasons[5]
     assert [] == store.verify()
-    assert 4 == store.get(Marked, 1).marks
+    # The one that cannot be stored in the current version can be read in it; the other cannot.
+    assert 5 == store.get(Marked, 1).marks
 
 
 def test_what_cannot_be_written_where_others_follow_is_set_aside(database):
@@ -291,7 +293,7 @@ def test_whoever_brings_a_document_up_takes_along_what_follows(run, database, wr
     store.setup()
     store.insert(Shelf(id=1))
     key = database.kept.insert_one({"cat": 1, "label": "a", "schema_version": 1}).inserted_id
-    assert [] == store.verify(Shelf)
+    assert ["kept"] == [each.path for each in store.verify(Shelf)]
     if write == "update":
         store.update(Kept, key, {"$set": {"label": "b"}})
     elif write == "update_many":

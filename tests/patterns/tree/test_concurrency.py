@@ -36,7 +36,7 @@ from treadle.engine.deletes import DeleteOneDocument
 from treadle.engine.inserts import Insert, Work
 from treadle.engine.transaction import ByTransaction
 from treadle.patterns.tree import fields, placing, state
-from treadle.patterns.tree.moves import Move
+from treadle.patterns.tree.moves import Move, tree_of
 from treadle.patterns.tree.removes import Remove
 from treadle.plan import find, find_one, unwind
 from treadle.store import shell
@@ -156,11 +156,11 @@ def placed(entry: Any, name: str, parent: Any) -> Insert[Any]:
 
 
 def moves_into_each_other(entry: Any, ids: Any) -> list[Work[Any]]:
-    return [Move(entry, ids["a"], ids["b1"]), Move(entry, ids["b"], ids["a2"])]
+    return [Move(tree_of(entry), ids["a"], ids["b1"]), Move(tree_of(entry), ids["b"], ids["a2"])]
 
 
 def insert_and_remove(entry: Any, ids: Any) -> list[Work[Any]]:
-    return [placed(entry, "new", ids["leaf"]), Remove(entry, ids["leaf"])]
+    return [placed(entry, "new", ids["leaf"]), Remove(tree_of(entry), ids["leaf"])]
 
 
 def insert_and_delete(entry: Any, ids: Any) -> list[Work[Any]]:
@@ -168,27 +168,27 @@ def insert_and_delete(entry: Any, ids: Any) -> list[Work[Any]]:
 
 
 def insert_and_remove_subtree(entry: Any, ids: Any) -> list[Work[Any]]:
-    return [placed(entry, "new", ids["a2"]), Remove(entry, ids["a"], "subtree")]
+    return [placed(entry, "new", ids["a2"]), Remove(tree_of(entry), ids["a"], "subtree")]
 
 
 def insert_below_what_moves(entry: Any, ids: Any) -> list[Work[Any]]:
-    return [placed(entry, "new", ids["a2"]), Move(entry, ids["a"], ids["b"])]
+    return [placed(entry, "new", ids["a2"]), Move(tree_of(entry), ids["a"], ids["b"])]
 
 
 def insert_below_what_is_lifted(entry: Any, ids: Any) -> list[Work[Any]]:
-    return [placed(entry, "new", ids["a1"]), Remove(entry, ids["a1"], "lift")]
+    return [placed(entry, "new", ids["a1"]), Remove(tree_of(entry), ids["a1"], "lift")]
 
 
 def move_out_of_what_goes(entry: Any, ids: Any) -> list[Work[Any]]:
-    return [Move(entry, ids["a1"], ids["b"]), Remove(entry, ids["a"], "subtree")]
+    return [Move(tree_of(entry), ids["a1"], ids["b"]), Remove(tree_of(entry), ids["a"], "subtree")]
 
 
 def move_below_what_is_deleted(entry: Any, ids: Any) -> list[Work[Any]]:
-    return [Move(entry, ids["a"], ids["leaf"]), DeleteOneDocument(entry, ids["leaf"])]
+    return [Move(tree_of(entry), ids["a"], ids["leaf"]), DeleteOneDocument(entry, ids["leaf"])]
 
 
 def same_segment_twice(entry: Any, ids: Any) -> list[Work[Any]]:
-    return [placed(entry, "a1", ids["b"]), Move(entry, ids["a1"], ids["b"])]
+    return [placed(entry, "a1", ids["b"]), Move(tree_of(entry), ids["a1"], ids["b"])]
 
 
 PAIRS = [

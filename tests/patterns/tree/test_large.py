@@ -53,7 +53,7 @@ WRITES = ("insert", "update", "delete", "findAndModify", "commitTransaction")
 
 def begun(store: Any, model: type[Document], node: Any, parent: Any) -> Any:
     """Only the first transaction of a large move; the token of the pending rest."""
-    work = Move(store.graph.entry(model), node, parent)
+    work = Move(tree_of(store.graph.entry(model)), node, parent)
     store.runner.run(store.protocol.write(work))
     assert work.token is not None
     return store.runner.run(state.pending(tree_of(store.graph.entry(model))))["token"]
@@ -338,7 +338,7 @@ def test_a_large_lift_goes_in_chunks_with_what_is_inserted_meanwhile(database, m
     store.setup()
     ids = plant(store, model, SHAPE)
     tree, inner = store.tree(model), tree_of(store.graph.entry(model))
-    work = Remove(store.graph.entry(model), ids["x"], "lift")
+    work = Remove(tree_of(store.graph.entry(model)), ids["x"], "lift")
     store.runner.run(store.protocol.write(work))
     assert work.token is not None
     count, pace, ended = 0, Pace(2), False
@@ -493,7 +493,7 @@ def test_a_lost_reply_leaves_a_tree(server, model, scenario, tried):
     """What was acknowledged is there; what raised is there or not; the next write finishes what is pending."""
     name = f"trees_lost_{model.__name__}_{scenario}".lower()
     with (
-        faults.Proxy(server.port) as proxy,
+        faults.Proxy(server) as proxy,
         MongoClient[Any](server.uri) as client,
         MongoClient[Any](proxy.uri) as struck,
     ):

@@ -176,7 +176,7 @@ def test_bad_arguments_are_refused_at_once(store):
     for depth in (-1, 1.5, True, "2"):
         with pytest.raises(UsageError, match="max_depth"):
             tree.descendants(ObjectId(), max_depth=depth)
-    with pytest.raises(UsageError, match="'refuse', 'subtree' or 'lift'"):
+    with pytest.raises(UsageError, match="'refuse', 'subtree', 'lift' or 'root'"):
         tree.remove(ObjectId(), children="all")
     with pytest.raises(UsageError, match="no segment"):
         tree.rename(ObjectId(), "x")

@@ -1,26 +1,31 @@
 """Events of durable counters: stored first, then added up and moved to their documents.
 
 Any number of flushers may do so at once; what they take is added and deleted
-in one transaction.
+in one transaction, which also notes in `treadle.batches` up to which number
+the events of each writer are moved. A writer numbers its events, stores one
+after another, and does not begin the next before the last is stored or given
+up. So it can tell whether an event that it stores again was moved meanwhile;
+and one that arrives a second time, when it was moved already, is not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bson import ObjectId
+from pymongo import UpdateOne
 from pymongo.errors import ConnectionFailure, DuplicateKeyError, OperationFailure
 
 from treadle.engine.ledger import Ledger
 from treadle.engine.work import Work
 from treadle.errors import UsageError
-from treadle.graph.calls import Sums
+from treadle.graph.calls import Sums, Waiting
 from treadle.graph.graph import Graph
 from treadle.model.bson_types import to_bson
 from treadle.patterns.approximation.fields import CounterFields
-from treadle.patterns.approximation.flush import apply, culprits, plain
-from treadle.plan import Plan, Raw, aggregate, delete_many, find, insert_one
+from treadle.patterns.approximation.flush import LEDGER, apply, culprits, plain
+from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find, insert_one, transact
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
 
@@ -28,20 +33,30 @@ from treadle.query.keys import freeze
 WELL_FORMED: Raw = {"d": {"$type": "array", "$not": {"$elemMatch": {"n": {"$not": {"$type": "number"}}}}}}
 
 
-def record(rule: CounterFields, sums: Sums) -> Plan[None]:
+def record(rule: CounterFields, sums: Sums, waiting: Waiting) -> Plan[None]:
     """Store amounts as events, so that a crash does not lose them."""
     items = [{"k": to_bson(key, []), "n": to_bson(rule.number(n), [])} for key, n in sums.items()]
     most = rule.limits.counter_amounts_max
     for start in range(0, len(items), most):
-        yield from _insert_once(rule, {"_id": ObjectId(), "d": items[start : start + most]})
+        # In this order, so that a writer's events are read by their numbers. The last part tells the time.
+        identity = {"w": waiting.writer, "n": waiting.next_number(), "t": ObjectId()}
+        yield from _insert_once(rule, {"_id": identity, "d": items[start : start + most]})
 
 
 def _insert_once(rule: CounterFields, event: Raw) -> Plan[None]:
     """Insert under an id that was chosen here; again where nobody knows whether it was."""
+
+    def insert_unless_moved() -> Plan[None]:
+        if not (yield from _moved([event])):
+            yield from insert_one(rule.buffer_collection, event)
+
     most = rule.limits.counter_attempts_max
     for attempt in range(most):
         try:
-            yield from insert_one(rule.buffer_collection, event)
+            if attempt:
+                yield from transact(insert_unless_moved)
+            else:
+                yield from insert_one(rule.buffer_collection, event)
             return
         except DuplicateKeyError:
             if attempt:
@@ -50,6 +65,31 @@ def _insert_once(rule: CounterFields, event: Raw) -> Plan[None]:
         except ConnectionFailure:
             if attempt + 1 == most:
                 raise
+
+
+def _moved(events: Sequence[Raw]) -> Plan[list[Any]]:
+    """The ids of events that a flusher has moved before."""
+    numbered = [each["_id"] for each in events if _is_numbered(each["_id"])]
+    writers = {each["w"] for each in numbered}
+    rows = (yield from find(LEDGER, {"_id": {"$in": list(writers)}}, {"n": 1})) if writers else []
+    last = {row["_id"]: row["n"] for row in rows}
+    return [each for each in numbered if each["n"] <= last.get(each["w"], 0)]
+
+
+def _note_moved(events: Sequence[Raw]) -> Plan[None]:
+    # In the order of their numbers, so that the last one of each writer stays.
+    last = {each["_id"]["w"]: each["_id"]["n"] for each in events if _is_numbered(each["_id"])}
+    operations = [
+        UpdateOne({"_id": writer}, {"$max": {"n": number}, "$currentDate": {"at": True}}, upsert=True)
+        for writer, number in last.items()
+    ]
+    if operations:
+        yield from bulk_write(LEDGER, operations, ordered=False)
+
+
+def _is_numbered(identity: Any) -> bool:
+    """Whether this is the id of an event that a writer numbered, and not somebody else's."""
+    return isinstance(identity, dict) and list(identity) == ["w", "n", "t"]
 
 
 class Drain(Work[tuple[int, dict[Any, Any], dict[Any, Any]]]):
@@ -73,18 +113,21 @@ class Drain(Work[tuple[int, dict[Any, Any], dict[Any, Any]]]):
         )
         if not events:
             return 0, {}, {}
-        taken: list[Any] = []
+        moved = yield from _moved(events)
+        taken: list[Raw] = []
         self.sums = {}
         refused: dict[Any, Any] = {}
         for event in events:
-            taken.append(event["_id"])
-            add_up(self.rule, self.sums, refused, event)
+            taken.append(event)
+            if event["_id"] not in moved:
+                add_up(self.rule, self.sums, refused, event)
             if len(self.sums) >= self.rule.limits.counter_chunk:
                 break
         refused.update({key: n for key, n in self.sums.items() if key in self.left_out})
         sums = {key: n for key, n in self.sums.items() if n and key not in self.left_out}
         # Deleted first, so that two flushers meet before either has added anything.
-        yield from delete_many(self.rule.buffer_collection, {"_id": {"$in": taken}})
+        yield from delete_many(self.rule.buffer_collection, {"_id": {"$in": [each["_id"] for each in taken]}})
+        yield from _note_moved(taken)
         missing = yield from apply(self.rule, sums, ledger)
         return len(taken), sums, self.rule.joined([missing, refused])
 

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import math
 import operator
 from collections.abc import Iterable
 from typing import Any
 
+import bson
+from bson import ObjectId
 from bson.decimal128 import create_decimal128_context
 from pydantic import TypeAdapter, ValidationError
 
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.binding import sibling
 from treadle.graph.calls import CounterRule, Sums
-from treadle.graph.pattern import Models, Place
-from treadle.model.bson_types import RESERVED, to_bson
+from treadle.graph.pattern import NOTHING, TRANSACTIONS, Models, Place
+from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, to_bson
 from treadle.model.codec import codec_of
 from treadle.model.document import Document
 from treadle.model.shape import field_shape
+from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Raw
 from treadle.query.keys import freeze
 from treadle.query.paths import put, resolve, value_at
 
 # Ids of these types are taken as they are; others are validated first.
 EXACT = frozenset({str, int, bytes})
+INT64 = 2**63
 
 
 class CounterFields(CounterRule):
@@ -52,7 +57,7 @@ class CounterFields(CounterRule):
         self.buffer_collection: str = (
             declared.collection or f"treadle.buffer.{place.entry.collection}.{self.path}"
         )
-        self.needs_transactions = declared.buffer == "durable"
+        self.needs = TRANSACTIONS if declared.buffer == "durable" else NOTHING
         if declared.collection is not None:
             graph.add_side(_buffer_model(place, declared.collection), place.label)
 
@@ -87,13 +92,41 @@ class CounterFields(CounterRule):
     def key(self, given: Any) -> Any:
         """The validated key of a document; never an operator."""
         try:
-            return self._adapter.validate_python(given)
+            key = self._adapter.validate_python(given)
         except ValidationError as error:
-            raise UsageError(
-                f"{given!r} is no {self.declared.by} of {self.target.model.__name__}: "
-                f"{error.errors(include_url=False)[0]['msg']}",
-                code="id-invalid",
-            ) from None
+            raise self._no_key(given, error.errors(include_url=False)[0]["msg"]) from None
+        except (OverflowError, decimal.DecimalException) as error:
+            raise self._no_key(given, str(error)) from None
+        if not self._is_storable(key):
+            raise self._no_key(given, "it cannot be stored, or is too long")
+        return key
+
+    def _no_key(self, given: Any, why: str) -> UsageError:
+        what = f"{given!r:.100} is no {self.declared.by} of {self.target.model.__name__}"
+        return UsageError(f"{what}: {why}", code="id-invalid")
+
+    def _is_storable(self, key: Any) -> bool:
+        if type(key) is ObjectId or (type(key) is int and -INT64 <= key < INT64):
+            return True
+        try:
+            return self._bytes([key]) <= self.limits.counter_key_bytes_max
+        except (UsageError, *ENCODING_ERRORS):
+            return False
+
+    @staticmethod
+    def _bytes(keys: Iterable[Any]) -> int:
+        return len(bson.encode({"": [to_bson(key, []) for key in keys]}, codec_options=CODEC_OPTIONS))
+
+    def fit(self, sums: Sums) -> tuple[dict[Any, Any], bool]:
+        """The amounts under keys that can be sent, and whether all of them can be in one command.
+
+        Single events are counted without looking at their keys, so this is asked before they are written.
+        """
+        with contextlib.suppress(UsageError, *ENCODING_ERRORS):
+            if self._bytes(sums) <= self.limits.counter_keys_bytes_max:
+                return dict(sums), True
+        kept = {key: n for key, n in sums.items() if self._is_storable(key)}
+        return kept, self._bytes(kept) <= self.limits.counter_keys_bytes_max
 
     def amount(self, n: Any) -> Any:
         """A number that may be added."""

@@ -48,10 +48,10 @@ class CounterHandle:
     def amounts(self, counts: Sums) -> dict[Any, Any]:
         return self._rule.joined({self._rule.key(id): self._rule.amount(n)} for id, n in counts.items())
 
-    def record(self, group: Sequence[Sums]) -> Plan[None]:
+    def record(self, waiting: Waiting, group: Sequence[Sums]) -> Plan[None]:
         # First, because it refuses a server where durable counters cannot be kept.
         yield from server_facts()
-        yield from events.record(self._rule, self._rule.joined(group))
+        yield from events.record(self._rule, self._rule.joined(group), waiting)
 
     def sample(self, key: Any, n: Any) -> Plan[dict[Any, Any]]:
         work = Sample(self._rule, key, n)
@@ -76,6 +76,14 @@ class CounterHandle:
         collisions, limits = 0, self._rule.limits
         while waiting.unfinished:
             chunk = waiting.unfinished[0]
+            fit, together = self._rule.fit(chunk.sums)
+            if len(fit) < len(chunk.sums):
+                self._note(done, {}, {key: n for key, n in chunk.sums.items() if key not in fit})
+                chunk.sums = fit
+            if not together and len(fit) > limits.counter_again_chunk:
+                # None of it was ever sent: as a whole it cannot be.
+                waiting.divide(limits.counter_again_chunk)
+                continue
             work = Flush(self._rule, chunk.sums, waiting.writer, chunk.number)
             try:
                 missing = yield from self._protocol.write(work, combine=False)

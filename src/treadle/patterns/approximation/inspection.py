@@ -54,7 +54,7 @@ def _overdue(rule: CounterFields) -> Plan[list[Raw]]:
     periods = rule.limits.counter_overdue_periods * rule.declared.within.total_seconds()
     seconds = max(rule.limits.counter_overdue_seconds, periods)
     # An id that tells no time is somebody else's, and as good as old.
-    born = {"$convert": {"input": "$_id", "to": "date", "onError": None}}
+    born = {"$convert": {"input": {"$ifNull": ["$_id.t", "$_id"]}, "to": "date", "onError": None}}
     old = {"$lt": [born, {"$subtract": ["$$NOW", int(seconds * 1000)]}]}
     stages: list[Raw] = [
         {"$match": {**WELL_FORMED, "$expr": old}},
@@ -80,7 +80,7 @@ def mend(graph: Graph, server: Capabilities, rule: CounterFields, keys: Sequence
 
         def commit(work: Drain) -> Plan[Any]:
             body = partial(work.body, graph, server)
-            return commit_on(graph, server).follow(body, Writer("repair"))
+            return commit_on(graph, server).follow(body, Writer(lambda: "repair"))
 
         def note(sums: Sums, unknown: Sums) -> None:
             moved.update(sums)

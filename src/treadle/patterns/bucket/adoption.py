@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
-import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -17,10 +16,14 @@ import bson
 from bson import ObjectId
 from pymongo.errors import OperationFailure
 
+from treadle.engine.contention import in_pieces
+from treadle.engine.set_aside import note_aside, set_aside
 from treadle.errors import TreadleError
 from treadle.graph.outcomes import Finding, Progress, Report
 from treadle.graph.pattern import Entry
-from treadle.model.bson_types import CODEC_OPTIONS
+from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
+from treadle.model.logs import logger
+from treadle.model.shown import shown
 from treadle.patterns.bucket.contents import unknown_fields
 from treadle.patterns.bucket.grouping import Batch, group, keep, split_large
 from treadle.patterns.bucket.reading import Scan
@@ -33,7 +36,10 @@ from treadle.query.keys import freeze
 # In place of an id that the reading will not keep.
 _ANY_ID = ObjectId(b"\0" * 12)
 
-log = logging.getLogger("treadle")
+# What is said of a document that no reading can be made of.
+NOT_ADOPTED = "document-invalid"
+
+log = logger(__name__)
 
 
 class Adoption:
@@ -64,7 +70,7 @@ class Adoption:
         findings = []
         for source, filter in self.sources:
             stored = f"a document of its own in {source}"
-            scan = Scan(source, filter, self.limits.adopt_page, {"_id": 1})
+            scan = Scan(source, filter, self.limits.adopt_page, {"_id": 1}, self.name)
             while documents := (yield from scan.next()):
                 findings += [
                     Finding(self.pattern, self.name, each["_id"], "", stored, self.expected)
@@ -78,34 +84,53 @@ class Adoption:
         for source, filter in self.sources:
             total = (yield from count_documents(source, filter)) if report else 0
             # Writers of single documents may go on, so it ends when a pass finds nothing.
-            for _ in range(self.limits.adopt_passes_max):
+            for number in range(self.limits.adopt_passes_max):
                 before, self._busy, self._unfit = adopted, 0, 0
-                scan = Scan(source, filter, self.limits.adopt_page)
+                scan = Scan(source, filter, self.limits.adopt_page, label=self.name)
                 while documents := (yield from scan.next()):
-                    fit = [each for each in documents if self._is_reading(each, source)]
-                    if fit:
-                        adopted += yield from self._move(source, fit)
-                        if report:
-                            report(Progress(self.name, adopted, max(total, adopted)))
+                    fit = []
+                    for each in documents:
+                        if (problem := self._problem_of(each, source)) is None:
+                            fit.append(each)
+                        elif not number:
+                            yield from note_aside(self.name, source, each["_id"], str(problem), NOT_ADOPTED)
+                    adopted += sum((yield from self._move_around(source, fit)))
+                    if report and fit:
+                        report(Progress(self.name, adopted, max(total, adopted)))
                 if adopted == before and not self._busy:
                     break
             if self._unfit > self.limits.adopt_named_max:
                 log.warning("%s: %s documents of %s are not adopted", self.name, f"{self._unfit:,}", source)
         return adopted
 
-    def _is_reading(self, document: Raw, source: str) -> bool:
-        """Whether a document can be read as a reading; what cannot be stays where it is."""
+    def _move_around(self, source: str, documents: list[Raw]) -> Plan[list[int]]:
+        """Move documents; one that stands in the way is set aside."""
+
+        def attempt(some: Sequence[Raw]) -> Plan[list[int]]:
+            return [(yield from self._move(source, list(some)))]
+
+        def alone(document: Raw, error: Exception) -> Plan[list[int]]:
+            yield from set_aside(self.name, source, document["_id"], error)
+            return []
+
+        return (yield from in_pieces(self.limits, documents, attempt, alone))
+
+    def _problem_of(self, document: Raw, source: str) -> Any:
+        """Why a document cannot be read as a reading, and stays where it is; None where it can."""
         problem = self._problem(copy.deepcopy(document))
-        if problem is None:
-            return True
-        self._unfit += 1
-        if self._named < self.limits.adopt_named_max:
-            self._named += 1
-            log.warning("%s: %s %r is not adopted: %s", self.name, source, document["_id"], problem)
-        return False
+        if problem is not None:
+            self._unfit += 1
+            if self._named < self.limits.adopt_named_max:
+                self._named += 1
+                log.warning(
+                    "%s: %s %s is not adopted: %s", self.name, source, shown(document["_id"]), problem
+                )
+        return problem
 
     def _problem(self, document: Raw) -> Any:
         """Why no reading can be made of a document; None where one can."""
+        if RESERVED in document:
+            return f"it has the field {RESERVED!r}, which is Treadle's own"
         if not isinstance(document.get(self.time), dt.datetime):
             return f"it has no date in {self.time!r}"
         try:
@@ -130,7 +155,7 @@ class BucketAdoption(Adoption):
         self.writer = writer
 
     def _problem(self, document: Raw) -> Any:
-        unknown = document.keys() - self.spec.codec.by_stored.keys() - {"_id"}
+        unknown = document.keys() - {RESERVED} - self.spec.codec.by_stored.keys() - {"_id"}
         if unknown and self.spec.layout != "rows":
             return unknown_fields(self.spec, unknown)
         return super()._problem(document if self.spec.stores_id else {**document, "_id": _ANY_ID})

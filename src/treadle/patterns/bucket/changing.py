@@ -23,14 +23,15 @@ from pymongo import DeleteOne
 from treadle.errors import DataError, UsageError
 from treadle.graph.pattern import REVISION
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, Update
-from treadle.patterns.bucket.contents import DECIMALS, as_decimal, guard, is_number, rewrite, window_of
+from treadle.patterns.bucket.contents import as_decimal, guard, is_number, rewrite, window_of
 from treadle.patterns.bucket.grouping import group
 from treadle.patterns.bucket.matching import Opened, Selection, on_server, open_buckets
-from treadle.patterns.bucket.reading import Scan, order_key
+from treadle.patterns.bucket.reading import Scan
 from treadle.patterns.bucket.spec import Spec
 from treadle.patterns.bucket.writing import Writer, pause
 from treadle.plan import Plan, Raw, bulk_write, delete_one, find, find_one, server_facts, transact, update_one
-from treadle.query.keys import freeze
+from treadle.query.comparison import DECIMALS, order_key
+from treadle.query.keys import freeze, same_key
 from treadle.query.paths import drop, has, put, value_at
 
 # What a change makes of the picked readings of a bucket: a reading in their place, or None to delete it.
@@ -116,7 +117,7 @@ class Changer:
         if after is None or (problem := self._problem(after)) is None or self._problem(before) is not None:
             return
         raise DataError(
-            f"this leaves a {self.spec.label} that does not fit its model ({problem})",
+            f"this leaves a {self.spec.label} that does not fit its model ({problem.message})",
             code="validator-refused",
         )
 
@@ -245,7 +246,7 @@ class Changer:
 
 
 def _same(name: str, one: Raw, other: Raw) -> bool:
-    return bool(freeze(one.get(name)) == freeze(other.get(name)))
+    return same_key(one.get(name), other.get(name))
 
 
 # -- what an update makes of a reading --------------------------------------------------------

@@ -20,14 +20,12 @@ from bson.decimal128 import Decimal128
 
 from treadle.errors import DataError
 from treadle.graph.pattern import REVISION
-from treadle.model.bson_types import from_bson
 from treadle.patterns.bucket.packing import INT_MAX, INT_MIN, Damaged, pack, unpack
 from treadle.patterns.bucket.spec import MILLISECOND, Form, Spec, Stat, milliseconds, moment, state
 from treadle.plan import Raw
+from treadle.query.comparison import DECIMALS, number_key
 from treadle.query.paths import put, value_at
 
-# The server's arithmetic of decimals, which rounds and knows NaN.
-DECIMALS = decimal.Context(prec=34, Emin=-6143, Emax=6144, clamp=1, traps=[decimal.Overflow])
 FIRST = dt.datetime.min.replace(tzinfo=dt.UTC)
 LAST = dt.datetime.max.replace(tzinfo=dt.UTC)
 _FORMS: tuple[tuple[type, Form], ...] = ((list, "rows"), (dict, "columns"), (bytes, "packed"))
@@ -35,8 +33,8 @@ _FORMS: tuple[tuple[type, Form], ...] = ((list, "rows"), (dict, "columns"), (byt
 
 def damaged(spec: Spec, bucket: Raw, why: str) -> DataError:
     return DataError(
-        f"the bucket {bucket.get('_id')!r} of {spec.label} cannot be read: {why}; restore it from a backup, "
-        "or delete it",
+        f"the bucket {bucket.get('_id')!r} of {spec.label} in {spec.collection} cannot be read: {why}; "
+        "restore it from a backup, or delete it",
         code="bucket-damaged",
     )
 
@@ -70,6 +68,8 @@ def window_of(spec: Spec, bucket: Raw) -> tuple[dt.datetime, dt.datetime]:
     start = start_of(spec, bucket)
     if spec.span is None:
         following = state(bucket, "next")
+        if not isinstance(following, dt.datetime | None):
+            raise damaged(spec, bucket, "the start of the next one is no date")
         return moment(start), LAST if following is None else following - MILLISECOND
     return (moment(start), moment(spec.last(start))) if spec.window(start) == start else (LAST, FIRST)
 
@@ -80,7 +80,9 @@ def columns_of(spec: Spec, bucket: Raw) -> tuple[list[dt.datetime], dict[str, li
     first, start = start_of(spec, bucket), bucket[spec.names.start]
     try:
         if form == "packed":
-            counts, columns = unpack(held)
+            counts, columns = unpack(held, bucket.get(spec.names.count))
+            if time in columns:
+                raise Damaged("it has two columns of times")
             return [start + (count - first) * MILLISECOND for count in counts], columns
         columns = {name: values for name, values in held.items() if name != time}
         times = [start + offset * MILLISECOND for offset in held.get(time)]
@@ -134,7 +136,13 @@ def stored_form(spec: Spec, form: Form, start: int, readings: Sequence[Raw]) -> 
     if form == "columns":
         return columns
     offsets = columns.pop(spec.time.stored)
-    return Binary(pack([start + offset for offset in offsets], columns))
+    try:
+        return Binary(pack([start + offset for offset in offsets], columns))
+    except Damaged as error:
+        raise DataError(
+            f"a bucket of {spec.label} is not packed: {error}; give the bucket a limit= or a shorter span=",
+            code="bucket-too-large",
+        ) from error
 
 
 # -- statistics ---------------------------------------------------------------------------
@@ -174,12 +182,6 @@ def _careful(values: Sequence[Any]) -> tuple[Any, Any, Any]:
     if not any(isinstance(value, Decimal128) for value in values):
         return low, high, sum(values)
     return low, high, Decimal128(functools.reduce(DECIMALS.add, map(as_decimal, values)))
-
-
-def number_key(value: Any) -> tuple[int, Any]:
-    """Numbers in the server's order, across their types."""
-    plain = from_bson(value)
-    return (0, 0) if plain != plain else (1, plain)
 
 
 def as_decimal(value: Any) -> decimal.Decimal:

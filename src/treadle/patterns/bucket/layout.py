@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from treadle.engine import crud
+from treadle.engine import crud, reads
 from treadle.errors import DataError, UsageError
+from treadle.graph.layout import PageReader, skipping
+from treadle.graph.operations import Returns
 from treadle.graph.outcomes import Summary
 from treadle.model.document import Document
 from treadle.model.storable import check_batch
@@ -16,9 +18,10 @@ from treadle.patterns.bucket import reading
 from treadle.patterns.bucket.changing import Change, Pair, applied
 from treadle.patterns.bucket.grouping import group
 from treadle.patterns.bucket.matching import Selection, select
+from treadle.patterns.bucket.prepare import flat_view
 from treadle.patterns.bucket.spec import Spec, milliseconds, moment
 from treadle.patterns.bucket.upkeep import BucketUpkeep
-from treadle.plan import Plan, Raw, is_inside, server_facts
+from treadle.plan import Plan, Raw, Read, is_inside, server_facts
 from treadle.query.safety import Sort, clean_update
 
 D = TypeVar("D", bound=Document)
@@ -61,10 +64,13 @@ class BucketLayout(BucketUpkeep[D]):
         if spec.span is not None and unique is not spec.time:
             start = spec.window(milliseconds(raw[spec.time.stored]))
             condition[spec.time.stored] = {"$gte": moment(start), "$lte": moment(spec.last(start))}
-        return (yield from self.first(condition, None))
+        first: D | None = yield from self.first(condition, None)
+        return first
 
-    def insert_many(self, documents: Iterable[D]) -> Plan[list[D]]:
+    def insert_many(self, documents: Iterable[D], ordered: bool = True) -> Plan[list[D]]:
         """Add readings to their buckets, one update per bucket; those that were stored."""
+        if not ordered:
+            self._not_answered("insert_many with ordered=False", "leave it out")
         server = yield from server_facts()
         # Several buckets share a transaction where there are any; each is right by itself, too.
         return (yield from self._insert(list(documents), together=server.transactions))
@@ -107,21 +113,59 @@ class BucketLayout(BucketUpkeep[D]):
                     self.entry.codec.load(copy.deepcopy(first))
                 except DataError as error:
                     raise UsageError(
-                        f"a {self.spec.label} does not fit its own model ({error}); build it through its "
-                        "constructor",
+                        f"a {self.spec.label} does not fit its own model ({error.message}); build it "
+                        "through its constructor",
                         code="model-inconsistent",
                     ) from None
                 fitting.add(kind)
 
     # -- reading --------------------------------------------------------------------------
 
-    def reader(self, filter: Any, sort: Sort | None, skip: int, limit: int | None) -> reading.Reader[D]:
+    def reader(
+        self,
+        filter: Any,
+        sort: Sort | None,
+        skip: int,
+        limit: int | None,
+        card: Any = None,
+        deleted: bool = False,
+        noted: list[DataError] | None = None,
+    ) -> reading.Reader:
+        if deleted:
+            self._not_answered("find(…, deleted=True)")
         crud.check_window(skip, limit)
-        return reading.Reader(self.spec, filter, sort, skip, limit)
+        load = crud.loader(self.entry, card)
+        load = load if noted is None else skipping(load, noted)
+        return reading.Reader(self.spec, filter, sort, skip, limit, load)
+
+    def everywhere(
+        self, filter: Any, sort: Sort | None, skip: int, limit: int | None, card: Any = None
+    ) -> reading.BothReader:
+        crud.check_window(skip, limit)
+        load = crud.loader(self.entry, card)
+        return reading.BothReader(reading.Reader(self.spec, filter, sort, skip, limit, load))
+
+    def aged_by(self, path: str) -> str | None:
+        return self.spec.names.end if path == self.spec.time.stored else None
 
     def count(self, filter: Any) -> Plan[int]:
         with crud.translated(self.spec.label):
             return (yield from reading.count(self.spec, filter))
+
+    def distinct(self, field: str, filter: Any) -> Plan[list[Any]]:
+        path, owner = reads.path_of(self.entry, field)
+        with crud.translated(self.spec.label):
+            values = yield from reading.distinct(self.spec, path, filter)
+        return reads.adapted_values(owner, path, values)
+
+    def aggregate(self, pipeline: Any, into: Any) -> PageReader[Any]:
+        """A pipeline over readings: the server takes the buckets apart, or we do where they are packed."""
+        stages = reads.checked_pipeline(self.entry, pipeline)
+        if self.spec.layout == "packed":
+            return reading.PackedPipeline(self.spec, stages, reads.result_loader(into))
+        flat = [*flat_view(self.spec), *stages]
+        command = Read(self.spec.collection, "aggregate", (flat,), {"allowDiskUse": True})
+        return reads.PipelineReader(self.entry, command, into)
 
     def summary(self, key: Any, start: Any, end: Any) -> Plan[list[Summary]]:
         return reading.summary(self.spec, key, start, end)
@@ -159,7 +203,16 @@ class BucketLayout(BucketUpkeep[D]):
         document: D = self.entry.codec.load(copy.deepcopy(self.spec.identified(flat)))
         return document
 
-    def update(self, id_or_filter: Any, update: Any) -> Plan[D | None]:
+    def update(
+        self,
+        id_or_filter: Any,
+        update: Any,
+        sort: Sort | None = None,
+        returns: Returns = "after",
+        array_filters: Sequence[Any] | None = None,
+    ) -> Plan[D | None]:
+        if sort is not None or returns != "after" or array_filters is not None:
+            self._not_answered("update with sort=, returns= or array_filters=", "say which by its id")
         cleaned = clean_update(self.entry.codec, update)
         change = applied(self.spec, cleaned)
         pair = yield from self._change_one(id_or_filter, change, [{"update": cleaned}])

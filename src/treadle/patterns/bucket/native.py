@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from typing import Any, NoReturn, TypeVar
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine import crud
-from treadle.engine.document_layout import DocumentReader
+from treadle.engine import crud, reads
 from treadle.engine.indexes import compare_indexes, existing_indexes, set_up_indexes
+from treadle.engine.reads import DocumentReader
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.layout import Layout
-from treadle.graph.outcomes import Action, Finding, Report, Summary
+from treadle.graph.outcomes import Action, Finding, Page, Report, Summary
 from treadle.graph.pattern import Entry
 from treadle.model.codec import StoredField
 from treadle.model.document import Document
@@ -67,7 +68,13 @@ class NativeLayout(Layout[D]):
         self.name = entry.model.__name__
         self.time = self._field(declared.time, "time")
         self.key = None if declared.key is None else self._field(declared.key, "key")
-        self.stats = tuple(self._field(name, "stats") for name in as_tuple(declared.stats))
+        self.stats = tuple(self._field(name, "stats") for name in as_tuple(declared.stats)) or tuple(
+            field
+            for field in entry.codec.fields
+            if field.shape.kind == "scalar"
+            and field.shape.python in (int, float, Decimal)
+            and field not in (self.time, self.key)
+        )
         self._check()
 
     def _refusal(self, reason: str) -> DeclarationError:
@@ -125,20 +132,44 @@ class NativeLayout(Layout[D]):
     def insert(self, document: D) -> Plan[D]:
         return (yield from self.insert_many([document]))[0]
 
-    def insert_many(self, documents: Iterable[D]) -> Plan[list[D]]:
+    def insert_many(self, documents: Iterable[D], ordered: bool = True) -> Plan[list[D]]:
+        if not ordered:
+            self._not_answered("insert_many with ordered=False", "leave it out")
         if (yield from is_inside()):
             raise self._not_offered("a transaction", "write outside of it, or use bucket=")
         listed = list(documents)
         with self._translated("this insert"):
             if len(listed) == 1:
                 return [(yield from crud.insert(self.entry, listed[0]))]
-            return (yield from crud.insert_many(self.entry, listed))
+            return (yield from crud.insert_many(self.entry, listed, together=False))
 
     # -- reading --------------------------------------------------------------------------
 
-    def reader(self, filter: Any, sort: Sort | None, skip: int, limit: int | None) -> DocumentReader[D]:
-        command = crud.find_command(self.entry, filter, sort, skip, limit)
-        return DocumentReader(self.entry, command, filter)
+    def reader(
+        self,
+        filter: Any,
+        sort: Sort | None,
+        skip: int,
+        limit: int | None,
+        card: Any = None,
+        deleted: bool = False,
+        noted: list[DataError] | None = None,
+    ) -> DocumentReader[Any]:
+        if deleted:
+            self._not_answered("find(…, deleted=True)")
+        command = crud.find_command(self.entry, filter, sort, skip, limit, card)
+        return DocumentReader(self.entry, command, filter, card, noted)
+
+    def page(
+        self, filter: Any, sort: Sort | None, size: int, after: str | None, card: Any = None
+    ) -> Plan[Page[Any]]:
+        return reads.page(self.entry, filter, sort, size, after, card)
+
+    def distinct(self, field: str, filter: Any) -> Plan[list[Any]]:
+        return reads.distinct(self.entry, field, filter)
+
+    def aggregate(self, pipeline: Any, into: Any) -> reads.PipelineReader:
+        return reads.aggregate(self.entry, pipeline, into)
 
     def count(self, filter: Any) -> Plan[int]:
         return crud.count(self.entry, filter)

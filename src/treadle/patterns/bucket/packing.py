@@ -9,6 +9,10 @@ as few bytes as the largest needs, byte planes apart. A float is such a number
 with a power of ten if that gives back the very same float; otherwise its bits
 are combined with those of the one before. Whatever is no number, text, date
 or bool is BSON.
+
+Equal or regular values take no bytes, so a few bytes can claim any number of
+readings. What is claimed is compared with what the bucket says and with what
+a stored document can hold, before memory is taken for it.
 """
 
 from __future__ import annotations
@@ -29,8 +33,14 @@ from treadle.model.bson_types import CODEC_OPTIONS, UTC
 from treadle.patterns.bucket.spec import EPOCH, MILLISECOND, milliseconds
 
 VERSION = 1
-UNPACKED_BYTES_MAX = 256 * 1024 * 1024
+# Readings were a document of at most 16 MB before they were packed. There a value takes about 8 bytes
+# at least; as packed values before compression, whole numbers with 65 bits take half as much again.
+VALUES_MAX = 2 * 1024 * 1024
+UNPACKED_BYTES_MAX = 64 * 1024 * 1024
+# So many readings may be there whatever a bucket says, so that a wrong count can be mended.
+SMALL_COUNT = 10_000
 DIGITS_MAX = 9
+SIGNED_BYTES_MAX = 9
 EXACT_MAX = 2**53
 INT_MIN, INT_MAX = -(2**63), 2**63 - 1
 LEVEL = 9
@@ -44,7 +54,11 @@ class Damaged(ValueError):
 
 
 def pack(times: Sequence[int], columns: Mapping[str, Sequence[Any]]) -> bytes:
-    """The readings as bytes; `times` are milliseconds, every column is as long as they are."""
+    """The readings as bytes; `times` are milliseconds, every column is as long as they are.
+
+    Raises `Damaged` for more than could be unpacked.
+    """
+    _check_size(len(times), len(columns))
     parts = [_varint(len(times)), _varint(len(columns)), _ints(times)]
     for name, values in columns.items():
         encoded = name.encode()
@@ -52,8 +66,16 @@ def pack(times: Sequence[int], columns: Mapping[str, Sequence[Any]]) -> bytes:
     return bytes([VERSION]) + zlib.compress(b"".join(parts), LEVEL)
 
 
-def unpack(packed: bytes) -> tuple[list[int], dict[str, list[Any]]]:
-    """The times and the columns of packed readings; raises `Damaged`."""
+def _check_size(count: int, width: int) -> None:
+    if count * (width + 1) > VALUES_MAX:
+        raise Damaged(f"{count:,} readings of {width:,} fields are more than a document can hold")
+
+
+def unpack(packed: bytes, expected: Any = None) -> tuple[list[int], dict[str, list[Any]]]:
+    """The times and the columns of packed readings; raises `Damaged`.
+
+    `expected` is how many readings the bucket says that it has.
+    """
     try:
         if not packed or packed[0] != VERSION:
             raise Damaged(f"version {packed[0] if packed else 'missing'}, where {VERSION} is known")
@@ -63,10 +85,16 @@ def unpack(packed: bytes) -> tuple[list[int], dict[str, list[Any]]]:
             raise Damaged("the bytes do not end where they should")
         source = _Source(body)
         count, width = source.number(), source.number()
+        _check_size(count, width)
+        said = expected if isinstance(expected, int) else 0
+        if count > max(said, len(body), SMALL_COUNT):
+            raise Damaged(f"{len(packed)} bytes claim {count:,} readings, where the bucket counts {said:,}")
         times = list(source.ints(count))
         columns = {}
         for _ in range(width):
             name = source.take(source.number()).decode()
+            if "\0" in name:
+                raise Damaged("the name of a column holds NUL")
             columns[name] = _read_column(source, count)
         if source.at != len(body) or len(columns) != width:
             raise Damaged("there is more than was written")
@@ -74,7 +102,7 @@ def unpack(packed: bytes) -> tuple[list[int], dict[str, list[Any]]]:
         raise
     except (
         zlib.error, ValueError, IndexError, OverflowError, TypeError, KeyError, AttributeError, MemoryError,
-        bson.errors.BSONError,
+        RecursionError, bson.errors.BSONError,
     ) as error:  # fmt: skip
         raise Damaged(f"{type(error).__name__}: {error}") from error
     return times, columns
@@ -121,7 +149,7 @@ def _read_column(source: _Source, count: int) -> list[Any]:
         return _read_present(source, kind, count)
     mask = source.take(count)
     present = source.number()
-    if present != sum(mask):
+    if present != mask.count(1) or mask.count(0) != count - present:
         raise Damaged("a column has another number of values than it says")
     values = iter(_read_present(source, kind, present))
     return [next(values) if each else None for each in mask]
@@ -129,9 +157,15 @@ def _read_column(source: _Source, count: int) -> list[Any]:
 
 def _read_present(source: _Source, kind: int, count: int) -> list[Any]:
     if kind == INTS:
-        return list(source.ints(count))
+        numbers = list(source.ints(count))
+        if numbers and not INT_MIN <= min(numbers) <= max(numbers) <= INT_MAX:
+            raise Damaged("a whole number has more than 64 bits")
+        return numbers
     if kind == SCALED:
-        scale = 10 ** source.take(1)[0]
+        digits = source.take(1)[0]
+        if digits > DIGITS_MAX:
+            raise Damaged(f"numbers with {digits} decimal places")
+        scale = 10**digits
         return [number / scale for number in source.ints(count)]
     if kind == FLOATS:
         return _read_floats(source.take(8 * count))
@@ -144,7 +178,7 @@ def _read_present(source: _Source, kind: int, count: int) -> list[Any]:
     if kind == OTHER:
         length = int.from_bytes(source.body[source.at : source.at + 4], "little")
         values: list[Any] = bson.decode(source.take(length), codec_options=CODEC_OPTIONS)[""]
-        if len(values) != count:
+        if not isinstance(values, list) or len(values) != count:
             raise Damaged("a column has another number of values than it says")
         return values
     raise Damaged(f"a column of the unknown kind {kind}")
@@ -246,7 +280,10 @@ class _Source:
                 raise Damaged("a number without an end")
 
     def signed(self) -> int:
-        return int.from_bytes(self.take(self.take(1)[0]), "little", signed=True)
+        size = self.take(1)[0]
+        if size > SIGNED_BYTES_MAX:
+            raise Damaged(f"a whole number of {size} bytes")
+        return int.from_bytes(self.take(size), "little", signed=True)
 
     def ints(self, count: int) -> Iterable[int]:
         order = self.take(1)[0]

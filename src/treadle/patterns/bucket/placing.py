@@ -18,7 +18,7 @@ from treadle.patterns.bucket.contents import readings_of
 from treadle.patterns.bucket.grouping import Batch, cut, drop_repeated, keep, part_of
 from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Form, Spec, milliseconds, moment, state
 from treadle.plan import Plan, Raw, aggregate, find, find_one_and_update, update_one
-from treadle.query.keys import freeze
+from treadle.query.keys import freeze, same_key
 
 # Where the readings of a batch go now, and those that must wait for that.
 Located = tuple[list[Batch], list[Batch]]
@@ -105,10 +105,7 @@ class Placer:
             if self.spec.limit is not None and int(bucket["count"]) >= self.spec.limit:
                 continue
             # Equal as the server's `$eq` has it.
-            if all(
-                freeze(bucket.get(f"outer{number}")) == freeze(value)
-                for number, value in enumerate(batch.outer)
-            ):
+            if all(same_key(bucket.get(f"outer{number}"), value) for number, value in enumerate(batch.outer)):
                 return bucket
         return None
 

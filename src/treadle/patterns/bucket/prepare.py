@@ -8,7 +8,6 @@ leaves them out, `.summary` shows them like all others.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 from pymongo import IndexModel
@@ -26,11 +25,12 @@ from treadle.errors import DataError, DeclarationError
 from treadle.graph.outcomes import Action
 from treadle.model.indexed import Indexed
 from treadle.model.json_schema import model_schema
+from treadle.model.logs import logger
 from treadle.patterns.bucket.spec import SEQUENCE, Spec, milliseconds
 from treadle.plan import Plan, Raw, create, database_command, find_one
 from treadle.query.paths import put
 
-log = logging.getLogger("treadle")
+log = logger(__name__)
 
 LEAF_PAGE = "128KB"
 INDEX_PAGE = "64KB"

@@ -10,37 +10,51 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import itemgetter
-from typing import Any, Generic, TypeVar
+from typing import Any
 from uuid import UUID
 
+import bson
 from bson import ObjectId
 from bson.decimal128 import Decimal128
 
+from treadle.engine.pages import Note, readable_page
 from treadle.errors import UsageError
+from treadle.graph.layout import SKIPPED
 from treadle.graph.outcomes import FieldSummary, Summary
 from treadle.model.adapt import adapter_of
-from treadle.model.bson_types import date_to_bson, from_bson
+from treadle.model.bson_types import CODEC_OPTIONS, date_to_bson, from_bson
 from treadle.model.codec import Codec, StoredField
-from treadle.model.document import Document
-from treadle.patterns.bucket.contents import FIRST, LAST, column, columns_of, form_of, number_key, readings_of
-from treadle.patterns.bucket.matching import Selection, open_buckets, select, times_filter
+from treadle.patterns.bucket.contents import FIRST, LAST, column, columns_of, form_of, readings_of
+from treadle.patterns.bucket.matching import Opened, Selection, on_server, open_buckets, select, times_filter
 from treadle.patterns.bucket.spec import EPOCH, Spec, milliseconds, moment
 from treadle.plan import Plan, Raw, Read, aggregate, find
-from treadle.query.paths import ARRAYS, top, value_at
+from treadle.plan.decoding import RawId
+from treadle.query.comparison import order_key
+from treadle.query.keys import freeze
+from treadle.query.paths import ARRAYS, Path, top, value_at, values_at
 from treadle.query.safety import Sort, clean, sort_keys
-
-D = TypeVar("D", bound=Document)
 
 NAIVE_EPOCH = EPOCH.replace(tzinfo=None)
 
 
-class Reader(Generic[D]):
+class Reader:
     """Turns pages of buckets into readings, filtered, sorted and cut."""
 
-    def __init__(self, spec: Spec, filter: Any, sort: Sort | None, skip: int, limit: int | None) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        filter: Any,
+        sort: Sort | None,
+        skip: int,
+        limit: int | None,
+        load: Callable[[Raw], Any],
+    ) -> None:
         self.spec = spec
+        self._load = load
         self.selection = select(spec, filter)
         self.keys = sort_keys(sort, spec.codec) or []
         _check_sort(spec, self.keys)
@@ -50,12 +64,18 @@ class Reader(Generic[D]):
         self.page = spec.limits.bucket_small_page if self._few else spec.limits.bucket_page
         self.done = False
         self._held: list[Raw] = []
+        # The series of the readings that are held, where no order was asked for.
+        self._last: Any = None
         self._by_time = bool(self.keys) and self.keys[0][0] == spec.time.stored
 
     @property
     def command(self) -> Read:
         """The read whose cursor gives the buckets."""
         options: Raw = {"batch_size": self.page * 4} if self._few else {}
+        if not self.keys:
+            # As the index has them: series by series, each in the order of its windows.
+            order = [*self.spec.key_names, self.spec.names.start]
+            options |= {"sort": [(name, 1) for name in order], "allow_disk_use": True}
         if self._by_time:
             options |= {"sort": [self._bucket_order()], "allow_disk_use": True}
         return Read(self.spec.collection, "find", (self.selection.buckets,), options)
@@ -64,17 +84,12 @@ class Reader(Generic[D]):
         names, direction = self.spec.names, self.keys[0][1]
         return (names.end if direction == -1 and self.spec.span is None else names.start), direction
 
-    def take(self, buckets: list[Raw], ended: bool) -> Plan[list[D]]:
+    def take(self, buckets: list[Raw], ended: bool) -> Plan[list[Any]]:
         """The readings that can be emitted now that these buckets are known."""
         opened = yield from open_buckets(self.spec, self.selection, buckets)
-        flats = [
-            self.spec.flat(each.bucket, each.readings[place], each.series)
-            for each in opened
-            for place in each.picked
-        ]
         if not self.keys:
-            return self._emit(flats, ended)
-        self._held += flats
+            return self._emit(self._in_time(opened, buckets, ended), ended)
+        self._held += [flat for each in opened for flat in self._flats(each)]
         if not ended and not self._by_time:
             self._keep_few()
             return []
@@ -82,6 +97,33 @@ class Reader(Generic[D]):
         at = len(self._held) if ended else self._safe(buckets)
         ready, self._held = self._held[:at], self._held[at:]
         return self._emit(ready, ended)
+
+    def _flats(self, each: Opened) -> list[Raw]:
+        return [self.spec.flat(each.bucket, each.readings[place], each.series) for place in each.picked]
+
+    def _in_time(self, opened: Sequence[Opened], buckets: Sequence[Raw], ended: bool) -> list[Raw]:
+        """The readings that no further bucket can come before: series by series, in the order of time."""
+        time = itemgetter(self.spec.time.stored)
+        groups = [(self._last, self._held)] if self._held else []
+        for each in opened:
+            series = self._series(each.bucket)
+            if not groups or groups[-1][0] != series:
+                groups.append((series, []))
+            groups[-1][1].extend(self._flats(each))
+        # The last series may go on, in windows that begin no earlier than its last one.
+        self._last = None if ended or not buckets else self._series(buckets[-1])
+        self._held, ready = [], list[Raw]()
+        for series, flats in groups:
+            flats.sort(key=time)
+            at = len(flats)
+            if self._last is not None and series == self._last:
+                at = bisect_left(flats, buckets[-1][self.spec.names.start], key=time)
+                self._held = flats[at:]
+            ready += flats[:at]
+        return ready
+
+    def _series(self, bucket: Raw) -> Any:
+        return freeze([value_at(bucket, name) for name in self.spec.key_names])
 
     def _safe(self, buckets: Sequence[Raw]) -> int:
         """How many of the held readings come before those of any bucket that is still to be read."""
@@ -116,7 +158,7 @@ class Reader(Generic[D]):
                 code="sort-too-large",
             )
 
-    def _emit(self, flats: list[Raw], ended: bool) -> list[D]:
+    def _emit(self, flats: list[Raw], ended: bool) -> list[Any]:
         if self.skip:
             passed = min(self.skip, len(flats))
             self.skip -= passed
@@ -125,7 +167,95 @@ class Reader(Generic[D]):
             flats = flats[: self.remaining]
             self.remaining -= len(flats)
         self.done = ended or self.remaining == 0
-        return [self.spec.codec.load(flat) for flat in flats]
+        return [each for each in map(self._load, flats) if each is not SKIPPED]
+
+
+class BothReader:
+    """Readings of buckets in two collections, such as a model's own and its archive."""
+
+    def __init__(self, reader: Reader) -> None:
+        elsewhere = reader.spec.entry.elsewhere
+        if elsewhere is None:
+            raise UsageError(
+                f"{reader.spec.label} has no archive to look into; declare it with archive=Archive(…)",
+                code="archive-undeclared",
+            )
+        # Buckets come in the order of the one collection after the other, and are sorted at the end.
+        reader._by_time = False
+        self._reader = reader
+        self.page = reader.page
+        self.commands = [reader.command, replace(reader.command, collection=elsewhere.collection)]
+        self._at = 0
+        self._buckets: list[Raw] = []
+
+    @property
+    def done(self) -> bool:
+        return self._reader.done
+
+    @property
+    def wanting(self) -> list[int]:
+        """Which of the cursors is to be read next."""
+        return [self._at]
+
+    def fill(self, at: int, buckets: list[Raw]) -> None:
+        self._buckets = buckets
+
+    def take(self) -> Plan[list[Any]]:
+        """The readings that can be emitted now."""
+        ended = len(self._buckets) < self.page
+        readings = yield from self._reader.take(self._buckets, ended and self._at == 1)
+        self._at = min(1, self._at + ended)
+        return readings
+
+
+class PackedPipeline:
+    """A pipeline over readings that only we can unpack: they are sent to the server with it."""
+
+    def __init__(self, spec: Spec, stages: list[Raw], load: Callable[[Raw], Any]) -> None:
+        self.spec = spec
+        self.page = spec.limits.bucket_page
+        self.done = False
+        first = stages[0].get("$match") if stages else None
+        self._selection = select(spec, first)
+        self._stages = stages if first is None else stages[1:]
+        self._load = load
+        self._held: list[Raw] = []
+        self._size = 0
+
+    @property
+    def command(self) -> Read:
+        return Read(self.spec.collection, "find", (self._selection.buckets,), {})
+
+    def take(self, buckets: list[Raw], ended: bool) -> Plan[list[Any]]:
+        """Nothing until all readings are known."""
+        most = self.spec.limits.bucket_bytes_max
+        for each in (yield from open_buckets(self.spec, self._selection, buckets)):
+            flats = [self.spec.flat(each.bucket, each.readings[place], each.series) for place in each.picked]
+            self._size += sum(len(bson.encode(flat, codec_options=CODEC_OPTIONS)) for flat in flats)
+            self._held += flats
+            if self._size > most:
+                raise UsageError(
+                    f"the readings of {self.spec.label} are packed, and a pipeline over them takes at most "
+                    f"{most // 2**20} MB; begin it with a narrower $match, or use summary or readings",
+                    code="pipeline-too-large",
+                )
+        self.done = ended
+        if not ended:
+            return []
+        return [self._load(each) for each in (yield from on_server(self.spec, self._held, self._stages))]
+
+
+def distinct(spec: Spec, path: Path, filter: Any) -> Plan[list[Any]]:
+    """The different stored values of one field."""
+    selection = select(spec, filter)
+    values: dict[Any, Any] = {}
+    scan = Scan(spec.collection, selection.buckets, spec.limits.bucket_page)
+    while buckets := (yield from scan.next()):
+        for each in (yield from open_buckets(spec, selection, buckets)):
+            for place in each.picked:
+                flat = spec.flat(each.bucket, each.readings[place], each.series)
+                values.update((freeze(value), value) for value in values_at(flat, path.steps))
+    return sorted(values.values(), key=order_key)
 
 
 def _check_sort(spec: Spec, keys: Sequence[tuple[str, int]]) -> None:
@@ -136,22 +266,6 @@ def _check_sort(spec: Spec, keys: Sequence[tuple[str, int]]) -> None:
                 f"the sort names the list {name!r}; readings in buckets are sorted by single values",
                 code="sort-invalid",
             )
-
-
-def order_key(value: Any) -> tuple[int, Any]:
-    """Values in the order of BSON, across types."""
-    if value is None:
-        return 1, 0
-    if isinstance(value, bool):
-        return 8, value
-    if isinstance(value, (int, float, Decimal128)):
-        return 2, number_key(value)
-    if isinstance(value, dict):
-        return 4, [(order_key(item)[0], key, order_key(item)[1]) for key, item in value.items()]
-    if isinstance(value, list):
-        return 5, [order_key(item) for item in value]
-    rank = {str: 3, bytes: 6, ObjectId: 7, dt.datetime: 9}.get(type(value))
-    return (rank, value) if rank is not None else (6, bytes(getattr(value, "bytes", b"")))
 
 
 # -- count ----------------------------------------------------------------------------------
@@ -195,8 +309,19 @@ def count_opened(spec: Spec, selection: Selection) -> Plan[int]:
 class Scan:
     """The documents that match, page by page: those with ids as Treadle makes them, then all others."""
 
-    def __init__(self, collection: str, filter: Raw, page: int, projection: Raw | None = None) -> None:
+    def __init__(
+        self,
+        collection: str,
+        filter: Raw,
+        page: int,
+        projection: Raw | None = None,
+        label: str | None = None,
+        note: Note | None = None,
+    ) -> None:
         self.collection = collection
+        # Under which name those that cannot be decoded are set aside; without one they are an error.
+        self._label = label
+        self._note = note
         self.filter = filter
         self.page = page
         self.projection = projection
@@ -218,12 +343,24 @@ class Scan:
                 after["$ne"] = self._last[0]
             elif self._last:
                 after = {"$gt": self._last[0]}
-            condition = {"$and": [self.filter, {"_id": after}]}
-            rows = yield from find(
+            beyond: Any = {"_id": after}
+            if self._last and isinstance(self._last[0], RawId):
+                bounds, beyond = {}, self._last[0].greater()
+            condition = {"$and": [self.filter, beyond]}
+            reading = find(
                 self.collection, condition, self.projection, sort=[("_id", 1)], limit=self.page, **bounds
             )
-            self._last = [rows[-1]["_id"]] if rows else []
-            if len(rows) < self.page:
+            last: list[Any] | None
+            if self._label is None:
+                rows = yield from reading
+                last = [each["_id"] for each in rows[-1:]] or None
+                ended = len(rows) < self.page
+            else:
+                rows, last = yield from readable_page(self._label, reading, self._last or None, self._note)
+                # Whether a page was full cannot be told where some of it could not be decoded.
+                ended = last is None
+            self._last = last or []
+            if ended:
                 self._ended, self._others, self._last = self._others, True, []
             if rows:
                 return rows

@@ -60,6 +60,7 @@ class BucketRule(Rule):
     """A model whose readings are kept in buckets."""
 
     pattern = "bucket"
+    across_shards = False
 
     def __init__(self, place: Place, declared: Bucket) -> None:
         super().__init__(place)

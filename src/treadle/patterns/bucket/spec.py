@@ -311,7 +311,8 @@ def when_of(identity: Any) -> tuple[int, int] | None:
 
 def state(bucket: Raw, name: str) -> Any:
     """A part of what Treadle notes about a bucket; None where it is not there."""
-    return bucket.get(RESERVED, {}).get(name)
+    noted = bucket.get(RESERVED)
+    return noted.get(name) if isinstance(noted, dict) else None
 
 
 def _declares_id(model: type[Document]) -> bool:
@@ -357,7 +358,11 @@ def refuse_others(place: Place) -> None:
     """Readings have no tree, kinds, versions or groups."""
     settings, name = place.entry.settings, place.entry.model.__name__
     layouts = {"bucket", "timeseries"}
-    others = [keyword for keyword in settings.patterns if keyword not in layouts]
+    others = [
+        keyword
+        for keyword, patterns in settings.patterns.items()
+        if keyword not in layouts and not all(getattr(each, "beside", False) for each in patterns)
+    ]
     others += [keyword for keyword in ("discriminator", "version") if getattr(settings, keyword) is not None]
     if others:
         reason = f"{others[0]}= beside bucket= or timeseries=; readings have none"

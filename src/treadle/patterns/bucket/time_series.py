@@ -8,8 +8,10 @@ indexes, validators) is refused here with a sentence that names the choice.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from treadle.graph.pattern import Models, Pattern, Place, Rule
@@ -22,7 +24,8 @@ class TimeSeries(Pattern):
     """Readings in a native time-series collection.
 
     `time` is the field that says when, `key` the one field of the series (the
-    server's metaField), `stats` the numbers that `summary` computes.
+    server's metaField), `stats` the numbers that `summary` computes: all of
+    them unless some are named.
     `granularity` is the server's hint of how close readings are. `adopt` names
     a collection with one document per reading, which `rebuild` moves here.
     """
@@ -46,6 +49,10 @@ class TimeSeriesRule(Rule):
     """A model whose readings are kept by the server's own kind of collection."""
 
     pattern = "time_series"
+    across_shards = False
+    needs: Mapping[str, str] = MappingProxyType(
+        {"time_series": "declare bucket= instead, which works everywhere"}
+    )
 
     def __init__(self, place: Place, declared: TimeSeries) -> None:
         super().__init__(place)

@@ -7,15 +7,18 @@ another writer changed is read again.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
-import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from treadle.engine.pages import Note
+from treadle.engine.set_aside import around
 from treadle.errors import DataError, TreadleError, UsageError
 from treadle.graph.layout import Layout
-from treadle.graph.outcomes import Action, Finding, Progress, Report
+from treadle.graph.outcomes import Action, Finding, Progress, Report, resting
 from treadle.model.document import Document
+from treadle.model.logs import logger
 from treadle.patterns.bucket import prepare
 from treadle.patterns.bucket.adoption import BucketAdoption
 from treadle.patterns.bucket.changing import Changer
@@ -33,13 +36,14 @@ from treadle.patterns.bucket.reading import Scan
 from treadle.patterns.bucket.spec import NEXT, SEQUENCE, Form, Spec, milliseconds, moment, state
 from treadle.plan import Plan, Raw, by_id, count_documents, find, find_one, update_one
 from treadle.plan.capabilities import Capabilities, clock
+from treadle.plan.decoding import Unreadable
 from treadle.query.comparison import same
 from treadle.query.keys import freeze
 from treadle.query.paths import value_at
 
 D = TypeVar("D", bound=Document)
 
-log = logging.getLogger("treadle")
+log = logger(__name__)
 
 
 class BucketUpkeep(Layout[D]):
@@ -74,7 +78,10 @@ class BucketUpkeep(Layout[D]):
             findings.extend((yield from self._examine(bucket)))
             return 1
 
-        yield from self._visit_all(visit, report)
+        def note(error: Unreadable) -> None:
+            findings.extend(self._finding({"_id": key}, "", None, reason) for key, reason in error.failed)
+
+        yield from self._visit_all(visit, report, note=note)
         return findings
 
     def repair(self, server: Capabilities, report: Report | None) -> Plan[int]:
@@ -114,19 +121,26 @@ class BucketUpkeep(Layout[D]):
         return (yield from self._visit_all(lambda bucket: self._convert(bucket, now), filter=due))
 
     def _visit_all(
-        self, visit: Callable[[Raw], Plan[int]], report: Report | None = None, filter: Raw | None = None
+        self,
+        visit: Callable[[Raw], Plan[int]],
+        report: Report | None = None,
+        filter: Raw | None = None,
+        note: Note | None = None,
     ) -> Plan[int]:
         """Visit each bucket, page by page; the sum of what the visits return."""
         total = (yield from count_documents(self.collection, {})) if report else 0
         done = result = 0
         page = self.limits.bucket_upkeep_page
-        scan = Scan(self.collection, filter or {self.spec.names.start: {"$exists": True}}, page)
+        chosen = filter or {self.spec.names.start: {"$exists": True}}
+        scan = Scan(self.collection, chosen, page, label=self.spec.label, note=note)
         while buckets := (yield from scan.next()):
             for bucket in buckets:
-                result += yield from visit(bucket)
+                label, visiting = self.spec.label, visit(bucket)
+                result += (yield from around(label, self.collection, bucket["_id"], visiting)) or 0
             done += len(buckets)
             if report:
                 report(Progress(self.spec.label, done, max(total, done)))
+            yield from resting(report, len(buckets))
         return result
 
     # -- proof of one bucket ----------------------------------------------------------------
@@ -140,6 +154,7 @@ class BucketUpkeep(Layout[D]):
         try:
             readings = readings_of(spec, bucket)
             start = start_of(spec, bucket)
+            outside = self._outside(bucket, readings)
         except DataError as error:
             return [self._finding(bucket, names.readings, str(error), "readings")]
         if not readings:
@@ -151,7 +166,6 @@ class BucketUpkeep(Layout[D]):
             else:
                 places.append((part, bucket.get(part), right))
         findings = [self._finding(bucket, *each) for each in places if not same(each[1], each[2])]
-        outside = self._outside(bucket, readings)
         if spec.span is not None and spec.window(start) != start:
             findings.append(self._finding(bucket, names.start, moment(start), moment(spec.window(start))))
             outside = []
@@ -199,7 +213,10 @@ class BucketUpkeep(Layout[D]):
                     "$or": [{SEQUENCE: {"$exists": False}}, {SEQUENCE: {"$lt": sequence}}],
                 },
             )
-            earlier = [each for other in others for each in readings_of(spec, other)]
+            for other in others:
+                # One that cannot be read is named when its turn comes.
+                with contextlib.suppress(DataError):
+                    earlier += readings_of(spec, other)
         known: set[Any] = {freeze(each.get(unique.stored)) for each in earlier} - {None}
         numbers = []
         for number, each in enumerate(readings):
@@ -216,7 +233,9 @@ class BucketUpkeep(Layout[D]):
         later = {**self.spec.siblings(bucket), name: {"$gt": moment(start)}}
         after = yield from find(self.collection, later, {name: 1}, sort=[(name, 1)], limit=1)
         following = state(bucket, "next")
-        if not after or (following is not None and following <= after[0][name]):
+        if not after or not isinstance(after[0][name], dt.datetime):
+            return []
+        if following is not None and following <= after[0][name]:
             return []
         return [self._finding(bucket, NEXT, following, after[0][name])]
 

@@ -14,7 +14,7 @@ from pymongo import IndexModel
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.binding import sibling
 from treadle.graph.calls import ArrayRule
-from treadle.graph.pattern import Models, Pattern, Place
+from treadle.graph.pattern import TRANSACTIONS, Models, Pattern, Place
 from treadle.model.bson_types import RESERVED
 from treadle.model.codec import codec_of
 from treadle.model.document import Document
@@ -28,8 +28,10 @@ class OutlierFields(ArrayRule):
     """An outlier array at its place, with the names of all its parts."""
 
     pattern = "outlier"
+    across_shards = False
     # The owner and its overflow change together.
-    needs_transactions = True
+    needs = TRANSACTIONS
+    uses = frozenset({"snapshots"})
 
     def __init__(self, place: Place, graph: Models, declared: Any) -> None:
         super().__init__(place)
@@ -152,7 +154,7 @@ class OutlierFields(ArrayRule):
         try:
             loaded: Any = codec_of(self._items).load({"items": list(items)})
         except DataError as error:
-            raise DataError(f"{self.place.label}: {error}", code=error.code) from None
+            raise DataError(f"{self.place.label}: {error.message}", code=error.code) from None
         values: list[Any] = loaded.items
         return values
 

@@ -132,7 +132,7 @@ def _mend_one(graph: Graph, server: Capabilities, work: Tidy) -> Plan[bool]:
     """Bring one array in order; one whose document cannot be brought to the current version is set aside."""
     try:
         body = partial(work.body, graph, server)
-        return bool((yield from commit_on(graph, server).follow(body, Writer("repair"))))
+        return bool((yield from commit_on(graph, server).follow(body, Writer(lambda: "repair"))))
     except DataError as error:
         if error.code not in ("migration-failed", "version-unknown"):
             raise

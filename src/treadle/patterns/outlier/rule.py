@@ -42,6 +42,8 @@ class Outlier(Pattern):
     """At most `limit` items embedded; the others in the collection `overflow`."""
 
     pattern: ClassVar[str] = "outlier"
+    # An insert may bring the first items.
+    read_only: ClassVar[bool] = False
 
     limit: int
     overflow: str
@@ -68,6 +70,9 @@ class OutlierRule(OutlierFields):
 
     def maintained(self) -> set[str]:
         return {self.path, *self.beside}
+
+    def brought(self) -> set[str]:
+        return {self.path}
 
     def advice(self, maintained: str) -> str:
         return f"; call store.array({self.target.model.__name__}, {self.name!r}, id) instead"

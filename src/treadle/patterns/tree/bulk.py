@@ -18,14 +18,26 @@ D = TypeVar("D", bound=Document)
 
 def in_pieces(tree: Tree, documents: Sequence[D], most: int) -> Plan[list[tuple[list[D], list[Any]]]]:
     """A bulk load in pieces, in an order in which each node finds its parent; with the parents to state."""
-    order, parents = list(documents), [UNSTATED] * len(documents)
-    if len(documents) > most:
-        order, parents = yield from _ordered(tree, documents)
-    starts = range(0, len(order), most)
-    return [(order[start : start + most], parents[start : start + most]) for start in starts]
+    limits = tree.entry.limits
+    deep = tree.ancestors is not None and len(documents) > limits.tree_flat_max
+    if len(documents) <= most and not deep:
+        return [(list(documents), [UNSTATED] * len(documents))] if documents else []
+    pieces: list[tuple[list[D], list[Any]]] = []
+    room = entries = 0
+    for document, parent, depth in (yield from _ordered(tree, documents)):
+        # A node of a deep tree has many ancestors, each with an entry in the index.
+        if not room or (tree.ancestors is not None and depth > entries):
+            pieces.append(([], []))
+            room, entries = most, limits.tree_ancestors_max
+        pieces[-1][0].append(document)
+        pieces[-1][1].append(parent)
+        room -= 1
+        entries -= depth
+    return pieces
 
 
-def _ordered(tree: Tree, documents: Sequence[D]) -> Plan[tuple[list[D], list[Any]]]:
+def _ordered(tree: Tree, documents: Sequence[D]) -> Plan[list[tuple[D, Any, int]]]:
+    """Parents before their children; each with the parent to state, and how many nodes are above it."""
     raws = crud.dump_all(tree.entry, documents, [])
     if tree.segment is not None:
         for raw in raws:
@@ -35,13 +47,18 @@ def _ordered(tree: Tree, documents: Sequence[D]) -> Plan[tuple[list[D], list[Any
     order = [freeze(raw["_id"]) for raw in parents_first(tree, raws, parents)]
     # A parent that does not exist is refused before the first piece is written.
     outside = parents_outside(raws, parents)
+    depths: dict[Any, int] = {}
     most = tree.entry.limits.tree_check_max
     for start in range(0, len(outside), most):
         keys = outside[start : start + most]
-        present = yield from nodes_by_key(tree, keys, {"_id": 1})
+        present = yield from nodes_by_key(tree, keys, tree.projection)
         for key in keys:
             if freeze(key) not in present:
                 raise parent_missing(tree, key)
+            above = tree.get(present[freeze(key)], "ancestors") if tree.ancestors is not None else None
+            depths[freeze(key)] = len(above) if isinstance(above, list) else 0
+    for key in order:
+        depths[key] = 0 if parents[key] is None else depths[freeze(parents[key])] + 1
     # Child lists are filled as the children come, so these nodes get their parents stated.
-    stated = [parents[key] if tree.children is not None else UNSTATED for key in order]
-    return [by_key[key] for key in order], stated
+    stated = {key: parents[key] if tree.children is not None else UNSTATED for key in order}
+    return [(by_key[key], stated[key], depths[key]) for key in order]

@@ -20,7 +20,7 @@ from treadle.model.bson_types import RESERVED
 from treadle.model.codec import StoredField, codec_of
 from treadle.patterns.tree.segments import check_segment
 from treadle.plan import Raw
-from treadle.query.paths import Path, model_of, overlap, resolve, value_at
+from treadle.query.paths import Path, getter, model_of, overlap, resolve
 
 Role: TypeAlias = Literal["parent", "ancestors", "path", "segment", "children"]
 # The path that the descendants of a node still have while a large move of it is under way.
@@ -62,6 +62,9 @@ class TreeRule(Rule):
 
     def shares(self, path: str, other: Rule) -> bool:
         return isinstance(other, TreeRule)
+
+    def brought(self) -> set[str]:
+        return {self.roles[role].stored for role in ("parent", "segment") if role in self.roles}
 
     def advice(self, maintained: str) -> str:
         tree = f"store.tree({self.target.model.__name__})"
@@ -147,6 +150,7 @@ class Tree:
         self.parent, self.ancestors = self.roles.get("parent"), self.roles.get("ancestors")
         self.path, self.segment = self.roles.get("path"), self.roles.get("segment")
         self.children = self.roles.get("children")
+        self._getters = {role: getter(path) for role, path in self.roles.items()}
         # What plans read of a node.
         self.projection: Raw = dict.fromkeys(["_id", REVISION, MOVING, *self.roles.values()], 1)
         if self.children and self.truth == "path":
@@ -158,8 +162,7 @@ class Tree:
 
     def get(self, raw: Raw | None, role: Role) -> Any:
         """The value of a role in a stored node."""
-        path = self.roles.get(role)
-        return None if path is None else value_at(raw, path)
+        return None if raw is None or role not in self.roles else self._getters[role](raw)
 
     def segment_of(self, raw: Raw) -> str:
         """The node's own segment, or an error that says why it has none."""

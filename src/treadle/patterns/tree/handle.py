@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from pymongo.errors import OperationFailure, PyMongoError
@@ -10,16 +10,18 @@ from pymongo.errors import OperationFailure, PyMongoError
 from treadle.engine.inserts import Insert
 from treadle.engine.protocol import WriteProtocol
 from treadle.errors import UsageError
-from treadle.graph.calls import Children
+from treadle.graph.calls import Children, Order
+from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
-from treadle.patterns.tree import reads, state
+from treadle.patterns.tree import reads, state, walks
+from treadle.patterns.tree.creation import CreatePath
 from treadle.patterns.tree.fields import Tree
 from treadle.patterns.tree.moves import Move
 from treadle.patterns.tree.placing import UNSTATED
 from treadle.patterns.tree.reads import Pending, Stream
 from treadle.patterns.tree.removes import Remove
 from treadle.patterns.tree.unfinished import finish
-from treadle.plan import Plan, Raw, Read, is_inside, outside, server_facts
+from treadle.plan import Plan, Raw, Read, outside, server_facts
 from treadle.plan.server_errors import GRAPH_LOOKUP_TOO_LARGE
 from treadle.query.safety import Sort
 
@@ -89,6 +91,31 @@ class TreeHandle(Generic[D]):
         key = self._entry.identity(id)
         return Nodes(self._tree, reads.descendants(self._tree, key, max_depth, sort))
 
+    def siblings(self, id: Any, sort: Sort | None) -> Nodes[D]:
+        return Nodes(self._tree, walks.siblings(self._tree, self._entry.identity(id), sort))
+
+    def leaves(self, id: Any, sort: Sort | None) -> walks.Ordered[D]:
+        return walks.Ordered(self._tree, walks.leaves(self._tree, self._key(id), sort))
+
+    def walk(self, id: Any, order: Order, max_depth: int | None, sort: Sort | None) -> walks.Ordered[D]:
+        reads.check_depth(max_depth)
+        walks.check_order(order)
+        return walks.Ordered(self._tree, walks.walk(self._tree, self._key(id), order, max_depth, sort))
+
+    def nested(self, id: Any, max_depth: int | None, sort: Sort | None) -> Plan[Nested[D]]:
+        reads.check_depth(max_depth)
+        load = self._entry.codec.load
+        return walks.nested(self._tree, self._entry.identity(id), max_depth, sort, load)
+
+    def common_ancestor(self, ids: Sequence[Any]) -> Plan[D | None]:
+        keys = [self._entry.identity(id) for id in ids]
+        raw = yield from walks.common_ancestor(self._tree, keys)
+        return None if raw is None else self._entry.codec.load(raw)
+
+    def _key(self, id: Any) -> Any:
+        """The id of a node, or None for the whole forest."""
+        return None if id is None else self._entry.identity(id)
+
     def ancestors(self, id: Any) -> Plan[list[D]]:
         raws = yield from reads.ancestors(self._tree, self._entry.identity(id))
         return [self._entry.codec.load(raw) for raw in raws]
@@ -105,21 +132,33 @@ class TreeHandle(Generic[D]):
         return reads.depth(self._tree, self._entry.identity(id))
 
     def count(self, id: Any, max_depth: int | None) -> Plan[int]:
-        return reads.count(self._tree, None if id is None else self._entry.identity(id), max_depth)
+        return reads.count(self._tree, self._key(id), max_depth)
 
     # -- writing -------------------------------------------------------------------------------------
 
     def insert(self, node: D, parent: Any) -> Plan[D]:
+        self._check(node)
+        stated = UNSTATED if parent is None else self._entry.identity(parent)
+        work: Insert[D] = Insert(self._entry, [node], {self._tree.rules[0]: [stated]})
+        (stored,) = yield from self._protocol.write(work)
+        return stored
+
+    def find_or_create_path(self, nodes: Sequence[D], parent: Any, by: str | None) -> Plan[list[D]]:
+        for node in nodes:
+            self._check(node)
+        work: CreatePath[D] = CreatePath(self._tree, nodes, parent, by)
+        found = yield from work.find()
+        if len(found) == len(nodes):
+            return work.result(found)
+        return (yield from self._protocol.write(work))
+
+    def _check(self, node: D) -> None:
         model = self._entry.model
         if type(node) is not model:
             raise UsageError(
                 f"this is the tree of {model.__name__}; it takes no {type(node).__name__}",
                 code="model-unknown",
             )
-        stated = UNSTATED if parent is None else self._entry.identity(parent)
-        work: Insert[D] = Insert(self._entry, [node], {self._tree.rules[0]: [stated]})
-        (stored,) = yield from self._protocol.write(work)
-        return stored
 
     def move(self, id: Any, parent: Any) -> Plan[D]:
         return (yield from self._move(id, parent=parent))
@@ -128,14 +167,14 @@ class TreeHandle(Generic[D]):
         return (yield from self._move(id, segment=segment))
 
     def _move(self, id: Any, **to: Any) -> Plan[D]:
-        work: Move[D] = Move(self._entry, id, **to, whole=(yield from is_inside()))
+        work: Move[D] = Move(self._tree, id, **to)
         node = yield from self._protocol.write(work)
         if work.token is not None:
             yield from self._finish()
         return node
 
     def remove(self, id: Any, children: Children) -> Plan[int]:
-        work = Remove(self._entry, id, children, whole=(yield from is_inside()))
+        work = Remove(self._tree, id, children)
         removed = yield from self._protocol.write(work)
         if work.token is None:
             return removed

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import bson
-from pymongo.errors import BulkWriteError, OperationFailure
 
 from treadle.engine.contention import attempting, in_pieces
 from treadle.engine.ledger import Ledger
@@ -31,7 +30,6 @@ from treadle.patterns.tree.segments import join, path_above, split
 from treadle.patterns.tree.unfinished import finish
 from treadle.plan import Plan, Raw, find, transact, update_many
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document
 from treadle.query.comparison import same
 from treadle.query.keys import freeze
 from treadle.query.paths import value_at
@@ -264,14 +262,7 @@ def mend_tree(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any
         yield from set_aside(tree.rules[0].place.label, tree.entry.collection, key, error)
         return []
 
-    return (yield from in_pieces(limits, keys, attempt, alone, _is_about_one_node))
-
-
-def _is_about_one_node(error: Exception) -> bool:
-    if not isinstance(error, OperationFailure):
-        return False
-    taken = isinstance(error, BulkWriteError) or error.code == DUPLICATE_KEY
-    return taken or is_about_one_document(error)
+    return (yield from in_pieces(limits, keys, attempt, alone))
 
 
 def _mend(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]) -> Plan[list[Any]]:

@@ -1,4 +1,6 @@
-"""Lifting the children of a node that is removed to its parent, together with all that is below them.
+"""Lifting the children of a node that is removed, together with all that is below them.
+
+They go to its parent, or become roots.
 
 A lift that is too large for one transaction goes in chunks, and the node
 itself goes last. Each chunk takes nodes that still name the node as parent, as
@@ -21,12 +23,16 @@ from treadle.patterns.tree.reads import first_key, parent_of
 from treadle.patterns.tree.segments import SEPARATOR, at_most, below, path_above, split
 from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_one
 
+_ALL = 1_000_000_000
 
-def lift_work(tree: Tree, node: Raw) -> Plan[Raw]:
+
+def lift_work(tree: Tree, node: Raw, *, to_root: bool) -> Plan[Raw]:
     """What is to be done for a node, in full."""
-    work: Raw = {"kind": "lift", "node": node["_id"], "to": (yield from parent_of(tree, node))}
+    to = None if to_root else (yield from parent_of(tree, node))
+    work: Raw = {"kind": "lift", "node": node["_id"], "to": to}
     if tree.path is not None:
-        work["path_from"] = tree.get(node, "path")
+        own = tree.get(node, "path")
+        work |= {"path_from": own, "path_to": (None if to_root else path_above(own or "")) or SEPARATOR}
     return work
 
 
@@ -35,7 +41,7 @@ def lift(tree: Tree, work: Raw, node: Raw, pace: Pace, ledger: Ledger) -> Plan[b
     keys = yield from _keys(tree, work, pace)
     if len(keys) >= pace.most:
         yield from check_restrictions(restricting(tree.entry), [node["_id"]])
-        yield from _refuse_taken(tree, node)
+        yield from _refuse_taken(tree, node, work)
         return False
     yield from _lift_lists(tree, node, work["to"], ledger)
     if keys:
@@ -65,10 +71,13 @@ def _lift(tree: Tree, work: Raw, keys: list[Any], ledger: Ledger) -> Plan[None]:
         sets[tree.parent] = {"$cond": [{"$eq": [stored, gone]}, {"$literal": work["to"]}, stored]}
     if tree.ancestors is not None:
         stored = f"${tree.ancestors}"
-        kept = {"$filter": {"input": stored, "cond": {"$ne": ["$$this", gone]}}}
+        kept: Raw = {"$filter": {"input": stored, "cond": {"$ne": ["$$this", gone]}}}
+        if work["to"] is None:
+            # Whatever is above the node goes with it.
+            first = {"$add": [{"$indexOfArray": [stored, gone]}, 1]}
+            kept = {"$slice": [stored, first, _ALL]}
         sets[tree.ancestors] = {"$cond": [{"$isArray": stored}, kept, stored]}
-    old = work.get("path_from")
-    sets |= new_path(tree, old, path_above(old or "") or SEPARATOR)
+    sets |= new_path(tree, work.get("path_from"), work.get("path_to"))
     yield from rewrite_all(tree, {"_id": {"$in": keys}}, sets, ledger)
 
 
@@ -85,12 +94,12 @@ def _lift_lists(tree: Tree, node: Raw, above: Any, ledger: Ledger) -> Plan[None]
     yield from rewrite(tree, [(node["_id"], {tree.roles["children"]: {"$literal": []}})], ledger)
 
 
-def _refuse_taken(tree: Tree, node: Raw) -> Plan[None]:
-    """Refuse children whose segments the node's siblings have, or the node itself."""
+def _refuse_taken(tree: Tree, node: Raw, work: Raw) -> Plan[None]:
+    """Refuse children whose segments their new siblings have, or the node itself."""
     own: Any = tree.get(node, "path")
     if tree.path is None or split(own) is None:
         return
-    above = path_above(own) or SEPARATOR
+    above = work["path_to"]
     depth = len(split(own) or []) + 1
     last, end, most = own, below(own)["$lt"], tree.entry.limits.tree_check_max
     while True:

@@ -48,7 +48,7 @@ from treadle.patterns.tree.reads import lineage, parent_of
 from treadle.patterns.tree.segments import below, check_segment, split
 from treadle.plan import Plan, Raw, by_id, find, find_one_and_update, update_one
 from treadle.plan.capabilities import Capabilities
-from treadle.query.keys import freeze
+from treadle.query.keys import is_among, same_key
 from treadle.query.paths import put
 
 D = TypeVar("D", bound=Document)
@@ -66,22 +66,12 @@ def tree_of(entry: Entry[Any]) -> Tree:
 class Move(Work[D]):
     """A node, and all below it, under another parent or with another segment."""
 
-    def __init__(
-        self,
-        entry: Entry[D],
-        key: Any,
-        parent: Any = UNSTATED,
-        segment: Any = UNSTATED,
-        *,
-        whole: bool = False,
-    ) -> None:
-        self.entry = entry
-        self.tree = tree_of(entry)
+    def __init__(self, tree: Tree, key: Any, parent: Any = UNSTATED, segment: Any = UNSTATED) -> None:
+        entry = self.entry = tree.entry
+        self.tree = tree
         self.key = entry.identity(key)
         self.parent = parent if parent is UNSTATED or parent is None else entry.identity(parent)
         self.segment = segment
-        # Inside the caller's own transaction nothing can be left for later.
-        self.whole = whole
         # Of the work that is pending after the first transaction.
         self.token: Any = None
         if segment is not UNSTATED:
@@ -95,7 +85,7 @@ class Move(Work[D]):
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
         tree = self.tree
         self.token = None
-        node = yield from state.lock_node(tree, self.key)
+        node = yield from state.lock_node(tree, self.key, ledger)
         work = yield from self._work(node)
         if work is None:
             return node
@@ -103,7 +93,7 @@ class Move(Work[D]):
         descendants = _below(tree, work)
         if descendants is None:
             return after
-        if not self.whole:
+        if not ledger.whole:
             most = tree.entry.limits.tree_move_max
             beyond = yield from find(tree.entry.collection, descendants, {"_id": 1}, skip=most, limit=1)
             if beyond:
@@ -123,7 +113,7 @@ class Move(Work[D]):
         now = yield from parent_of(tree, node)
         to = now if self.parent is UNSTATED else self.parent
         segment = tree.get(node, "segment") if self.segment is UNSTATED else self.segment
-        same = freeze(to) == freeze(now) and type(to) is type(now)
+        same = same_key(to, now) and type(to) is type(now)
         if same and segment == tree.get(node, "segment"):
             return None
         if to is not None and not same:
@@ -140,10 +130,10 @@ class Move(Work[D]):
             if error.code == "tree-node-missing":
                 raise parent_missing(self.tree, to) from None
             raise
-        if freeze(self.key) in {freeze(each["_id"]) for each in chain}:
+        if is_among(self.key, [each["_id"] for each in chain]):
             raise UsageError(
                 f"{self.entry.model.__name__} {self.key!r} cannot be moved below {to!r}, which is "
-                f"{'the node itself' if freeze(to) == freeze(self.key) else 'below it'}; "
+                f"{'the node itself' if same_key(to, self.key) else 'below it'}; "
                 "a tree has no cycles",
                 code="tree-cycle",
             )
@@ -160,7 +150,8 @@ def _place(tree: Tree, work: Raw, ledger: Ledger, before: Raw) -> Plan[Raw]:
     parent: Raw | None = None
     if target is not None:
         held = yield from hold_parents(tree, [target])
-        parent = yield from complete(tree, held[freeze(target)])
+        (parent,) = held.values()
+        parent = yield from complete(tree, parent)
     named = copy.deepcopy(before)
     values: Raw = {}
     if tree.segment is not None:
@@ -173,7 +164,7 @@ def _place(tree: Tree, work: Raw, ledger: Ledger, before: Raw) -> Plan[Raw]:
         after = yield from find_one_and_update(entry.collection, by_id(key), update_pipeline(entry, sets, {}))
     if after is None:
         raise node_missing(tree, key)
-    if tree.children is not None and freeze(source) != freeze(target):
+    if tree.children is not None and not same_key(source, target):
         if source is not None:
             yield from rewrite(tree, [(source, unlisting(tree, [key]))], ledger)
         if target is not None:

@@ -14,20 +14,19 @@ from typing import Any, Final
 
 from pymongo.errors import OperationFailure
 
-from treadle.engine.pipelines import update_pipeline
+from treadle.engine.pipelines import derivation, update_pipeline
 from treadle.engine.react import update_each
 from treadle.engine.writes import follow_own
 from treadle.errors import DataError, UsageError
 from treadle.graph.change import Change, Changes
-from treadle.graph.derived import CopyRule
 from treadle.graph.pattern import REVISION, Entry
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import MOVING, Tree, not_rebuilt, parent_missing
 from treadle.patterns.tree.reads import first_key, lineage, nodes_by_key, outside_child
-from treadle.patterns.tree.segments import SEPARATOR, join, path_above, split
+from treadle.patterns.tree.segments import join, path_above, split
 from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_many
 from treadle.plan.server_errors import DUPLICATE_KEY, refusals
-from treadle.query.keys import freeze
+from treadle.query.keys import freeze, freeze_all, same_key
 from treadle.query.paths import overlap, put, value_at
 
 
@@ -146,7 +145,7 @@ def _agreed_parent(tree: Tree, raw: Raw, listed: dict[Any, Any]) -> Any:
     named, own = tree.get(raw, "parent"), freeze(raw["_id"])
     if own not in listed:
         return named
-    if named is not None and freeze(named) != freeze(listed[own]):
+    if named is not None and not same_key(named, listed[own]):
         raise UsageError(
             f"{tree.entry.model.__name__} {raw['_id']!r} names {named!r} as its parent, but is listed by "
             f"{listed[own]!r}; correct one of the two",
@@ -248,17 +247,17 @@ def hold_parents(tree: Tree, keys: Sequence[Any], *, look_only: bool = False) ->
     """The parents by frozen id; written too, so that nobody else moves or removes them meanwhile."""
     if not keys:
         return {}
-    collection = tree.entry.collection
+    collection, frozen = tree.entry.collection, freeze_all(keys)
     bump = {"$inc": {REVISION: 1}}
     if len(keys) == 1 and not look_only:
         one = yield from find_one_and_update(collection, by_id(keys[0]), bump, projection=tree.projection)
-        held = {} if one is None else {freeze(keys[0]): one}
+        held = {} if one is None else {frozen[0]: one}
     else:
         if not look_only:
             yield from update_many(collection, {"_id": {"$in": list(keys)}}, bump)
         held = yield from nodes_by_key(tree, keys, tree.projection)
-    for key in keys:
-        if freeze(key) not in held:
+    for key, known in zip(keys, frozen, strict=True):
+        if known not in held:
             raise parent_missing(tree, key)
     return held
 
@@ -306,7 +305,7 @@ def _refuse_twins(tree: Tree, raws: Sequence[Raw], work: Raw) -> Plan[None]:
     if split(old) is None:
         return
     if work["kind"] == "lift":
-        new: Any = path_above(old) or SEPARATOR
+        new: Any = work["path_to"]
     else:
         node = yield from find_one(tree.entry.collection, by_id(work["node"]), tree.projection)
         new = tree.get(node, "path")
@@ -343,10 +342,11 @@ def rewrite_all(tree: Tree, chosen: Raw, sets: Raw, changes: Changes) -> Plan[No
 def _update(tree: Tree, chosen: Raw, update: Plan[Any], changes: Changes) -> Plan[None]:
     """Perform an update of these nodes; note it where others, or the nodes' own copies, follow from it."""
     entry = tree.entry
-    watched = entry.watched if entry.feeds else set()
+    derived = derivation(entry)
+    watched = entry.watched if derived.feeds or derived.records else set()
     stored = tree.roles.values()
     feeds = watched is None or any(overlap(one, other) for one in watched for other in stored)
-    copies = any(overlap(rule.reference_path, path) for rule in entry.having(CopyRule) for path in stored)
+    copies = any(overlap(rule.reference_path, path) for rule in derived.copies for path in stored)
     if not feeds and not copies:
         yield from update
         return

@@ -413,7 +413,11 @@ def outside_child(tree: Tree, nodes: Sequence[Raw]) -> Plan[Any]:
     paths = {tree.get(node, "path") for node in nodes}
     # What is below a node is also below the topmost of these that is above it.
     real = sorted(each for each in paths if split(each) is not None)
-    tops = [own for own in real if not any(above in paths for above in prefixes(own))]
+    tops: list[str] = []
+    for own in real:
+        # In this order a node comes right before all that is below it.
+        if not tops or not own.startswith(tops[-1]):
+            tops.append(own)
     most = tree.entry.limits.tree_ranges_batch
     for start in range(0, len(tops), most):
         ranges = [{tree.roles["path"]: below(own)} for own in tops[start : start + most]]

@@ -1,4 +1,4 @@
-"""Removing a node: alone, with its subtree, or with its children lifted to its parent.
+"""Removing a node: alone, with its subtree, or with its children lifted to its parent or made roots.
 
 A subtree that is too large for one transaction goes from its leaves upwards,
 chunk by chunk, so that what is left is always a tree. A child that is inserted
@@ -15,11 +15,9 @@ from treadle.engine.work import ChunkedWork, Work
 from treadle.errors import UsageError
 from treadle.graph.calls import Children
 from treadle.graph.graph import Graph
-from treadle.graph.pattern import Entry
 from treadle.patterns.tree import state
 from treadle.patterns.tree.fields import Tree
 from treadle.patterns.tree.lifts import lift, lift_work
-from treadle.patterns.tree.moves import tree_of
 from treadle.patterns.tree.pace import Pace, Step
 from treadle.patterns.tree.reads import below_batch, cycle_error, descendants, keys_below, keys_of
 from treadle.plan import Plan, Raw, by_id, find, find_one
@@ -34,19 +32,16 @@ class Remove(Work[int]):
 
     shows_document = False
 
-    def __init__(
-        self, entry: Entry[Any], key: Any, mode: Children = "refuse", *, whole: bool = False
-    ) -> None:
-        self.entry = entry
-        self.tree = tree_of(entry)
-        self.key = entry.identity(key)
-        if mode not in ("refuse", "subtree", "lift"):
+    def __init__(self, tree: Tree, key: Any, mode: Children = "refuse") -> None:
+        self.entry = tree.entry
+        self.tree = tree
+        self.key = tree.entry.identity(key)
+        if mode not in ("refuse", "subtree", "lift", "root"):
             raise UsageError(
-                f"remove() has children={mode!r}; it takes 'refuse', 'subtree' or 'lift'", code="tree-remove"
+                f"remove() has children={mode!r}; it takes 'refuse', 'subtree', 'lift' or 'root'",
+                code="tree-remove",
             )
         self.mode = mode
-        # Inside the caller's own transaction nothing can be left for later.
-        self.limit = _ALL if whole else entry.limits.tree_remove_max + 1
         # Of the work that is pending after the first transaction.
         self.token: Any = None
         # What depends on the node may have to be dealt with first; of a subtree, that is its caller's.
@@ -55,22 +50,23 @@ class Remove(Work[int]):
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
         tree = self.tree
         self.token = None
-        node = yield from state.lock_node(tree, self.key)
+        limit = _ALL if ledger.whole else tree.entry.limits.tree_remove_max + 1
+        node = yield from state.lock_node(tree, self.key, ledger)
         if self.mode == "subtree":
-            return (yield from self._remove_subtree(ledger))
-        if self.mode == "lift":
-            work = yield from lift_work(tree, node)
-            if not (yield from lift(tree, work, node, Pace(self.limit), ledger)):
+            return (yield from self._remove_subtree(limit, ledger))
+        if self.mode in ("lift", "root"):
+            work = yield from lift_work(tree, node, to_root=self.mode == "root")
+            if not (yield from lift(tree, work, node, Pace(limit), ledger)):
                 self.token = yield from state.begin(tree, work)
                 return 1
             node = (yield from find_one(tree.entry.collection, by_id(self.key))) or node
         yield from delete_documents(self.entry, [node], ledger)
         return 1
 
-    def _remove_subtree(self, ledger: Ledger) -> Plan[int]:
+    def _remove_subtree(self, limit: int, ledger: Ledger) -> Plan[int]:
         tree = self.tree
-        keys = yield from keys_below(tree, self.key, limit=self.limit)
-        if len(keys) >= self.limit:
+        keys = yield from keys_below(tree, self.key, limit=limit)
+        if len(keys) >= limit:
             yield from self._refuse_restricted()
             self.token = yield from state.begin(tree, {"kind": "remove", "node": self.key})
             return 0

@@ -6,7 +6,7 @@ of them leads, and answers for the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pymongo import IndexModel
@@ -18,7 +18,7 @@ from treadle.graph.calls import HierarchyRule
 from treadle.graph.change import NOT_GIVEN, Batch, Changes
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
-from treadle.graph.pattern import Models, Pattern, Place
+from treadle.graph.pattern import TRANSACTIONS, Models, Pattern, Place
 from treadle.patterns.tree import inspection, placing, state
 from treadle.patterns.tree.bulk import in_pieces
 from treadle.patterns.tree.fields import Role, Tree, TreePlace, TreeRule
@@ -40,8 +40,13 @@ class TreePattern(Pattern):
     def bind(self, place: Place, graph: Models) -> NodeRule:
         """Check the fields; the rule that keeps them right."""
         settings = place.entry.settings
-        others = [keyword for keyword in settings.patterns if keyword != "tree"]
-        for keyword in [*others, *(["discriminator"] if settings.discriminator is not None else [])]:
+        others = [
+            keyword
+            for keyword, declared in settings.patterns.items()
+            if keyword != "tree" and not all(each.beside for each in declared)
+        ]
+        kept = [name for name in ("discriminator", "soft_delete") if getattr(settings, name) is not None]
+        for keyword in [*others, *kept]:
             raise DeclarationError(
                 f"{place.entry.model.__name__} has tree= and {keyword}=; a tree's nodes are plain documents "
                 "of one model: drop one of the two, or keep the tree in a collection of its own",
@@ -58,13 +63,20 @@ class TreePattern(Pattern):
 class NodeRule(TreeRule, HierarchyRule):
     """One representation of a tree."""
 
-    # A move, and what it rewrites, happen together.
-    needs_transactions = True
+    across_shards = False
+
     # A node goes only with or after its children.
     deletes_together = True
 
     def calls(self, protocol: WriteProtocol) -> TreeHandle[Any]:
         return TreeHandle(self.tree, protocol)
+
+    @property
+    def needs(self) -> Mapping[str, str]:  # type: ignore[override]
+        """Transactions, because a move and what it rewrites happen together; and what finds the ancestors."""
+        if self.tree.truth == "path":
+            return TRANSACTIONS
+        return {**TRANSACTIONS, "graph_lookups": "declare tree=MaterializedPath(…) alone, which needs none"}
 
     @property
     def _leads(self) -> bool:
@@ -86,6 +98,8 @@ class NodeRule(TreeRule, HierarchyRule):
     def before_insert(self, batch: Batch, changes: Changes) -> Plan[Any]:
         if not self._leads:
             return None
+        if self.target.versioned:
+            yield from state.bring_up(self.tree, changes)
         placement = yield from placing.place(self.tree, batch.raws, self._stated(batch))
         batch.order = placement.order
         return placement

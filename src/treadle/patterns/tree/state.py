@@ -10,19 +10,22 @@ for one transaction, has begun, and must end before the next move.
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from bson import ObjectId
 
+from treadle.engine import lazy
+from treadle.engine.older import has_older
 from treadle.engine.work import Busy
 from treadle.errors import DataError
+from treadle.graph.change import Change, Changes
+from treadle.model.logs import logger
 from treadle.patterns.tree.fields import Tree, node_missing
-from treadle.plan import Plan, Raw, by_id, find_one, find_one_and_update, update_one
+from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_one
 
 COLLECTION = "treadle.trees"
 
-log = logging.getLogger("treadle")
+log = logger(__name__)
 
 
 class TreeBusy(Busy):
@@ -57,9 +60,28 @@ def lock_idle(tree: Tree) -> Plan[None]:
         raise TreeBusy(tree)
 
 
-def lock_node(tree: Tree, key: Any) -> Plan[Raw]:
+def bring_up(tree: Tree, changes: Changes) -> Plan[None]:
+    """Store nodes of older versions in the current one, since only there are their places known."""
+    entry = tree.entry
+    if not (yield from has_older(entry)):
+        return
+    most = entry.limits.upgrade_chunk
+    older = yield from find(entry.collection, lazy.other_versions(entry), limit=most + 1)
+    if len(older) > most:
+        raise DataError(
+            f"{entry.collection} holds more than {most:,} nodes of older versions, and where they stand in "
+            f"the tree is known only once they are migrated; run migrate({entry.model.__name__})",
+            code="tree-outdated",
+        )
+    yield from changes.note_before(entry, [each["_id"] for each in older])
+    for before, after in zip(older, (yield from lazy.upgraded(entry, older)), strict=True):
+        changes.add(Change(entry.collection, before["_id"], before, after))
+
+
+def lock_node(tree: Tree, key: Any, changes: Changes) -> Plan[Raw]:
     """The node that is to be moved or removed, with all other moves shut out."""
     yield from lock_idle(tree)
+    yield from bring_up(tree, changes)
     node = yield from find_one(tree.entry.collection, by_id(key))
     if node is None:
         raise node_missing(tree, key)

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from pymongo.client_session import ClientSession
@@ -12,6 +11,7 @@ from pymongo.client_session import ClientSession
 from treadle.graph.calls import ArrayRule, rule_named
 from treadle.graph.pattern import Entry
 from treadle.plan import Plan
+from treadle.store.blocking.moment import moment
 from treadle.store.blocking.writer import Writer
 
 R = TypeVar("R")
@@ -36,11 +36,11 @@ class Array:
 
     def extend(self, items: Iterable[Any], session: Session = None) -> int:
         """Add items at the end; how many were added."""
-        return self._store.runner.run(self._calls.extend(items), session)
+        return self._store._write(self._calls.extend(items), session)
 
     def remove(self, item: Any, session: Session = None) -> int:
         """Remove every occurrence of an item; how many there were."""
-        return self._store.runner.run(self._calls.remove(item), session)
+        return self._store._write(self._calls.remove(item), session)
 
     def contains(self, item: Any, session: Session = None) -> bool:
         """Whether an item is there."""
@@ -55,20 +55,11 @@ class Array:
         return self._read(self._calls.page(number, size), session)
 
     def __iter__(self) -> Iterator[Any]:
-        with self._moment(None) as (session, snapshot):
+        with moment(self._store, self._store._within(None)) as (session, snapshot):
             reader = self._calls.reader(snapshot)
             while not reader.over:
-                yield from self._store.runner.run(reader.next(), session)
+                yield from self._store.runner.read(reader.next(), session)
 
     def _read(self, plan: Plan[R], session: Session) -> R:
-        with self._moment(session) as (own, _):
-            return self._store.runner.run(plan, own)
-
-    @contextmanager
-    def _moment(self, session: Session) -> Generator[tuple[Session, bool]]:
-        """A session whose reads all see one moment, where the server has such."""
-        if session is not None or not self._store._capabilities().snapshots:
-            yield session, session is not None and session.in_transaction
-            return
-        with self._store.runner.database.client.start_session(snapshot=True) as own:
-            yield own, True
+        with moment(self._store, self._store._within(session)) as (own, _):
+            return self._store.runner.read(plan, own)

@@ -11,21 +11,23 @@ import random as chance
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pymongo
 from pymongo.errors import PyMongoError
 
 from treadle.engine.set_aside import log
-from treadle.errors import TreadleError
+from treadle.errors import TreadleError, UsageError
 from treadle.graph.calls import CounterRule, Flushed, rule_named
 from treadle.graph.pattern import Entry
-from treadle.store import counter_exit
+from treadle.store import counter_exit, deadline
 from treadle.store.background import start_timer
 from treadle.store.blocking.writer import Writer
 from treadle.store.combine import Combiner
 from treadle.store.counter_buffer import Buffer
+from treadle.store.deadline import holding
 
 
 class _NoClass:
@@ -63,9 +65,7 @@ class Counter:
         """A fresh buffer and its own timer; a forked child must not write what its parent will."""
         self._buffer.begin_anew()
         self._flushing = threading.RLock()
-        self._combiner = Combiner(
-            self._record, self._limits.counter_combined_max, self._limits.combine_seconds
-        )
+        self._combiner = Combiner(self._record, self._limits.counter_combined_max, self._limits)
         self._stop = start_timer(weakref.ref(self), self._seconds)
 
     # -- adding ------------------------------------------------------------------------
@@ -77,7 +77,11 @@ class Counter:
             if len(self._events) >= self._buffer.room and self._buffer.fold():
                 self._flush_when_due()
             return
-        self.add_many({id: n})
+        try:
+            counts = {id: n}
+        except TypeError as error:
+            raise UsageError(f"{id!r:.100} cannot be an id: {error}", code="id-invalid") from None
+        self.add_many(counts)
 
     def add_many(self, counts: Mapping[Any, Any]) -> None:
         """Count events of several documents at once."""
@@ -86,10 +90,11 @@ class Counter:
             every = self.rule.declared.every
             for key, n in sums.items():
                 if n and self._random() * every < 1:
-                    self._note(self._store.runner.run(self._calls.sample(key, n * every)))
+                    self._note(self._store._apart(self._calls.sample(key, n * every)))
             return
         if self._kind == "durable":
-            error = self._combiner.perform(sums)  # type: ignore[arg-type]
+            with deadline.within(self._store._seconds):
+                error = self._combiner.perform(sums)  # type: ignore[arg-type]
             if error is not None:
                 raise error
             # In memory they only count towards the next flush.
@@ -102,7 +107,9 @@ class Counter:
     def _record(self, group: Sequence[Any]) -> list[Any]:
         """Store the amounts of several threads in one write; each hears how it went."""
         try:
-            self._store.runner.run(self._calls.record(group))
+            # A flusher remembers for longer than this what it has moved.
+            with pymongo.timeout(self._limits.retry_seconds):
+                self._store.runner.run(self._calls.record(self._buffer, group))
         except (PyMongoError, TreadleError) as error:
             return [error] * len(group)
         return [None] * len(group)
@@ -119,7 +126,7 @@ class Counter:
     def flush(self) -> Flushed:
         """Write everything that is pending; what was done, and which ids no document has."""
         done = Flushed()
-        with self._flushing:
+        with self._in_turn():
             try:
                 self._store.runner.run(self._calls.flush(self._buffer, done))
             finally:
@@ -128,10 +135,16 @@ class Counter:
         self._error = None
         return done
 
+    @contextmanager
+    def _in_turn(self) -> Generator[None]:
+        """While no other flush is under way, within the caller's time."""
+        with deadline.within(self._store._seconds), holding(self._flushing, "waiting for a flush"):
+            yield
+
     def _note(self, unknown: Mapping[Any, Any]) -> None:
         if not unknown:
             return
-        examples = ", ".join(repr(key) for key in list(unknown)[: self._limits.examples_max])
+        examples = ", ".join(f"{key!r:.100}" for key in list(unknown)[: self._limits.examples_max])
         log.warning(
             "%s: the amounts of %d ids cannot be added: %s", self.rule.place.label, len(unknown), examples
         )
@@ -159,12 +172,13 @@ class Counter:
         if self._kind == "durable" or not self._buffer.empty:
             self._flush_when_due()
 
-    def flush_at_exit(self) -> None:
+    def flush_at_exit(self, spent_seconds: float = 0.0) -> None:
         """The process ends: write what is pending, or say that it is lost."""
         if self._kind != "memory" or self._buffer.empty:
             return
         try:
-            with pymongo.timeout(self._limits.counter_exit_seconds):
+            # At least a moment, for the others that waited in vain may have another server.
+            with pymongo.timeout(max(1.0, self._limits.counter_exit_seconds - spent_seconds)):
                 self.flush()
         except Exception as error:
             log.warning("%s: what was pending at exit is lost: %s", self.rule.place.label, error)
@@ -174,15 +188,15 @@ class Counter:
     def pending(self) -> dict[Any, Any]:
         """What is not stored yet, by id; of a durable counter, of all processes."""
         if self._kind == "durable":
-            return self._store.runner.run(self._calls.pending())
+            return self._store._apart(self._calls.pending())
         return self._buffer.pending()
 
     def read(self, id: Any, exact: bool = False) -> Any:
         """The stored number, or the exact one: with what is pending. None if there is no document."""
         plan = self._calls.read(id, exact, self._buffer)
         if not exact or self._kind != "memory":
-            return self._store.runner.run(plan)
-        with self._flushing:
+            return self._store._apart(plan, answers=not exact)
+        with self._in_turn():
             return self._store.runner.run(plan)
 
     def close(self) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 
-from bson import ObjectId
 from pymongo.errors import PyMongoError
 
 from treadle.store import shell
@@ -22,11 +21,11 @@ from treadle.upkeep.schedule import Ran, Scheduler
 
 def run_due(store: Writer, now: dt.datetime | None, dry_run: bool) -> list[Ran]:
     """Do what is due."""
-    with store.runner.database.client.start_session() as session:
+    with store.runner.database.client.start_session() as session, store._owning() as owner:
         scheduler = Scheduler(
             store.graph,
             store._capabilities(),
-            owner=f"{shell.owner()}/{ObjectId()}",
+            owner=owner,
             session=session.session_id["id"],
             is_dead=shell.is_dead,
         )

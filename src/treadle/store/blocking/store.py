@@ -3,48 +3,54 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bson import ObjectId
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
-from treadle.graph.layout import PageReader
+from treadle.engine.bulk import BulkWrite
+from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
-from treadle.graph.outcomes import Action, Finding, Report, Summary
+from treadle.graph.operations import Bulk, Insert, Operation, Replace, Returns, Upserted
+from treadle.graph.outcomes import Action, Report, Summary
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
-from treadle.plan import Raw
+from treadle.plan import Raw, database_command
 from treadle.query.safety import Sort
 from treadle.store import shell
 from treadle.store.blocking.array import Array
 from treadle.store.blocking.counter import Counter
 from treadle.store.blocking.due import run_due
-from treadle.store.blocking.found import Found, read_pages
+from treadle.store.blocking.operations import Operations
+from treadle.store.blocking.transactions import abort, commit
 from treadle.store.blocking.tree import TreeHandle
 from treadle.store.blocking.worker import Worker
-from treadle.store.blocking.writer import Writer
 from treadle.store.counter_buffer import only_one
-from treadle.upkeep import position, rebuild, set_up, status, validation
+from treadle.store.deadline import Retries
+from treadle.store.joined import joining
+from treadle.upkeep import position, set_up
+from treadle.upkeep.jobs import Throttle
+from treadle.upkeep.migrations import log as migration_log
 from treadle.upkeep.migrations import perform as migrate
 from treadle.upkeep.migrations import run as migration
+from treadle.upkeep.migrations.log import MigrationRun
 from treadle.upkeep.migrations.run import Migrated, SetAside
 from treadle.upkeep.schedule import Ran
-from treadle.upkeep.status import Status
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
 Session = ClientSession | None
 
 
-class Store(Writer):
+class Store(Operations):
     """Models in a MongoDB database, blocking.
 
     Making one asks the server nothing. What a crash left half done is finished
@@ -55,11 +61,12 @@ class Store(Writer):
     def __init__(
         self,
         database: Database[Any],
-        models: Iterable[type[Document]],
+        models: Iterable[type[Any]],
         write_versions: WriteVersions = None,
         limits: Limits | None = None,
+        timeout: float | None = None,
     ) -> None:
-        super().__init__(database, models, write_versions, limits)
+        super().__init__(database, models, write_versions, limits, timeout)
         self._counters: dict[Any, Counter] = {}
         self._owned_client: MongoClient[Any] | None = None
         self._stop_server: Callable[[], None] | None = None
@@ -68,16 +75,19 @@ class Store(Writer):
     def open(
         cls,
         uri: str,
-        models: Iterable[type[Document]],
+        models: Iterable[type[Any]],
         write_versions: WriteVersions = None,
         limits: Limits | None = None,
+        timeout: float | None = None,
+        **client_options: Any,
     ) -> Store:
-        """A store on the database that the URI's path names."""
+        """A store on the database that the URI's path names; further options are the client's."""
         graph = list(models)
         name = shell.database_name(uri)
-        client: MongoClient[Any] = MongoClient(uri)
+        options = shell.client_options(uri, client_options)
+        client: MongoClient[Any] = MongoClient(uri, **options)
         try:
-            store = cls(client[name], graph, write_versions, limits)
+            store = cls(client[name], graph, write_versions, limits, timeout)
         except BaseException:
             # It began to connect at once; that of asyncio waits for its first call.
             client.close()
@@ -88,7 +98,7 @@ class Store(Writer):
     @classmethod
     def local(
         cls,
-        models: Iterable[type[Document]],
+        models: Iterable[type[Any]],
         path: str | Path | None = None,
         write_versions: WriteVersions = None,
         limits: Limits | None = None,
@@ -131,85 +141,111 @@ class Store(Writer):
 
     # -- set-up ---------------------------------------------------------------
 
-    def setup(self, dry_run: bool = False) -> list[Action]:
-        """Create and change what the models need; the list of what was done."""
-        return self.runner.run(set_up.setup(self.graph, dry_run))
+    def setup(self, dry_run: bool = False, *, validation: set_up.Enforcement = None) -> list[Action]:
+        """Create and change what the models need; the list of what was done.
+
+        The validator of a collection that holds documents and had none begins
+        with warnings; `validation="enforce"` makes it binding.
+        """
+        done = self.runner.run(set_up.setup(self.graph, dry_run, validation))
+        self._unready = self._unready and dry_run
+        return done
+
+    def index_ready(self) -> list[Action]:
+        """What `setup()` would still have to do; empty where everything is as declared."""
+        return self.setup(dry_run=True)
+
+    def ping(self) -> float:
+        """How many milliseconds one round trip to the server takes."""
+        start = time.perf_counter()
+        self.runner.run(database_command({"ping": 1}, writes=False, admin=True))
+        return (time.perf_counter() - start) * 1000
 
     # -- documents --------------------------------------------------------------
 
     def insert(self, document: D, session: Session = None) -> D:
         """Store a new document; what is returned is what is stored, maintained fields included."""
-        return self.runner.run(self._calls(type(document)).insert(document), session)
+        return self._write(self._calls_of(document).insert(document), session)
 
-    def insert_many(self, documents: Iterable[D], session: Session = None) -> list[D]:
-        """Store new documents of one model, or of several kinds of one collection."""
-        model, listed = shell.one_model(documents)
-        return [] if model is None else self.runner.run(self._calls(model).insert_many(listed), session)
+    def insert_many(
+        self, documents: Iterable[D], session: Session = None, *, ordered: bool = True
+    ) -> list[D]:
+        """Store new documents of one model, or of several kinds of one collection.
 
-    def get(self, model: type[D], id: Any, session: Session = None) -> D | None:
-        """The document with this id, or None."""
-        return self.runner.run(self._calls(model).get(id), session)
+        All or none, up to the size of one commit. With `ordered=False` the
+        others are stored where some are refused, and `BulkFailed` lists these.
+        """
+        model, listed = shell.one_model(self.graph, documents)
+        if model is None:
+            return []
+        return self._write(self._calls(model).insert_many(listed, ordered), session)
 
-    def find_one(
-        self, model: type[D], filter: Any = None, sort: Sort | None = None, session: Session = None
-    ) -> D | None:
-        """The first matching document, or None."""
-        return self.runner.run(self._calls(model).first(filter, sort), session)
-
-    def find(
+    def update(
         self,
         model: type[D],
-        filter: Any = None,
+        id_or_filter: Any,
+        update: Any,
+        session: Session = None,
+        *,
         sort: Sort | None = None,
-        skip: int = 0,
-        limit: int | None = None,
-        session: Session = None,
-    ) -> Found[D]:
-        """The matching documents, streamed; never all in memory at once."""
-        return self._found(self._calls(model).reader(filter, sort, skip, limit), session)
-
-    def search(
-        self,
-        model: type[D],
-        text: str,
-        filter: Any = None,
-        limit: int | None = None,
-        session: Session = None,
-    ) -> Found[D]:
-        """The documents that hold these words, the best match first; words only, no operators."""
-        return self._found(self._calls(model).search(text, filter, limit), session)
-
-    def _found(self, reader: PageReader[D], session: Session) -> Found[D]:
-        cursor = self.runner.open(reader.command, session)
-        return Found(cursor, read_pages(cursor, reader, self.runner, session))
-
-    def count(self, model: type[Document], filter: Any = None, session: Session = None) -> int:
-        """How many documents match."""
-        return self.runner.run(self._calls(model).count(filter), session)
-
-    def update(self, model: type[D], id_or_filter: Any, update: Any, session: Session = None) -> D | None:
-        """Update one document with MongoDB's operators; the document after, or None."""
-        return self.runner.run(self._calls(model).update(id_or_filter, update), session)
+        returns: Returns = "after",
+        array_filters: Sequence[Any] | None = None,
+    ) -> D | None:
+        """Update one document with MongoDB's operators; the document after, or before, or None."""
+        plan = self._calls(model).update(id_or_filter, update, sort, returns, array_filters)
+        return self._write(plan, session)
 
     def update_many(self, model: type[Document], filter: Any, update: Any, session: Session = None) -> int:
         """Update all matching documents; how many matched."""
-        return self.runner.run(self._calls(model).update_all(filter, update), session)
+        return self._write(self._calls(model).update_all(filter, update), session)
+
+    def upsert(
+        self, model: type[D], filter: Any, update: Any, insert: D, session: Session = None
+    ) -> Upserted[D]:
+        """Update the document that matches, or store `insert` as it is where there is none."""
+        return self._write(self._calls(model).upsert(filter, update, insert), session)
 
     def replace(self, document: D, session: Session = None) -> D:
         """Write a whole document over the stored one; raises if that is gone."""
-        return self.runner.run(self._calls(type(document)).replace(document), session)
+        return self._write(self._calls_of(document).replace(document), session)
+
+    def change(self, document: D, /, session: Session = None, **fields: Any) -> D:
+        """Write these fields of a document, by their Python names, and no others; the document after."""
+        return self._write(self._calls_of(document).change(document, fields), session)
 
     def change_kind(self, document: D, was: type[Document], session: Session = None) -> D:
         """Write a document over one that is stored as another kind, if it is of the kind `was`."""
-        return self.runner.run(self._calls(type(document)).change_kind(document, was), session)
+        return self._write(self._calls_of(document).change_kind(document, was), session)
 
     def delete(self, model: type[D], id_or_filter: Any, session: Session = None) -> D | None:
         """Delete one document; the deleted document, or None."""
-        return self.runner.run(self._calls(model).delete(id_or_filter), session)
+        return self._write(self._calls(model).delete(id_or_filter), session)
 
     def delete_many(self, model: type[Document], filter: Any, session: Session = None) -> int:
         """Delete all matching documents; how many there were."""
-        return self.runner.run(self._calls(model).delete_all(filter), session)
+        return self._write(self._calls(model).delete_all(filter), session)
+
+    def restore(self, model: type[D], id: Any, session: Session = None) -> D | None:
+        """Bring back a document that was archived or, with `soft_delete=`, deleted; the document, or None."""
+        return self._write(self._calls(model).restore(id), session)
+
+    def purge(self, model: type[Document], before: datetime | None = None, session: Session = None) -> int:
+        """Remove the deleted documents, or those deleted before a moment, for good; how many."""
+        return self._write(self._calls(model).purge(before), session)
+
+    def bulk(self, operations: Iterable[Operation], session: Session = None, *, ordered: bool = True) -> Bulk:
+        """Writes of several models, many in one commit, which updates each target once.
+
+        An ordered bulk ends at the first chunk of which an operation is
+        refused. Any other goes on, and `BulkFailed` lists the refused ones.
+        """
+        return self._write(BulkWrite(self.protocol, self._named, operations, ordered).perform(), session)
+
+    def _named(self, operation: Any) -> Layout[Any]:
+        """What answers the calls on the model that an operation names."""
+        if isinstance(operation, Insert | Replace):
+            return self._calls_of(operation.document)
+        return self._calls(operation.model)
 
     # -- readings ---------------------------------------------------------------------
 
@@ -217,7 +253,7 @@ class Store(Writer):
         self, model: type[Document], key: Any, start: Any = None, end: Any = None, session: Session = None
     ) -> list[Summary]:
         """Statistics of a series from `start` to before `end`: one entry per bucket, readings unread."""
-        return self.runner.run(self._calls(model).summary(key, start, end), session)
+        return self._read(self._calls(model).summary(key, start, end), session)
 
     def readings(
         self,
@@ -229,7 +265,7 @@ class Store(Writer):
         session: Session = None,
     ) -> list[tuple[Any, ...]]:
         """A series from `start` to before `end` as tuples, time first; much quicker than models."""
-        return self.runner.run(self._calls(model).tuples(key, start, end, fields), session)
+        return self._read(self._calls(model).tuples(key, start, end, fields), session)
 
     # -- versions -----------------------------------------------------------------------
 
@@ -239,17 +275,20 @@ class Store(Writer):
         to: int | None = None,
         dry_run: bool = False,
         batch: int | None = None,
-        throttle: float | None = None,
+        throttle: Throttle = None,
         retry: bool = False,
         stop: Callable[[], bool] | None = None,
         progress: Report | None = None,
     ) -> Migrated:
         """Bring all documents of a model to a version, up or down, while readers and writers go on."""
-        owner = f"{shell.owner()}/{ObjectId()}"
         batch = self.graph.limits.migration_batch if batch is None else batch
-        options = migration.Options(owner, shell.is_dead, batch, throttle, retry, stop, progress)
         entry, server = self.graph.entry(model), self._capabilities()
-        return self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
+        if dry_run:
+            options = migration.Options("", shell.is_dead, batch, None, retry, stop, progress)
+            return self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
+        with self._recorded("migrate", [model], throttle, progress) as job:
+            options = migration.Options(job.owner, shell.is_dead, batch, throttle, retry, stop, job)
+            return self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
 
     def migration_status(self, model: type[Document]) -> dict[int, int]:
         """How many documents there are of each version."""
@@ -258,6 +297,11 @@ class Store(Writer):
     def migration_failures(self, model: type[Document]) -> list[SetAside]:
         """The documents that could not be migrated, and why."""
         return self.runner.run(migration.set_aside(self.graph.entry(model)))
+
+    def migration_log(self, *models: type[Document]) -> list[MigrationRun]:
+        """Which migrations ran, when, by whom and for how long; newest first."""
+        names = [self.graph.entry(model).model.__name__ for model in models]
+        return self.runner.run(migration_log.listed(self.graph.limits, names))
 
     # -- fields that are stored otherwise ---------------------------------------------------
 
@@ -272,25 +316,7 @@ class Store(Writer):
         entry = self.graph.entry(model)
         return only_one(self._counters, (model, field), lambda: Counter(self, entry, field, random))
 
-    # -- proof and repair ---------------------------------------------------------------
-
-    def verify(self, *models: type[Document], progress: Report | None = None) -> list[Finding]:
-        """Every stored value that is not what it should be; of all models, or of these."""
-        entries = self.graph.chosen(models)
-        findings = self.runner.run(
-            status.verify_and_note(self.graph, self._capabilities(), entries, progress)
-        )
-        return findings + self.runner.run(validation.findings(entries))
-
-    def repair(self, *models: type[Document], progress: Report | None = None) -> int:
-        """Mend what `verify` finds, while writers go on; how many documents were mended."""
-        entries = self.graph.chosen(models)
-        return self.runner.run(rebuild.repair(self.graph, self._capabilities(), entries, progress))
-
-    def rebuild(self, *models: type[Document], progress: Report | None = None) -> int:
-        """Recompute every maintained value, as after a pattern was added to old data."""
-        entries = self.graph.chosen(models)
-        return self.runner.run(rebuild.rebuild(self.graph, self._capabilities(), entries, progress))
+    # -- work beside the writers ---------------------------------------------------------
 
     def worker(self, name: str = position.NAME) -> Worker:
         """The worker that keeps what is declared with `maintain="stream"` right."""
@@ -300,11 +326,6 @@ class Store(Writer):
         """Do the scheduled work that is due, by the server's clock or at `now`; what was done."""
         return run_due(self, now, dry_run)
 
-    def status(self) -> Status:
-        """How the maintenance stands: per rule its mode, how far behind, last run, last findings."""
-        with self.runner.database.client.start_session() as session:
-            return self.runner.run(status.status(self.graph, self._capabilities()), session)
-
     def tree(self, model: type[D]) -> TreeHandle[D]:
         """The tree of a model that declares one."""
         return TreeHandle(self, model)
@@ -313,38 +334,31 @@ class Store(Writer):
 
     @contextmanager
     def transaction(self) -> Generator[ClientSession]:
-        """A transaction; pass what it yields as `session=`.
+        """A transaction that the calls inside the block belong to.
 
         It commits at the end and aborts on an exception. The body cannot be
-        run again after a conflict; `with_transaction` can.
+        run again after a conflict; `with_transaction` can. What it yields is
+        PyMongo's session, for calls of the driver itself.
         """
         with self.runner.database.client.start_session() as session:
             session.start_transaction(**shell.TRANSACTION_OPTIONS)
             try:
-                yield session
+                with joining(self, session):
+                    yield session
             except BaseException as error:
-                if session.in_transaction:
-                    session.abort_transaction()
+                abort(session, self.graph.limits, error)
                 if isinstance(error, PyMongoError) and shell.clear(error) is not error:
                     raise shell.clear(error) from None
                 raise
-            most = self.graph.limits.commit_attempts_max
-            for attempt in range(most):
+            if session.in_transaction:
                 try:
-                    if session.in_transaction or attempt:
-                        session.commit_transaction()
-                    return
+                    commit(session, Retries(self.graph.limits))
                 except PyMongoError as error:
-                    if not shell.may_commit_again(error, attempt, most):
-                        raise shell.clear(error) from error.__cause__
+                    raise shell.clear(error) from error.__cause__
 
     def with_transaction(self, work: Callable[[ClientSession], R]) -> R:
-        """Run `work(session)` in a transaction, again after a conflict."""
-        with self.runner.database.client.start_session() as session:
-            try:
-                return session.with_transaction(work, **shell.TRANSACTION_OPTIONS)
-            except PyMongoError as error:
-                raise shell.clear(error) from error.__cause__
+        """Run `work(session)` in a transaction, again after a conflict; its calls take `session=`."""
+        return self.runner.in_transaction(work)
 
     def collection(self, model: type[Document]) -> Collection[Raw]:
         """PyMongo's own collection of a model, with aware dates and majority writes."""

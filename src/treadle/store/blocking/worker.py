@@ -8,16 +8,21 @@ beside it, because a recomputation may take longer than the lease lasts.
 from __future__ import annotations
 
 import contextlib
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
-from bson import ObjectId
+import pymongo
+from pymongo.client_session import ClientSession
 from pymongo.errors import PyMongoError
 
 from treadle.engine.lease import LeaseLost
+from treadle.engine.set_aside import log
 from treadle.errors import DataError
 from treadle.plan import Plan, wait
-from treadle.plan.capabilities import Capabilities
+from treadle.plan.capabilities import Capabilities, clock
+from treadle.plan.server_errors import is_passing
 from treadle.store import shell
 from treadle.store.background import on_terminate, repeating
 from treadle.store.blocking.writer import Writer
@@ -33,7 +38,6 @@ class Worker:
         self._store = store
         self._name = name
         self._stopping = False
-        self._owner = f"{shell.owner()}/{ObjectId()}"
         self._follower: Follower | None = None
 
     @property
@@ -53,9 +57,11 @@ class Worker:
     def run(self) -> None:
         """Work, or stand by while another worker does, until `stop` is called or SIGTERM comes."""
         self._stopping = False
-        with self._store.runner.database.client.start_session() as session:
-            follower = self._following(self._store._capabilities(), session)
-            with on_terminate(self.stop), self._renewing(follower):
+        with on_terminate(self.stop):
+            server = self._server()
+            if server is None:
+                return
+            with self._at_work(server) as (follower, session):
                 try:
                     self._store.runner.run(follower.run(lambda: self._stopping), session)
                 finally:
@@ -65,32 +71,55 @@ class Worker:
 
     def run_until_idle(self) -> int:
         """Handle everything that was written before this call; how many events there were."""
-        with self._store.runner.database.client.start_session() as session:
-            follower = self._following(self._store._capabilities(), session)
-            with self._renewing(follower):
-                return self._store.runner.run(_until_idle(follower), session)
+        with self._at_work(self._store._capabilities()) as (follower, session):
+            return self._store.runner.run(_until_idle(follower), session)
 
     def lag(self) -> Lag:
         """How far behind the worker is, whichever process it runs in."""
-        stream.require_streams(self._store._capabilities())
+        stream.require_streams(self._store.graph, self._store._capabilities())
         with self._store.runner.database.client.start_session() as session:
             return self._store.runner.run(pending(self._store.graph, self._name), session).lag
 
-    def _following(self, server: Capabilities, session: Any) -> Follower:
+    def _server(self) -> Capabilities | None:
+        """What the server can do; waits for a primary as one that works does, None if told to stop."""
+        limits = self._store.graph.limits
+        pause = limits.worker_backoff_seconds
+        while not self._stopping:
+            try:
+                # Not for as long as a client waits for a server: SIGTERM may come meanwhile.
+                with pymongo.timeout(limits.worker_lease_seconds):
+                    self._store.runner.run(clock())
+                return self._store._capabilities()
+            except PyMongoError as error:
+                if not (error.timeout or is_passing(error)):
+                    raise
+                log.warning("the worker waits for a primary: %s", error)
+            time.sleep(pause)
+            pause = min(pause * 2, limits.worker_await_seconds)
+        return None
+
+    @contextmanager
+    def _at_work(self, server: Capabilities) -> Generator[tuple[Follower, ClientSession]]:
+        """A follower with its session, whose lease is renewed meanwhile."""
+        client = self._store.runner.database.client
+        with client.start_session() as session, self._store._owning() as owner:
+            follower = self._following(server, session, owner)
+            # The lease runs out by itself if the server cannot be reached.
+            seconds = follower.limits.worker_lease_seconds / follower.limits.lease_renewals
+            renewing = repeating(seconds, lambda: self._store.runner.run(follower.tend()))
+            with renewing:
+                yield follower, session
+
+    def _following(self, server: Capabilities, session: Any, owner: str) -> Follower:
         self._follower = Follower(
             self._store.graph,
             server,
             name=self._name,
-            owner=self._owner,
+            owner=owner,
             session=session.session_id["id"],
             is_dead=shell.is_dead,
         )
         return self._follower
-
-    def _renewing(self, follower: Follower) -> AbstractContextManager[None]:
-        # The lease runs out by itself if the server cannot be reached.
-        seconds = follower.limits.worker_lease_seconds / follower.limits.lease_renewals
-        return repeating(seconds, lambda: self._store.runner.run(follower.lease.renew()))
 
 
 def _until_idle(follower: Follower) -> Plan[int]:

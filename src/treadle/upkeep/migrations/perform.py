@@ -21,18 +21,21 @@ from pymongo.errors import BulkWriteError, OperationFailure
 from treadle.engine import follow, lease
 from treadle.engine.contention import in_pieces
 from treadle.engine.convert import Converted, convert, encodable, guarded_write, stops_others, store_alone
-from treadle.engine.pages import matching
+from treadle.engine.pages import matching, readable_page
 from treadle.engine.set_aside import SET_ASIDE
 from treadle.errors import DataError, UsageError
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
-from treadle.graph.outcomes import Progress
+from treadle.graph.outcomes import Progress, resting
 from treadle.graph.pattern import Entry
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Plan, Raw, count_documents, delete_many, find, find_one, wait
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import ILLEGAL_OPERATION, lies_in_a_document, message_of, translate
+from treadle.plan.decoding import RawId, Unreadable
+from treadle.plan.server_errors import ILLEGAL_OPERATION, is_about_one_document, message_of, translate
+from treadle.upkeep.jobs import Job
+from treadle.upkeep.migrations.log import logged
 from treadle.upkeep.migrations.ranges import migrate_range
 from treadle.upkeep.migrations.run import (
     Migrated,
@@ -64,6 +67,9 @@ def migrate(run: Run) -> Plan[Migrated]:
             "wait for that run, or stop it",
             code="migration-running",
         )
+    if isinstance(run.options.report, Job):
+        run.options.report.tending = run.lease.renew
+        run.options.report.stopping = run.options.stop
     try:
         finished = yield from _passes(run)
     except Exception:
@@ -81,8 +87,8 @@ def migrate(run: Run) -> Plan[Migrated]:
 
 def _passes(run: Run) -> Plan[bool]:
     """Go through the documents until none is left; whether that is so."""
-    if run.options.retry:
-        yield from delete_many(SET_ASIDE, run.noted)
+    # Of a document that has no name, only going over all of them tells whether it is still there.
+    yield from delete_many(SET_ASIDE, run.noted if run.options.retry else {**run.noted, "as_text": True})
     yield from forget_settled(run)
     run.aside = yield from count_documents(SET_ASIDE, run.noted)
     row = yield from find_one(lease.COLLECTION, {"_id": run.lease.name})
@@ -113,16 +119,26 @@ def _pass(run: Run, last: list[Any] | None) -> Plan[bool]:
     while True:
         if run.options.stop is not None and run.options.stop():
             return False
-        step = migrate_range if server_side else _batch
-        reached = yield from step(run, last)
+        reached = yield from _next(run, last, server_side)
         if reached is None:
             return True
         last, number = reached
         yield from _note(run, last)
         if run.options.report:
-            shown = min(run.done, run.total)
-            run.options.report(Progress(run.entry.model.__name__, shown, max(run.total, 1)))
-        yield from _hold_back(run, number)
+            done = min(run.done, run.total)
+            run.options.report(Progress(run.entry.model.__name__, done, max(run.total, 1)))
+        yield from resting(run.options.report, number)
+
+
+def _next(run: Run, last: list[Any] | None, server_side: bool) -> Plan[tuple[list[Any], int] | None]:
+    """Migrate the documents after `last`; on the server if that is possible."""
+    if server_side and not (last is not None and isinstance(last[0], RawId)):
+        try:
+            return (yield from migrate_range(run, last))
+        except Unreadable:
+            # An id that cannot be decoded is no end of a range.
+            pass
+    return (yield from _batch(run, last))
 
 
 def _is_pipeline(run: Run, step: Any) -> bool:
@@ -143,19 +159,6 @@ def _note(run: Run, last: list[Any] | None) -> Plan[None]:
         )
 
 
-def _hold_back(run: Run, number: int) -> Plan[None]:
-    """Wait so long that no more documents per second are migrated than allowed."""
-    left = number / run.options.throttle if run.options.throttle else 0.0
-    step = run.limits.migration_wait_seconds
-    while left > 0:
-        yield from wait(min(left, step))
-        left -= step
-        if run.options.stop is not None and run.options.stop():
-            return
-        if left > 0:
-            yield from run.lease.renew()
-
-
 # -- batches of documents ------------------------------------------------------------------------
 
 
@@ -163,12 +166,16 @@ def _batch(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int] | Non
     """Migrate the next documents; the last id and their number, None where there are no more."""
     batch = run.options.batch
     size = run.options.sized(min(batch, run.limits.migration_followed_batch) if run.followed else batch)
-    fresh = yield from matching(run.entry.collection, run.stale, last, size)
-    if not fresh:
+    page = matching(run.entry.collection, run.stale, last, size)
+    unread: list[Unreadable] = []
+    fresh, reached = yield from readable_page(run.label, page, last, unread.append)
+    if unread:
+        run.aside = yield from count_documents(SET_ASIDE, run.noted)
+    if reached is None:
         return None
     migrate_all = _migrate_followed if run.followed else _migrate
     yield from migrate_all(run, (yield from _without_set_aside(run, fresh)))
-    return [fresh[-1]["_id"]], len(fresh)
+    return reached, len(fresh)
 
 
 def _without_set_aside(run: Run, documents: Sequence[Raw]) -> Plan[list[Raw]]:
@@ -244,7 +251,7 @@ def _alone(run: Run, outcome: Converted) -> Plan[None]:
     except (UsageError, OperationFailure, *ENCODING_ERRORS) as error:
         if isinstance(error, OperationFailure) and error.code == ILLEGAL_OPERATION:
             reason = ONLY_IN_A_TRANSACTION
-        elif isinstance(error, OperationFailure) and not lies_in_a_document(error):
+        elif isinstance(error, OperationFailure) and not is_about_one_document(error):
             raise
         else:
             reason = message_of(translate(error, run.lineage.model.__name__, [outcome.after]))
@@ -283,7 +290,7 @@ def _migrate_followed(run: Run, documents: Sequence[Raw]) -> Plan[None]:
         yield from put_aside(run, raw["_id"], reason)
         return []
 
-    yield from in_pieces(run.limits, documents, attempt, alone, lies_in_a_document)
+    yield from in_pieces(run.limits, documents, attempt, alone)
 
 
 def _followed_writes(
@@ -316,9 +323,13 @@ def rehearse(run: Run) -> Plan[Migrated]:
     """What a run would do: how many documents, and what becomes of some of them."""
     remaining = yield from count_documents(run.entry.collection, run.stale)
     most = run.limits.migration_sampled_max
-    rows = yield from find(run.entry.collection, run.stale, sort=[("_id", 1)], limit=most)
     samples: list[Sample] = []
     aside: list[SetAside] = []
+    try:
+        rows = yield from find(run.entry.collection, run.stale, sort=[("_id", 1)], limit=most)
+    except Unreadable as error:
+        rows = error.documents
+        aside += [SetAside(run.lineage.model.__name__, key, reason) for key, reason in error.failed]
     for raw, outcome in zip(rows, (yield from convert(run.entry, rows, run.to)), strict=True):
         if isinstance(outcome, DataError):
             aside.append(SetAside(run.lineage.model.__name__, raw["_id"], str(outcome)))
@@ -333,8 +344,14 @@ def perform(
     graph: Graph, server: Capabilities, entry: Entry[Any], to: int | None, dry_run: bool, options: Options
 ) -> Plan[Migrated]:
     """Migrate a model, or say what that would do."""
+    all_runs = runs(graph, server, entry, to, options)
+    work = _perform(graph, all_runs, dry_run)
+    return (yield from (work if dry_run else logged(entry, all_runs, work)))
+
+
+def _perform(graph: Graph, all_runs: Sequence[Run], dry_run: bool) -> Plan[Migrated]:
     results: list[Migrated] = []
-    for run in runs(graph, server, entry, to, options):
+    for run in all_runs:
         results.append((yield from (rehearse(run) if dry_run else migrate(run))))
         if not results[-1].finished and not dry_run:
             break

@@ -11,7 +11,7 @@ from treadle.engine.pages import chunks, starting_at
 from treadle.engine.set_aside import SET_ASIDE
 from treadle.graph.gather import freeze
 from treadle.plan import Plan, Raw, by_id, find, update_many
-from treadle.plan.server_errors import lies_in_a_document
+from treadle.plan.server_errors import is_about_one_document
 from treadle.upkeep.migrations.run import Run, write_each
 
 
@@ -86,7 +86,7 @@ def _apply(run: Run, within: Raw, origin: int, way: list[Raw], version: int) -> 
         run.done += result.modified_count if final else 0
         return
     except OperationFailure as error:
-        if not lies_in_a_document(error):
+        if not is_about_one_document(error):
             raise
     # One by one in one command, so that one that fails does not stop the others.
     rows = yield from find(run.entry.collection, chosen, {"_id": 1}, sort=[("_id", 1)])

@@ -14,12 +14,13 @@ from treadle.errors import UsageError
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.limits import Limits
-from treadle.graph.outcomes import Report
+from treadle.graph.outcomes import Pace, Report
 from treadle.graph.pattern import Entry
 from treadle.graph.versions import Lineage
 from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import lies_in_a_document
+from treadle.plan.server_errors import is_about_one_document
+from treadle.upkeep.jobs import Throttle, check_throttle
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +61,23 @@ class Options:
     owner: str
     is_dead: Callable[[str], bool]
     batch: int
-    throttle: float | None = None
+    throttle: Throttle = None
     retry: bool = False
     stop: Callable[[], bool] | None = None
     report: Report | None = None
 
     def sized(self, most: int) -> int:
         """How many documents to take at a time: where it is throttled, what may be done in a second."""
-        if self.throttle is None:
-            return most
-        return max(1, int(min(most, self.batch, self.throttle)))
+        if isinstance(self.report, Pace) and self.throttle is not None:
+            return self.report.sized(min(most, self.batch))
+        return most
 
     def check(self) -> None:
         if isinstance(self.batch, bool) or not isinstance(self.batch, int) or not 1 <= self.batch <= 100_000:
             raise UsageError(
                 f"batch={self.batch!r} is not a whole number from 1 to 100,000", code="migration-option"
             )
-        if self.throttle is not None and not self.throttle > 0:
-            raise UsageError(
-                f"throttle={self.throttle!r} is not a number of documents per second", code="migration-option"
-            )
+        check_throttle(self.throttle)
 
 
 @dataclass(slots=True)
@@ -148,10 +146,10 @@ def runs(
     name, seconds = f"migrate:{entry.collection}", limits.migration_lease_seconds
     made = []
     for group in groups.values():
-        scopes = [each.exactly for each, _ in group]
+        scopes = [each.whole_exactly for each, _ in group]
         scope: Raw = scopes[0] if len(scopes) == 1 else {"$or": scopes}
         if any(each is entry for each, _ in group) and len(group) == len([entry, *entry.below]):
-            scope = dict(entry.scope)
+            scope = dict(entry.whole_scope)
         lineage = group[0][1]
         lease = Lease(limits, name, seconds, options.owner, options.is_dead)
         made.append(Run(graph, server, entry, lineage, scope, _target(lineage, to), options, lease))
@@ -190,7 +188,7 @@ def status(entry: Entry[Any]) -> Plan[dict[int, int]]:
     rows = yield from aggregate(
         entry.collection,
         [
-            {"$match": dict(entry.scope)},
+            {"$match": dict(entry.whole_scope)},
             {"$group": {"_id": version, "n": {"$sum": 1}}},
             {"$sort": {"_id": 1}},
         ],
@@ -223,7 +221,7 @@ def write_each(run: Run, writes: Sequence[tuple[Any, Any]]) -> Plan[tuple[int, i
         return result.matched_count, 0
     except BulkWriteError as error:
         details = error.details or {}
-        if details.get("writeConcernErrors") or not lies_in_a_document(error):
+        if details.get("writeConcernErrors") or not is_about_one_document(error):
             raise
     refused = details.get("writeErrors", [])
     for each in refused:
@@ -233,7 +231,7 @@ def write_each(run: Run, writes: Sequence[tuple[Any, Any]]) -> Plan[tuple[int, i
 
 def forget_settled(run: Run) -> Plan[None]:
     """Let go of notes about documents that are gone, or that have reached the version after all."""
-    noted = dict(run.noted)
+    noted = {**run.noted, "as_text": None}
     most = run.limits.migration_listed_max
     while True:
         rows = yield from find(SET_ASIDE, noted, {"_id": 1}, sort=[("_id", 1)], limit=most)

@@ -1,0 +1,62 @@
+"""What it means for each pattern that a server lacks a capability; `treadle doctor` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from treadle.plan.capabilities import NAMES
+
+STREAM = 'maintain="stream"'
+SCHEDULE = 'maintain="schedule"'
+EVERY = "every pattern"
+REFUSED = "refused"
+# Per capability, by pattern or way to maintain, what happens without it.
+MEANINGS: Mapping[str, Mapping[str, str]] = {
+    "transactions": {
+        "Extended Reference, Computed, Rollup, Subset": "kept by intents, one writer at a time",
+        "trees, Outlier, durable counters": REFUSED,
+    },
+    "transaction_seconds": {EVERY: "works in chunks that fit into 30 s"},
+    "retryable_writes": {EVERY: REFUSED},
+    "streams": {
+        STREAM: "the worker is refused; repair() and rebuild() work",
+        SCHEDULE: "each run computes every window",
+    },
+    "pre_images": {
+        STREAM: "a ledger in treadle.contributions, one row per source document",
+        SCHEDULE: "computes every window after documents were deleted or moved",
+    },
+    "cluster_time": {
+        STREAM: "the place in the stream is found by sentinel documents, each update is followed whatever it "
+        "touched, and the lag has no seconds",
+    },
+    "split_events": {STREAM: "an event of more than 16 MB is read without its documents"},
+    "pipeline_updates": {EVERY: REFUSED},
+    "merges": {SCHEDULE: REFUSED},
+    "unions": {"Rollup": REFUSED, SCHEDULE: REFUSED},
+    "graph_lookups": {"trees": "refused, but for MaterializedPath alone"},
+    "lookup_pipelines": {"Subset": "one query per target"},
+    "array_sorts": {"Subset": "read again from its sources at each change"},
+    "snapshots": {
+        "Outlier": "a long iteration may have to begin again",
+        "Archive": "find(archived=True) may see a document that moves meanwhile twice, or not",
+    },
+    "time_series": {"Time Series": "refused; Bucket works"},
+    "validators": {
+        "Schema Versioning, Polymorphic": "no validator; Treadle's own writes are checked by Pydantic"
+    },
+    "kill_sessions": {"the worker, schedules, migrations": "a killed transaction ends by its lifetime"},
+}
+WHOLE_CLUSTER = {STREAM: "follows a stream of the whole cluster, and skips other databases"}
+
+
+def capability_rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Per capability its name, what was found, and what that means."""
+    for name, label in NAMES.items():
+        value = found[name]
+        meaning = {} if value else MEANINGS.get(name, {})
+        if value == "cluster":
+            meaning = WHOLE_CLUSTER
+        text = ("yes" if value else "no") if isinstance(value, bool) or value is None else f"{value}"
+        yield label, text, "; ".join(f"{what}: {then}" for what, then in meaning.items())

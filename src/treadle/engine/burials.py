@@ -1,0 +1,112 @@
+"""Documents that are deleted and still stored: how they are buried, brought back, and removed for good.
+
+Everybody takes a buried document for gone, because its model's scope leaves
+it out. So what it fed is taken back when it is buried, and what it holds of
+others is computed anew when it comes back.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+from treadle.engine import crud
+from treadle.engine.fill import fill_own, guard
+from treadle.engine.ledger import Ledger
+from treadle.engine.pages import by_ids
+from treadle.engine.pipelines import BUMP, changed_fields, derivation, formula_stages
+from treadle.engine.recompute import recompute
+from treadle.engine.touches import stamp_expressions, touches_of
+from treadle.engine.work import Work
+from treadle.errors import UsageError
+from treadle.graph.change import Change
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry
+from treadle.model.document import Document
+from treadle.plan import Plan, Raw, by_id, find_one, find_one_and_update, update_many
+from treadle.plan.capabilities import Capabilities
+from treadle.query.keys import freeze
+from treadle.query.paths import put
+from treadle.query.safety import clean
+
+D = TypeVar("D", bound=Document)
+
+
+def require_tombstone(entry: Entry[Any], call: str) -> str:
+    """The path that tells a model's deleted documents; refuses a model that keeps none."""
+    if entry.tombstone is None:
+        raise UsageError(
+            f"{call} is for models that keep their deleted documents, and {entry.model.__name__} does not; "
+            'declare soft_delete="deleted_at" with a field deleted_at: datetime | None = None',
+            code="soft-delete-undeclared",
+        )
+    return entry.tombstone
+
+
+def burying(entry: Entry[Any]) -> list[Raw]:
+    """The update that takes a document for deleted."""
+    stamps = stamp_expressions(touches_of(entry, new=False))
+    return [{"$set": {require_tombstone(entry, "delete"): "$$NOW", **stamps}}]
+
+
+def bury(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[dict[Any, Raw]]:
+    """Take documents that were just read for deleted; by frozen id what is stored now."""
+    keys = [each["_id"] for each in befores]
+    yield from update_many(entry.collection, {"_id": {"$in": keys}, **entry.scope}, burying(entry))
+    afters = yield from by_ids(entry.collection, keys)
+    for before in befores:
+        after = afters.get(freeze(before["_id"]))
+        ledger.add(Change(entry.collection, before["_id"], before, after))
+    return afters
+
+
+class Restore(Work[D | None]):
+    """A deleted document as it was, with what it holds of others as that is now."""
+
+    entry: Entry[D]
+
+    def __init__(self, entry: Entry[D], identity: Any) -> None:
+        self.entry = entry
+        self.path = require_tombstone(entry, "restore")
+        self.filter = {**by_id(entry.identity(identity)), **entry.buried}
+
+    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
+        before = yield from find_one(self.entry.collection, self.filter)
+        if before is None:
+            return None
+        entry, key = self.entry.of(before), before["_id"]
+        derived = derivation(entry)
+        yield from ledger.note_before(entry, [key])
+        after = copy.deepcopy(before)
+        put(after, self.path, None)
+        if derived.gathers:
+            # Sources that came meanwhile did not find it, as if it were new.
+            yield from guard(entry.collection, [key])
+            values = yield from recompute(derived.gathers, [key], server)
+            for path, value in values[freeze(key)].items():
+                put(after, path, value)
+        if derived.fills:
+            yield from fill_own(entry, [(before, after)])
+        sets = {**changed_fields(before, after), **stamp_expressions(touches_of(entry, new=False)), **BUMP}
+        with crud.translated(entry.model.__name__, [after], entry):
+            stored = yield from find_one_and_update(
+                entry.collection, self.filter, [{"$set": sets}, *formula_stages(entry)]
+            )
+        if stored is not None:
+            ledger.add(Change(entry.collection, key, before, stored))
+        return stored
+
+    def result(self, outcome: Raw | None) -> D | None:
+        return None if outcome is None else self.entry.codec.load(outcome)
+
+
+def purged(entry: Entry[Any], before: datetime | None) -> Raw:
+    """The condition of the deleted documents that are to be removed for good."""
+    path = require_tombstone(entry, "purge")
+    if before is None:
+        return entry.buried
+    if not isinstance(before, datetime):
+        raise UsageError(f"purge takes before= as a datetime, not {before!r}", code="filter-invalid")
+    return {**entry.whole_scope, path: {"$lt": clean(before)}}

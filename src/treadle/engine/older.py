@@ -1,0 +1,146 @@
+"""Sources in an older version, as whoever reads them for others sees them: in the current one.
+
+A value that follows from other documents follows from what their migrations
+make of them, whether or not they were migrated yet. Documents at hand are
+converted in memory. Where the server aggregates, it takes the current ones
+from the collection; in the place of each older one it puts the converted one,
+which the pipeline itself holds.
+
+Which targets an older document belongs to is known only once it is converted.
+So a recomputation reads all older documents of a source; set-up makes the
+index by which they are found, and there are none once `migrate` has run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from treadle.engine.convert import convert, encodable
+from treadle.engine.lazy import current_only, is_stale, other_versions
+from treadle.engine.pages import matching, readable_page
+from treadle.errors import DataError, UsageError
+from treadle.graph.gather import GatherRule
+from treadle.graph.pattern import Entry
+from treadle.model.bson_types import RESERVED
+from treadle.plan import Plan, Raw, find, find_one
+from treadle.query.keys import freeze
+
+
+def may_be_older(entry: Entry[Any]) -> bool:
+    """Whether a model's documents may have to be converted before others are made of them.
+
+    Not where this Store itself writes an older version: it refuses to where
+    the two differ in anything that a rule depends on.
+    """
+    lineages = [each.lineage for each in (entry, *entry.below) if each.lineage is not None]
+    return entry.versioned and all(each.written == each.current for each in lineages)
+
+
+def as_current(entry: Entry[Any], raws: Sequence[Raw]) -> Plan[list[Raw]]:
+    """Documents as the current version has them, nothing stored; one that cannot be converted as it is."""
+    current = list(raws)
+    if not may_be_older(entry):
+        return current
+    stale = [number for number, raw in enumerate(raws) if raw and is_stale(entry, raw)]
+    if stale:
+        outcomes = yield from convert(entry, [raws[number] for number in stale])
+        for number, outcome in zip(stale, outcomes, strict=True):
+            # One that would not be BSON could not be stored in the current version either.
+            with contextlib.suppress(UsageError):
+                if not isinstance(outcome, DataError):
+                    current[number] = encodable(outcome.after, entry.model)
+    return current
+
+
+def older_sources(rule: GatherRule, keys: Sequence[Any] | None) -> Plan[list[Raw]]:
+    """The older documents of a rule's source, converted; those of some targets, where Python can tell.
+
+    They travel in a command, which has an end: without what nobody follows,
+    and where only the targets are asked for (`keys` is None), one for each.
+    """
+    source = rule.source
+    if not may_be_older(source):
+        return []
+    condition, limits = {"$and": [source.scope, other_versions(source)]}, source.limits
+    wanted = None if keys is None or not rule.key.local else set(map(freeze, keys))
+    kept: list[Raw] = []
+    met: set[Any] = set()
+    last: list[Any] | None = None
+    elsewhere = source.counted_elsewhere
+    for collection in [source.collection, *([] if elsewhere is None else [elsewhere])]:
+        last = None
+        while True:
+            reading = matching(collection, condition, last, limits.upgrade_chunk)
+            documents, last = yield from readable_page(source.model.__name__, reading, last)
+            if last is None:
+                break
+            for raw in (yield from as_current(source, documents)):
+                if keys is None and not rule.server_side:
+                    mine = {freeze(key) for key, _ in rule.contributions(raw)}
+                    needed = not mine <= met
+                    met |= mine
+                else:
+                    needed = wanted is None or any(
+                        freeze(key) in wanted for key in rule.key.of_sources([raw])
+                    )
+                if needed:
+                    kept.append(_followed(source, raw))
+    return kept
+
+
+def _followed(source: Entry[Any], raw: Raw) -> Raw:
+    """A source without the fields that no rule reads."""
+    names = source.once("followed", lambda: _names_followed(source))
+    return raw if names is None else {name: value for name, value in raw.items() if name in names}
+
+
+def _names_followed(source: Entry[Any]) -> set[str] | None:
+    """The fields of a source that its rules read, however they are maintained; None for all."""
+    names = {"_id", RESERVED}
+    names |= {each.lineage.field for each in (source, *source.below) if each.lineage is not None}
+    if source.family is not None:
+        names.add(source.family.discriminator)
+    for rule in [rule for each in source.related for rule in each.feeding(GatherRule, None)]:
+        paths = rule.watches()[source.collection]
+        if paths is None:
+            return None
+        names |= {path.split(".", 1)[0] for path in paths}
+    return names
+
+
+def has_older(source: Entry[Any]) -> Plan[bool]:
+    """Whether a source holds documents of older versions."""
+    if not may_be_older(source):
+        return False
+    condition = {"$and": [source.scope, other_versions(source)]}
+    return (yield from find_one(source.collection, condition, {"_id": 1})) is not None
+
+
+def older_among(source: Entry[Any], ids: Sequence[Any]) -> Plan[list[Raw]]:
+    """Those of some sources that are older, converted; without what no rule reads."""
+    if not ids or not may_be_older(source):
+        return []
+    chosen = {"$and": [{"_id": {"$in": list(ids)}}, other_versions(source)]}
+    current = yield from as_current(source, (yield from find(source.collection, chosen)))
+    return [_followed(source, each) for each in current]
+
+
+def through_versions(source: Entry[Any], match: Raw, older: Sequence[Raw]) -> list[Raw]:
+    """Stages that begin an aggregation over a source with its documents, these older ones converted."""
+    if not older:
+        return [{"$match": match}] if match else []
+    ids = [each["_id"] for each in older]
+    field = next(each.lineage.field for each in (source, *source.below) if each.lineage is not None)
+    converted = {"$arrayElemAt": [{"$literal": list(older)}, "$$at"]}
+    # One that was migrated since it was read is taken as it is now.
+    versions = [{"$ifNull": [f"${field}", 1]}, {"$let": {"vars": {"v": converted}, "in": f"$$v.{field}"}}]
+    replaced = {"$and": [{"$gte": ["$$at", 0]}, {"$ne": versions}]}
+    at = {"$indexOfArray": [{"$literal": ids}, "$_id"]}
+    current = current_only(source)
+    return [
+        {"$match": {"$or": [{"$and": [match, current]}, {"_id": {"$in": ids}}]}},
+        {"$replaceWith": {"$let": {"vars": {"at": at}, "in": {"$cond": [replaced, converted, "$$ROOT"]}}}},
+        *([{"$match": match}] if match else []),
+    ]

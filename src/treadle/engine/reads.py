@@ -1,0 +1,266 @@
+"""Reads of documents one by one: many by their ids, page after page, distinct values, pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from treadle.engine import crud, lazy
+from treadle.engine.pages import chunks
+from treadle.errors import DataError, DeclarationError, UsageError
+from treadle.graph.card import Card
+from treadle.graph.layout import SKIPPED, PageReader, skipping
+from treadle.graph.outcomes import Page
+from treadle.graph.pattern import Entry
+from treadle.model.adapt import adapter_of
+from treadle.model.bson_types import from_bson
+from treadle.model.codec import codec_of
+from treadle.plan import Call, Plan, Raw, Read, find, find_one
+from treadle.query import keyset
+from treadle.query.keys import freeze
+from treadle.query.pairs import refuse_names
+from treadle.query.paths import Path, overlap, resolve, value_at
+from treadle.query.safety import Sort, clean, clean_filter, confine, refuse_operators, sort_keys
+
+R = TypeVar("R")
+
+WRITING_STAGES = frozenset({"$out", "$merge"})
+
+
+class DocumentReader(PageReader[R]):
+    """Pages of stored documents, each as the model, or a card, has it."""
+
+    def __init__(
+        self,
+        entry: Entry[Any],
+        command: Read,
+        filter: Any,
+        card: Card[Any] | None = None,
+        noted: list[DataError] | None = None,
+    ) -> None:
+        self._command = command
+        # PyMongo's own iteration costs as much per document as validating one.
+        self.page = entry.limits.find_page
+        self.done = False
+        self._entry = entry
+        self._filter = filter
+        self._card = card
+        self._noted = noted
+        self._load = crud.loader(entry, card)
+        if noted is not None:
+            self._load = skipping(self._load, noted)
+        # Where all documents are as the model has them, there is nothing to do to a page.
+        warns = entry.versioned and bool(filter) and not entry.warned
+        self._attends = entry.attends or warns or (entry.versioned and card is not None)
+
+    @property
+    def command(self) -> Read:
+        return self._command
+
+    def take(self, raws: list[Raw], ended: bool) -> Plan[Iterable[R]]:
+        self.done = ended
+        if not self._attends:
+            return map(self._load, raws) if self._noted is None else self._fitting(raws)
+        yield from lazy.warn_once(self._entry, self._filter)
+        current = yield from self._shown(raws)
+        if self._noted is not None:
+            return self._fitting(current)
+        return (self._load(raw) for raw in current if raw is not None)
+
+    def _fitting(self, raws: Sequence[Raw | None]) -> Iterable[R]:
+        documents = (self._load(raw) for raw in raws if raw is not None)
+        return (document for document in documents if document is not SKIPPED)
+
+    def _shown(self, raws: list[Raw]) -> Plan[Sequence[Raw | None]]:
+        """The documents as the current version has them; one by one where one cannot be converted."""
+        try:
+            return (yield from crud.shown(self._entry, raws, self._card))
+        except DataError as error:
+            if self._noted is None:
+                raise
+            if len(raws) == 1:
+                self._noted.append(error)
+                return []
+        shown: list[Raw | None] = []
+        for raw in raws:
+            shown += yield from self._shown([raw])
+        return shown
+
+
+# -- by id --------------------------------------------------------------------------------------
+
+
+def many(entry: Entry[Any], ids: Iterable[Any], card: Card[Any] | None) -> Plan[list[Any]]:
+    """The documents with these ids in their order, None where there is none."""
+    keys = [entry.identity(each) for each in ids]
+    load, by_key = crud.loader(entry, card), {}
+    projection = None if card is None else card.projection
+    for chunk in chunks([*{freeze(key): key for key in keys}.values()], entry.limits.read_keys_max):
+        raws = yield from find(entry.collection, {"_id": {"$in": chunk}, **entry.scope}, projection)
+        for raw in (yield from crud.shown(entry, raws, card)):
+            if raw is not None:
+                by_key[freeze(raw["_id"])] = raw
+    loaded = {key: load(raw) for key, raw in by_key.items()}
+    return [loaded.get(freeze(key)) for key in keys]
+
+
+def exists(entry: Entry[Any], filter: Any) -> Plan[bool]:
+    """Whether any document matches."""
+    cleaned = clean_filter(entry.codec, filter)
+    with crud.translated(entry.model.__name__, [cleaned]):
+        document = yield from find_one(entry.collection, cleaned, {"_id": 1})
+    yield from lazy.warn_once(entry, filter)
+    return document is not None
+
+
+# -- page after page ------------------------------------------------------------------------------
+
+
+def page(
+    entry: Entry[Any], filter: Any, sort: Sort | None, size: int, after: str | None, card: Card[Any] | None
+) -> Plan[Page[Any]]:
+    """The documents after a place in the order of the sort, and the place where the next page begins."""
+    if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= entry.limits.page_max:
+        raise UsageError(
+            f"size={size!r}; a page has from 1 to {entry.limits.page_max:,} documents", code="filter-invalid"
+        )
+    keys = refuse_names(entry.codec, sort_keys([] if sort is None else sort, entry.codec)) or []
+    cleaned = clean_filter(entry.codec, filter)
+    mixed = _mixed(entry, [path for path, _ in keys])
+    query = keyset.digest(entry.collection, cleaned, keys)
+    chosen = cleaned
+    if after is not None:
+        place = keyset.after(keys, keyset.from_token(query, after, len(keys)), mixed=mixed)
+        chosen = {"$and": [cleaned, place]} if cleaned else place
+    projection = None
+    if card is not None:
+        extra = [path for path, _ in keys if not any(overlap(path, other) for other in card.paths)]
+        projection = {**card.projection, **dict.fromkeys(extra, 1)}
+    with crud.translated(entry.model.__name__, [chosen]):
+        raws = yield from find(entry.collection, chosen, projection, sort=keys, limit=size + 1)
+    further, raws = len(raws) > size, raws[:size]
+    following = (
+        keyset.to_token(query, [_place(entry, raws[-1], path) for path, _ in keys]) if further else None
+    )
+    yield from lazy.warn_once(entry, filter)
+    load, current = crud.loader(entry, card), (yield from crud.shown(entry, raws, card))
+    return Page([load(raw) for raw in current if raw is not None], following)
+
+
+def _mixed(entry: Entry[Any], paths: Sequence[str]) -> list[str]:
+    """The paths of a sort whose values may be of several types; refuses those that lead into arrays."""
+    mixed = []
+    for path in paths:
+        try:
+            resolved: Path | None = resolve(entry.codec, path, "", "sort-invalid")
+        except DeclarationError:
+            resolved = None
+        if resolved is not None and resolved.in_array:
+            raise _no_place(entry, path)
+        if resolved is None or resolved.shape.kind not in ("scalar", "enum", "literal"):
+            mixed.append(path)
+    return mixed
+
+
+def _no_place(entry: Entry[Any], path: str) -> UsageError:
+    return UsageError(
+        f"the sort names {path!r}, which holds several values in one {entry.model.__name__}; page sorts by "
+        "single values",
+        code="sort-invalid",
+    )
+
+
+def _place(entry: Entry[Any], raw: Raw, path: str) -> Any:
+    value = value_at(raw, path)
+    if isinstance(value, list):
+        raise _no_place(entry, path)
+    return value
+
+
+# -- values and pipelines -------------------------------------------------------------------------
+
+
+def path_of(entry: Entry[Any], field: Any) -> tuple[Path, Entry[Any]]:
+    """The path that a caller names in Python, and the model of the family that has it."""
+    error: DeclarationError | None = None
+    for each in [entry, *entry.below]:
+        try:
+            return resolve(each.codec, str(field), entry.model.__name__, "field-unknown"), each
+        except DeclarationError as refused:
+            error = error or refused
+    assert error is not None
+    raise UsageError(error.message, code="field-unknown")
+
+
+def distinct(entry: Entry[Any], field: str, filter: Any) -> Plan[list[Any]]:
+    """The different values of a field, as Python has them."""
+    path, owner = path_of(entry, field)
+    cleaned = clean_filter(entry.codec, filter)
+    with crud.translated(entry.model.__name__, [cleaned]):
+        values = yield Call(entry.collection, "distinct", (path.stored, cleaned), {}, writes=False)
+    yield from lazy.warn_once(entry, filter)
+    return adapted_values(owner, path, values)
+
+
+def adapted_values(owner: Entry[Any], path: Path, values: Iterable[Any]) -> list[Any]:
+    adapt = adapter_of(owner.codec, path.shape)
+    return [value if value is None or adapt is None else adapt(value) for value in values]
+
+
+class PipelineReader(PageReader[Any]):
+    """Pages of what a pipeline gives: dicts of Python values, or models."""
+
+    def __init__(self, entry: Entry[Any], command: Read, into: Any) -> None:
+        self._command = command
+        self.page = entry.limits.find_page
+        self.done = False
+        self._load = result_loader(into)
+
+    @property
+    def command(self) -> Read:
+        return self._command
+
+    def take(self, raws: list[Raw], ended: bool) -> Plan[Iterable[Any]]:
+        self.done = ended
+        return map(self._load, raws)
+        yield
+
+
+def result_loader(into: Any) -> Callable[[Raw], Any]:
+    """What makes Python values of a result, or the model that was asked for."""
+    return from_bson if into is None else codec_of(into).load
+
+
+def checked_pipeline(entry: Entry[Any], pipeline: Any) -> list[Raw]:
+    """The stages that a caller gave, without those that write or run code."""
+    stages = (
+        list(pipeline) if isinstance(pipeline, Sequence) and not isinstance(pipeline, str) else [pipeline]
+    )
+    for stage in stages:
+        if not isinstance(stage, Mapping) or len(stage) != 1 or not str(next(iter(stage))).startswith("$"):
+            raise UsageError(
+                f"a pipeline over {entry.model.__name__} is a list of stages such as "
+                f"{{'$match': {{…}}}}; it has {type(stage).__name__}",
+                code="pipeline-invalid",
+            )
+    cleaned: list[Raw] = clean(stages)
+    reason = "writes past the patterns and is not accepted in aggregate; store what it gives by insert_many"
+    refuse_operators(cleaned, WRITING_STAGES, reason, code="operator-forbidden")
+    return cleaned
+
+
+def aggregate(entry: Entry[Any], pipeline: Any, into: Any) -> PipelineReader:
+    """What reads the results of a pipeline over the documents of a model."""
+    stages = checked_pipeline(entry, pipeline)
+    scope = dict(entry.scope)
+    if scope:
+        first = stages[0] if stages else {}
+        if "$match" in first:
+            # One condition: a text search must stand in the first stage.
+            stages[0] = {"$match": confine(entry.codec, first["$match"])}
+        elif "$geoNear" in first:
+            near = first["$geoNear"]
+            stages[0] = {"$geoNear": {**near, "query": confine(entry.codec, near.get("query", {}))}}
+        else:
+            stages.insert(0, {"$match": scope})
+    return PipelineReader(entry, Read(entry.collection, "aggregate", (stages,), {"allowDiskUse": True}), into)

@@ -1,0 +1,159 @@
+"""One document however many race to make it: an update where it is there, an insert where it is not.
+
+A unique index decides who makes it. So an upsert is refused unless one covers
+what its filter says the document is equal to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from treadle.engine import crud
+from treadle.engine.indexes import declared_indexes
+from treadle.engine.inserts import Insert
+from treadle.engine.ledger import Ledger
+from treadle.engine.protocol import WriteProtocol
+from treadle.engine.work import Work
+from treadle.engine.writes import UpdateOneDocument
+from treadle.errors import UsageError
+from treadle.graph.graph import Graph
+from treadle.graph.operations import Upserted
+from treadle.graph.pattern import Entry
+from treadle.model.bson_types import to_bson
+from treadle.model.document import Document
+from treadle.plan import Plan, Raw, find_one, is_inside
+from treadle.plan.capabilities import Capabilities
+from treadle.plan.server_errors import DuplicateKey
+from treadle.query.comparison import same
+from treadle.query.paths import value_at
+
+D = TypeVar("D", bound=Document)
+
+
+class Upsert(Work[Upserted[D]]):
+    """An update of the document that matches, or its insert."""
+
+    entry: Entry[D]
+
+    def __init__(self, entry: Entry[D], filter: Any, update: Any, insert: D) -> None:
+        if not isinstance(insert, entry.model):
+            raise UsageError(
+                f"insert= takes the {entry.model.__name__} to store where there is none, not "
+                f"{type(insert).__name__}",
+                code="model-unknown",
+            )
+        self.entry = entry
+        self.created = False
+        by_filter = filter if isinstance(filter, Mapping) else {"_id": entry.identity(filter)}
+        self._update: UpdateOneDocument[D] = UpdateOneDocument(entry, by_filter, update)
+        self.insert: Insert[D] = Insert(entry, [insert])
+        require_unique(entry, crud.which(entry, by_filter), self.insert.batch.raws[0])
+
+    @property
+    def alone(self) -> bool:
+        return self._update.alone and self.insert.alone
+
+    @property
+    def looked_for(self) -> Raw:
+        return self._update.filter
+
+    def reveal(self) -> list[Any]:
+        return self.insert.reveal() if self.created else []
+
+    def direct(self) -> Plan[Raw]:
+        raw = yield from self._update.direct()
+        self.created = raw is None
+        if raw is None:
+            (raw,) = yield from self.insert.direct()
+        return raw
+
+    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
+        before = yield from find_one(self.entry.collection, self._update.filter)
+        self.created = before is None
+        place = self.entry.elsewhere
+        if before is None and place is not None:
+            away = yield from find_one(place.collection, self.looked_for, {"_id": 1})
+            if away is not None:
+                raise crud.gone(self.entry, away["_id"])
+        raw: Raw | None = None
+        if before is not None:
+            raw = yield from self._update.update_found(before, server, ledger)
+        if raw is None:
+            (raw,) = yield from self.insert.body(graph, server, ledger)
+        return raw
+
+    def result(self, outcome: Raw) -> Upserted[D]:
+        if self.created:
+            return Upserted(self.insert.result([outcome])[0], True)
+        return Upserted(self.entry.codec.load(outcome), False)
+
+
+def upsert(protocol: WriteProtocol, work: Upsert[D]) -> Plan[Upserted[D]]:
+    """Perform an upsert; whoever comes second meets the unique index and updates."""
+    for _ in range(protocol.graph.limits.upsert_attempts_max - 1):
+        try:
+            return (yield from protocol.write(work))
+        except DuplicateKey:
+            # Inside a transaction of the caller the server has ended it.
+            if (yield from is_inside()):
+                raise
+    return (yield from protocol.write(work))
+
+
+def require_unique(entry: Entry[Any], filter: Raw, new: Raw) -> None:
+    """Refuse an upsert of which two could make two documents, or whose new document its filter misses."""
+    equal = equalities(filter)
+    found = {path for path, value in equal.items() if same(value_at(new, path), value)}
+    covering = [["_id"]] if "_id" in equal else []
+    for index in declared_indexes(entry.root):
+        document = index.document
+        if document.get("unique") and not document.get("sparse") and _holds(document, equal, new):
+            covering.append(list(dict(document["key"])))
+    for paths in covering:
+        if set(paths) <= found:
+            return
+    for paths in covering:
+        if set(paths) <= set(equal):
+            missed = ", ".join(sorted(set(paths) - found))
+            raise UsageError(
+                f"the filter asks for another {missed} than insert= has, so that each upsert would make a "
+                f"{entry.model.__name__} that the next one does not find; give both the same value",
+                code="upsert-not-unique",
+            )
+    named = ", ".join(equal) or "no field"
+    raise UsageError(
+        f"this upsert finds its {entry.model.__name__} by {named}, of which no unique index is declared, so "
+        "that two at the same time would make two documents; declare Indexed(unique=True), or a unique "
+        "IndexModel in indexes=, over fields that the filter gives a value for",
+        code="upsert-not-unique",
+    )
+
+
+def equalities(filter: Mapping[str, Any]) -> Raw:
+    """The stored paths that a filter gives one value each."""
+    equal: Raw = {}
+    for key, condition in filter.items():
+        if key == "$and":
+            for each in condition:
+                equal |= equalities(each)
+        elif not key.startswith("$"):
+            if isinstance(condition, Mapping) and any(str(name).startswith("$") for name in condition):
+                if "$eq" in condition:
+                    equal[key] = condition["$eq"]
+            else:
+                equal[key] = condition
+    return equal
+
+
+def _holds(document: Mapping[str, Any], equal: Raw, new: Raw) -> bool:
+    """Whether a partial index holds the new document and all that the filter may find."""
+    partial: Raw = to_bson(document.get("partialFilterExpression", {}), [])
+    for path, condition in partial.items():
+        if isinstance(condition, Mapping) and set(condition) <= {"$exists", "$type"}:
+            # Whatever is equal to a value is there, and of its type.
+            if equal.get(path) is None or condition.get("$exists") is False:
+                return False
+        elif path not in equal or not same(value_at(new, path), equalities({path: condition}).get(path)):
+            return False
+    return True

@@ -1,0 +1,218 @@
+"""`into=`: the documents of a model, read as another Pydantic model.
+
+A card names fields of the model, by Python name or by alias; it may nest
+cards of its own. The server is asked for these fields alone. Values are made
+ready by the model's own declaration, because that says how they are stored,
+and then validated by the card's.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from treadle.errors import DeclarationError, UsageError
+from treadle.graph.pattern import Entry
+from treadle.graph.store_codec import unknown_kind
+from treadle.model.adapt import Adapt, accepted_keys, adapter_of
+from treadle.model.bson_types import Raw
+from treadle.model.codec import Codec, codec_of
+from treadle.model.keywords import stamped_names
+from treadle.model.shape import Shape, field_shape
+from treadle.model.stored import invalid
+from treadle.query.paths import ARRAYS, outermost
+
+C = TypeVar("C", bound=BaseModel)
+Load = Callable[[Raw], Any]
+
+
+class Part(NamedTuple):
+    """One field of a card: where it is stored, what the card calls it, how it is made ready."""
+
+    stored: str
+    key: str
+    convert: Adapt | None
+
+
+@dataclass
+class _Search:
+    """The stored paths that a card needs, and its names that no model has, as they are found."""
+
+    paths: set[str]
+    missing: dict[str, list[str]]
+    # The models and cards on the way here, so that one that contains itself comes to an end.
+    outer: tuple[tuple[Any, Any], ...] = ()
+
+
+class Card(Generic[C]):
+    """How one card is read from the documents of one model."""
+
+    def __init__(self, entry: Entry[Any], model: type[C]) -> None:
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            raise UsageError(
+                f"into={model!r} is no Pydantic model; pass the class to read {entry.model.__name__} as",
+                code="card-invalid",
+            )
+        self.model = model
+        self._entry = entry
+        paths: set[str] = set()
+        loads: dict[Any, Load] = {}
+        missing: list[set[str]] = []
+        hints: dict[str, list[str]] = {}
+        for each in [entry, *entry.below]:
+            search = _Search(paths, {})
+            parts = _parts(each.codec, model, "", search)
+            loads[each.settings.kind] = _loader(model, parts)
+            missing.append(set(search.missing))
+            for name, near in search.missing.items():
+                hints.setdefault(name, []).extend(near)
+        for name in sorted(set.intersection(*missing)):
+            if entry.model.model_config.get("extra") != "allow":
+                raise _unknown(entry, model, name, hints[name])
+        own = [name for each in [entry, *entry.below] for name in stamped_names(each.model)]
+        # The id for messages, kind and version to read the document rightly.
+        self.paths = outermost({*paths, *own, "_id"})
+        self.projection: Raw = dict.fromkeys(self.paths, 1)
+        self.load: Callable[[Raw], C] = loads[entry.settings.kind]
+        if entry.family is not None:
+            self._discriminator = entry.family.discriminator
+            self._loads = loads
+            self.load = self._by_kind
+
+    def _by_kind(self, raw: Raw) -> C:
+        kind = raw.get(self._discriminator)
+        load = self._loads.get(kind) if isinstance(kind, (str, int)) else None
+        if load is None:
+            if self._entry.settings.unknown_kinds != "base":
+                raise unknown_kind(self._entry.model, self._discriminator, raw, self._entry.kinds)
+            load = self._loads[self._entry.settings.kind]
+        card: C = load(raw)
+        return card
+
+
+def card_of(entry: Entry[Any], into: type[C] | None) -> Card[C] | None:
+    """The card that a caller asked for, compiled once."""
+    if into is None or into is entry.model:
+        return None
+    return entry.once(("card", into), lambda: Card(entry, into))
+
+
+def _unknown(entry: Entry[Any], card: type, name: str, near: Sequence[str]) -> UsageError:
+    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(entry.codec.by_name)}"
+    return UsageError(
+        f"{card.__name__} asks for {name!r}, but {entry.model.__name__} has no such field; {hint}",
+        code="card-invalid",
+    )
+
+
+def _parts(codec: Codec[Any], card: type[BaseModel], prefix: str, search: _Search) -> list[Part]:
+    """The fields of a card that a model has; notes the paths that they need, and what is missing."""
+    if not card.__pydantic_complete__:
+        card.model_rebuild()
+    parts = []
+    for name, info in card.__pydantic_fields__.items():
+        keys = accepted_keys(card, name, info)
+        names = [*keys, name]
+        declared = next(
+            (each for key in names if (each := codec.by_stored.get(key) or codec.by_name.get(key))), None
+        )
+        if declared is None:
+            stamped = next((key for key in names if key in stamped_names(codec.model)), None)
+            if stamped is None:
+                search.missing[prefix + name] = difflib.get_close_matches(name, [*codec.by_name], n=1)
+                if codec.model.model_config.get("extra") != "allow":
+                    continue
+            # Kind, version, or a field that nobody declared: as it is stored.
+            stored = stamped or keys[0]
+            search.paths.add(prefix + stored)
+            parts.append(Part(stored, keys[0], adapter_of(codec, Shape("any", Any))))
+            continue
+        target = _shape(card, name, info)
+        convert = _converter(codec, declared.shape, target, prefix + declared.stored, search)
+        parts.append(Part(declared.stored, keys[0], convert))
+    return parts
+
+
+def _shape(card: type, name: str, info: FieldInfo) -> Shape:
+    try:
+        return field_shape(card.__name__, name, info)
+    except DeclarationError:
+        # What cannot be stored may be read all the same.
+        return Shape("any", Any)
+
+
+def _converter(codec: Codec[Any], source: Shape, target: Shape, path: str, search: _Search) -> Adapt | None:
+    """What makes a stored value ready for a card's field; notes the paths that it needs."""
+    if source.kind in ARRAYS and target.kind in ARRAYS and len(source.items) == len(target.items) == 1:
+        if source.items[0].kind in ("model", "map"):
+            item = _converter(codec, source.items[0], target.items[0], path, search)
+            return _each(item) if item else None
+    elif source.kind == target.kind == "map" and source.items[1].kind == target.items[1].kind == "model":
+        item = _converter(codec, source.items[1], target.items[1], "", _Search(set(), search.missing))
+        search.paths.add(path)
+        return _values(item) if item else None
+    elif source.kind == target.kind == "model" and source.python is not target.python:
+        pair = source.python, target.python
+        if pair not in search.outer:
+            inner = _Search(search.paths, search.missing, (*search.outer, pair))
+            return _picker(_parts(codec_of(source.python), target.python, f"{path}.", inner))
+    search.paths.add(path)
+    return adapter_of(codec, source)
+
+
+def _each(convert: Adapt) -> Adapt:
+    return lambda value: (
+        [item if item is None else convert(item) for item in value] if type(value) is list else value
+    )
+
+
+def _values(convert: Adapt) -> Adapt:
+    return lambda value: (
+        {key: item if item is None else convert(item) for key, item in value.items()}
+        if type(value) is dict
+        else value
+    )
+
+
+def _picker(parts: Sequence[Part]) -> Adapt:
+    """What takes a card's fields out of a stored document, under the card's names."""
+
+    def pick(raw: Any) -> Any:
+        if type(raw) is not dict:
+            return raw
+        values = {}
+        for stored, key, convert in parts:
+            if stored in raw:
+                value = raw[stored]
+                values[key] = value if value is None or convert is None else convert(value)
+        return values
+
+    return pick
+
+
+def _loader(model: type[BaseModel], parts: Sequence[Part]) -> Load:
+    """What makes a card of a stored document."""
+    validate, pick = model.__pydantic_validator__.validate_python, _picker(parts)
+    as_stored = all(part.stored == part.key and part.convert is None for part in parts)
+    if as_stored and model.model_config.get("extra") in (None, "ignore"):
+
+        def load(raw: Raw) -> Any:
+            try:
+                return validate(raw)
+            except ValidationError as error:
+                raise invalid(model, raw, error) from None
+
+    else:
+
+        def load(raw: Raw) -> Any:
+            try:
+                return validate(pick(raw))
+            except ValidationError as error:
+                raise invalid(model, raw, error) from None
+
+    return load

@@ -1,0 +1,1 @@
+"""Archive: old documents move to another collection, and stay part of what is counted."""

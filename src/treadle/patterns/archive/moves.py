@@ -1,0 +1,142 @@
+"""Moves between a collection and its archive: each chunk one transaction.
+
+The documents are read, stored there and deleted here in one snapshot. Who
+changes one of them meanwhile conflicts with the deletion: the move begins
+again with the new state, or the change does, and finds the document archived.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from treadle.engine.commit import commit_on
+from treadle.engine.contention import in_pieces
+from treadle.engine.ledger import Ledger
+from treadle.engine.recompute import Recomputation
+from treadle.engine.rewrite import rewrite
+from treadle.engine.set_aside import set_aside
+from treadle.engine.work import Writer
+from treadle.errors import UsageError
+from treadle.graph.change import Change
+from treadle.graph.outcomes import Pace, Progress, Report, resting
+from treadle.patterns.archive.places import ArchivePlaces
+from treadle.plan import (
+    Plan,
+    Raw,
+    by_id,
+    count_documents,
+    delete_many,
+    find,
+    find_one,
+    find_one_and_delete,
+    insert_many,
+    insert_one,
+    server_facts,
+)
+from treadle.plan.capabilities import clock
+from treadle.query.moments import as_moment
+
+WRITER = Writer(lambda: "archive")
+
+
+def due(rule: ArchivePlaces, now: dt.datetime) -> Raw:
+    """The condition that a document is old enough; one without a date, or deleted softly, never is."""
+    living: Raw = {} if rule.target.tombstone is None else {rule.target.tombstone: None}
+    return {rule.by: {"$lte": now - rule.declared.after}, **living}
+
+
+def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool) -> Plan[int]:
+    """Move what is old enough; how many documents."""
+    moment = (yield from clock()) if now is None else as_moment(now)
+    entry, condition = rule.target, due(rule, moment)
+    if dry_run:
+        return (yield from count_documents(entry.collection, condition))
+    total = (yield from count_documents(entry.collection, condition)) if report else 0
+    commit = commit_on(rule.graph, (yield from server_facts()))
+    most = entry.limits.archive_chunk
+    if isinstance(report, Pace):
+        most = report.sized(most)
+    moved = 0
+    stuck: list[Any] = []
+
+    def attempt(keys: Any) -> Plan[list[int]]:
+        chosen = {"$and": [{"_id": {"$in": list(keys)}}, condition]}
+        return [(yield from commit.follow(lambda ledger: _move(rule, chosen, ledger), WRITER))]
+
+    def alone(key: Any, error: Exception) -> Plan[list[int]]:
+        yield from set_aside(entry.model.__name__, entry.collection, key, error)
+        stuck.append(key)
+        return []
+
+    while True:
+        left = {"$and": [condition, {"_id": {"$nin": stuck}}]} if stuck else condition
+        rows = yield from find(entry.collection, left, {"_id": 1}, sort=[(rule.by, 1)], limit=most)
+        if not rows:
+            return moved
+        keys = [row["_id"] for row in rows]
+        number = sum((yield from in_pieces(entry.limits, keys, attempt, alone)))
+        moved += number
+        if report:
+            report(Progress(entry.model.__name__, moved, max(total, moved)))
+        yield from resting(report, len(keys))
+
+
+def _move(rule: ArchivePlaces, chosen: Raw, ledger: Ledger) -> Plan[int]:
+    """One chunk, in its transaction."""
+    entry = rule.target
+    documents = yield from find(entry.collection, chosen)
+    if not documents:
+        return 0
+    keys = [each["_id"] for each in documents]
+    if not rule.declared.counted:
+        yield from ledger.note_before(entry, keys)
+    yield from insert_many(rule.into, documents)
+    yield from delete_many(entry.collection, {"_id": {"$in": keys}})
+    if not rule.declared.counted:
+        for each in documents:
+            ledger.add(Change(entry.collection, each["_id"], each, None))
+    return len(documents)
+
+
+def restore(rule: ArchivePlaces, id: Any) -> Plan[Any]:
+    """Bring one document back; the document, or None where the archive does not have it."""
+    raw = yield from _restore(rule, by_id(rule.target.identity(id)))
+    return None if raw is None else rule.target.codec.load(raw)
+
+
+def bring_back(rule: ArchivePlaces, filter: Raw) -> Plan[bool]:
+    """Bring back the first archived document that a write is about, or refuse the write."""
+    archived = yield from find_one(rule.into, filter, {"_id": 1})
+    if archived is None:
+        return False
+    if rule.declared.archived == "refuse":
+        raise UsageError(
+            f"{rule.target.model.__name__} {archived['_id']!r} is archived in {rule.into} and cannot be "
+            'written there; restore() it first, or declare Archive(archived="restore")',
+            code="document-archived",
+        )
+    yield from _restore(rule, by_id(archived["_id"]))
+    return True
+
+
+def _restore(rule: ArchivePlaces, chosen: Raw) -> Plan[Raw | None]:
+    entry, server = rule.target, (yield from server_facts())
+
+    def body(ledger: Ledger) -> Plan[Raw | None]:
+        raw = yield from find_one_and_delete(rule.into, chosen)
+        if raw is None:
+            return None
+        key, exact = raw["_id"], entry.of(raw)
+        if not rule.declared.counted:
+            yield from ledger.note_new(exact, [key])
+        yield from insert_one(entry.collection, raw)
+        if not rule.declared.counted:
+            ledger.add(Change(entry.collection, key, None, raw))
+        recomputation = Recomputation.of(exact)
+        if recomputation.rules:
+            # While it was away nobody kept what it derives from others.
+            yield from rewrite(server, recomputation, [key], ledger, within=exact.exactly)
+        return (yield from find_one(entry.collection, by_id(key)))
+
+    return (yield from commit_on(rule.graph, server).follow(body, WRITER))

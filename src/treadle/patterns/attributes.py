@@ -1,0 +1,99 @@
+"""Attributes: many optional, searchable fields as `[{"k": …, "v": …}]` under one index.
+
+What it keeps right: each name is there once, and every filter on a name is
+one that the index serves. How filters, updates and sorts are translated is in
+`query/pairs.py`, how a dict is stored and read in `model/pairs.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pymongo import ASCENDING, IndexModel, UpdateOne
+
+from treadle.errors import DeclarationError
+from treadle.graph.graph import Graph
+from treadle.graph.outcomes import Finding
+from treadle.graph.pattern import STATE, Entry, Models, Pattern, Place, Rule
+from treadle.model.pairs import Pairs
+from treadle.plan import Plan, Raw, bulk_write, by_id, find
+from treadle.plan.capabilities import Capabilities
+from treadle.query.comparison import identical
+from treadle.query.paths import value_at
+
+
+@dataclass(frozen=True)
+class Attributes(Pattern, Pairs):
+    """A dict whose names are searched for in turn: `specs: Annotated[dict[str, str | int], Attributes()]`."""
+
+    pattern: ClassVar[str] = "attributes"
+
+    def bind(self, place: Place, graph: Models) -> Rule:
+        shape = place.field.shape
+        if place.in_array or shape.kind != "map" or shape.items[0].python is not str:
+            raise DeclarationError(
+                f"{place.label} must be a dict[str, …] of the document itself or of a nested model, to be "
+                "stored as attributes",
+                code="maintained-type",
+            )
+        return AttributesRule(place)
+
+
+class AttributesRule(Rule):
+    """Attributes at their place."""
+
+    pattern = "attributes"
+
+    def watches(self) -> Mapping[str, set[str] | None]:
+        return {self.target.collection: set()}
+
+    def maintained(self) -> set[str]:
+        # The pairs are the caller's own.
+        return {f"{STATE}.{self.path}"}
+
+    def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
+        return [(self.target, IndexModel([(f"{self.path}.k", ASCENDING), (f"{self.path}.v", ASCENDING)]))]
+
+    # -- proof and repair ----------------------------------------------------------------------------
+
+    def examine(self, documents: Sequence[Raw]) -> Plan[list[Finding]]:
+        findings = []
+        for document in documents:
+            stored = value_at(document, self.path)
+            expected = in_order(stored)
+            if not identical(stored, expected):
+                name = self.target.model.__name__
+                findings.append(Finding(self.pattern, name, document["_id"], self.path, stored, expected))
+        return findings
+        yield  # pragma: no cover (a plan that asks for nothing)
+
+    def mend(self, graph: Graph, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
+        operations, changed = [], []
+        for document in (
+            yield from find(self.target.collection, {"_id": {"$in": list(keys)}}, {self.path: 1})
+        ):
+            stored = value_at(document, self.path)
+            expected = in_order(stored)
+            if not identical(stored, expected):
+                # Only what was seen; another writer may have changed it meanwhile.
+                seen = {**by_id(document["_id"]), self.path: {"$eq": stored}}
+                operations.append(UpdateOne(seen, {"$set": {self.path: expected}}))
+                changed.append(document["_id"])
+        if operations:
+            yield from bulk_write(self.target.collection, operations, ordered=False)
+        return changed
+
+
+def in_order(stored: Any) -> Any:
+    """Pairs as they should be: each name once, of a doubled one the last; a plain dict as pairs."""
+    if isinstance(stored, dict):
+        return [{"k": name, "v": value} for name, value in stored.items()]
+    if not isinstance(stored, list):
+        return stored
+    by_name: dict[Any, Raw] = {}
+    for each in stored:
+        if isinstance(each, dict) and isinstance(each.get("k"), str) and "v" in each:
+            by_name[each["k"]] = each
+    return list(by_name.values())

@@ -1,0 +1,229 @@
+"""Proof and repair of histories: documents without their open row, and rows that do not follow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pymongo import DESCENDING
+
+from treadle.engine import lazy
+from treadle.engine.pages import by_ids, projection_of
+from treadle.graph.outcomes import Finding
+from treadle.patterns.history.followed import hold
+from treadle.patterns.history.rows import HEAD, MILLISECOND, OPEN, HistoryRows, Move
+from treadle.plan import Plan, Raw, aggregate, by_id, find, find_one, transact, update_one
+from treadle.query.keys import distinct, freeze
+
+PATH = "history"
+
+
+def examine(rule: HistoryRows, documents: Sequence[Raw]) -> Plan[list[Finding]]:
+    """Documents whose open row is missing, or is not the document."""
+    rows = yield from find(
+        rule.collection, {"document_id": {"$in": [each["_id"] for each in documents]}, **OPEN}
+    )
+    states = {freeze(row["document_id"]): row.get("document") for row in rows}
+    if documents and projection_of(rule.target) is not None:
+        whole = yield from by_ids(rule.target.collection, [each["_id"] for each in documents])
+        documents = [whole.get(freeze(each["_id"]), each) for each in documents]
+    findings = []
+    for document in documents:
+        state = states.get(freeze(document["_id"]))
+        if state is None or not (yield from _alike(rule, state, document)):
+            findings.append(_finding(rule, document["_id"], state, rule.state(document)))
+    return findings
+
+
+def _alike(rule: HistoryRows, state: Raw, document: Raw) -> Plan[bool]:
+    if rule.alike(state, document):
+        return True
+    if not rule.target.versioned:
+        return False
+    # This Store may store the document in an older version than it writes down.
+    one, other = yield from lazy.in_memory(rule.target, [state, document])
+    return rule.alike(one, other)
+
+
+def _finding(rule: HistoryRows, key: Any, stored: Any, expected: Any) -> Finding:
+    return Finding(rule.pattern, rule.target.model.__name__, key, PATH, stored, expected)
+
+
+# -- rows --------------------------------------------------------------------------------------------
+
+
+def _suspicious(rule: HistoryRows) -> list[Raw]:
+    """The stages that find documents whose rows do not follow each other."""
+    window = {
+        "partitionBy": "$document_id",
+        "sortBy": {"valid_from": 1},
+        "output": {
+            name: {"$shift": {"output": f"${path}", "by": -1}}
+            for name, path in (("number", "revision"), ("end", "valid_to"), ("gone", "deleted"))
+        },
+    }
+    missed = {"$ifNull": ["$missed", 0]}
+    later = {"$ne": ["$number", None]}
+    wrong = [
+        {"$and": [{"$ne": ["$valid_to", None]}, {"$lte": ["$valid_to", "$valid_from"]}]},
+        {"$and": [later, {"$ne": ["$revision", {"$add": ["$number", 1, missed]}]}]},
+        {"$and": [later, {"$eq": ["$end", None]}]},
+        {"$and": [later, {"$lt": ["$valid_from", "$end"]}]},
+        {
+            "$and": [
+                later,
+                {"$gt": ["$valid_from", "$end"]},
+                {"$not": ["$gone"]},
+                {"$eq": [missed, 0]},
+            ]
+        },
+    ]
+    return [
+        {"$project": {"document": 0, "changes": 0}},
+        {"$setWindowFields": window},
+        {"$match": {"$expr": {"$or": wrong}}},
+        {"$group": {"_id": "$document_id"}},
+        {"$limit": rule.limits.history_disorder_max},
+    ]
+
+
+def _orphans(rule: HistoryRows) -> list[Raw]:
+    """The stages that find open rows of documents that are gone."""
+    return [
+        {"$match": OPEN},
+        {"$project": {"document_id": 1}},
+        {
+            "$lookup": {
+                "from": rule.target.collection,
+                "localField": "document_id",
+                "foreignField": "_id",
+                "pipeline": [
+                    *([{"$match": rule.target.scope}] if rule.target.scope else []),
+                    {"$project": {"_id": 1}},
+                ],
+                "as": "living",
+            }
+        },
+        {"$match": {"living": []}},
+        {"$group": {"_id": "$document_id"}},
+        {"$limit": rule.limits.history_disorder_max},
+    ]
+
+
+def examine_rows(rule: HistoryRows) -> Plan[list[Finding]]:
+    """Rows that overlap, leave a gap or a hole, or are open though their document is gone."""
+    findings: list[Finding] = []
+    for stages in (_suspicious(rule), _orphans(rule)):
+        for row in (yield from aggregate(rule.collection, stages, allowDiskUse=True)):
+            key = row["_id"]
+            found = yield from transact(lambda key=key: _disorder(rule, key))  # type: ignore[misc]
+            if found:
+                findings.append(_finding(rule, key, found[0], found[1]))
+    return distinct_findings(findings)
+
+
+def distinct_findings(findings: Sequence[Finding]) -> list[Finding]:
+    return list({freeze(each.document_id): each for each in findings}.values())
+
+
+def _rows(rule: HistoryRows, key: Any) -> Plan[list[Raw]]:
+    return (yield from find(rule.collection, rule.of(key), HEAD, sort=[("valid_from", 1)]))
+
+
+def _disorder(rule: HistoryRows, key: Any) -> Plan[tuple[Any, Any] | None]:
+    """What of a document's rows is, and what it should be, read at one moment; None where all is well."""
+    rows = yield from _rows(rule, key)
+    living = yield from _is_stored(rule, key)
+    for row, changes in zip(rows, _expected(rows, living), strict=True):
+        if changes:
+            return {name: row.get(name) for name in changes}, changes
+    return None
+
+
+def _is_stored(rule: HistoryRows, key: Any) -> Plan[bool]:
+    """Whether a document is there, in its own collection or elsewhere."""
+    entry = rule.target
+    collections = [entry.collection, *([entry.elsewhere.collection] if entry.elsewhere else [])]
+    for collection in collections:
+        if (yield from find_one(collection, entry.one(key), {"_id": 1})) is not None:
+            return True
+    return False
+
+
+def _expected(rows: Sequence[Raw], living: bool) -> list[Raw]:
+    """What must be set in each row, so that they follow each other; nothing where it is right."""
+    expected: list[Raw] = []
+    for number, row in enumerate(rows):
+        changes: Raw = {}
+        after = rows[number + 1] if number + 1 < len(rows) else None
+        before = rows[number - 1] if number else None
+        if before is not None:
+            missed = row["revision"] - before["revision"] - 1
+            if missed < 0:
+                changes["revision"] = row["revision"] = before["revision"] + 1
+                missed = 0
+            if missed != row.get("missed", 0):
+                changes["missed"] = row["missed"] = missed
+        if after is not None:
+            gap = row["valid_to"] is not None and row["valid_to"] < after["valid_from"]
+            allowed = row.get("deleted") or after["revision"] > row["revision"] + 1
+            if row["valid_to"] != after["valid_from"] and not (
+                gap and allowed and row["valid_to"] > row["valid_from"]
+            ):
+                changes["valid_to"] = after["valid_from"]
+        elif not living and row["valid_to"] is None:
+            changes["valid_to"] = max(row["valid_from"] + MILLISECOND, row["valid_from"])
+            changes["deleted"] = True
+        elif row["valid_to"] is not None and row["valid_to"] <= row["valid_from"]:
+            changes["valid_to"] = row["valid_from"] + MILLISECOND
+        expected.append(changes)
+    return expected
+
+
+# -- repair ------------------------------------------------------------------------------------------
+
+
+def mend(rule: HistoryRows, keys: Sequence[Any]) -> Plan[list[Any]]:
+    """Bring the rows of these documents in order; the keys of those that changed."""
+    changed = []
+    for key in keys:
+        if (yield from transact(lambda key=key: _mend(rule, key))):  # type: ignore[misc]
+            changed.append(key)
+    return changed
+
+
+def _mend(rule: HistoryRows, key: Any) -> Plan[bool]:
+    # The worker must know what came before this, and what comes after.
+    awaits = (yield from hold(rule, key)) if rule.maintain == "stream" else None
+    rows = yield from _rows(rule, key)
+    document = yield from find_one(rule.target.collection, rule.target.one(key))
+    done = False
+    living = document is not None or (yield from _is_stored(rule, key))
+    for row, changes in zip(rows, _expected(rows, living), strict=True):
+        if changes:
+            update: list[Raw] = [{"$set": {name: {"$literal": value} for name, value in changes.items()}}]
+            if changes.get("deleted"):
+                update = [
+                    {"$set": {"valid_to": {"$max": ["$$NOW", {"$add": ["$valid_from", 1]}]}, "deleted": True}}
+                ]
+            yield from update_one(rule.collection, by_id(row["_id"]), update)
+            done = True
+    if document is None:
+        return done
+    newest = [("valid_from", DESCENDING)]
+    last = yield from find_one(rule.collection, rule.of(key), sort=newest)
+    is_open = last is not None and last["valid_to"] is None
+    before = (last or {}).get("document") or {} if is_open else None
+    if before is None or not (yield from _alike(rule, before, document)):
+        yield from rule.perform([Move(key, before, document, False)])
+        done = True
+    if awaits is not None:
+        yield from update_one(rule.collection, {**rule.of(key), **OPEN}, {"$set": {"awaits": awaits}})
+    return done
+
+
+def tidy(rule: HistoryRows) -> Plan[None]:
+    """The end of a rebuild: rows of documents that are gone."""
+    for stages in (_suspicious(rule), _orphans(rule)):
+        rows = yield from aggregate(rule.collection, stages, allowDiskUse=True)
+        yield from mend(rule, distinct(row["_id"] for row in rows))

@@ -1,0 +1,391 @@
+"""The rows of a history: one per state, and how the next one begins where the last one ends.
+
+A row holds the document's id, the number of the state, the time from which it
+held and the time at which it ended, which is null while it holds. Rules:
+
+1. Times are the server's. The end of a state is never before its beginning,
+   whatever the clock does, and the next state begins at that very moment.
+2. The row of a state is written in the commit that begins it, and ended in
+   the one that ends it. Both write the document as well, so two writers of
+   one document always meet, and numbers have no holes.
+3. Inside a transaction of the caller, several writes of one document make one
+   state. A row that is seen inside, but not outside of it, is its own.
+
+With `form="changes"` the newest row of a document is whole, and those before
+it say what to put back (`changes`); each n-th one stays whole.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from bson import ObjectId
+from pydantic import Field
+from pymongo import DESCENDING, IndexModel, UpdateOne
+
+from treadle.graph.calls import ArrayRule, HierarchyRule
+from treadle.graph.change import Change, Changes
+from treadle.graph.pattern import Models, Place, Rule
+from treadle.model.bson_types import RESERVED
+from treadle.model.document import Document
+from treadle.plan import (
+    Plan,
+    Raw,
+    bulk_write,
+    by_id,
+    delete_one,
+    find,
+    find_one,
+    find_one_and_update,
+    insert_many,
+    outside,
+    update_many,
+    update_one,
+)
+from treadle.query.comparison import identical
+from treadle.query.keys import freeze
+from treadle.query.paths import has
+
+MILLISECOND = dt.timedelta(milliseconds=1)
+# The end of a state; at least a moment after its beginning.
+END: Raw = {"$max": ["$$NOW", {"$add": ["$valid_from", 1]}]}
+OPEN: Raw = {"valid_to": None}
+# What rows are told apart by, without the documents in them.
+HEAD: Raw = {"document": 0, "changes": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One document's state before and after a commit; None where there was or is none."""
+
+    id: Any
+    before: Raw | None
+    after: Raw | None
+    # Whether nobody else can know the id, so that there are no rows of it.
+    fresh: bool
+
+
+class HistoryRows(Rule):
+    """The rows of one model's documents, and what writes them."""
+
+    pattern = "history"
+
+    def __init__(self, place: Place, graph: Models, declared: Any) -> None:
+        super().__init__(place)
+        self.declared = declared
+        self.limits = place.entry.limits
+        self.collection: str = declared.collection or f"{place.entry.collection}_history"
+        self.records_maintained = declared.maintained
+        # Every so many states one stays whole; all of them with form="whole".
+        self.whole_every: int = declared.whole_every if declared.form == "changes" else 1
+        self.rows = graph.add_side(_row_model(place, self.collection), place.label)
+
+    @property
+    def paths_left_out(self) -> set[str]:
+        """The maintained paths whose changes make no state."""
+        if self.declared.maintained:
+            return set()
+        family = self.target.root.related if self.target.family is None else self.target.family.members
+        return {
+            path
+            for entry in family
+            for rule in entry.rules
+            # Arrays and trees are written by callers, in calls of their own.
+            if rule is not self and not isinstance(rule, (ArrayRule, HierarchyRule))
+            for path in [*rule.maintained(), *rule.stamps()]
+        }
+
+    def state(self, document: Raw) -> Raw:
+        """What a row keeps of a document."""
+        return {name: value for name, value in document.items() if name != RESERVED}
+
+    def alike(self, one: Raw, other: Raw) -> bool:
+        """Whether two documents are the same state."""
+        left_out = self.target.once((self, "left out"), lambda: sorted(self.paths_left_out))
+        return identical(_without(self.state(one), left_out), _without(self.state(other), left_out))
+
+    def of(self, identity: Any) -> Raw:
+        """The filter for all rows of one document."""
+        return {"document_id": {"$eq": identity}}
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def moves(self, changes: Iterable[Change]) -> list[Move]:
+        """The changes that begin or end a state of this model."""
+        moves = []
+        for change in changes:
+            before, after = (
+                state if state is not None and self.target.holds(state) else None
+                for state in (change.before, change.after)
+            )
+            if before is None and after is None:
+                continue
+            if before is not None and after is not None and self.alike(before, after):
+                continue
+            moves.append(Move(change.id, before, after, change.fresh))
+        return moves
+
+    def advance(self, changes: Sequence[Change], ledger: Changes) -> Plan[None]:
+        """End the states that the changes ended, and begin those that they began."""
+        moves = self.moves(changes)
+        if ledger.joined:
+            others = []
+            for move in moves:
+                if move.fresh or not (yield from self._amend(move)):
+                    others.append(move)
+            moves = others
+        if moves:
+            yield from self.perform(moves)
+
+    def perform(self, moves: Sequence[Move]) -> Plan[None]:
+        """The rows of these moves, each document once."""
+        ended = yield from self._end([move for move in moves if move.before is not None])
+        begun = [move for move in moves if move.after is not None]
+        unknown = [move.id for move in begun if move.before is None and not move.fresh]
+        lasts = {**(yield from self.last_rows(unknown)), **ended}
+        rows, first = [], None
+        for move in begun:
+            last = lasts.get(freeze(move.id))
+            begins = None if last is None or move.before is None else last["valid_to"]
+            row = self.row(move.id, last["revision"] + 1 if last else 1, begins, move.after)
+            if begins is None:
+                if first is None:
+                    # The server's time is known from the first of them.
+                    floor = last["valid_to"] if last else None
+                    first = yield from self._put(row, _at_least(floor))
+                    continue
+                row["valid_from"] = max([first["valid_from"], *([last["valid_to"]] if last else [])])
+            rows.append(row)
+        if rows:
+            yield from insert_many(self.collection, rows)
+
+    def row(self, identity: Any, revision: int, begins: Any, document: Raw | None) -> Raw:
+        """A row of a state that holds."""
+        return {
+            "_id": ObjectId(),
+            "document_id": identity,
+            "revision": revision,
+            "valid_from": begins,
+            "valid_to": None,
+            "document": self.state(document or {}),
+        }
+
+    def _put(self, row: Raw, begins: Any, ends: Any = None) -> Plan[Raw]:
+        """Store a row whose times the server is to tell; the row without its document."""
+        times = {"valid_from": begins, "valid_to": ends}
+        literal = {name: {"$literal": value} for name, value in row.items() if name not in times}
+        # In the order in which other rows have their fields.
+        whole = {name: times.get(name, literal.get(name)) for name in row}
+        stored = yield from find_one_and_update(
+            self.collection, by_id(row["_id"]), [{"$replaceWith": whole}], upsert=True, projection=HEAD
+        )
+        assert stored is not None
+        return stored
+
+    def last_rows(self, identities: Sequence[Any]) -> Plan[dict[Any, Raw]]:
+        """The newest row of each document, by frozen id, without the documents."""
+        if not identities:
+            return {}
+        if len(identities) == 1:
+            newest = [("valid_from", DESCENDING)]
+            row = yield from find_one(self.collection, self.of(identities[0]), HEAD, sort=newest)
+            return {} if row is None else {freeze(identities[0]): row}
+        chosen = {"document_id": {"$in": list(identities)}}
+        rows = yield from find(self.collection, chosen, HEAD, sort=[("document_id", 1), ("valid_from", 1)])
+        return {freeze(row["document_id"]): row for row in rows}
+
+    def _end(self, moves: Sequence[Move]) -> Plan[dict[Any, Raw]]:
+        """End the open states of these documents; their rows after, by frozen id."""
+        ended: dict[Any, Raw] = {}
+        if len(moves) == 1:
+            (move,) = moves
+            row = yield from find_one_and_update(
+                self.collection, {**self.of(move.id), **OPEN}, self._ending(move), projection=HEAD
+            )
+            if row is not None:
+                ended[freeze(move.id)] = row
+        elif moves:
+            chosen = {"document_id": {"$in": [move.id for move in moves]}, **OPEN}
+            rows = yield from find(self.collection, chosen, {"document_id": 1})
+            keys = {freeze(row["document_id"]): row["_id"] for row in rows}
+            yield from self._end_each([move for move in moves if freeze(move.id) in keys], keys)
+            for row in (yield from find(self.collection, {"_id": {"$in": [*keys.values()]}}, HEAD)):
+                ended[freeze(row["document_id"])] = row
+        for move in moves:
+            if freeze(move.id) not in ended:
+                ended[freeze(move.id)] = yield from self._adopt(move)
+        return ended
+
+    def _end_each(self, moves: Sequence[Move], keys: Mapping[Any, Any]) -> Plan[None]:
+        if not moves:
+            return
+        if self.whole_every == 1:
+            for gone in (True, False):
+                some = [keys[freeze(move.id)] for move in moves if (move.after is None) is gone]
+                if some:
+                    yield from update_many(self.collection, {"_id": {"$in": some}}, _ended(gone))
+            return
+        operations = [UpdateOne(by_id(keys[freeze(move.id)]), self._ending(move)) for move in moves]
+        yield from bulk_write(self.collection, operations, ordered=False)
+
+    def _ending(self, move: Move) -> list[Raw]:
+        """The update that ends a state."""
+        return [*_ended(move.after is None), *self.lessened(move)]
+
+    def lessened(self, move: Move) -> list[Raw]:
+        """The stages that leave of an ended row only what differs from the next, unless it stays whole."""
+        if self.whole_every == 1 or move.after is None or move.before is None:
+            return []
+        stays = {"$eq": [{"$mod": ["$revision", self.whole_every]}, 1]}
+        back = {"$literal": difference(self.state(move.after), self.state(move.before))}
+        parts = {
+            "document": {"$cond": [stays, "$document", "$$REMOVE"]},
+            "changes": {"$cond": [stays, "$$REMOVE", back]},
+        }
+        return [{"$set": parts}]
+
+    def _adopt(self, move: Move) -> Plan[Raw]:
+        """The row of a state that nobody recorded: it is known to have held until now."""
+        last = (yield from self.last_rows([move.id])).get(freeze(move.id))
+        row = self.row(move.id, last["revision"] + 1 if last else 1, None, move.before)
+        if move.after is None:
+            row["deleted"] = True
+        begins: Any = last["valid_to"] if last else None
+        if begins is None:
+            return (yield from self._put(row, {"$subtract": ["$$NOW", 1]}, "$$NOW"))
+        return (yield from self._put(row, begins, _at_least(begins + MILLISECOND)))
+
+    # -- inside a transaction of the caller --------------------------------------------------------
+
+    def _amend(self, move: Move) -> Plan[bool]:
+        """Let a further write of one transaction belong to the state that it began; whether it does."""
+        newest = [("valid_from", DESCENDING)]
+        row = yield from find_one(self.collection, self.of(move.id), sort=newest)
+        if row is None:
+            return False
+        committed = yield from outside(lambda: find_one(self.collection, by_id(row["_id"]), {"valid_to": 1}))
+        if row["valid_to"] is not None:
+            if committed is None or committed["valid_to"] is not None or move.after is None:
+                return False
+            # It was deleted and comes back, all in one transaction: nobody saw it gone.
+            if self.alike(row["document"], move.after):
+                yield from self._reopen(row, row["document"])
+                return True
+            lessened = self.lessened(Move(move.id, row["document"], move.after, False))
+            yield from update_one(self.collection, by_id(row["_id"]), [{"$unset": "deleted"}, *lessened])
+            number, begins = row["revision"] + 1, row["valid_to"]
+            yield from insert_many(self.collection, [self.row(move.id, number, begins, move.after)])
+            return True
+        if committed is not None:
+            return False
+        yield from self._amend_own(row, move.after)
+        return True
+
+    def _amend_own(self, row: Raw, after: Raw | None) -> Plan[None]:
+        """Change a state that this very transaction began."""
+        earlier = {**self.of(row["document_id"]), "revision": row["revision"] - 1}
+        last = yield from find_one(self.collection, earlier)
+        before = None
+        if last is not None and last["valid_to"] == row["valid_from"] and not last.get("deleted"):
+            before = restored(last, row["document"])
+        if after is not None and (before is None or not self.alike(before, after)):
+            yield from update_one(
+                self.collection, by_id(row["_id"]), {"$set": {"document": self.state(after)}}
+            )
+            if last is not None and "changes" in last and before is not None:
+                back = difference(self.state(after), before)
+                yield from update_one(self.collection, by_id(last["_id"]), {"$set": {"changes": back}})
+            return
+        yield from delete_one(self.collection, by_id(row["_id"]))
+        if last is not None and before is not None:
+            if after is not None:
+                yield from self._reopen(last, before)
+            else:
+                whole = {"$set": {"document": before, "deleted": True}, "$unset": {"changes": 1}}
+                yield from update_one(self.collection, by_id(last["_id"]), whole)
+
+    def _reopen(self, row: Raw, document: Raw) -> Plan[None]:
+        update = {"$set": {"document": document, **OPEN}, "$unset": {"changes": 1, "deleted": 1}}
+        yield from update_one(self.collection, by_id(row["_id"]), update)
+
+
+def _ended(gone: bool) -> list[Raw]:
+    """The stages that end a state; `gone` says that the document went with it."""
+    return [{"$set": {"valid_to": END, **({"deleted": True} if gone else {})}}]
+
+
+def _at_least(floor: dt.datetime | None) -> Any:
+    """The server's time, as an expression; not before another."""
+    return "$$NOW" if floor is None else {"$max": ["$$NOW", floor]}
+
+
+def _without(document: Raw, paths: Sequence[str]) -> Raw:
+    """A document without some paths."""
+    for path in paths:
+        if has(document, path):
+            document = _removed(document, path.split("."))
+    return document
+
+
+def _removed(value: Any, steps: Sequence[str]) -> Any:
+    if isinstance(value, list):
+        return [_removed(each, steps) for each in value]
+    if not isinstance(value, dict) or steps[0] not in value:
+        return value
+    rest = {name: each for name, each in value.items() if name != steps[0]}
+    return rest if len(steps) == 1 else {**rest, steps[0]: _removed(value[steps[0]], steps[1:])}
+
+
+# -- differences -----------------------------------------------------------------------------------
+
+
+def difference(newer: Raw, older: Raw) -> Raw:
+    """What to put back into a document, and what to take out of it, to have an older one."""
+    put = {
+        name: value for name, value in older.items() if name not in newer or not identical(newer[name], value)
+    }
+    return {"put": put, "out": [name for name in newer if name not in older]}
+
+
+def restored(row: Raw, newer: Raw) -> Raw:
+    """The document of a row, from that of the row after it."""
+    if "changes" not in row:
+        whole: Raw = row["document"]
+        return whole
+    kept = {name: value for name, value in newer.items() if name not in row["changes"]["out"]}
+    return {**kept, **row["changes"]["put"]}
+
+
+def _row_model(place: Place, collection: str) -> type[Document]:
+    """The model of a row, for its collection and indexes."""
+    identity: Any = place.entry.model.__pydantic_fields__["id"].rebuild_annotation()
+    annotations: dict[str, Any] = {
+        "document_id": Annotated[identity, Field()],
+        "revision": int,
+        "valid_from": dt.datetime,
+        "valid_to": dt.datetime | None,
+        "document": dict[str, Any] | None,
+    }
+    indexes = [
+        IndexModel([("document_id", 1), ("valid_from", DESCENDING)], unique=True),
+        # One open row per living document.
+        IndexModel(
+            [("document_id", 1)],
+            name="open",
+            unique=True,
+            partialFilterExpression={"valid_to": {"$type": "null"}},
+        ),
+    ]
+    kind: Any = type(Document)
+    made: type[Document] = kind(
+        f"{place.entry.model.__name__}_history",
+        (Document,),
+        {"__annotations__": annotations, "__module__": __name__},
+        collection=collection,
+        validation="off",
+        indexes=indexes,
+    )
+    return made

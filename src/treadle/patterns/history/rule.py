@@ -1,0 +1,123 @@
+"""History: each state that a document had is kept, once, with the time for which it held.
+
+What it keeps right (Document Versioning, a slowly changing dimension of type
+2): per document states 1, 2, 3 without a hole; each begins where the one
+before it ended; one is open while the document lives, and none afterwards.
+The row of a state is written in the commit of the write that begins it,
+whatever that write is, or by the worker with `maintain="stream"`. How rows
+are written is in `rows.py`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from treadle.engine.protocol import WriteProtocol
+from treadle.errors import DeclarationError
+from treadle.graph.binding import check_choice, check_whole_number
+from treadle.graph.calls import CounterRule, PastRule
+from treadle.graph.change import Change, Changes, Event
+from treadle.graph.graph import Graph
+from treadle.graph.outcomes import Finding, Report
+from treadle.graph.pattern import TRANSACTIONS, Models, Pattern, Place, Rule
+from treadle.patterns.history import followed, inspection, trimming
+from treadle.patterns.history.handle import HistoryHandle
+from treadle.patterns.history.rows import HistoryRows
+from treadle.plan import Plan, Raw
+from treadle.plan.capabilities import Capabilities
+
+KEEP_MAX = 1_000_000
+WHOLE_EVERY_MAX = 1_000
+
+
+@dataclass(frozen=True)
+class History(Pattern):
+    """Keep each state of the model's documents; `keep` bounds them by number of ended states, or by age."""
+
+    pattern: ClassVar[str] = "history"
+    keyword: ClassVar[str] = "history"
+    beside: ClassVar[bool] = True
+
+    collection: str | None = None
+    keep: int | dt.timedelta | None = None
+    maintain: Literal["write", "stream"] = "write"
+    form: Literal["whole", "changes"] = "whole"
+    whole_every: int = 20
+    maintained: bool = False
+
+    def bind(self, place: Place, graph: Models) -> Rule:
+        check_choice(place, "maintain", self.maintain, ("write", "stream"))
+        check_choice(place, "form", self.form, ("whole", "changes"))
+        check_whole_number(place, "whole_every", self.whole_every, WHOLE_EVERY_MAX)
+        if isinstance(self.keep, dt.timedelta):
+            if self.keep <= dt.timedelta(0):
+                raise DeclarationError(
+                    f"{place.label} has keep={self.keep!r}; an age is above zero", code="pattern-keyword"
+                )
+        elif self.keep is not None:
+            check_whole_number(place, "keep", self.keep, KEEP_MAX)
+        return (WrittenHistory if self.maintain == "write" else FollowedHistory)(place, graph, self)
+
+
+class HistoryRule(HistoryRows, PastRule):
+    """A history, as the rest of Treadle asks for it."""
+
+    needs = TRANSACTIONS
+
+    def __init__(self, place: Place, graph: Models, declared: Any) -> None:
+        super().__init__(place, graph, declared)
+        if declared.keep is not None:
+            self.due_work = "remove states that keep= no longer holds"
+
+    def watches(self) -> Mapping[str, set[str] | None]:
+        return {self.target.collection: None}
+
+    def check(self, graph: Models) -> None:
+        counters = [rule for rule in self.target.rules if isinstance(rule, CounterRule)]
+        if self.declared.maintained and counters:
+            raise DeclarationError(
+                f"{self.place.label} has History(maintained=True), but {counters[0].place.label} is a "
+                "counter, which is written at other times than it counts; leave maintained= out",
+                code="history-counter",
+            )
+
+    def calls(self, protocol: WriteProtocol) -> HistoryHandle:
+        return HistoryHandle(self, protocol)
+
+    def run_due(self, server: Capabilities, now: dt.datetime, dry_run: bool) -> Plan[int]:
+        return trimming.trim(self, now, dry_run)
+
+    # -- proof and repair ----------------------------------------------------------------------------
+
+    def examine(self, documents: Sequence[Raw]) -> Plan[list[Finding]]:
+        return inspection.examine(self, documents)
+
+    def examine_all(self, server: Capabilities, report: Report | None) -> Plan[list[Finding]]:
+        return inspection.examine_rows(self)
+
+    def mend(self, graph: Graph, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
+        return inspection.mend(self, keys)
+
+    def tidy(self) -> Plan[None]:
+        return inspection.tidy(self)
+
+
+class WrittenHistory(HistoryRule):
+    """A history that is written with each write."""
+
+    def record(self, changes: Sequence[Change], ledger: Changes) -> Plan[None]:
+        return self.advance(changes, ledger)
+
+
+class FollowedHistory(HistoryRule):
+    """A history that the worker writes."""
+
+    def __init__(self, place: Place, graph: Models, declared: Any) -> None:
+        super().__init__(place, graph, declared)
+        self.maintain = "stream"
+
+    def replay(self, events: Sequence[Event]) -> Plan[None]:
+        return followed.replay(self, events)

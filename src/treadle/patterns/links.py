@@ -1,0 +1,225 @@
+"""Links: things of several kinds that belong together, in one collection, found by one array of ids.
+
+What it keeps right (Single Collection): a link is there from both ends, or
+not at all. Whoever writes one end writes the other in the same commit; when a
+document goes, its links go with it. `store.related(…)` is one query by one
+index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pymongo import ASCENDING, IndexModel, UpdateOne
+
+from treadle.engine.document_layout import DocumentLayout
+from treadle.engine.pages import by_ids
+from treadle.engine.protocol import WriteProtocol
+from treadle.errors import DeclarationError, UsageError
+from treadle.graph.calls import RelatingRule
+from treadle.graph.change import Change, Changes
+from treadle.graph.graph import Graph
+from treadle.graph.layout import PageReader
+from treadle.graph.outcomes import Finding
+from treadle.graph.pattern import REVISION, TRANSACTIONS, Entry, Models, Pattern, Place, Rule
+from treadle.plan import Plan, Raw, bulk_write, by_id, find, transact
+from treadle.plan.capabilities import Capabilities
+from treadle.query.keys import freeze
+from treadle.query.paths import resolve
+
+
+@dataclass(frozen=True)
+class Links(Pattern):
+    """Keep the ids in the list `field` from both ends."""
+
+    pattern: ClassVar[str] = "links"
+    keyword: ClassVar[str] = "links"
+    beside: ClassVar[bool] = True
+
+    field: str = "links"
+
+    def bind(self, place: Place, graph: Models) -> Rule:
+        return LinksRule(place, self.field)
+
+
+class LinksRule(RelatingRule):
+    """The links of one collection."""
+
+    pattern = "links"
+    needs = TRANSACTIONS
+    spreads = True
+
+    def __init__(self, place: Place, field: str) -> None:
+        super().__init__(place)
+        entry, label = place.entry, place.label
+        path = resolve(entry.codec, field, label, "source-field-missing")
+        held, expected = path.shape, entry.identity_shape
+        if len(path.steps) != 1 or not path.steps[0].array or held.python is not expected.python:
+            raise DeclarationError(
+                f"{label} keeps its links in {field!r}, which must be a list of the documents' ids: "
+                f"list[{expected.name}]",
+                code="links-declaration",
+            )
+        if entry.above:
+            raise DeclarationError(
+                f"{label} is one kind of {entry.above[0].model.__name__}; links reach all kinds of a "
+                "collection: declare links= on that",
+                code="links-declaration",
+            )
+        self.field = path.stored
+        self.limits = entry.limits
+
+    # -- what it is about ---------------------------------------------------------------------------
+
+    def watches(self) -> Mapping[str, set[str] | None]:
+        return {self.target.collection: {self.field}}
+
+    def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
+        return [(self.target, IndexModel([(self.field, ASCENDING)]))]
+
+    def check(self, graph: Models) -> None:
+        if self.target.elsewhere is not None:
+            raise DeclarationError(
+                f"{self.place.label} has links= and archive=; a link to what was archived would be there "
+                "from one end only: drop one of the two",
+                code="links-declaration",
+            )
+
+    def related(
+        self, protocol: WriteProtocol, id: Any, filter: Any, sort: Any, limit: int | None
+    ) -> PageReader[Any]:
+        key = self.target.identity(id)
+        belongs: Raw = {"$or": [{"_id": {"$eq": key}}, {self.field: {"$eq": key}}]}
+        chosen = belongs if filter is None else {"$and": [belongs, filter]}
+        return DocumentLayout(self.target, protocol).reader(chosen, sort, 0, limit)
+
+    def links(self, document: Raw | None) -> dict[Any, Any]:
+        """The ids that a document names, by frozen id; none where it is not there, or deleted."""
+        if not document or not self.target.holds(document):
+            return {}
+        stored = document.get(self.field)
+        return {freeze(each): each for each in stored} if isinstance(stored, list) else {}
+
+    # -- writes -----------------------------------------------------------------------------------
+
+    def record(self, changes: Sequence[Change], ledger: Changes) -> Plan[None]:
+        """Bring the other ends in line with what was written."""
+        joining: dict[Any, list[Any]] = {}
+        leaving: dict[Any, list[Any]] = {}
+        others: dict[Any, Any] = {}
+        gone = []
+        for change in changes:
+            before, after = self.links(change.before), self.links(change.after)
+            others |= before | after
+            for other in after.keys() - before.keys():
+                joining.setdefault(other, []).append(change.id)
+            for other in before.keys() - after.keys():
+                leaving.setdefault(other, []).append(change.id)
+            if change.before is not None and (change.after is None or not self.target.holds(change.after)):
+                gone.append(change.id)
+        touched = [others[other] for other in {**joining, **leaving}]
+        if not touched and not gone:
+            return
+        named: list[Raw] = [{"_id": {"$in": touched}}, *([{self.field: {"$in": gone}}] if gone else [])]
+        documents = yield from find(self.target.collection, {**self.target.scope, "$or": named})
+        self._refuse_dangling([others[other] for other in joining], documents)
+        yield from self._write(documents, joining, leaving, gone, ledger)
+
+    def _refuse_dangling(self, joined: Iterable[Any], documents: Sequence[Raw]) -> None:
+        there = {freeze(each["_id"]) for each in documents}
+        missing = [key for key in joined if freeze(key) not in there]
+        if missing:
+            raise UsageError(
+                f"{self.target.model.__name__} {missing[0]!r} does not exist, so nothing can be linked to "
+                "it; insert it first, or both in one call of insert_many",
+                code="link-dangling",
+            )
+
+    def _write(
+        self,
+        documents: Sequence[Raw],
+        joining: Mapping[Any, list[Any]],
+        leaving: Mapping[Any, list[Any]],
+        gone: Sequence[Any],
+        ledger: Changes,
+    ) -> Plan[None]:
+        entry, operations, keys = self.target, [], []
+        for document in documents:
+            key, own = freeze(document["_id"]), self.links(document)
+            come = [each for each in joining.get(key, ()) if freeze(each) not in own]
+            left = [each for each in [*leaving.get(key, ()), *gone] if freeze(each) in own]
+            update: Raw = {}
+            if come:
+                update["$addToSet"] = {self.field: {"$each": come}}
+            if left:
+                # Another operator of the same field; one update takes one of them.
+                operations.append(UpdateOne(by_id(document["_id"]), {"$pull": {self.field: {"$in": left}}}))
+            if come or left or key in joining:
+                # Really written, so that a deletion of it meets this commit.
+                update["$inc"] = {REVISION: 1}
+                operations.append(UpdateOne(by_id(document["_id"]), update))
+                keys.append(document["_id"])
+        if not operations:
+            return
+        yield from ledger.note_before(entry, keys)
+        yield from bulk_write(entry.collection, operations)
+        before = {freeze(each["_id"]): each for each in documents}
+        for key, after in (yield from by_ids(entry.collection, keys)).items():
+            ledger.add(Change(entry.collection, after["_id"], before[key], after))
+
+    # -- proof and repair ----------------------------------------------------------------------------
+
+    def examine(self, documents: Sequence[Raw]) -> Plan[list[Finding]]:
+        return [
+            Finding(
+                self.pattern,
+                self.target.of(each).model.__name__,
+                each["_id"],
+                self.field,
+                each.get(self.field),
+                right,
+            )
+            for each, right in (yield from self._wrong(documents))
+        ]
+
+    def _wrong(self, documents: Sequence[Raw]) -> Plan[list[tuple[Raw, list[Any]]]]:
+        """The documents whose links are not what the other ends say, with what they should be."""
+        entry, keys = self.target, [each["_id"] for each in documents]
+        linked = [other for each in documents for other in self.links(each).values()]
+        shown = {**entry.identifying, self.field: 1}
+        there = {
+            freeze(each["_id"])
+            for each in (
+                yield from find(entry.collection, {"_id": {"$in": linked}, **entry.scope}, {"_id": 1})
+            )
+        }
+        naming: dict[Any, list[Any]] = {}
+        for each in (yield from find(entry.collection, {self.field: {"$in": keys}, **entry.scope}, shown)):
+            for other in self.links(each):
+                naming.setdefault(other, []).append(each["_id"])
+        wrong = []
+        for each in documents:
+            own = self.links(each)
+            right = [link for link in each.get(self.field) or [] if freeze(link) in there]
+            right += [link for link in naming.get(freeze(each["_id"]), []) if freeze(link) not in own]
+            if right != (each.get(self.field) or []):
+                wrong.append((each, right))
+        return wrong
+
+    def mend(self, graph: Graph, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
+        def attempt() -> Plan[list[Any]]:
+            documents = yield from find(
+                self.target.collection, {"_id": {"$in": list(keys)}, **self.target.scope}
+            )
+            wrong = yield from self._wrong(documents)
+            operations = [
+                UpdateOne(by_id(each["_id"]), {"$set": {self.field: right}, "$inc": {REVISION: 1}})
+                for each, right in wrong
+            ]
+            if operations:
+                yield from bulk_write(self.target.collection, operations)
+            return [each["_id"] for each, _ in wrong]
+
+        return (yield from transact(attempt))

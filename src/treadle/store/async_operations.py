@@ -1,0 +1,194 @@
+"""The part of the asyncio shell for operators: proof and repair, pauses, what was set aside, jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any, Literal
+
+from treadle.graph.calls import moving_of
+from treadle.graph.outcomes import Finding, Report
+from treadle.model.document import Document
+from treadle.store import shell
+from treadle.store.async_past import AsyncPast
+from treadle.upkeep import aside, controls, findings, jobs, proof, rebuild, retries, status
+from treadle.upkeep.aside import SetAsideDocument
+from treadle.upkeep.controls import Resumed
+from treadle.upkeep.findings import KeptFinding
+from treadle.upkeep.jobs import Job, JobStatus, Throttle
+from treadle.upkeep.status import Status
+
+
+class AsyncOperations(AsyncPast):
+    """What an operator asks of a store."""
+
+    # -- proof and repair ---------------------------------------------------------------
+
+    async def verify(
+        self,
+        *models: type[Document],
+        sample: float | None = None,
+        since: datetime | None = None,
+        resume: bool = False,
+        throttle: Throttle = None,
+        progress: Report | None = None,
+    ) -> list[Finding]:
+        """Every stored value that is not what it should be; of all models, or of these.
+
+        `sample=0.01` looks at one percent of the documents, `since=` at what
+        changed since then and what follows from it, `resume=True` goes on
+        where a verify of the same models was interrupted.
+        """
+        proof.check(sample, since, resume)
+        entries = self.graph.chosen(models)
+        server = await self._capabilities()
+        whole = sample is None and since is None
+        options: dict[str, Any] = {"sample": sample, "since": since, "resume": resume}
+        async with self._owning() as owner:
+            job = self._job("verify", models, owner, throttle, progress, every_page=whole)
+            return await self.runner.run(
+                proof.prove(self.graph, server, entries, job, is_dead=shell.is_dead, **options)
+            )
+
+    async def repair(
+        self,
+        *models: type[Document],
+        ids: Sequence[Any] | None = None,
+        throttle: Throttle = None,
+        progress: Report | None = None,
+    ) -> int:
+        """Mend what `verify` finds, while writers go on; how many documents were mended.
+
+        With `ids`, only these documents of one model.
+        """
+        entries = self.graph.chosen(models)
+        server = await self._capabilities()
+        if ids is not None:
+            (entry,) = entries
+            return len(await self.runner.run(rebuild.repair_some(self.graph, server, entry, ids)))
+        async with self._recorded("repair", models, throttle, progress) as job:
+            work = rebuild.repair(self.graph, server, entries, job)
+            mended = await self.runner.run(retries.settling(self.graph, server, entries, work))
+        await self.runner.run(findings.look_again(self.graph, server, entries))
+        return mended
+
+    async def rebuild(
+        self, *models: type[Document], throttle: Throttle = None, progress: Report | None = None
+    ) -> int:
+        """Recompute every maintained value, as after a pattern was added to old data."""
+        entries = self.graph.chosen(models)
+        server = await self._capabilities()
+        async with self._recorded("rebuild", models, throttle, progress) as job:
+            work = rebuild.rebuild(self.graph, server, entries, job)
+            return await self.runner.run(retries.settling(self.graph, server, entries, work))
+
+    async def archive(
+        self,
+        model: type[Document],
+        now: datetime | None = None,
+        throttle: Throttle = None,
+        dry_run: bool = False,
+        progress: Report | None = None,
+    ) -> int:
+        """Move documents that are old enough, by the server's clock or at `now`; how many."""
+        rule = moving_of(self.graph.entry(model))
+        await self._capabilities()
+        if dry_run:
+            return await self.runner.run(rule.archive(now, None, True))
+        async with self._recorded("archive", [model], throttle, progress) as job:
+            return await self.runner.run(rule.archive(now, job, False))
+
+    async def findings(self) -> list[KeptFinding]:
+        """Where the last verify of each model found something wrong; without values."""
+        return await self.runner.run(findings.listed(self.graph))
+
+    async def status(self) -> Status:
+        """How the maintenance stands: per rule its mode, state, how far behind, last run, last findings."""
+        async with self.runner.database.client.start_session() as session:
+            return await self.runner.run(status.status(self.graph, await self._capabilities()), session)
+
+    # -- rules that are paused -------------------------------------------------------------
+
+    async def pause(self, rule: str) -> bool:
+        """Stop maintaining a rule, such as "Product.review_count", until `resume`; whether it was not paused.
+
+        In the database, so that it holds for every process. No event is lost.
+        """
+        return await self.runner.run(controls.pause(self.graph, rule))
+
+    async def resume(self, rule: str) -> Resumed:
+        """Let a rule go on: "behind" if it catches up, "building" if history is gone and it is rebuilt."""
+        return await self.runner.run(controls.resume(self.graph, rule))
+
+    # -- what was set aside -------------------------------------------------------------------
+
+    async def set_aside(self, rule: str | None = None) -> list[SetAsideDocument]:
+        """The documents that could not be brought right, and why; of all rules, or of one."""
+        return await self.runner.run(aside.listed(self.graph, rule))
+
+    async def retry(self, item: SetAsideDocument | str) -> bool:
+        """Try once more to bring a document right that was set aside; whether that is done."""
+        server = await self._capabilities()
+        found = await self.runner.run(aside.named(self.graph, item)) if isinstance(item, str) else item
+        return await self.runner.run(aside.retry(self.graph, server, found))
+
+    async def discard(self, item: SetAsideDocument | str) -> bool:
+        """Forget a document that was set aside, and leave it as it is; whether it was still noted."""
+        found = await self.runner.run(aside.named(self.graph, item)) if isinstance(item, str) else item
+        return await self.runner.run(aside.discard(found))
+
+    # -- long runs ----------------------------------------------------------------------------------
+
+    async def jobs(self) -> list[JobStatus]:
+        """The last long runs of any process, newest first: how far they came, and how long they will take."""
+        return await self.runner.run(jobs.listed(self.graph.limits))
+
+    async def control_job(
+        self,
+        id: str,
+        asked: Literal["pause", "resume", "stop"] | None = None,
+        throttle: Throttle | Literal["keep"] = "keep",
+    ) -> None:
+        """Pause, resume or stop a long run of any process, or change its throttle."""
+        await self.runner.run(jobs.control(id, asked, throttle))
+
+    def _job(
+        self,
+        kind: str,
+        models: Sequence[type[Document]],
+        owner: str,
+        throttle: Throttle,
+        progress: Report | None,
+        *,
+        every_page: bool = False,
+    ) -> Job:
+        return Job(
+            self.graph.limits,
+            kind,
+            [model.__name__ for model in models],
+            owner=owner,
+            monotonic=time.monotonic,
+            throttle=throttle,
+            report=progress,
+            every_page=every_page,
+        )
+
+    @asynccontextmanager
+    async def _recorded(
+        self, kind: str, models: Sequence[type[Document]], throttle: Throttle, progress: Report | None
+    ) -> AsyncGenerator[Job]:
+        """A job whose row says how it ended."""
+        async with self._owning() as owner:
+            job = self._job(kind, models, owner, throttle, progress)
+            await self.runner.run(job.begin())
+            try:
+                yield job
+            except jobs.Stopped:
+                await self.runner.run(job.end("stopped"))
+                raise
+            except Exception as error:
+                await self.runner.run(job.end_quietly(type(error).__name__))
+                raise
+            await self.runner.run(job.end("done"))

@@ -1,0 +1,291 @@
+"""The part of the asyncio shell that reads documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+from pydantic import BaseModel
+from pymongo.asynchronous.client_session import AsyncClientSession
+
+from treadle.errors import DataError, NotFound
+from treadle.graph.card import card_of
+from treadle.graph.layout import PageReader
+from treadle.graph.outcomes import Page
+from treadle.model.document import Document
+from treadle.plan import Raw
+from treadle.query.safety import Sort
+from treadle.store import shell
+from treadle.store.async_moment import read_both
+from treadle.store.async_results import AsyncResults, read_pages
+from treadle.store.async_writer import AsyncWriter
+from treadle.store.shell import Invalid
+
+D = TypeVar("D", bound=Document)
+C = TypeVar("C", bound=BaseModel)
+R = TypeVar("R")
+Session = AsyncClientSession | None
+
+
+class AsyncReads(AsyncWriter):
+    """The calls that read; `into=` reads documents as another model, and asks for its fields alone."""
+
+    def _card(self, model: type[Document], into: Any) -> Any:
+        return None if into is None else card_of(self.graph.entry(model), into)
+
+    def _results(
+        self, reader: PageReader[R], session: Session, noted: list[DataError] | None = None
+    ) -> AsyncResults[R]:
+        # A server without change streams is refused before anything is read.
+        look = self._look if self._streams and self._known is None else None
+        pages = read_pages(reader, self.runner, self._within(session), look, noted)
+        return AsyncResults(pages, noted)
+
+    # -- one ----------------------------------------------------------------------
+
+    @overload
+    async def get(
+        self, model: type[D], id: Any, session: Session = None, *, into: None = None
+    ) -> D | None: ...
+    @overload
+    async def get(
+        self, model: type[Document], id: Any, session: Session = None, *, into: type[C]
+    ) -> C | None: ...
+    async def get(self, model: type[Document], id: Any, session: Session = None, *, into: Any = None) -> Any:
+        """The document with this id, or None."""
+        return await self._read(self._calls(model).get(id, self._card(model, into)), session)
+
+    @overload
+    async def require(
+        self, model: type[D], id_or_filter: Any, session: Session = None, *, into: None = None
+    ) -> D: ...
+    @overload
+    async def require(
+        self, model: type[Document], id_or_filter: Any, session: Session = None, *, into: type[C]
+    ) -> C: ...
+    async def require(
+        self, model: type[Document], id_or_filter: Any, session: Session = None, *, into: Any = None
+    ) -> Any:
+        """The document with this id, or the first that matches; raises `NotFound` where there is none."""
+        calls, card = self._calls(model), self._card(model, into)
+        by_filter = isinstance(id_or_filter, Mapping)
+        plan = calls.first(id_or_filter, None, card) if by_filter else calls.get(id_or_filter, card)
+        document = await self._read(plan, session)
+        if document is None:
+            raise NotFound(model.__name__, None if by_filter else id_or_filter)
+        return document
+
+    @overload
+    async def find_one(
+        self,
+        model: type[D],
+        filter: Any = None,
+        sort: Sort | None = None,
+        session: Session = None,
+        *,
+        into: None = None,
+    ) -> D | None: ...
+    @overload
+    async def find_one(
+        self,
+        model: type[Document],
+        filter: Any = None,
+        sort: Sort | None = None,
+        session: Session = None,
+        *,
+        into: type[C],
+    ) -> C | None: ...
+    async def find_one(
+        self,
+        model: type[Document],
+        filter: Any = None,
+        sort: Sort | None = None,
+        session: Session = None,
+        *,
+        into: Any = None,
+    ) -> Any:
+        """The first matching document, or None."""
+        return await self._read(self._calls(model).first(filter, sort, self._card(model, into)), session)
+
+    # -- several ------------------------------------------------------------------
+
+    @overload
+    async def get_many(
+        self, model: type[D], ids: Iterable[Any], session: Session = None, *, into: None = None
+    ) -> list[D | None]: ...
+    @overload
+    async def get_many(
+        self, model: type[Document], ids: Iterable[Any], session: Session = None, *, into: type[C]
+    ) -> list[C | None]: ...
+    async def get_many(
+        self, model: type[Document], ids: Iterable[Any], session: Session = None, *, into: Any = None
+    ) -> Any:
+        """The documents with these ids, in their order; None where there is none."""
+        return await self._read(self._calls(model).many(ids, self._card(model, into)), session)
+
+    @overload
+    def find(
+        self,
+        model: type[D],
+        filter: Any = None,
+        sort: Sort | None = None,
+        skip: int = 0,
+        limit: int | None = None,
+        session: Session = None,
+        *,
+        into: None = None,
+        deleted: bool = False,
+        archived: bool = False,
+        invalid: Invalid = "raise",
+    ) -> AsyncResults[D]: ...
+    @overload
+    def find(
+        self,
+        model: type[Document],
+        filter: Any = None,
+        sort: Sort | None = None,
+        skip: int = 0,
+        limit: int | None = None,
+        session: Session = None,
+        *,
+        into: type[C],
+        deleted: bool = False,
+        archived: bool = False,
+        invalid: Invalid = "raise",
+    ) -> AsyncResults[C]: ...
+    def find(
+        self,
+        model: type[Document],
+        filter: Any = None,
+        sort: Sort | None = None,
+        skip: int = 0,
+        limit: int | None = None,
+        session: Session = None,
+        *,
+        into: Any = None,
+        deleted: bool = False,
+        archived: bool = False,
+        invalid: Invalid = "raise",
+    ) -> AsyncResults[Any]:
+        """The matching documents, streamed, never all in memory at once; or the `deleted` ones alone.
+
+        With `archived`, those of the model's archive as well, merged in the order of the sort.
+        One that does not fit its model is named by the error that it raises;
+        with `invalid="skip"` it is passed over, and `invalid` of the results
+        lists the errors.
+        """
+        noted, card = shell.noting(invalid), self._card(model, into)
+        if archived:
+            both = self._calls(model).everywhere(filter, sort, skip, limit, card)
+            return AsyncResults(read_both(both, self, self._within(session)))
+        reader = self._calls(model).reader(filter, sort, skip, limit, card, deleted, noted)
+        return self._results(reader, session, noted)
+
+    @overload
+    def search(
+        self,
+        model: type[D],
+        text: str,
+        filter: Any = None,
+        limit: int | None = None,
+        session: Session = None,
+        *,
+        into: None = None,
+    ) -> AsyncResults[D]: ...
+    @overload
+    def search(
+        self,
+        model: type[Document],
+        text: str,
+        filter: Any = None,
+        limit: int | None = None,
+        session: Session = None,
+        *,
+        into: type[C],
+    ) -> AsyncResults[C]: ...
+    def search(
+        self,
+        model: type[Document],
+        text: str,
+        filter: Any = None,
+        limit: int | None = None,
+        session: Session = None,
+        *,
+        into: Any = None,
+    ) -> AsyncResults[Any]:
+        """The documents that hold these words, the best match first; words only, no operators."""
+        return self._results(self._calls(model).search(text, filter, limit, self._card(model, into)), session)
+
+    @overload
+    async def page(
+        self,
+        model: type[D],
+        filter: Any = None,
+        sort: Sort | None = None,
+        size: int = 20,
+        after: str | None = None,
+        session: Session = None,
+        *,
+        into: None = None,
+    ) -> Page[D]: ...
+    @overload
+    async def page(
+        self,
+        model: type[Document],
+        filter: Any = None,
+        sort: Sort | None = None,
+        size: int = 20,
+        after: str | None = None,
+        session: Session = None,
+        *,
+        into: type[C],
+    ) -> Page[C]: ...
+    async def page(
+        self,
+        model: type[Document],
+        filter: Any = None,
+        sort: Sort | None = None,
+        size: int = 20,
+        after: str | None = None,
+        session: Session = None,
+        *,
+        into: Any = None,
+    ) -> Page[Any]:
+        """The documents after a place in the order of the sort; `next` is the place for the next call."""
+        card = self._card(model, into)
+        return await self._read(self._calls(model).page(filter, sort, size, after, card), session)
+
+    # -- facts about documents ------------------------------------------------------
+
+    async def count(self, model: type[Document], filter: Any = None, session: Session = None) -> int:
+        """How many documents match."""
+        return await self._read(self._calls(model).count(filter), session)
+
+    async def exists(self, model: type[Document], filter: Any = None, session: Session = None) -> bool:
+        """Whether any document matches."""
+        return await self._read(self._calls(model).exists(filter), session)
+
+    async def distinct(
+        self, model: type[Document], field: str, filter: Any = None, session: Session = None
+    ) -> list[Any]:
+        """The different values of a field, which is named in Python, of the documents that match."""
+        return await self._read(self._calls(model).distinct(field, filter), session)
+
+    @overload
+    def aggregate(
+        self,
+        model: type[Document],
+        pipeline: Sequence[Any],
+        session: Session = None,
+        *,
+        into: None = None,
+    ) -> AsyncResults[Raw]: ...
+    @overload
+    def aggregate(
+        self, model: type[Document], pipeline: Sequence[Any], session: Session = None, *, into: type[C]
+    ) -> AsyncResults[C]: ...
+    def aggregate(
+        self, model: type[Document], pipeline: Sequence[Any], session: Session = None, *, into: Any = None
+    ) -> AsyncResults[Any]:
+        """What a pipeline makes of the documents, streamed: dicts of Python values, or models."""
+        return self._results(self._calls(model).aggregate(pipeline, into), session)

@@ -1,0 +1,83 @@
+"""What `find`, `search` and `aggregate` of the asyncio shell return: results that are read page by page."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Generic, TypeVar
+
+from bson.errors import InvalidBSON
+from pymongo.asynchronous.client_session import AsyncClientSession
+
+from treadle.errors import DataError
+from treadle.graph.layout import PageReader
+from treadle.model.storable import ENCODING_ERRORS, not_storable
+from treadle.plan.decoding import after, readable_of
+from treadle.store.async_runner import AsyncRunner
+
+R = TypeVar("R")
+
+
+class AsyncResults(Generic[R]):
+    """The documents that a `find` streams; iterate it, once."""
+
+    def __init__(self, documents: AsyncGenerator[R], invalid: list[DataError] | None = None) -> None:
+        self._documents = documents
+        # The errors of the documents that were passed over so far, under `invalid="skip"`.
+        self.invalid: list[DataError] = [] if invalid is None else invalid
+
+    def __aiter__(self) -> AsyncIterator[R]:
+        return self._documents
+
+    async def __anext__(self) -> R:
+        return await anext(self._documents)
+
+    async def to_list(self) -> list[R]:
+        """All remaining documents, in memory."""
+        return [document async for document in self._documents]
+
+    async def close(self) -> None:
+        """Release the cursor early."""
+        await self._documents.aclose()
+
+
+# A function, not a method: the cursor is to be closed as soon as nobody iterates any more.
+
+
+async def read_pages(
+    reader: PageReader[R],
+    runner: AsyncRunner,
+    session: AsyncClientSession | None,
+    first: Callable[[], Awaitable[None]] | None = None,
+    noted: list[DataError] | None = None,
+) -> AsyncGenerator[R]:
+    """The documents that a reader makes of the pages of a cursor; something else may be done `first`.
+
+    Where errors are `noted`, documents that cannot be decoded are passed over.
+    """
+    if first is not None:
+        await first()
+    read = 0
+    try:
+        async with await runner.opened(reader.command, session) as cursor:
+            while not reader.done:
+                try:
+                    raws = await cursor.to_list(reader.page)
+                except ENCODING_ERRORS as error:
+                    raise not_storable(error, reader.command.collection) from error
+                read += len(raws)
+                for document in await runner.read(reader.take(raws, len(raws) < reader.page), session):
+                    yield document
+        return
+    except InvalidBSON:
+        # One document hides all that came with it; from here on each is decoded by itself.
+        pass
+    async with await runner.opened(after(reader.command, read), session, raw=True) as cursor:
+        while not reader.done:
+            page = await cursor.to_list(reader.page)
+            raws, unreadable = readable_of(reader.command, page)
+            for document in await runner.read(reader.take(raws, len(page) < reader.page), session):
+                yield document
+            if unreadable is not None and noted is None:
+                raise unreadable
+            if unreadable is not None and noted is not None:
+                noted.append(unreadable)

@@ -1,0 +1,75 @@
+"""Transactions of the asyncio shell: run again after a passing failure, for as long as the caller waits.
+
+The driver's own loop goes on for two minutes whatever the client's options
+say, and waits for a server before it gives a failed transaction up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.errors import ExecutionTimeout, PyMongoError, ServerSelectionTimeoutError
+
+from treadle.graph.limits import Limits
+from treadle.plan.server_errors import is_outcome_unknown, is_transient, lacks_sessions
+from treadle.store import deadline, shell
+from treadle.store.deadline import Retries
+
+R = TypeVar("R")
+
+
+async def in_transaction(
+    session: AsyncClientSession, work: Callable[[AsyncClientSession], Awaitable[R]], limits: Limits
+) -> R:
+    """What `work` returns, committed."""
+    retries = Retries(limits)
+    while True:
+        await session.start_transaction(**shell.TRANSACTION_OPTIONS)
+        try:
+            result = await work(session)
+            # One that is over already was ended by the work itself.
+            if session.in_transaction:
+                await commit(session, retries)
+            return result
+        except BaseException as error:
+            await abort(session, limits, error)
+            if retries.over() or not _may_run_again(error):
+                raise
+        await asyncio.sleep(retries.pause(random.random()))
+
+
+async def commit(session: AsyncClientSession, retries: Retries) -> None:
+    """Commit, again while nobody can tell whether it was."""
+    while True:
+        try:
+            return await session.commit_transaction()
+        except PyMongoError as error:
+            out_of_time = isinstance(error, (ServerSelectionTimeoutError, ExecutionTimeout))
+            if not is_outcome_unknown(error) or out_of_time or retries.over():
+                raise
+        await asyncio.sleep(retries.pause(random.random()))
+
+
+async def abort(session: AsyncClientSession, limits: Limits, error: BaseException | None = None) -> None:
+    """Let go of what a transaction holds, even where its caller's time is over."""
+    if not session.in_transaction:
+        return
+    # Where no server was found to run it on, none is found to abort it on.
+    unreachable = isinstance(error, ServerSelectionTimeoutError)
+    with (
+        contextlib.suppress(PyMongoError),
+        deadline.instead(shell.AT_ONCE_SECONDS if unreachable else limits.abort_seconds),
+    ):
+        await session.abort_transaction()
+
+
+def _may_run_again(error: BaseException) -> bool:
+    # Who chose how long to wait for a server is not made to wait again.
+    if isinstance(error, ServerSelectionTimeoutError):
+        return False
+    return lacks_sessions(error) or (is_transient(error) and not is_outcome_unknown(error))

@@ -1,0 +1,134 @@
+"""The deadline of a call: until when its caller waits.
+
+PyMongo's own, so that every command of a call obeys it: `pymongo.timeout`,
+or else what the Store was given as `timeout=`, or the client's `timeoutMS`,
+for the call as a whole. The driver bounds commands; what waits in between is
+bounded here: a queue, a lock, a pause. The driver has no public way to ask
+how much time is left, and this is the one place that knows its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pymongo
+from pymongo import _csot
+from pymongo.errors import PyMongoError
+
+from treadle.errors import DataError
+from treadle.graph.limits import Limits
+
+NONE: AbstractContextManager[None] = contextlib.nullcontext()
+
+
+class TimedOut(DataError, PyMongoError):
+    """The caller's deadline passed; the code tells whether anything can have been written.
+
+    PyMongo's kind of error too, with `timeout` set, like those by which the driver itself ends a call.
+    """
+
+    @property
+    def timeout(self) -> bool:
+        return True
+
+
+def remaining() -> float | None:
+    """The seconds that are left, not below 0; None without a deadline."""
+    left = _csot.remaining()
+    return None if left is None else max(0.0, left)
+
+
+def moment() -> float:
+    """The deadline on the monotonic clock; infinite where there is none."""
+    return _csot.get_deadline() if _csot.get_timeout() else float("inf")
+
+
+def within(seconds: float | None) -> AbstractContextManager[None]:
+    """Bound what runs inside, unless its caller has set a deadline already."""
+    return NONE if seconds is None or _csot.get_timeout() else pymongo.timeout(seconds)
+
+
+@contextlib.contextmanager
+def instead(seconds: float | None) -> Generator[None]:
+    """Another deadline in place of the caller's, for what must be done although its time is over."""
+    timeout, deadline = _csot.TIMEOUT.set(None), _csot.DEADLINE.set(float("inf"))
+    try:
+        with within(seconds):
+            yield
+    finally:
+        _csot.DEADLINE.reset(deadline)
+        _csot.TIMEOUT.reset(timeout)
+
+
+def pause(seconds: float) -> float:
+    """How long a pause may last; raises where the caller's time is over before the pause is."""
+    left = remaining()
+    if left is not None and left < seconds:
+        raise passed("waiting to try again")
+    return seconds
+
+
+def passed(doing: str) -> TimedOut:
+    """The deadline came while nothing was written."""
+    return TimedOut(
+        f"the caller's deadline passed while this call was {doing}; nothing of it was written",
+        code="deadline-passed",
+    )
+
+
+def unknown() -> TimedOut:
+    """The deadline came while a shared commit was under way."""
+    return TimedOut(
+        "the caller's deadline passed while this write was being committed together with others; "
+        "whether it was committed is not known: look before you try again",
+        code="write-outcome-unknown",
+    )
+
+
+@contextlib.contextmanager
+def holding(lock: Any, doing: str) -> Generator[None]:
+    """Hold a lock of threads, waiting for it no longer than the caller does."""
+    left = remaining()
+    if not lock.acquire(timeout=-1 if left is None else left):
+        raise passed(doing)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.asynccontextmanager
+async def holding_async(lock: Any, doing: str) -> AsyncGenerator[None]:
+    """The same with a lock of asyncio."""
+    try:
+        async with asyncio.timeout(remaining()):
+            await lock.acquire()
+    except TimeoutError:
+        raise passed(doing) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class Retries:
+    """How long, and after which pauses, something is tried again that failed for a passing reason."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._until = min(moment(), time.monotonic() + limits.retry_seconds)
+        self._pause = limits.retry_pause_seconds
+
+    def over(self) -> bool:
+        """Whether it is too late for another attempt."""
+        return time.monotonic() >= self._until
+
+    def pause(self, chance: float) -> float:
+        """The seconds before the next attempt; `chance`, up to 1, keeps those apart who failed together."""
+        seconds, self._pause = self._pause, min(self._pause * 1.5, self._limits.retry_pause_max_seconds)
+        return max(0.0, min(chance * seconds, self._until - time.monotonic()))

@@ -1,0 +1,65 @@
+"""The transaction that a `transaction()` block has open, and which calls belong to it.
+
+It is kept in a context variable. Tasks and threads that are started inside
+the block may inherit that, but are not the one that opened it: their calls
+are refused, because a session serves one caller at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from treadle.errors import UsageError
+
+
+class Joined(NamedTuple):
+    """An open transaction of one Store, and the task or thread that opened it."""
+
+    store: Any
+    session: Any
+    holder: Any
+
+
+_OPEN: ContextVar[tuple[Joined, ...]] = ContextVar("treadle_transactions", default=())
+
+
+def current(store: Any) -> Any:
+    """The session of the block that this call stands in; None outside of one."""
+    opened = _OPEN.get()
+    if not opened:
+        return None
+    # The innermost block: one inside another is a transaction of its own.
+    for each in reversed(opened):
+        if each.store is store and each.session.in_transaction:
+            if each.holder is _holder():
+                return each.session
+            raise UsageError(
+                "this call comes from a task or thread that was started inside a transaction() block, and "
+                "only the one that opened the block can write in it; await the calls one after another "
+                "(not by gather or wait_for), or start the task outside of the block",
+                code="transaction-elsewhere",
+            )
+    return None
+
+
+@contextmanager
+def joining(store: Any, session: Any) -> Generator[None]:
+    """Let the calls inside belong to the transaction of a session."""
+    before = _OPEN.get()
+    _OPEN.set((*before, Joined(store, session, _holder())))
+    try:
+        yield
+    finally:
+        _OPEN.set(before)
+
+
+def _holder() -> Any:
+    try:
+        return asyncio.current_task() or threading.current_thread()
+    except RuntimeError:
+        return threading.current_thread()

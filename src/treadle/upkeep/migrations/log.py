@@ -1,0 +1,107 @@
+"""The log of migrations: which ran, when, by whom, for how long, and how each ended.
+
+A row of `treadle.migrations` is written before the first document is changed,
+and completed at the end. A run that was killed keeps its row without an end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from bson import ObjectId
+from pymongo.errors import PyMongoError
+
+from treadle.graph.limits import Limits
+from treadle.graph.pattern import Entry
+from treadle.plan import Plan, Raw, by_id, delete_many, find, update_one
+from treadle.upkeep.migrations.run import Migrated, Run, status
+
+COLLECTION = "treadle.migrations"
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationRun:
+    """One run of a migration, as the log has it."""
+
+    model: str
+    to: int
+    # How many documents of each other version there were when it began.
+    found: dict[int, int]
+    # None for a run that goes on, or that was killed.
+    outcome: str | None
+    migrated: int
+    remaining: int | None
+    set_aside: int
+    owner: str
+    started: datetime
+    ended: datetime | None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took; None where it has not ended."""
+        return None if self.ended is None else (self.ended - self.started).total_seconds()
+
+
+def logged(entry: Entry[Any], runs: list[Run], work: Plan[Migrated]) -> Plan[Migrated]:
+    """Do the work, and log it."""
+    key, to = ObjectId(), runs[0].to
+    found = yield from status(entry)
+    row: Raw = {
+        "model": entry.model.__name__,
+        "to": to,
+        "found": [[version, number] for version, number in found.items() if version != to],
+        "owner": runs[0].options.owner,
+    }
+    sets = {"started": "$$NOW", **{name: {"$literal": value} for name, value in row.items()}}
+    yield from update_one(COLLECTION, by_id(key), [{"$set": sets}], upsert=True)
+    yield from _forget_old(entry.limits)
+    try:
+        result = yield from work
+    except Exception as error:
+        with contextlib.suppress(PyMongoError):
+            done = sum(run.done for run in runs)
+            yield from _end(key, {"outcome": type(error).__name__, "migrated": done})
+        raise
+    ended = {
+        "outcome": "done" if result.finished else "stopped",
+        "migrated": result.migrated,
+        "remaining": result.remaining,
+        "set_aside": len(result.set_aside),
+    }
+    yield from _end(key, ended)
+    return result
+
+
+def _end(key: Any, sets: Raw) -> Plan[None]:
+    yield from update_one(COLLECTION, by_id(key), {"$set": sets, "$currentDate": {"ended": True}})
+
+
+def _forget_old(limits: Limits) -> Plan[None]:
+    most = limits.migrations_kept
+    old = yield from find(COLLECTION, {}, {"_id": 1}, sort=[("_id", -1)], skip=most, limit=1)
+    if old:
+        yield from delete_many(COLLECTION, {"_id": {"$lte": old[0]["_id"]}})
+
+
+def listed(limits: Limits, models: list[str]) -> Plan[list[MigrationRun]]:
+    """The last runs of these models, or of all, newest first."""
+    chosen = {"model": {"$in": models}} if models else {}
+    rows = yield from find(COLLECTION, chosen, sort=[("_id", -1)], limit=limits.migrations_kept)
+    return [
+        MigrationRun(
+            model=row["model"],
+            to=row["to"],
+            found=dict(row["found"]),
+            outcome=row.get("outcome"),
+            migrated=row.get("migrated", 0),
+            remaining=row.get("remaining"),
+            set_aside=row.get("set_aside", 0),
+            owner=row["owner"],
+            started=row["started"],
+            ended=row.get("ended"),
+        )
+        for row in rows
+    ]

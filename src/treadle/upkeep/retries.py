@@ -1,0 +1,149 @@
+"""Bringing in what was set aside, once it is mended.
+
+A document that was set aside is tried again by `recover`, `repair` and
+`rebuild`, and by the worker when it has nothing else to do, each time after a
+longer pause. Whoever still cannot handle it notes it once more; a row that
+nobody noted again has been settled, and goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from treadle.engine.intents import finish
+from treadle.engine.ledger import keys_now
+from treadle.engine.react import FanOut
+from treadle.engine.set_aside import SET_ASIDE, around
+from treadle.graph.derived import CopyRule
+from treadle.graph.gather import GatherRule
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry
+from treadle.plan import Plan, Raw, by_id, delete_one, find
+from treadle.plan.capabilities import Capabilities
+from treadle.query.keys import distinct, freeze
+from treadle.upkeep.apply import apply
+from treadle.upkeep.dirty import Dirty
+from treadle.upkeep.rebuild import mend
+
+# Documents that could not be migrated are tried again by migrate(retry=True).
+NOT_MIGRATIONS: Raw = {"_id.rule": {"$not": {"$regex": "^migrate "}}}
+# After each attempt twice as long as before, up to an hour.
+_PAUSE = {"$multiply": [1000, {"$min": [3600, {"$pow": [2, {"$min": ["$attempts", 12]}]}]}]}
+DUE: Raw = {"$expr": {"$lt": [{"$add": ["$at", _PAUSE]}, "$$NOW"]}}
+
+
+def retry_all(graph: Graph, server: Capabilities, *, due: bool = False) -> Plan[int]:
+    """Try what was set aside again, or what is due for it; how many documents came in."""
+    chosen: list[Raw] = [NOT_MIGRATIONS, {"_id.collection": {"$in": list(graph.by_collection)}}]
+    rows = yield from _rows(graph, [*chosen, DUE] if due else chosen)
+    done = 0
+    for row in rows:
+        done += yield from retry(graph, server, row)
+    return done
+
+
+def settling(graph: Graph, server: Capabilities, entries: Iterable[Entry[Any]], work: Plan[int]) -> Plan[int]:
+    """Do a work that goes over all documents of some models, and let go of what it has settled."""
+    listed = list(entries)
+    collections = {each for entry in listed for each in _read_by(entry)}
+    # Some are of collections that have no model, such as those from which readings are adopted.
+    own = [{"_id.collection": {"$in": sorted(collections)}}]
+    own.append({"_id.rule": {"$in": [entry.model.__name__ for entry in listed]}})
+    chosen = [NOT_MIGRATIONS, {"$or": own}]
+    before = {freeze(row["_id"]): row for row in (yield from _rows(graph, chosen))}
+    done = yield from work
+    for row in (yield from _rows(graph, chosen)) if before else ():
+        noted = before.get(freeze(row["_id"]))
+        if noted is not None and noted.get("attempts") == row.get("attempts"):
+            if _is_named(graph, row):
+                yield from retry(graph, server, row)
+            else:
+                # The work has gone over everything, and nobody has met it again.
+                yield from _let_go(row)
+    return done
+
+
+def _rows(graph: Graph, conditions: Sequence[Raw]) -> Plan[list[Raw]]:
+    most = graph.limits.set_aside_retried_max
+    return find(SET_ASIDE, {"$and": list(conditions)}, sort=[("at", 1)], limit=most)
+
+
+def _read_by(entry: Entry[Any]) -> set[str]:
+    """The collections that the rules of a model write and read."""
+    return {entry.collection}.union(*(rule.watches() for rule in entry.rules))
+
+
+def _is_named(graph: Graph, row: Raw) -> bool:
+    """Whether a row names a document that can be tried by itself."""
+    entry = graph.by_collection.get(row["_id"]["collection"])
+    named = not row.get("as_text") and row["_id"]["key"] is not None
+    return named and entry is not None and entry.layout is None
+
+
+def _let_go(row: Raw) -> Plan[bool]:
+    """Delete a row, unless its document was set aside once more."""
+    unchanged = {"_id": {"$eq": row["_id"]}, "attempts": row.get("attempts")}
+    return bool((yield from delete_one(SET_ASIDE, unchanged)).deleted_count)
+
+
+def retry(graph: Graph, server: Capabilities, row: Raw) -> Plan[bool]:
+    """Try one document again; whether it came in, so that its row is gone."""
+    if not _is_named(graph, row):
+        return False
+    identity = row["_id"]
+    collection, key = identity["collection"], identity["key"]
+    bringing = _bring_in(graph, server, graph.by_collection[collection], key)
+    yield from around(identity["rule"], collection, key, bringing)
+    return (yield from _let_go(row))
+
+
+def _bring_in(graph: Graph, server: Capabilities, entry: Entry[Any], key: Any) -> Plan[None]:
+    """Bring right what a document derives from others, and what others derive from it."""
+    yield from _mend(graph, server, entry, [key])
+    if entry.group is not None:
+        return
+    for document in (yield from find(entry.collection, by_id(key))):
+        yield from _detach(graph, server, entry.of(document), document)
+        for rule in entry.feeding(CopyRule):
+            if not (rule.synced and rule.source.holds(document)):
+                continue
+            if server.transactions:
+                yield from finish(graph, server, FanOut(rule, key), {"after": None, "n": -1})
+            else:
+                referring = yield from find(rule.target.collection, rule.referring(key), {"_id": 1})
+                yield from _mend(graph, server, rule.target, [each["_id"] for each in referring])
+        for gather, keys in (yield from keys_now(entry.feeding(GatherRule), [document])).items():
+            yield from _mend(graph, server, gather.target, distinct(keys))
+
+
+def _mend(graph: Graph, server: Capabilities, entry: Entry[Any], keys: Sequence[Any]) -> Plan[None]:
+    """Mend documents of a model and of the kinds below it."""
+    if entry.group is not None:
+        yield from mend(graph, server, entry, keys)
+        return
+    documents = yield from find(entry.collection, {"_id": {"$in": list(keys)}})
+    for exact, own in entry.root.by_class(documents):
+        yield from mend(graph, server, exact, [each["_id"] for each in own])
+
+
+def _detach(graph: Graph, server: Capabilities, entry: Entry[Any], document: Raw) -> Plan[None]:
+    """Do as `on_delete` says where a source is gone to which the document still refers."""
+    if not server.transactions:
+        return
+    dirty = Dirty()
+    for rule in entry.having(CopyRule, "stream"):
+        references = distinct(key for _, key in rule.references(document) if key is not None)
+        if rule.on_delete == "keep" or not references:
+            continue
+        there = yield from find(rule.source.collection, {"_id": {"$in": references}}, {"_id": 1})
+        present = {freeze(each["_id"]) for each in there}
+        gone = [key for key in references if freeze(key) not in present]
+        if gone:
+            dirty.gone[rule] = gone
+    if dirty.gone:
+        yield from apply(graph, server, dirty, _nothing, _nothing)
+
+
+def _nothing() -> Plan[None]:
+    yield from ()

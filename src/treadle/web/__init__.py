@@ -1,0 +1,1 @@
+"""The dashboard: what `treadle serve` shows, and what it lets an operator do."""

@@ -1,0 +1,100 @@
+"""An event of a durable counter whose reply is lost is counted once, whoever moves it meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Annotated, Any
+
+import pytest
+from pymongo.errors import AutoReconnect, PyMongoError
+
+from treadle import Approximate, Document, Limits, Store
+from treadle.plan import Call, Plan
+
+NEVER = timedelta(hours=1)
+BUFFER = "treadle.buffer.posts.likes"
+
+
+class Post(Document, collection="posts"):
+    id: int
+    likes: Annotated[int, Approximate(every=10**6, within=NEVER, buffer="durable")] = 0
+
+
+@pytest.fixture
+def flusher(database: Any) -> Store:
+    store = Store(database, [Post])
+    store.setup()
+    store.insert(Post(id=1))
+    return store
+
+
+def losing_the_first_reply(plan: Plan[Any], meanwhile: Callable[[], Any]) -> Plan[Any]:
+    """A plan whose first insert is done, but whose writer hears of a broken connection."""
+    command = next(plan)
+    lost = False
+    try:
+        while True:
+            try:
+                result = yield command
+                if isinstance(command, Call) and "insert_one" == command.method and not lost:
+                    lost = True
+                    meanwhile()
+                    raise AutoReconnect("the reply is lost")
+            except PyMongoError as error:
+                command = plan.throw(error)
+            else:
+                command = plan.send(result)
+    except StopIteration:
+        return
+
+
+def record(run: Any, flusher: Store, meanwhile: Callable[[], Any], amount: int = 1) -> None:
+    store = run.store([Post])
+    counter = store.counter(Post, "likes")
+    plan = counter._calls.record(counter._buffer, [{1: amount}])
+    lossy = losing_the_first_reply(plan, meanwhile)
+    run.wait(store.runner.run(lossy)) if hasattr(run, "wait") else store.runner.run(lossy)
+
+
+def test_an_event_that_was_moved_is_not_stored_again(run: Any, flusher: Store, database: Any) -> None:
+    record(run, flusher, flusher.counter(Post, "likes").flush)
+    flusher.counter(Post, "likes").flush()
+    assert 1 == database["posts"].find_one()["likes"]
+    assert 0 == database[BUFFER].count_documents({})
+
+
+def test_an_event_that_is_still_there_is_not_stored_again(run: Any, flusher: Store, database: Any) -> None:
+    record(run, flusher, lambda: None)
+    assert 1 == database[BUFFER].count_documents({})
+    flusher.counter(Post, "likes").flush()
+    assert 1 == database["posts"].find_one()["likes"]
+
+
+def test_an_event_that_never_arrived_is_stored_again(run: Any, flusher: Store, database: Any) -> None:
+    record(run, flusher, lambda: database[BUFFER].delete_many({}))
+    flusher.counter(Post, "likes").flush()
+    assert 1 == database["posts"].find_one()["likes"]
+
+
+def test_an_event_that_arrives_late_a_second_time_is_not_counted(flusher: Store, database: Any) -> None:
+    """The first request lay in a socket while its writer sent it again."""
+    counter = flusher.counter(Post, "likes")
+    counter.add(1, 3)
+    event = database[BUFFER].find_one()
+    counter.flush()
+    database[BUFFER].insert_one(event)
+    counter.add(1, 4)
+    counter.flush()
+    assert 7 == database["posts"].find_one()["likes"]
+    assert 0 == database[BUFFER].count_documents({})
+
+
+def test_events_are_moved_in_the_order_of_their_numbers(database: Any, flusher: Store) -> None:
+    """A part at a time: what is left behind has higher numbers than what was moved."""
+    store = Store(database, [Post], limits=Limits(counter_events_max=2))
+    counter = store.counter(Post, "likes")
+    for _ in range(7):
+        counter.add(1)
+    counter.flush()
+    assert 7 == database["posts"].find_one()["likes"]

@@ -1,0 +1,549 @@
+"""Documents that are old move, whole, and stay part of what is counted."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from typing import Annotated
+
+import pytest
+
+from tests.patterns.archive.models import (
+    COUNTED,
+    NOW,
+    OLD,
+    SMALL,
+    UTC,
+    YEAR,
+    Contract,
+    Deed,
+    Door,
+    Letter,
+    Refund,
+    Sale,
+    SaleDay,
+    Shop,
+    Visit,
+    places,
+)
+from tests.support import race
+from treadle import (
+    Archive,
+    Bucket,
+    Bulk,
+    DeclarationError,
+    Delete,
+    Document,
+    DuplicateKey,
+    Indexed,
+    Insert,
+    Outlier,
+    Progress,
+    Replace,
+    Store,
+    Update,
+    Upsert,
+    UsageError,
+)
+
+
+def sell(store, count=8):
+    store.insert(Shop(id=1))
+    dates = [OLD + dt.timedelta(days=number) if number % 2 else NOW for number in range(count)]
+    store.insert_many([Sale(id=key, amount=key + 1, date=date) for key, date in enumerate(dates)])
+
+
+def derived(store):
+    return store.get(Shop, 1).model_dump(), [day.model_dump() for day in store.find(SaleDay, sort="day")]
+
+
+@pytest.mark.quick
+def test_old_documents_move_and_derived_values_go_on_counting_them(run, database):
+    store = run.store(COUNTED, limits=SMALL)
+    store.setup()
+    sell(store)
+    before = derived(store)
+    assert 4 == store.archive(Sale, now=NOW)
+    assert [0, 2, 4, 6] == [each["_id"] for each in database["sales"].find().sort("_id")]
+    assert [1, 3, 5, 7] == [each["_id"] for each in database["sales_archive"].find().sort("_id")]
+    assert before == derived(store)
+    assert [] == store.verify()
+    store.rebuild()
+    assert before == derived(store)
+    assert 0 == store.archive(Sale, now=NOW)
+
+
+@pytest.mark.parametrize("damage", [{"sales": 0}, {"total": 0}, {"most": 0}, {"top": []}, {"large": 9}])
+def test_repair_counts_both_places(damage, run, database):
+    store = run.store(COUNTED, limits=SMALL)
+    store.setup()
+    sell(store)
+    before = derived(store)
+    store.archive(Sale, now=NOW)
+    database["shops"].update_one({"_id": 1}, {"$set": damage})
+    assert 1 == len(store.verify())
+    store.repair()
+    assert before == derived(store)
+    # Differences and recomputation go on from there.
+    store.insert(Sale(id=100, amount=100, date=NOW))
+    store.update(Sale, 0, {"$set": {"amount": 50}})
+    store.delete(Sale, 100)
+    assert [] == store.verify()
+    assert (8, 50) == (store.get(Shop, 1).sales, store.get(Shop, 1).most)
+
+
+def test_a_shop_that_comes_later_counts_what_is_archived(run):
+    store = run.store(COUNTED)
+    store.setup()
+    store.insert_many([Sale(id=key, date=OLD, amount=key) for key in (1, 2, 3)])
+    store.archive(Sale, now=NOW)
+    shop = store.insert(Shop(id=1))
+    assert (3, 6, 3) == (shop.sales, shop.total, shop.most)
+    assert 3 == sum(day.count for day in store.find(SaleDay))
+    refund = store.insert(Refund(id=1, sale_id=3))
+    assert refund.sale is not None
+    assert 3 == refund.sale.amount
+    assert [] == store.verify()
+
+
+def test_what_is_not_counted_is_let_go_of_once(run, database):
+    store = run.store([Visit, Door], limits=SMALL)
+    store.setup()
+    store.insert(Door(id=1))
+    store.insert_many([Visit(id=key, date=OLD if key % 2 else NOW) for key in range(6)])
+    assert 6 == store.get(Door, 1).visits
+    store.archive(Visit, now=NOW)
+    assert 3 == store.get(Door, 1).visits
+    assert [] == store.verify()
+    store.rebuild()
+    assert 3 == store.get(Door, 1).visits
+    store.restore(Visit, 1)
+    assert 4 == store.get(Door, 1).visits
+    assert [] == store.verify()
+
+
+def test_what_has_no_date_is_never_archived(run, database):
+    store = run.store([Sale])
+    store.setup()
+    store.insert(Sale(id=1))
+    odd = [{"_id": 2, "date": "1999"}, {"_id": 3, "date": 7}, {"_id": 4}]
+    database.get_collection("sales").insert_many(odd, bypass_document_validation=True)
+    assert 0 == store.archive(Sale, now=NOW)
+    assert 4 == database["sales"].count_documents({})
+
+
+def test_the_age_is_that_of_the_moment_in_any_time_zone(run, database):
+    store = run.store([Sale])
+    store.setup()
+    store.insert(Sale(id=1, date=NOW - YEAR))
+    store.insert(Sale(id=2, date=NOW - YEAR + dt.timedelta(milliseconds=1)))
+    tokyo = NOW.astimezone(dt.timezone(dt.timedelta(hours=9)))
+    assert 1 == store.archive(Sale, now=tokyo, dry_run=True)
+    assert 1 == store.archive(Sale, now=tokyo)
+    assert ["sales_archive"] == places(database, 1)
+    assert 0 == store.archive(Sale, now=NOW.replace(tzinfo=None))
+
+
+def test_run_due_archives_and_progress_and_throttle_are_heeded(run, database):
+    store = run.store([Sale], limits=SMALL)
+    store.setup()
+    store.insert_many([Sale(id=key, date=OLD) for key in range(7)])
+    assert ["archive"] == [each.pattern for each in store.run_due(now=NOW, dry_run=True)]
+    (ran,) = store.run_due(now=NOW)
+    assert 7 == ran.written
+    store.insert_many([Sale(id=key, date=OLD) for key in range(10, 17)])
+    told: list[Progress] = []
+    assert 7 == store.archive(Sale, now=NOW, throttle=1000, progress=told.append)
+    assert [3, 6, 7] == [each.done for each in told]
+    assert {7} == {each.total for each in told}
+    with pytest.raises(UsageError) as raised:
+        store.archive(Sale, throttle=0)
+    assert "throttle-invalid" == raised.value.code
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def test_get_looks_in_both_places(run):
+    store = run.store([Sale])
+    store.setup()
+    store.insert_many([Sale(id=1, date=OLD), Sale(id=2, date=NOW)])
+    store.archive(Sale, now=NOW)
+    assert [1, 2] == [store.get(Sale, key).id for key in (1, 2)]
+    assert [2, None, 1] == [each and each.id for each in store.get_many(Sale, [2, 3, 1])]
+    assert 1 == store.require(Sale, 1).id
+    assert store.get(Sale, 3) is None
+    assert [2] == [each.id for each in store.find(Sale)]
+
+
+@pytest.mark.parametrize("sort", [None, "amount", "-amount", ["note", "-amount"], "-date"])
+@pytest.mark.parametrize(("skip", "limit"), [(0, None), (0, 5), (3, 4)])
+def test_find_merges_both_places_in_order(sort, skip, limit, run, database):
+    store = run.store([Sale], limits=SMALL)
+    store.setup()
+    sales = [
+        Sale(id=key, amount=key * 7 % 13, date=OLD if key % 3 else NOW, note="ab"[key % 2])
+        for key in range(13)
+    ]
+    store.insert_many(sales)
+    store.archive(Sale, now=NOW)
+    expected = sorted(sales, key=lambda each: each.id)
+    if sort in ("amount", "-amount"):
+        expected.sort(key=lambda each: each.amount, reverse=sort == "-amount")
+    elif sort == "-date":
+        expected.sort(key=lambda each: each.date, reverse=True)
+    elif sort:
+        expected.sort(key=lambda each: each.amount, reverse=True)
+        expected.sort(key=lambda each: each.note)
+    found = list(store.find(Sale, {"amount": {"$gte": 1}}, sort=sort, skip=skip, limit=limit, archived=True))
+    wanted = [each for each in expected if each.amount >= 1]
+    wanted = wanted[skip:] if limit is None else wanted[skip : skip + limit]
+    if sort is None:
+        assert len(wanted) == len(found)
+    else:
+        assert [each.id for each in wanted] == [each.id for each in found]
+
+
+def test_the_limit_is_pushed_down(heard):
+    database, listener = heard
+    store = Store(database, [Sale])
+    store.setup()
+    store.insert_many([Sale(id=key, date=OLD if key % 2 else NOW) for key in range(20)])
+    store.archive(Sale, now=NOW)
+    listener.clear()
+    assert 3 == len(list(store.find(Sale, sort="-date", limit=3, archived=True)))
+    assert [3, 3] == [command["limit"] for name, command in listener.commands if name == "find"]
+
+
+def test_a_reader_sees_each_document_once_while_documents_move(database):
+    store, other = Store(database, [Sale], limits=SMALL), Store(database, [Sale], limits=SMALL)
+    store.setup()
+    store.insert_many([Sale(id=key, date=OLD) for key in range(40)])
+    stop = threading.Event()
+
+    def move() -> None:
+        for _ in range(3):
+            store.archive(Sale, now=NOW)
+            for key in range(0, 40, 5):
+                store.restore(Sale, key)
+        stop.set()
+
+    def read() -> None:
+        while not stop.is_set():
+            found = [each.id for each in other.find(Sale, sort="_id", archived=True)]
+            assert list(range(40)) == found
+            assert other.get(Sale, 5) is not None
+
+    race(move, read)
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def test_writes_of_what_is_archived_are_refused(run, database):
+    store = run.store([Sale])
+    store.setup()
+    store.insert(Sale(id=1, date=OLD))
+    store.archive(Sale, now=NOW)
+    for write in (
+        lambda: store.update(Sale, 1, {"$set": {"amount": 2}}),
+        lambda: store.update(Sale, {"note": ""}, {"$set": {"amount": 2}}),
+        lambda: store.replace(Sale(id=1, amount=2)),
+        lambda: store.delete(Sale, 1),
+        lambda: store.change(store.get(Sale, 1), amount=2),
+        lambda: store.upsert(Sale, {"_id": 1}, {"$set": {"amount": 2}}, insert=Sale(id=1)),
+        lambda: store.bulk([Insert(Sale(id=5)), Update(Sale, 1, {"$set": {"amount": 2}})]),
+        lambda: store.bulk([Delete(Sale, 1), Delete(Sale, 2)]),
+    ):
+        with pytest.raises(UsageError) as raised:
+            write()
+        assert "document-archived" == raised.value.code
+    assert store.update(Sale, 2, {"$set": {"amount": 2}}) is None
+    assert ["sales_archive"] == places(database, 1)
+    back = store.restore(Sale, 1)
+    assert (1, ["sales"]) == (back.id, places(database, 1))
+    assert 2 == store.update(Sale, 1, {"$set": {"amount": 2}}).amount
+    assert store.restore(Sale, 1) is None
+
+
+def test_writes_bring_back_what_is_archived_where_that_is_declared(run, database):
+    store = run.store([Letter])
+    store.setup()
+    store.insert_many([Letter(id=key, number=str(key), date=dt.date(2020, 1, 1)) for key in range(8)])
+    assert 8 == store.archive(Letter, now=NOW)
+    assert "x" == store.update(Letter, 0, {"$set": {"text": "x"}}).text
+    assert "y" == store.replace(Letter(id=1, number="1", date=dt.date(2020, 1, 1), text="y")).text
+    assert 2 == store.delete(Letter, 2).id
+    new = Letter(id=9, number="5", date=dt.date(2026, 1, 1))
+    upserted = store.upsert(Letter, {"number": "5"}, {"$set": {"text": "z"}}, insert=new)
+    assert (5, "z", False) == (upserted.document.id, upserted.document.text, upserted.created)
+    text = {"$set": {"text": "b"}}
+    sixth = Letter(id=6, number="6", date=dt.date(2020, 1, 1), text="b")
+    seventh = Letter(id=9, number="7", date=dt.date(2026, 1, 1))
+    operations = [Update(Letter, 4, text), Replace(sixth), Upsert(Letter, {"number": "7"}, text, seventh)]
+    assert Bulk(updated=3) == store.bulk(operations)
+    assert ["b", "b", "b"] == [store.get(Letter, key).text for key in (4, 6, 7)]
+    assert [["letters"], ["letters"], [], ["old_letters"]] == [
+        places(database, key, Letter) for key in range(4)
+    ]
+    assert [] == store.verify()
+
+
+def test_a_unique_index_holds_across_both_places(run, database):
+    store = run.store([Letter])
+    store.setup()
+    store.insert_many(
+        [Letter(id=key, number=str(key), code=None, date=dt.date(2020, 1, 1)) for key in range(2)]
+    )
+    store.insert(Letter(id=7, number="7", date=dt.date(2026, 1, 1)))
+    store.archive(Letter, now=NOW)
+    for fields, write in (
+        (["_id"], lambda: store.insert(Letter(id=0, number="new", date=dt.date(2026, 1, 1)))),
+        (["number"], lambda: store.insert(Letter(id=9, number="1", date=dt.date(2026, 1, 1)))),
+        (["number"], lambda: store.update(Letter, 7, {"$set": {"number": "0"}})),
+        (["number"], lambda: store.replace(Letter(id=7, number="0", date=dt.date(2026, 1, 1)))),
+        (["number"], lambda: store.update_many(Letter, {}, {"$set": {"number": "0"}})),
+    ):
+        with pytest.raises(DuplicateKey) as raised:
+            write()
+        assert (fields, 11000) == (list(raised.value.fields), raised.value.details["code"])
+        assert raised.value.index
+        assert "restore that one" in str(raised.value)
+    assert "7" == store.get(Letter, 7).number
+    store.insert(Letter(id=8, number="8", date=dt.date(2026, 1, 1)))
+    assert [] == store.verify()
+
+
+def test_a_document_that_is_deleted_softly_is_not_archived(run, database):
+    store = run.store([Deed])
+    store.setup()
+    store.insert_many([Deed(id=key, date=OLD) for key in (1, 2)])
+    store.delete(Deed, 1)
+    assert 1 == store.archive(Deed, now=NOW, dry_run=True)
+    assert 1 == store.archive(Deed, now=NOW)
+    assert [1] == [each.id for each in store.find(Deed, deleted=True)]
+    assert store.restore(Deed, 1).deleted_at is None
+    assert [] == store.verify()
+
+
+def test_a_revert_of_an_archived_document_is_refused_or_brings_it_back(run, database):
+    store = run.store([Deed, Contract, Sale])
+    store.setup()
+    store.insert(Deed(id=1, owner="Ada", date=OLD))
+    store.update(Deed, 1, {"$set": {"owner": "Ben"}})
+    store.insert(Contract(id=1, date=OLD))
+    assert (1, 1) == (store.archive(Deed, now=NOW), store.archive(Contract, now=NOW))
+    assert "Ada" == store.revert(Deed, 1, 1).owner
+    assert ["deeds"] == places(database, 1, Deed)
+    with pytest.raises(UsageError) as raised:
+        store.revert(Contract, 1, 1)
+    assert "document-archived" == raised.value.code
+    assert [] == store.verify()
+
+
+def test_an_update_that_races_with_the_move_is_kept(database):
+    store, other = Store(database, COUNTED, limits=SMALL), Store(database, COUNTED)
+    store.setup()
+    store.insert(Shop(id=1))
+    store.insert_many([Sale(id=key, date=OLD, amount=0) for key in range(30)])
+    added = [0] * 30
+    stop = threading.Event()
+
+    def move() -> None:
+        for _ in range(4):
+            store.archive(Sale, now=NOW)
+            for key in range(30):
+                store.restore(Sale, key)
+        store.archive(Sale, now=NOW)
+        stop.set()
+
+    def write() -> None:
+        key = 0
+        while not stop.is_set():
+            try:
+                if other.update(Sale, key % 30, {"$inc": {"amount": 1}}) is not None:
+                    added[key % 30] += 1
+            except UsageError as error:
+                assert "document-archived" == error.code
+            key += 1
+
+    race(move, write)
+    assert 30 == database["sales_archive"].count_documents({})
+    assert added == [store.get(Sale, key).amount for key in range(30)]
+    assert sum(added) == store.get(Shop, 1).total
+    assert 30 == store.get(Shop, 1).sales
+    assert [] == store.verify()
+
+
+def test_what_a_document_derives_is_brought_up_to_date_when_it_comes_back(run, database):
+    store = run.store([Sale, Contract])
+    store.setup()
+    store.insert(Contract(id=1, date=OLD))
+    store.archive(Contract, now=NOW)
+    store.insert(Sale(id=1, shop_id=1))
+    assert [] == store.verify()
+    assert 1 == store.restore(Contract, 1).sales
+    assert [1] == [state.revision for state in store.history(Contract, 1)]
+    assert [] == store.verify()
+
+
+# -- another database ------------------------------------------------------------------------------
+
+
+def test_the_archive_may_be_in_another_database(run, database):
+    other = f"{database.name}_old"
+    model = type(Document)(
+        "Sold",
+        (Document,),
+        {"__annotations__": {"id": int, "shop_id": int, "date": dt.datetime}, "__module__": __name__},
+        collection="sold",
+        archive=Archive(by="date", after=YEAR, into=f"{other}.sold"),
+    )
+    from treadle import Count
+
+    counting = type(Document)(
+        "Counting",
+        (Document,),
+        {
+            "__annotations__": {"id": int, "sold": Annotated[int, Count(model, by="shop_id")]},
+            "sold": 0,
+            "__module__": __name__,
+        },
+        collection="counting",
+    )
+    store = run.store([model, counting])
+    try:
+        store.setup()
+        assert [] == store.setup()
+        store.insert(counting(id=1))
+        store.insert_many([model(id=key, shop_id=1, date=OLD if key % 2 else NOW) for key in range(6)])
+        assert 3 == store.archive(model, now=NOW)
+        assert 3 == database.client[other]["sold"].count_documents({})
+        assert list(range(6)) == [each.id for each in store.find(model, sort="_id", archived=True)]
+        assert 1 == store.get(model, 1).id
+        assert 6 == store.get(counting, 1).sold
+        database["counting"].update_one({}, {"$set": {"sold": 1}})
+        store.repair()
+        assert 6 == store.get(counting, 1).sold
+        assert 1 == store.restore(model, 1).id
+        assert [] == store.verify()
+    finally:
+        database.client.drop_database(other)
+
+
+# -- proof, repair and declarations ------------------------------------------------------------------
+
+
+def test_a_document_in_both_places_is_found_and_mended(run, database):
+    store = run.store(COUNTED, limits=SMALL)
+    store.setup()
+    sell(store)
+    store.archive(Sale, now=NOW)
+    before = derived(store)
+    copy = database["sales_archive"].find_one({"_id": 3})
+    database["sales"].insert_one({**copy, "amount": 99})
+    assert {"archive"} <= {each.pattern for each in store.verify()}
+    store.repair()
+    assert [] == store.verify()
+    assert ["sales"] == places(database, 3)
+    assert before[0]["sales"] == store.get(Shop, 1).sales
+
+
+def test_a_document_that_cannot_be_stored_there_is_set_aside(run, database):
+    store = run.store([Sale], limits=SMALL)
+    store.setup()
+    store.insert_many([Sale(id=key, date=OLD) for key in range(8)])
+    database["sales_archive"].insert_one({"_id": 4, "other": True})
+    assert 7 == store.archive(Sale, now=NOW)
+    assert 1 == database["treadle.set_aside"].count_documents({"_id.key": 4})
+    assert 1 == database["sales"].count_documents({})
+
+
+@pytest.mark.parametrize(
+    ("annotations", "keywords", "code"),
+    [
+        ({}, {"by": "name"}, "source-field-missing"),
+        ({"name": str}, {"by": "name"}, "maintained-type"),
+        ({}, {"after": 5}, "pattern-keyword"),
+        ({}, {"archived": "maybe"}, "pattern-keyword"),
+        ({}, {"into": ""}, "pattern-keyword"),
+        ({"when": Annotated[dt.datetime, Indexed(expire_after=YEAR)]}, {}, "archive-expires"),
+        ({"tags": Annotated[list[str], Outlier(limit=3, overflow="o")]}, {}, "archive-declaration"),
+    ],
+)
+def test_a_declaration_that_makes_no_sense_is_refused(annotations, keywords, code, database):
+    declared = Archive(**{"by": "date", "after": YEAR, "into": "old", **keywords})
+    model = type(Document)(
+        "Bad",
+        (Document,),
+        {"__annotations__": {"date": dt.datetime, **annotations}, "__module__": __name__},
+        collection="bad",
+        archive=declared,
+    )
+    with pytest.raises(DeclarationError) as raised:
+        Store(database, [model])
+    assert code == raised.value.code
+
+
+def test_a_model_without_an_archive_says_so(run):
+    store = run.store([Shop, Sale])
+    for call in (
+        lambda: store.archive(Shop),
+        lambda: list(store.find(Shop, archived=True)),
+    ):
+        with pytest.raises(UsageError) as raised:
+            call()
+        assert "archive-undeclared" == raised.value.code
+    assert UTC is dt.UTC
+
+
+# -- buckets ---------------------------------------------------------------------------------------
+
+
+class Reading(
+    Document,
+    collection="readings",
+    bucket=Bucket(key="sensor", time="ts", limit=3, stats="value"),
+    archive=Archive(by="ts", after=YEAR, into="old_readings"),
+):
+    sensor: str
+    ts: dt.datetime
+    value: int
+
+
+def test_a_bucketed_model_moves_whole_buckets(run, database):
+    store = run.store([Reading], limits=SMALL)
+    store.setup()
+    times = [OLD + dt.timedelta(hours=number) for number in range(7)] + [NOW]
+    store.insert_many([Reading(sensor="a", ts=ts, value=number) for number, ts in enumerate(times)])
+    buckets = database["readings"].count_documents({})
+    assert 2 == store.archive(Reading, now=NOW)
+    # The last bucket holds a reading that is not old.
+    assert buckets - 2 == database["readings"].count_documents({})
+    assert [6, 7] == [each.value for each in store.find(Reading, sort="ts")]
+    assert list(range(8)) == [each.value for each in store.find(Reading, sort="ts", archived=True)]
+    assert [7, 6, 5] == [each.value for each in store.find(Reading, sort="-ts", limit=3, archived=True)]
+    assert [4, 5] == [each.value for each in store.find(Reading, {"value": {"$in": [4, 5]}}, archived=True)]
+    store.insert(Reading(sensor="a", ts=OLD, value=9))
+    assert 9 == len(list(store.find(Reading, archived=True)))
+    assert [] == store.verify()
+    assert 1 == store.archive(Reading, now=NOW)
+    assert 9 == len(list(store.find(Reading, archived=True)))
+
+
+def test_buckets_are_archived_by_their_time_only(database):
+    body = {
+        "__annotations__": {"ts": dt.datetime, "made": dt.datetime, "sensor": str},
+        "__module__": __name__,
+    }
+    model = type(Document)(
+        "Odd",
+        (Document,),
+        body,
+        collection="odd",
+        bucket=Bucket(key="sensor", time="ts", limit=3),
+        archive=Archive(by="made", after=YEAR, into="old_odd"),
+    )
+    with pytest.raises(DeclarationError) as raised:
+        Store(database, [model])
+    assert "archive-declaration" == raised.value.code

@@ -1,0 +1,351 @@
+"""Many optional fields as pairs under one index, behind the names that callers use."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import random
+from decimal import Decimal
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from treadle import (
+    Attributes,
+    Count,
+    DeclarationError,
+    Document,
+    History,
+    Measured,
+    Store,
+    Sum,
+    UsageError,
+)
+
+# Few by default; TREADLE_STEPS=all plays as many as a release should have seen.
+STEPS = 5_000 if os.environ.get("TREADLE_STEPS") == "all" else 300
+Value = str | int | float | bool | Decimal | dt.datetime | list[str] | Measured | None
+
+
+class Sheet(BaseModel):
+    lines: Annotated[dict[str, str], Attributes()] = {}
+
+
+class Product(Document, collection="products"):
+    id: int
+    name: str = ""
+    shop_id: int = 1
+    specs: Annotated[dict[str, Value], Attributes()] = {}
+    sheet: Sheet = Sheet()
+
+
+class Shop(Document, collection="shops"):
+    id: int
+    red: Annotated[int, Count(Product, by="shop_id", where={"specs.color": "red"})] = 0
+    heavy: Annotated[int, Count(Product, by="shop_id", where={"specs.weight.value": {"$gt": 5}})] = 0
+
+
+class Item(Document, collection="items", discriminator="kind", history=History()):
+    id: int
+
+
+class Book(Item, kind="book"):
+    pages: Annotated[dict[str, int], Attributes()] = {}
+
+
+class Toy(Item, kind="toy"):
+    age: int = 3
+
+
+@pytest.fixture
+def store(run):
+    store = run.store([Product, Shop])
+    store.setup()
+    store.insert(Shop(id=1))
+    return store
+
+
+def stored(database, key=1):
+    return database["products"].find_one({"_id": key})["specs"]
+
+
+@pytest.mark.quick
+def test_a_dict_is_stored_as_pairs_and_read_back(store, database):
+    specs = {
+        "color": "red",
+        "size": 5,
+        "price": Decimal("9.90"),
+        "new": True,
+        "since": dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+        "tags": ["a", "b"],
+        "weight": Measured(7, "kg"),
+        "a.b": "dotted",
+        "$x": "dollar",
+        "nothing": None,
+    }
+    inserted = store.insert(Product(id=1, specs=specs))
+    assert specs == inserted.specs == store.get(Product, 1).specs
+    pairs = stored(database)
+    assert {"k": "color", "v": "red"} == pairs[0]
+    assert {"k": "weight", "v": 7, "u": "kg"} == next(each for each in pairs if each["k"] == "weight")
+    assert [] == store.verify()
+
+
+FILTERS: list[tuple[dict[str, Any], list[int]]] = [
+    ({"specs.color": "red"}, [1, 2]),
+    ({"specs.color": "red", "specs.size": 5}, [1]),
+    ({"specs.color": {"$ne": "red"}}, [3, 4]),
+    ({"specs.color": {"$in": ["blue", "green"]}}, [3]),
+    ({"specs.color": {"$in": ["blue", None]}}, [3, 4]),
+    ({"specs.color": {"$in": []}}, []),
+    ({"specs.color": {"$nin": ["red"]}}, [3, 4]),
+    ({"specs.color": {"$exists": True}}, [1, 2, 3]),
+    ({"specs.color": {"$exists": False}}, [4]),
+    ({"specs.color": None}, [4]),
+    ({"specs.color": {"$eq": None}}, [4]),
+    ({"specs.color": {"$ne": None}}, [1, 2, 3]),
+    ({"specs.size": {"$gte": 5, "$lt": 9}}, [1]),
+    ({"specs.size": {"$gte": 5, "$ne": 9}}, [1]),
+    ({"specs.size": {"$not": {"$gte": 6}}}, [1, 3, 4]),
+    ({"$or": [{"specs.color": "blue"}, {"specs.size": 9}]}, [2, 3]),
+    ({"$nor": [{"specs.color": "blue"}]}, [1, 2, 4]),
+    ({"$and": [{"specs.color": "red"}, {"name": "n2"}]}, [2]),
+    ({"specs.color": {"$regex": "^bl"}}, [3]),
+    ({"specs.a.b": "x"}, [4]),
+    ({"specs.weight": Measured(7, "kg")}, [1]),
+    ({"specs.weight.unit": "kg"}, [1, 2]),
+    ({"specs.weight.value": {"$gt": 7}}, [2]),
+    ({"specs": {"a.b": "x"}}, [4]),
+    ({"specs": {"$size": 1}}, [3, 4]),
+    ({"sheet.lines.top": "t"}, [2]),
+]
+
+
+@pytest.fixture
+def filled(store):
+    store.insert_many(
+        [
+            Product(id=1, name="n1", specs={"color": "red", "size": 5, "weight": Measured(7, "kg")}),
+            Product(
+                id=2,
+                name="n2",
+                specs={"size": 9, "color": "red", "weight": Measured(8, "kg")},
+                sheet=Sheet(lines={"top": "t"}),
+            ),
+            Product(id=3, name="n3", specs={"color": "blue"}),
+            Product(id=4, name="n4", specs={"a.b": "x"}),
+        ]
+    )
+    return store
+
+
+@pytest.mark.parametrize(("filter", "expected"), FILTERS, ids=[str(each) for each, _ in FILTERS])
+def test_filters_on_names_find_what_filters_on_fields_would(filter, expected, filled):
+    assert expected == [each.id for each in filled.find(Product, filter, sort="_id")]
+    assert len(expected) == filled.count(Product, filter)
+    assert bool(expected) == filled.exists(Product, filter)
+    assert expected[:1] == [each.id for each in [filled.find_one(Product, filter, sort="_id")] if each]
+
+
+def test_two_conditions_are_not_met_by_one_element(store):
+    """One `$elemMatch` over both would ask for an element that has two names."""
+    store.insert(Product(id=1, specs={"color": "red", "size": 5}))
+    store.insert(Product(id=2, specs={"color": "red", "size": 6}))
+    assert [1] == [each.id for each in store.find(Product, {"specs.color": "red", "specs.size": 5})]
+
+
+def test_every_filter_on_a_name_uses_the_one_index(store, database):
+    store.insert_many([Product(id=key, specs={f"n{key % 7}": key}) for key in range(50)])
+    listed = [each["key"] for each in database["products"].list_indexes()]
+    assert {"specs.k": 1, "specs.v": 1} in [dict(each) for each in listed]
+    from treadle.query.safety import clean_filter
+
+    sent = clean_filter(store.graph.entry(Product).codec, {"specs.n3": {"$gte": 10, "$lt": 30}})
+    plan = database["products"].find(sent).explain()["queryPlanner"]["winningPlan"]
+    assert "IXSCAN" in str(plan)
+    assert "COLLSCAN" not in str(plan)
+    assert 3 == database["products"].count_documents(sent)
+
+
+def test_updates_of_one_name_change_it_in_place(store, database):
+    store.insert(Product(id=1, specs={"color": "red", "size": 5, "weight": Measured(7, "kg")}))
+    after = store.update(
+        Product, 1, {"$set": {"specs.color": "blue", "name": "x"}, "$inc": {"specs.size": 2}}
+    )
+    assert ({"color": "blue", "size": 7, "weight": Measured(7, "kg")}, "x") == (after.specs, after.name)
+    assert ["color", "size", "weight"] == [each["k"] for each in stored(database)]
+    after = store.update(Product, 1, {"$set": {"specs.new.one": 1}, "$unset": {"specs.color": ""}})
+    assert {"size": 7, "weight": Measured(7, "kg"), "new.one": 1} == after.specs
+    assert all({"k", "v"} <= each.keys() for each in stored(database))
+    after = store.update(
+        Product, 1, {"$max": {"specs.size": 9}, "$min": {"specs.fresh": 3}, "$mul": {"specs.n": 2}}
+    )
+    assert (9, 3, 0) == tuple(after.specs[name] for name in ("size", "fresh", "n"))
+    after = store.update(Product, 1, {"$set": {"specs.weight": Measured(8, "lb")}})
+    assert Measured(8, "lb") == after.specs["weight"]
+    after = store.update(Product, 1, {"$inc": {"specs.weight": 1}})
+    assert Measured(9, "lb") == after.specs["weight"]
+    assert {"a": 1} == store.update(Product, 1, {"$set": {"specs": {"a": 1}}}).specs
+    assert [{"k": "a", "v": 1}] == stored(database)
+    assert [] == store.verify()
+
+
+def test_updates_and_deletions_are_chosen_by_names(filled, database):
+    assert 2 == filled.update_many(Product, {"specs.color": "red"}, {"$set": {"specs.color": "green"}})
+    assert "green" == filled.update(Product, {"specs.size": 9}, {"$set": {"name": "big"}}).specs["color"]
+    assert 1 == filled.delete_many(Product, {"specs.color": "blue"})
+    assert 1 == filled.delete(Product, {"specs.size": 5}).id
+
+
+def test_values_are_the_model_s_and_text_is_never_an_expression(store, database):
+    store.insert(Product(id=1, name="secret"))
+    store.update(Product, 1, {"$set": {"specs.color": "$name"}})
+    assert {"color": "$name"} == store.get(Product, 1).specs
+    with pytest.raises(UsageError):
+        store.update(Product, 1, {"$set": {"sheet.lines.top": 5}})
+    for update in ({"$push": {"specs.tags": "x"}}, {"$set": {"specs.a": 1}, "$push": {"name": 1}}):
+        with pytest.raises(UsageError) as raised:
+            store.update(Product, 1, update)
+        assert raised.value.code in ("attributes-update", "value-invalid", "update-invalid")
+
+
+def test_sorts_by_a_name(filled):
+    found = [each.id for each in filled.find(Product, {"specs.size": {"$exists": True}}, sort="-specs.size")]
+    assert [2, 1] == found
+    assert [1] == [each.id for each in filled.find(Product, sort="-specs.size", skip=1, limit=1)]
+    assert 2 == filled.find_one(Product, sort="-specs.size").id
+    for call in (
+        lambda: filled.page(Product, sort="specs.size"),
+        lambda: filled.update(Product, {}, {"$set": {"name": "x"}}, sort="specs.size"),
+    ):
+        with pytest.raises(UsageError) as raised:
+            call()
+        assert "sort-invalid" == raised.value.code
+
+
+def test_conditions_of_derived_values_are_translated(store, database):
+    store.insert(Product(id=1, specs={"color": "red", "weight": Measured(9, "kg")}))
+    store.insert(Product(id=2, specs={"color": "blue"}))
+    assert (1, 1) == (store.get(Shop, 1).red, store.get(Shop, 1).heavy)
+    store.update(Product, 2, {"$set": {"specs.color": "red"}})
+    assert 2 == store.get(Shop, 1).red
+    store.update(Product, 1, {"$unset": {"specs.color": ""}})
+    assert 1 == store.get(Shop, 1).red
+    assert [] == store.verify()
+    store.rebuild()
+    assert 1 == store.get(Shop, 1).red
+
+
+def test_kinds_with_attributes_are_found_by_their_base(run, database):
+    store = run.store([Item, Book, Toy])
+    store.setup()
+    store.insert_many([Book(id=1, pages={"one": 5}), Book(id=2), Toy(id=3)])
+    assert [1] == [each.id for each in store.find(Item, {"pages.one": 5})]
+    store.update(Item, 1, {"$inc": {"pages.one": 1}})
+    assert [6, 5] == [state.document.pages["one"] for state in store.history(Book, 1)]
+    assert [] == store.verify()
+
+
+def test_the_validator_refuses_what_is_no_pair(store, database):
+    from pymongo.errors import WriteError
+
+    for specs in ([{"k": 5, "v": 1}], [{"k": "a"}], {"a": 1}):
+        with pytest.raises(WriteError):
+            database["products"].insert_one(
+                {"_id": 9, "name": "", "shop_id": 1, "specs": specs, "sheet": {"lines": []}}
+            )
+
+
+def test_what_others_wrote_is_read_and_doubled_names_are_found(store, database):
+    raw = database.get_collection("products")
+    pairs = [{"k": "color", "v": "red"}, {"k": "size", "v": 1}, {"k": "color", "v": "blue"}]
+    documents = [
+        {"_id": 1, "name": "", "shop_id": 1, "specs": pairs, "sheet": {"lines": []}},
+        {"_id": 2, "name": "", "shop_id": 1, "specs": {"color": "red"}, "sheet": {"lines": []}},
+    ]
+    raw.insert_many(documents, bypass_document_validation=True)
+    assert {"color": "blue", "size": 1} == store.get(Product, 1).specs
+    assert {"color": "red"} == store.get(Product, 2).specs
+    found = [each for each in store.verify() if each.pattern == "attributes"]
+    assert [1, 2] == [each.document_id for each in found]
+    store.repair()
+    assert [] == store.verify()
+    assert [{"k": "color", "v": "blue"}, {"k": "size", "v": 1}] == stored(database)
+    assert {"color": "blue", "size": 1} == store.get(Product, 1).specs
+
+
+@pytest.mark.parametrize(
+    ("annotation", "code"),
+    [
+        (Annotated[list[str], Attributes()], "maintained-type"),
+        (Annotated[dict[int, str], Attributes()], "maintained-type"),
+        (list[Sheet], "maintained-type"),
+        (Annotated[int, Sum(Product, "specs.size", by="id")], "attributes-path"),
+    ],
+)
+def test_a_declaration_that_makes_no_sense_is_refused(annotation, code, database):
+    body = {"__annotations__": {"id": int, "field": annotation}, "field": None, "__module__": __name__}
+    model = type(Document)("Bad", (Document,), body, collection="bad")
+    with pytest.raises(DeclarationError) as raised:
+        Store(database, [Product, model])
+    assert code == raised.value.code
+
+
+@pytest.mark.heavy
+def test_random_updates_and_filters(database):
+    """Against a plain dict, and against a collection whose fields are ordinary ones."""
+    store, chance = Store(database, [Product, Shop]), random.Random(5)
+    store.setup()
+    plain: dict[int, dict[str, Any]] = {}
+    names, values = ["color", "size", "a.b", "n"], [1, 2, 3]
+    for number in range(STEPS):
+        key, name, value = chance.randrange(5), chance.choice(names), chance.choice(values)
+        what = chance.choice(["put", "set", "set", "unset", "inc", "max", "many", "delete", "replace"])
+        field = f"specs.{name}"
+        if what == "put" and key not in plain:
+            store.insert(Product(id=key, specs={name: value}))
+            plain[key] = {name: value}
+        elif what == "replace" and key in plain:
+            store.replace(Product(id=key, specs={name: value, "x": 1}))
+            plain[key] = {name: value, "x": 1}
+        elif what == "delete":
+            store.delete(Product, {field: value})
+            gone = sorted(each for each, specs in plain.items() if specs.get(name) == value)
+            left = {each["_id"] for each in database["products"].find({}, {"_id": 1})}
+            assert len(gone[:1]) == len(plain) - len(left)
+            plain = {each: specs for each, specs in plain.items() if each in left}
+        elif what == "many":
+            store.update_many(Product, {field: {"$gte": value}}, {"$inc": {field: 1}})
+            for specs in plain.values():
+                if specs.get(name, 0) >= value:
+                    specs[name] += 1
+        elif what in ("set", "inc", "max", "unset"):
+            store.update(Product, key, {f"${what}": {field: value}})
+            if key in plain:
+                old = plain[key].get(name)
+                new = {"set": value, "inc": (old or 0) + value, "max": max(old or 0, value)}.get(what)
+                if what == "unset":
+                    plain[key].pop(name, None)
+                else:
+                    plain[key][name] = new
+        asked = chance.choice(
+            [{"$gte": value}, value, {"$ne": value}, {"$exists": False}, None, {"$nin": [value]}]
+        )
+        expected = sorted(each for each, specs in plain.items() if _matches(specs.get(name), asked))
+        assert expected == [each.id for each in store.find(Product, {field: asked}, sort="_id")]
+        assert plain == {each.id: each.specs for each in store.find(Product)}
+        if number % 100 == 99:
+            assert [] == store.verify()
+
+
+def _matches(value: Any, asked: Any) -> bool:
+    if not isinstance(asked, dict):
+        return bool(value == asked)
+    ((operator, operand),) = asked.items()
+    return {
+        "$gte": lambda: value is not None and value >= operand,
+        "$ne": lambda: value != operand,
+        "$exists": lambda: value is None,
+        "$nin": lambda: value not in operand,
+    }[operator]()

@@ -1,0 +1,568 @@
+"""revision=, soft_delete=, CreatedAt and UpdatedAt, on models of every kind."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated, Any
+
+import pytest
+from bson import ObjectId
+from pydantic import BaseModel
+from pymongo import MongoClient
+
+from tests.support import race
+from treadle import (
+    Bucket,
+    Conflict,
+    Count,
+    CreatedAt,
+    DataError,
+    Day,
+    DeclarationError,
+    Document,
+    DuplicateKey,
+    ExtendedReference,
+    Formula,
+    History,
+    Id,
+    Indexed,
+    Insert,
+    Rollup,
+    Store,
+    Subset,
+    Sum,
+    Update,
+    UpdatedAt,
+    UsageError,
+    migration,
+)
+from treadle.server.local import start
+
+UTC = dt.UTC
+
+
+class Person(Document, collection="people", revision="revision", soft_delete="deleted_at"):
+    name: str
+    email: Annotated[str | None, Indexed(unique=True)] = None
+    code: Annotated[str | None, Indexed(unique=True, deleted=True)] = None
+    posts: Annotated[int, Count("Post", by="author_id")] = 0
+    made: Annotated[dt.datetime | None, CreatedAt()] = None
+    written: Annotated[dt.datetime | None, UpdatedAt()] = None
+    revision: int = 0
+    deleted_at: dt.datetime | None = None
+
+
+class PersonCard(BaseModel):
+    name: str
+
+
+class PostCard(BaseModel):
+    title: str
+
+
+class Post(Document, collection="posts", soft_delete="gone", naming="camel"):
+    author_id: Id
+    author: Annotated[PersonCard | None, ExtendedReference(Person, by="author_id")] = None
+    blog_id: Id
+    title: str
+    words: int = 0
+    day: dt.datetime = dt.datetime(2024, 5, 1, tzinfo=UTC)
+    gone: dt.datetime | None = None
+
+
+class Blog(Document, collection="blogs"):
+    posts: Annotated[int, Count(Post, by="blog_id")] = 0
+    words: Annotated[int, Sum(Post, "words", by="blog_id", where={"words": {"$gt": 0}})] = 0
+    latest: Annotated[list[PostCard], Subset(Post, by="blog_id", sort="-words", size=2)] = []
+    double: Annotated[int | None, Formula({"$multiply": ["$posts", 2]})] = None
+
+
+class Daily(Document, collection="daily", rollup=Rollup(Post, keys={"day": Day("day", timezone="UTC")})):
+    day: dt.datetime
+    number: Annotated[int, Count()]
+    words: Annotated[int, Sum("words")]
+
+
+class Plain(Document, collection="plain", revision="version"):
+    text: str = ""
+    version: int = 0
+
+
+class Vehicle(Document, collection="vehicles", discriminator="type", revision="rev", soft_delete="deleted"):
+    name: str
+    rev: int = 0
+    deleted: dt.datetime | None = None
+    seen: Annotated[dt.datetime | None, UpdatedAt()] = None
+
+
+class Car(Vehicle, kind="car"):
+    doors: int = 4
+
+
+class Boat(Vehicle, kind="boat"):
+    masts: int = 1
+
+
+class Note(Document, collection="notes", version=2, soft_delete="deleted_at", revision="revision"):
+    body: str = ""
+    revision: int = 0
+    deleted_at: dt.datetime | None = None
+
+
+@migration(Note, from_version=1)
+def rename(document: dict[str, Any]) -> dict[str, Any]:
+    document["body"] = document.pop("text", "")
+    return document
+
+
+MODELS = [Person, Post, Blog, Daily, Plain, Vehicle, Car, Boat, Note]
+
+
+@pytest.fixture
+def store(run):
+    store = run.store(MODELS)
+    store.setup()
+    return store
+
+
+def server_time(database: Any) -> dt.datetime:
+    return database.client.admin.command("hello")["localTime"].replace(tzinfo=UTC)
+
+
+# -- dates ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.quick
+def test_dates_are_the_servers(store, database):
+    start = server_time(database)
+    ann = store.insert(Person(name="Ann", made=dt.datetime(1990, 1, 1, tzinfo=UTC)))
+    assert start <= ann.made <= server_time(database)
+    assert ann.made == ann.written
+    assert ann == store.get(Person, ann.id)
+    later = store.update(Person, ann.id, {"$set": {"name": "A"}})
+    assert ann.made == later.made
+    assert ann.written <= later.written <= server_time(database)
+    pipeline = store.update(Person, ann.id, [{"$set": {"name": "B"}}])
+    assert later.written <= pipeline.written
+    pipeline.name = "C"
+    replaced = store.replace(pipeline)
+    assert (ann.made, True) == (replaced.made, pipeline.written <= replaced.written)
+    with pytest.raises(UsageError) as caught:
+        store.update(Person, ann.id, {"$set": {"written": None}})
+    assert "field-maintained" == caught.value.code
+
+
+def test_maintained_values_alone_are_nobodys_write(store):
+    ann = store.insert(Person(name="Ann"))
+    blog = store.insert(Blog())
+    for n in range(3):
+        store.insert(Post(author_id=ann.id, blog_id=blog.id, title=str(n)))
+    now = store.get(Person, ann.id)
+    assert (3, ann.written, ann.revision) == (now.posts, now.written, now.revision)
+    now.name = "Ann B."
+    assert 2 == store.replace(ann).revision
+
+
+def test_bulk_writes_are_stamped(store, database):
+    start = server_time(database)
+    store.bulk([Insert(Person(name="a")), Insert(Person(name="b"))])
+    people = store.insert_many([Person(name="c"), Person(name="d")])
+    store.bulk([Update(Person, each.id, {"$set": {"name": "x"}}) for each in people])
+    store.update_many(Person, {"name": "x"}, {"$set": {"name": "y"}})
+    assert all(start <= each.made <= each.written for each in store.find(Person))
+    assert [1, 1, 3, 3] == [each.revision for each in store.find(Person, sort="_id")]
+    assert [] == store.verify()
+
+
+# -- revision -------------------------------------------------------------------------------------
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("model", [Plain, Person, Car, Note])
+def test_whoever_writes_over_an_older_document_is_told(store, model):
+    make = {
+        Plain: Plain,
+        Person: lambda: Person(name="x"),
+        Car: lambda: Car(name="x"),
+        Note: Note,
+    }[model]
+    field = {Plain: "text", Person: "name", Car: "name", Note: "body"}[model]
+    number = {Plain: "version", Car: "rev"}.get(model, "revision")
+    mine = store.insert(make())
+    assert 1 == getattr(mine, number)
+    theirs = store.get(model, mine.id)
+    assert 2 == getattr(store.change(theirs, **{field: "theirs"}), number)
+    for write in (lambda: store.replace(mine), lambda: store.change(mine, **{field: "mine"})):
+        with pytest.raises(Conflict) as caught:
+            write()
+        assert "document-changed" == caught.value.code
+    assert "theirs" == getattr(store.get(model, mine.id), field)
+    fresh = store.get(model, mine.id)
+    setattr(fresh, field, "mine")
+    assert 3 == getattr(store.replace(fresh), number)
+    store.collection(model)
+    store.delete(model, mine.id)
+    with pytest.raises(DataError) as gone:
+        store.replace(fresh)
+    assert "document-gone" == gone.value.code
+
+
+def test_a_document_from_before_the_declaration_can_be_written(store, database):
+    key = database["plain"].insert_one({"text": "old"}).inserted_id
+    old = store.get(Plain, key)
+    assert 1 == store.change(old, text="new").version
+    with pytest.raises(Conflict):
+        store.change(old, text="newer")
+
+
+def test_of_racing_replacements_one_wins(database):
+    store = Store(database, MODELS)
+    store.setup()
+    ann = store.insert(Person(name="Ann"))
+    won: list[int] = []
+
+    def write(number: int) -> None:
+        mine = ann.model_copy(update={"name": str(number)})
+        try:
+            store.replace(mine) if number % 2 else store.change(ann, name=str(number))
+            won.append(number)
+        except Conflict:
+            pass
+
+    race(*[lambda number=number: write(number) for number in range(8)])
+    assert 1 == len(won)
+    assert (str(won[0]), 2) == (store.get(Person, ann.id).name, store.get(Person, ann.id).revision)
+
+
+# -- soft delete -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(store):
+    ann = store.insert(Person(name="Ann", email="a", code="1"))
+    blog = store.insert(Blog())
+    posts = store.insert_many(
+        [Post(author_id=ann.id, blog_id=blog.id, title=str(n), words=n) for n in range(1, 5)]
+    )
+    return ann, blog, posts
+
+
+@pytest.mark.quick
+def test_a_deleted_document_is_gone_for_everybody_and_comes_back(store, written):
+    ann, blog, posts = written
+    deleted = store.delete(Post, posts[3].id)
+    assert deleted.gone is not None
+    assert store.get(Post, posts[3].id) is None
+    assert [None] == store.get_many(Post, [posts[3].id])
+    assert 3 == store.count(Post)
+    assert not store.exists(Post, {"title": "4"})
+    assert ["1", "2", "3"] == store.distinct(Post, "title")
+    assert [{"n": 3}] == store.aggregate(Post, [{"$count": "n"}]).to_list()
+    assert 3 == len(store.page(Post, sort="title").items)
+    assert store.update(Post, posts[3].id, {"$set": {"words": 9}}) is None
+    assert 3 == store.update_many(Post, {}, {"$inc": {"words": 1}})
+    assert store.delete(Post, posts[3].id) is None
+    assert [deleted] == store.find(Post, deleted=True).to_list()
+    assert [] == store.find(Post, {"title": "1"}, deleted=True).to_list()
+    now = store.get(Blog, blog.id)
+    assert (3, 9, ["3", "2"], 6) == (now.posts, now.words, [each.title for each in now.latest], now.double)
+    assert 3 == store.get(Person, ann.id).posts
+    assert (3, 9) == (store.find_one(Daily).number, store.find_one(Daily).words)
+    assert [] == store.verify()
+
+    back = store.restore(Post, posts[3].id)
+    assert (None, "4") == (back.gone, back.title)
+    now = store.get(Blog, blog.id)
+    assert (4, 13, ["3", "4"]) == (now.posts, now.words, [each.title for each in now.latest])
+    assert 4 == store.find_one(Daily).number
+    assert store.restore(Post, posts[3].id) is None
+    assert store.restore(Post, ObjectId()) is None
+    assert [] == store.verify()
+
+
+def test_what_changed_meanwhile_is_right_when_it_comes_back(store, written):
+    ann, _, posts = written
+    store.delete(Post, posts[0].id)
+    store.update(Person, ann.id, {"$set": {"name": "Anna"}})
+    assert "Anna" == store.restore(Post, posts[0].id).author.name
+    store.delete(Person, ann.id)
+    store.delete(Post, posts[0].id)
+    assert 3 == store.restore(Person, ann.id).posts
+    store.restore(Post, posts[0].id)
+    assert 4 == store.get(Person, ann.id).posts
+    assert [] == store.verify()
+
+
+def test_delete_many_stamps_and_purge_removes(store, written, database):
+    _, blog, posts = written
+    assert 4 == store.delete_many(Post, {})
+    assert store.find_one(Daily) is None
+    assert 0 == store.get(Blog, blog.id).posts
+    assert 4 == database["posts"].count_documents({})
+    assert 0 == store.purge(Post, before=dt.datetime(2000, 1, 1, tzinfo=UTC))
+    store.restore(Post, posts[0].id)
+    assert 3 == store.purge(Post, before=dt.datetime(2100, 1, 1, tzinfo=UTC))
+    assert 1 == database["posts"].count_documents({})
+    assert 0 == store.purge(Post)
+    assert [] == store.verify()
+
+
+def test_unique_indexes_leave_deleted_documents_out_unless_asked(store, written):
+    ann, _, _ = written
+    store.delete(Person, ann.id)
+    with pytest.raises(DuplicateKey):
+        store.insert(Person(name="Other", code="1"))
+    other = store.insert(Person(name="Other", email="a"))
+    with pytest.raises(DuplicateKey):
+        store.restore(Person, ann.id)
+    assert (None, other) == (store.get(Person, ann.id), store.find_one(Person, {"email": "a"}))
+    upserted = store.upsert(
+        Person, {"email": "a"}, {"$set": {"name": "U"}}, insert=Person(name="", email="a")
+    )
+    assert (False, other.id) == (upserted.created, upserted.document.id)
+    assert [] == store.setup()
+
+
+def test_kinds_are_deleted_softly(store):
+    car, boat = store.insert(Car(name="c")), store.insert(Boat(name="b"))
+    assert store.delete(Vehicle, car.id).deleted is not None
+    assert [boat] == store.find(Vehicle).to_list()
+    assert [car.id] == [each.id for each in store.find(Car, deleted=True)]
+    assert [] == store.find(Boat, deleted=True).to_list()
+    assert isinstance(store.restore(Vehicle, car.id), Car)
+    assert 2 == store.count(Vehicle)
+
+
+def test_older_versions_are_deleted_softly(store, database):
+    key = database["notes"].insert_one({"text": "old"}).inserted_id
+    assert "old" == store.delete(Note, key).body
+    assert ["old"] == [each.body for each in store.find(Note, deleted=True)]
+    assert "old" == store.restore(Note, key).body
+    store.delete(Note, key)
+    store.migrate(Note)
+    assert {2: 1} == store.migration_status(Note)
+
+
+def test_deletions_and_sources_that_race_agree(database):
+    store = Store(database, MODELS)
+    store.setup()
+    ann, blog = store.insert(Person(name="Ann")), store.insert(Blog())
+    posts = store.insert_many([Post(author_id=ann.id, blog_id=blog.id, title=str(n)) for n in range(6)])
+
+    def delete_and_restore(number: int) -> None:
+        for _ in range(3):
+            store.delete(Post, posts[number].id)
+            store.restore(Post, posts[number].id)
+        store.delete(Post, posts[number].id)
+
+    def bury_the_author() -> None:
+        for _ in range(3):
+            store.delete(Person, ann.id)
+            store.restore(Person, ann.id)
+
+    race(*[lambda number=number: delete_and_restore(number) for number in range(4)], bury_the_author)
+    assert (2, 2) == (store.get(Blog, blog.id).posts, store.get(Person, ann.id).posts)
+    assert [] == store.verify()
+
+
+def test_what_is_not_declared_is_refused(store):
+    for call in (
+        lambda: store.restore(Plain, ObjectId()),
+        lambda: store.purge(Plain),
+        lambda: store.find(Plain, deleted=True),
+    ):
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert "soft-delete-undeclared" == caught.value.code
+
+
+@pytest.mark.parametrize("deletion", ["soft", "hard"])
+def test_on_delete_follows_a_soft_deletion(run, deletion):
+    class Owner(Document, collection="owners", soft_delete="gone"):
+        name: str = ""
+        gone: dt.datetime | None = None
+
+    class Kept(Document, collection="kept"):
+        owner_id: Id | None = None
+        owner: Annotated[PersonCard | None, ExtendedReference(Owner, by="owner_id", on_delete="restrict")] = (
+            None
+        )
+
+    class Cleared(Document, collection="cleared"):
+        owner_id: Id | None = None
+        owner: Annotated[PersonCard | None, ExtendedReference(Owner, by="owner_id", on_delete="clear")] = None
+
+    class Falling(Document, collection="falling", soft_delete="gone"):
+        owner_id: Id
+        owner: Annotated[PersonCard | None, ExtendedReference(Owner, by="owner_id", on_delete="cascade")] = (
+            None
+        )
+        gone: dt.datetime | None = None
+
+    store = run.store([Owner, Kept, Cleared, Falling])
+    store.setup()
+    owner = store.insert(Owner())
+    kept = store.insert(Kept(owner_id=owner.id))
+    cleared, falling = store.insert(Cleared(owner_id=owner.id)), store.insert(Falling(owner_id=owner.id))
+    delete = (
+        (lambda: store.delete(Owner, owner.id))
+        if deletion == "soft"
+        else (lambda: store.delete_many(Owner, {"_id": owner.id}))
+    )
+    with pytest.raises(DataError) as caught:
+        delete()
+    assert "reference-restricted" == caught.value.code
+    store.delete(Kept, kept.id)
+    delete()
+    assert store.get(Cleared, cleared.id).owner_id is None
+    assert store.get(Falling, falling.id) is None
+    assert [falling.id] == [each.id for each in store.find(Falling, deleted=True)]
+
+
+@pytest.mark.server
+def test_a_standalone_server_keeps_it_all() -> None:
+    with start(replica_set=False) as alone, Store(MongoClient(alone.uri)["lifecycle"], MODELS) as store:
+        store.setup()
+        ann, blog = store.insert(Person(name="Ann")), store.insert(Blog())
+        posts = [
+            store.insert(Post(author_id=ann.id, blog_id=blog.id, title=str(n), words=1)) for n in range(3)
+        ]
+        store.delete(Post, posts[0].id)
+        assert (2, 2) == (store.get(Blog, blog.id).posts, store.get(Person, ann.id).posts)
+        store.delete(Person, ann.id)
+        store.delete(Post, posts[1].id)
+        assert 1 == store.restore(Person, ann.id).posts
+        store.restore(Post, posts[0].id)
+        assert (2, 2) == (store.get(Blog, blog.id).posts, store.get(Person, ann.id).posts)
+        with pytest.raises(Conflict):
+            store.replace(ann)
+        with pytest.raises(DuplicateKey):
+            store.insert_many([Person(name="x", email="1"), Person(name="y", email="1")])
+        assert 1 == store.count(Person)
+        assert [] == store.verify()
+
+
+# -- declarations ------------------------------------------------------------------------------------
+
+
+def test_declarations_that_cannot_work_are_refused(database):
+    class Missing(Document, collection="a", revision="nowhere"):
+        pass
+
+    class Text(Document, collection="b", revision="number"):
+        number: str = ""
+
+    class Required(Document, collection="c", soft_delete="gone"):
+        gone: dt.datetime
+
+    class Base(Document, collection="d", discriminator="kind"):
+        pass
+
+    class Sub(Base, kind="sub"):
+        at: Annotated[dt.datetime | None, UpdatedAt()] = None
+
+    class Reading(
+        Document,
+        collection="e",
+        bucket=Bucket(key="sensor", time="ts", span=dt.timedelta(hours=1)),
+        soft_delete="gone",
+    ):
+        sensor: str
+        ts: dt.datetime
+        gone: dt.datetime | None = None
+
+    for model, code in [
+        (Missing, "source-field-missing"),
+        (Text, "maintained-type"),
+        (Required, "maintained-type"),
+        (Sub, "kind-invalid"),
+        (Reading, "layout-derived"),
+    ]:
+        with pytest.raises(DeclarationError) as caught:
+            Store(database, [model])
+        assert code == caught.value.code
+
+
+# -- beside other patterns ------------------------------------------------------------------------------
+
+
+class Page(Document, collection="pages", history=History(), soft_delete="gone"):
+    text: str = ""
+    gone: dt.datetime | None = None
+
+
+def test_a_soft_deletion_ends_a_state_and_a_restored_document_begins_one(run):
+    store = run.store([Page])
+    store.setup()
+    page = store.insert(Page(text="a"))
+    store.delete(Page, page.id)
+    states = store.history(Page, page.id).to_list()
+    assert [1] == [each.revision for each in states]
+    assert states[0].valid_to is not None
+    store.restore(Page, page.id)
+    states = store.history(Page, page.id).to_list()
+    assert [(2, True), (1, False)] == [(each.revision, each.valid_to is None) for each in states]
+    assert [] == store.verify()
+
+
+class Shelf(Document, collection="shelves", soft_delete="gone"):
+    label: str = ""
+    count: Annotated[int, Count("Item", by="shelf_id", maintain="stream")] = 0
+    gone: dt.datetime | None = None
+
+
+class ShelfCard(BaseModel):
+    label: str
+
+
+class Item(Document, collection="items", soft_delete="gone"):
+    shelf_id: Id
+    shelf: Annotated[ShelfCard | None, ExtendedReference(Shelf, by="shelf_id", maintain="stream")] = None
+    gone: dt.datetime | None = None
+
+
+def test_the_worker_takes_deleted_documents_for_gone(database):
+    store = Store(database, [Shelf, Item])
+    store.setup()
+    shelf = store.insert(Shelf(label="a"))
+    items = store.insert_many([Item(shelf_id=shelf.id) for _ in range(3)])
+    worker = store.worker()
+    worker.run_until_idle()
+    assert 3 == store.get(Shelf, shelf.id).count
+    store.delete(Item, items[0].id)
+    worker.run_until_idle()
+    assert 2 == store.get(Shelf, shelf.id).count
+    store.delete(Shelf, shelf.id)
+    store.restore(Item, items[0].id)
+    worker.run_until_idle()
+    assert ["a"] * 2 == [store.get(Item, each.id).shelf.label for each in items[1:]]
+    assert 3 == store.restore(Shelf, shelf.id).count
+    store.update(Shelf, shelf.id, {"$set": {"label": "b"}})
+    worker.run_until_idle()
+    assert ["b"] * 3 == [each.shelf.label for each in store.find(Item)]
+    assert [] == store.verify()
+
+
+class Craft(Document, collection="crafts", discriminator="type", soft_delete="deleted_at"):
+    id: int
+    deleted_at: dt.datetime | None = None
+
+
+class Ship(Craft, kind="ship"):
+    pass
+
+
+class Plane(Craft, kind="plane"):
+    pass
+
+
+def test_a_deleted_document_cannot_change_its_kind(run, database):
+    store = run.store([Craft, Ship, Plane])
+    store.setup()
+    store.insert(Ship(id=1))
+    store.delete(Craft, 1)
+    with pytest.raises(DataError) as raised:
+        store.change_kind(Plane(id=1), was=Ship)
+    assert "document-gone" == raised.value.code
+    assert isinstance(store.restore(Craft, 1), Ship)
+    assert isinstance(store.change_kind(Plane(id=1), was=Ship), Plane)

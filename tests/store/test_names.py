@@ -1,0 +1,261 @@
+"""Names that a model does not have, and text that stands for an id, in filters, updates and sorts."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated, Any
+
+import pytest
+from bson import ObjectId
+from pydantic import BaseModel, ConfigDict, Field
+
+from treadle import Bucket, Count, Document, ExtendedReference, Id, Store, Unchecked, UsageError, migration
+
+
+class Address(BaseModel):
+    city: str
+    zip_code: str = Field("", alias="zip")
+    owner_id: Id | None = None
+
+
+class Line(BaseModel):
+    product_id: Id
+    quantity: int = 1
+
+
+class Customer(Document, collection="customers"):
+    name: str = ""
+    orders: Annotated[int, Count("Order", by="customer_id")] = 0
+
+
+class CustomerCard(BaseModel):
+    name: str
+
+
+class Order(Document, collection="orders", naming="camel"):
+    customer_id: Id
+    customer: Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")] = None
+    status: str = "open"
+    address: Address | None = None
+    lines: list[Line] = []
+    tags: list[Id] = []
+    scores: dict[str, int] = {}
+    refs: dict[str, Id] = {}
+    either: Id | str | None = None
+    anything: Any = None
+    place: Address | int | None = None
+
+
+class Loose(Document, collection="loose"):
+    model_config = ConfigDict(extra="allow")
+    name: str = ""
+
+
+class Thing(Document, collection="things", discriminator="kind"):
+    name: str = ""
+
+
+class Book(Thing, kind="book"):
+    isbn: str = ""
+    author_id: Id | None = None
+
+
+class Note(Document, collection="notes", version=2):
+    body: str = ""
+
+
+@migration(Note, from_version=1)
+def rename(document: dict[str, Any]) -> dict[str, Any]:
+    document["body"] = document.pop("text", "")
+    return document
+
+
+class Reading(
+    Document, collection="readings", bucket=Bucket(key="sensor_id", time="ts", span=dt.timedelta(hours=1))
+):
+    sensor_id: Id
+    ts: dt.datetime
+    value: float = 0
+
+
+MODELS = [Customer, Order, Loose, Thing, Book, Note, Reading]
+FINE = [
+    {"_id": 1},
+    {"customerId": 1},
+    {"address.city": "x", "address.zip": "y"},
+    {"lines.quantity": 1, "lines.0.quantity": 1},
+    {"lines": {"$elemMatch": {"quantity": {"$gt": 1}}}},
+    {"scores.anything.at": 1} | {"scores.maths": 1},
+    {"anything.goes.here": 1},
+    {"place.city": "x"},
+    {"$or": [{"status": "a"}, {"$and": [{"tags": []}]}], "$comment": "x"},
+    {"$expr": {"$eq": ["$nmae", 1]}},
+    {"_treadle.n": 1},
+    Unchecked({"nmae": 1}),
+]
+WRONG = [
+    ({"stauts": 1}, "did you mean 'status'"),
+    ({"address.town": 1}, "Address"),
+    ({"lines.quantty": 1}, "did you mean 'quantity'"),
+    ({"lines": {"$elemMatch": {"quantty": 1}}}, "did you mean 'quantity'"),
+    ({"$or": [{"status": 1}, {"$nor": [{"stauts": 1}]}]}, "status"),
+    ({"status.deep": 1}, "nothing in a str"),
+    ({"place.town": 1}, "town"),
+]
+
+
+@pytest.fixture
+def store(run):
+    return run.store(MODELS)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("filter", "hint"), WRONG)
+def test_an_unknown_name_is_refused_in_filters(store, filter, hint):
+    for call in (
+        lambda: store.find(Order, filter).to_list(),
+        lambda: store.count(Order, filter),
+        lambda: store.delete_many(Order, filter),
+        lambda: store.update_many(Order, filter, {"$set": {"status": "x"}}),
+        lambda: store.page(Order, filter),
+    ):
+        with pytest.raises(UsageError, match=hint) as caught:
+            call()
+        assert "field-unknown" == caught.value.code
+
+
+@pytest.mark.parametrize("filter", FINE)
+def test_what_a_model_has_is_not_refused(store, filter):
+    assert [] == store.find(Order, filter).to_list()
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"$set": {"stauts": 1}},
+        {"$inc": {"lines.$[].quantty": 1}},
+        {"$push": {"linse": {}}},
+        {"$unset": {"address.town": ""}},
+        {"$rename": {"status": "stauts"}},
+        [{"$set": {"stauts": 1}}],
+    ],
+)
+def test_an_unknown_name_is_refused_in_updates(store, update):
+    order = store.insert(Order(customer_id=ObjectId()))
+    for call in (store.update, store.update_many):
+        with pytest.raises(UsageError) as caught:
+            call(Order, {"_id": order.id}, update)
+        assert "field-unknown" == caught.value.code
+    assert order == store.get(Order, order.id)
+
+
+def test_positions_maps_and_notes_of_a_pipeline_are_no_names(store):
+    order = store.insert(Order(customer_id=ObjectId(), lines=[Line(product_id=ObjectId())]))
+    for update in (
+        {"$set": {"lines.0.quantity": 2, "scores.maths": 1}},
+        {"$inc": {"lines.$[].quantity": 1}},
+        [{"$set": {"note": 1}}, {"$set": {"status": "x"}}, {"$unset": "note"}],
+    ):
+        order = store.update(Order, order.id, update)
+    assert (3, {"maths": 1}, "x") == (order.lines[0].quantity, order.scores, order.status)
+    after = store.update(
+        Order, order.id, {"$set": {"lines.$[i].quantity": 9}}, array_filters=[{"i.quantity": 3}]
+    )
+    assert 9 == after.lines[0].quantity
+
+
+def test_unchecked_updates_go_through(store, database):
+    note = store.insert(Customer(name="x"))
+    store.update(Customer, note.id, Unchecked({"$set": {"nmae": 1}}))
+    assert 1 == database["customers"].find_one({})["nmae"]
+    with pytest.raises(UsageError) as caught:
+        store.update(Customer, note.id, Unchecked({"$set": {"orders": 1}}))
+    assert "field-maintained" == caught.value.code
+
+
+@pytest.mark.parametrize("sort", ["stauts", ["-status", "lines.quantty"], [("stauts", 1)]])
+def test_an_unknown_name_is_refused_in_sorts(store, sort):
+    for call in (
+        lambda: store.find(Order, sort=sort).to_list(),
+        lambda: store.find_one(Order, sort=sort),
+        lambda: store.page(Order, sort=sort),
+        lambda: store.update(Order, {}, {"$set": {"status": "x"}}, sort=sort),
+    ):
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert "field-unknown" == caught.value.code
+
+
+def test_extras_kinds_and_older_versions_are_not_concerned(store):
+    loose = store.insert(Loose(name="x", whatever=1))
+    assert [loose] == store.find(Loose, {"whatever": 1}, sort="whatever").to_list()
+    assert store.update(Loose, loose.id, {"$set": {"more": 2}}).more == 2
+    book = store.insert(Book(isbn="1"))
+    assert [book] == store.find(Thing, {"isbn": "1", "kind": "book"}, sort="isbn").to_list()
+    with pytest.raises(UsageError):
+        store.find(Thing, {"ibsn": "1"}).to_list()
+    assert [] == store.find(Note, {"text": "old name"}, sort="text").to_list()
+    with pytest.raises(UsageError):
+        store.update_many(Note, {}, {"$set": {"txet": "x"}})
+
+
+def test_readings_are_checked_too(store):
+    store.setup()
+    with pytest.raises(UsageError) as caught:
+        store.find(Reading, {"vlaue": 1}).to_list()
+    assert "field-unknown" == caught.value.code
+    sensor = ObjectId()
+    store.insert(Reading(sensor_id=sensor, ts=dt.datetime(2024, 1, 1, tzinfo=dt.UTC)))
+    assert 1 == store.count(Reading, {"sensor_id": str(sensor)})
+
+
+@pytest.mark.quick
+def test_text_is_an_id_where_the_field_is_one(store):
+    customer = store.insert(Customer(name="x"))
+    product, tag = ObjectId(), ObjectId()
+    order = store.insert(
+        Order(
+            customer_id=customer.id,
+            lines=[Line(product_id=product)],
+            tags=[tag],
+            address=Address(city="x", zip="1", owner_id=tag),
+            refs={"a": tag},
+        )
+    )
+    text = str(customer.id)
+    for filter in (
+        {"_id": str(order.id)},
+        {"customerId": text},
+        {"customerId": {"$in": [text, str(ObjectId())]}},
+        {"customerId": {"$eq": text}},
+        {"customerId": {"$not": {"$ne": text}}},
+        {"$or": [{"customerId": text}, {"status": "none"}]},
+        {"lines.product_id": str(product)},
+        {"lines": {"$elemMatch": {"product_id": str(product)}}},
+        {"lines.0.product_id": str(product)},
+        {"tags": str(tag)},
+        {"tags": {"$all": [str(tag)]}},
+        {"tags": [str(tag)]},
+        {"address.owner_id": str(tag)},
+        {"refs.a": str(tag)},
+    ):
+        assert [order] == store.find(Order, filter).to_list(), filter
+    assert 1 == store.update_many(Order, {"customerId": text}, {"$pull": {"tags": str(tag)}})
+    assert [] == store.get(Order, order.id).tags
+    assert 1 == store.delete_many(Order, {"customerId": text})
+    assert 0 == store.get(Customer, text).orders
+
+
+def test_text_stays_text_where_the_field_may_hold_it(store):
+    text = str(ObjectId())
+    order = store.insert(Order(customer_id=ObjectId(), either=text, anything=text, status=text))
+    assert [order] == store.find(Order, {"either": text, "anything": text, "status": text}).to_list()
+
+
+def test_a_store_remembers_only_so_many_paths(database):
+    store = Store(database, MODELS)
+    for number in range(2100):
+        store.count(Order, {f"scores.k{number}": 1}) if number % 700 == 0 else store.find(
+            Order, {f"scores.k{number}": 1}
+        )
+    assert len(store.graph.entry(Order).codec.targets) <= 2000

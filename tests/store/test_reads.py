@@ -1,0 +1,405 @@
+"""require, get_many, exists, distinct, into=, aggregate: reads beyond get and find."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Annotated, Any
+
+import pytest
+from bson import ObjectId
+from pydantic import BaseModel, ConfigDict, Field
+
+from tests.support import Colour
+from treadle import (
+    Bucket,
+    Count,
+    DataError,
+    Document,
+    Id,
+    Indexed,
+    NotFound,
+    TimeSeries,
+    UsageError,
+    migration,
+)
+
+UTC = dt.UTC
+
+
+class Line(BaseModel):
+    sku: str
+    price: Decimal
+    note: str = ""
+
+
+class Address(BaseModel):
+    model_config = ConfigDict(validate_by_name=True)
+    city: str
+    zip_code: str = Field("", alias="zipCode")
+
+
+class Order(Document, collection="orders"):
+    customer_id: Id
+    total: Decimal = Decimal(0)
+
+
+class Customer(Document, collection="customers", naming="camel"):
+    full_name: Annotated[str, Indexed(text=True)]
+    blob: str = ""
+    lines: list[Line] = []
+    places: dict[str, Address] = {}
+    home: Address | None = None
+    colour: Colour = Colour.RED
+    stock: dict[str, int] = {}
+    order_count: Annotated[int, Count(Order, by="customer_id")] = 0
+
+
+class LineCard(BaseModel):
+    sku: str
+    price: float
+
+
+class HomeCard(BaseModel):
+    zip_code: str
+
+
+class CustomerCard(BaseModel):
+    id: ObjectId
+    name: str = Field(alias="fullName")
+    lines: list[LineCard] = []
+    places: dict[str, HomeCard] = {}
+    home: HomeCard | None = None
+    colour: Colour
+    order_count: int
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+
+class Item(Document, collection="items", discriminator="type"):
+    title: str
+
+
+class Book(Item, kind="book"):
+    isbn: str
+
+
+class Film(Item, kind="film"):
+    minutes: int
+
+
+class ItemCard(BaseModel):
+    type: str
+    title: str
+    isbn: str | None = None
+
+
+class Person(Document, collection="people", version=2):
+    name: str
+    padding: str = ""
+
+
+@migration(Person, from_version=1)
+def join_names(document: dict) -> dict:
+    document["name"] = f"{document.pop('first')} {document.pop('last')}"
+    return document
+
+
+class NameCard(BaseModel):
+    name: str
+
+
+@pytest.fixture
+def store(run):
+    store = run.store([Customer, Order, Item, Book, Film, Person])
+    store.setup()
+    return store
+
+
+@pytest.fixture
+def ada(store):
+    ada = store.insert(
+        Customer(
+            full_name="Ada",
+            blob="x" * 1000,
+            lines=[Line(sku="a", price=Decimal("1.5"), note="long")],
+            places={"work": Address(city="Bern", zip_code="3000")},
+            home=Address(city="Basel", zip_code="4000"),
+            colour=Colour.BLUE,
+            stock={"left": 3},
+        )
+    )
+    store.insert(Order(customer_id=ada.id))
+    return ada
+
+
+def test_require_gives_the_document_or_raises(store, ada):
+    assert ada.id == store.require(Customer, ada.id).id
+    assert ada.id == store.require(Customer, {"fullName": "Ada"}).id
+    with pytest.raises(NotFound) as raised:
+        store.require(Customer, ObjectId())
+    assert isinstance(raised.value, UsageError)
+    assert "document-missing" == raised.value.code
+    with pytest.raises(NotFound, match="no Customer matches the filter"):
+        store.require(Customer, {"fullName": "Eve"})
+
+
+def test_get_many_keeps_the_order_and_shows_gaps(store):
+    people = store.insert_many([Person(name=str(number)) for number in range(5)])
+    missing = ObjectId()
+    ids = [people[3].id, missing, str(people[0].id), people[3].id]
+    assert ["3", None, "0", "3"] == [each and each.name for each in store.get_many(Person, ids)]
+    assert [] == store.get_many(Person, [])
+    with pytest.raises(UsageError, match="is not an id of Person"):
+        store.get_many(Person, [{"$ne": None}])
+
+
+def test_get_many_asks_in_chunks(run):
+    from treadle import Limits
+
+    store = run.store([Person], limits=Limits(read_keys_max=2))
+    people = store.insert_many([Person(name=str(number)) for number in range(5)])
+    ids = [each.id for each in reversed(people)]
+    assert ["4", "3", "2", "1", "0"] == [each.name for each in store.get_many(Person, ids)]
+
+
+def test_exists(store, ada):
+    assert store.exists(Customer)
+    assert store.exists(Customer, {"fullName": "Ada"})
+    assert not store.exists(Customer, {"fullName": "Eve"})
+    assert not store.exists(Book)
+
+
+def test_distinct_gives_python_values(store, ada):
+    assert [Decimal("1.5")] == store.distinct(Customer, "lines.price")
+    assert [Colour.BLUE] == store.distinct(Customer, "colour")
+    assert ["Ada"] == store.distinct(Customer, "full_name")
+    assert [3] == store.distinct(Customer, "stock.left")
+    assert [] == store.distinct(Customer, "full_name", {"fullName": "Eve"})
+    with pytest.raises(UsageError, match="did you mean 'full_name'") as raised:
+        store.distinct(Customer, "ful_name")
+    assert "field-unknown" == raised.value.code
+
+
+def test_distinct_is_confined_to_a_kind(store):
+    store.insert_many([Book(title="a", isbn="1"), Film(title="b", minutes=2)])
+    assert ["a"] == store.distinct(Book, "title")
+    assert ["a", "b"] == sorted(store.distinct(Item, "title"))
+    assert ["1"] == store.distinct(Item, "isbn")
+
+
+# -- into= ------------------------------------------------------------------------------------
+
+
+def expected_card(ada: Customer) -> CustomerCard:
+    return CustomerCard(
+        id=ada.id,
+        fullName="Ada",
+        lines=[LineCard(sku="a", price=1.5)],
+        places={"work": HomeCard(zip_code="3000")},
+        home=HomeCard(zip_code="4000"),
+        colour=Colour.BLUE,
+        order_count=1,
+    )
+
+
+@pytest.mark.quick
+def test_a_card_nests_renames_and_holds_maintained_fields(store, ada):
+    card = expected_card(ada)
+    assert card == store.get(Customer, ada.id, into=CustomerCard)
+    assert card == store.require(Customer, ada.id, into=CustomerCard)
+    assert card == store.find_one(Customer, {"fullName": "Ada"}, into=CustomerCard)
+    assert [card, None] == store.get_many(Customer, [ada.id, ObjectId()], into=CustomerCard)
+    assert [card] == store.find(Customer, into=CustomerCard).to_list()
+    assert [card] == store.search(Customer, "ada", into=CustomerCard).to_list()
+    assert [card] == store.page(Customer, sort="blob", into=CustomerCard).items
+
+
+def test_the_server_is_asked_for_the_card_alone(heard):
+    from treadle import Store
+
+    database, listener = heard
+    store = Store(database, [Customer, Order])
+    store.insert(Customer(full_name="Ada", blob="x" * 1_000_000))
+    listener.clear()
+    store.find(Customer, into=CustomerCard).to_list()
+    store.get(Customer, ObjectId(), into=CustomerCard)
+    for _, command in listener.commands:
+        asked = set(command["projection"])
+        assert {"_id", "fullName", "lines.sku", "lines.price", "places", "home.zipCode"} < asked
+        assert not asked & {"blob", "lines", "lines.note", "home", "stock"}
+
+
+def test_a_card_of_a_base_reads_each_kind(store):
+    store.insert_many([Book(title="a", isbn="1"), Film(title="b", minutes=2)])
+    cards = store.find(Item, sort="title", into=ItemCard).to_list()
+    assert [ItemCard(type="book", title="a", isbn="1"), ItemCard(type="film", title="b")] == cards
+    assert [cards[0]] == store.find(Book, into=ItemCard).to_list()
+
+
+def test_an_unknown_kind_is_named_in_a_card_too(store, database):
+    unknown = {"_id": 1, "type": "map", "title": "c"}
+    database.items.insert_one(unknown, bypass_document_validation=True)
+    with pytest.raises(DataError, match="a kind of Item that") as raised:
+        store.find(Item, into=ItemCard).to_list()
+    assert "kind-unknown" == raised.value.code
+
+
+def test_an_older_document_is_converted_first(store, database):
+    database.people.insert_one({"_id": ObjectId(), "first": "Ada", "last": "L", "padding": "x"})
+    store.insert(Person(name="Eve"))
+    assert ["Ada L", "Eve"] == sorted(each.name for each in store.find(Person, into=NameCard))
+    older = database.people.find_one({"first": "Ada"})["_id"]
+    assert NameCard(name="Ada L") == store.get(Person, older, into=NameCard)
+    assert [NameCard(name="Ada L")] == store.get_many(Person, [older], into=NameCard)
+
+
+class Wrong(BaseModel):
+    ful_name: str = ""
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    full_name: int
+
+
+def test_a_card_that_cannot_be_read_is_refused(store, ada):
+    with pytest.raises(
+        UsageError, match="'ful_name', but Customer has no such field; did you mean"
+    ) as raised:
+        store.find(Customer, into=Wrong)
+    assert "card-invalid" == raised.value.code
+    with pytest.raises(UsageError, match="no Pydantic model"):
+        store.find(Customer, into=dict)
+    with pytest.raises(DataError, match=f"does not fit Strict .*{ada.id}"):
+        store.find_one(Customer, into=Strict)
+
+
+class Node(BaseModel):
+    name: str
+    children: list[Node] = []
+
+
+class Root(Document, collection="roots"):
+    node: Node
+
+
+class Short(BaseModel):
+    name: str
+    children: list[Short] = []
+
+
+class RootCard(BaseModel):
+    node: Short
+
+
+def test_a_card_that_contains_itself(run):
+    store = run.store([Root])
+    store.insert(Root(node=Node(name="a", children=[Node(name="b", children=[Node(name="c")])])))
+    card = store.find_one(Root, into=RootCard)
+    assert "c" == card.node.children[0].children[0].name
+
+
+# -- readings ---------------------------------------------------------------------------------
+
+
+class Reading(Document, collection="readings"):
+    sensor: str
+    ts: dt.datetime
+    value: float
+    note: str = ""
+
+
+LAYOUTS: dict[str, Any] = {
+    layout: {"bucket": Bucket(key="sensor", time="ts", span=dt.timedelta(hours=1), limit=3, layout=layout)}
+    for layout in ("rows", "columns", "packed")
+} | {"native": {"timeseries": TimeSeries(time="ts", key="sensor")}}
+
+
+class ReadingCard(BaseModel):
+    ts: dt.datetime
+    value: float
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_readings_as_cards_distinct_and_in_pipelines(run, layout):
+    class Measured(Reading, collection=f"readings_{layout}", **LAYOUTS[layout]):
+        pass
+
+    store = run.store([Measured])
+    store.setup()
+    times = [dt.datetime(2026, 1, 1, 0, minute, tzinfo=UTC) for minute in range(8)]
+    store.insert_many([Measured(sensor="a", ts=ts, value=ts.minute % 3) for ts in times])
+    cards = store.find(Measured, {"value": 2.0}, sort="ts", into=ReadingCard).to_list()
+    assert [ReadingCard(ts=times[2], value=2), ReadingCard(ts=times[5], value=2)] == cards
+    assert [0.0, 1.0, 2.0] == sorted(store.distinct(Measured, "value"))
+    assert ["a"] == store.distinct(Measured, "sensor", {"ts": {"$gt": times[1]}})
+    assert store.exists(Measured, {"value": 2.0})
+    assert not store.exists(Measured, {"value": 3.0})
+    group = {"$group": {"_id": "$sensor", "total": {"$sum": "$value"}}}
+    pipeline = [{"$match": {"ts": {"$gte": times[3]}}}, group]
+    assert [{"_id": "a", "total": 4.0}] == store.aggregate(Measured, pipeline).to_list()
+
+
+def test_a_pipeline_over_many_packed_readings_is_refused(run):
+    from treadle import Limits
+
+    class Measured(Reading, collection="readings_packed", **LAYOUTS["packed"]):
+        pass
+
+    store = run.store([Measured], limits=Limits(bucket_bytes_max=300))
+    store.setup()
+    start = dt.datetime(2026, 1, 1, tzinfo=UTC)
+    store.insert_many([Measured(sensor="a", ts=start + dt.timedelta(minutes=n), value=n) for n in range(20)])
+    with pytest.raises(UsageError) as raised:
+        store.aggregate(Measured, [{"$count": "n"}]).to_list()
+    assert "pipeline-too-large" == raised.value.code
+
+
+# -- aggregate ----------------------------------------------------------------------------------
+
+
+class Total(BaseModel):
+    id: ObjectId = Field(alias="_id")
+    total: Decimal
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+
+def test_aggregate_streams_python_values_or_models(store, ada):
+    store.insert(Order(customer_id=ada.id, total=Decimal("2.50")))
+    pipeline = [
+        {"$match": {"total": {"$gt": Decimal(1)}}},
+        {"$group": {"_id": "$customer_id", "total": {"$sum": "$total"}}},
+    ]
+    assert [{"_id": ada.id, "total": Decimal("2.50")}] == store.aggregate(Order, pipeline).to_list()
+    assert [Total(_id=ada.id, total="2.50")] == store.aggregate(Order, pipeline, into=Total).to_list()
+
+
+def test_aggregate_is_confined_to_a_kind(store):
+    store.insert_many([Book(title="a", isbn="1"), Film(title="b", minutes=2)])
+    assert [{"n": 1}] == store.aggregate(Book, [{"$count": "n"}]).to_list()
+    assert [] == store.aggregate(Book, [{"$match": {"title": "b"}}]).to_list()
+    assert [{"n": 2}] == store.aggregate(Item, [{"$count": "n"}]).to_list()
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "code"),
+    [
+        ([{"$out": "other"}], "operator-forbidden"),
+        ([{"$merge": {"into": "other"}}], "operator-forbidden"),
+        (
+            [{"$lookup": {"from": "x", "pipeline": [{"$match": {"$where": "1"}}], "as": "y"}}],
+            "operator-forbidden",
+        ),
+        ([{"$project": {"a": {"$function": {}}}}], "operator-forbidden"),
+        ({"$match": {}, "$limit": 1}, "pipeline-invalid"),
+        ("$match", "pipeline-invalid"),
+        ([{"match": {}}], "pipeline-invalid"),
+        ([None], "pipeline-invalid"),
+    ],
+)
+def test_a_pipeline_that_writes_or_runs_code_is_refused(store, pipeline, code):
+    with pytest.raises(UsageError) as raised:
+        store.aggregate(Order, pipeline)
+    assert code == raised.value.code

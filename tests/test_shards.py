@@ -1,0 +1,235 @@
+"""Models with a shard key: no command by id goes out without it, and what cannot work is refused by name.
+
+There is no mongos here. A command listener sees what would be sent to one, and
+a proxy refuses what one refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import pytest
+from bson import ObjectId
+from pydantic import BaseModel
+from pymongo import IndexModel, MongoClient
+
+from tests.profiles import NOT_SUPPORTED, Profile, ProfileProxy, stages_of
+from tests.support import Heard
+from treadle import (
+    AncestorArray,
+    Count,
+    DeclarationError,
+    Document,
+    ExtendedReference,
+    Id,
+    Indexed,
+    Outlier,
+    Store,
+    Subset,
+    Sum,
+    UsageError,
+)
+from treadle.graph.shards import LOOKUP, ids_in
+from treadle.upkeep.set_up import STATE
+
+
+class Card(BaseModel):
+    name: str
+
+
+class OrderCard(BaseModel):
+    amount: int
+
+
+class Order(Document, collection="orders", shard_key=("region", "customer_id")):
+    region: str
+    customer_id: Id
+    amount: int = 0
+    customer: Annotated[Card | None, ExtendedReference("Customer", by=("region", "customer_id"))] = None
+
+
+class Customer(
+    Document,
+    collection="customers",
+    shard_key=("region",),
+    indexes=[IndexModel([("region", 1), ("email", 1)], unique=True)],
+):
+    region: str
+    name: str
+    email: str = ""
+    orders: Annotated[int, Count(Order, by=("region", "customer_id"))] = 0
+    total: Annotated[int, Sum(Order, "amount", by=("region", "customer_id"))] = 0
+    last: Annotated[list[OrderCard], Subset(Order, by=("region", "customer_id"), sort="-amount", size=2)] = []
+
+
+KEYS = {"orders": ("region", "customer_id"), "customers": ("region",)}
+MODELS = [Order, Customer]
+
+
+def has(filter: Any, path: str) -> bool:
+    return path in filter or any(has(part, path) for part in filter.get("$and", ()))
+
+
+def filters_of(name: str, body: Any) -> Iterator[tuple[str, Any, bool]]:
+    """Collection, filter, and whether the command is refused by a mongos without the key."""
+    if name in ("find", "findAndModify"):
+        yield body[name], body.get("filter", body.get("query", {})), name == "findAndModify"
+    for each in body.get("updates", ()):
+        yield body[name], each["q"], not each.get("multi", False)
+    for each in body.get("deletes", ()):
+        yield body[name], each["q"], each.get("limit") == 1
+    if name == "aggregate" and body["pipeline"] and "$match" in body["pipeline"][0]:
+        yield body[name], body["pipeline"][0]["$match"], False
+
+
+def without_key(name: str, body: Any) -> list[Any]:
+    """The filters by which a command speaks of documents of a sharded model, and not of their shard."""
+    if body.get("comment") == LOOKUP:
+        return []
+    return [
+        (name, collection, filter)
+        for collection, filter, one in filters_of(name, body)
+        if (ids_in(filter) is not None or one)
+        and not all(has(filter, path) for path in KEYS.get(collection, ()))
+    ]
+
+
+def mongos_refuses(body: Any) -> tuple[int, str] | None:
+    name = next(iter(body))
+    if "startTransaction" in body or body.get("autocommit") is False:
+        stages = {key for stage in stages_of(body) for key in stage}
+        if stages & {"$lookup", "$graphLookup", "$unionWith"}:
+            return NOT_SUPPORTED, "not allowed in a transaction on a sharded collection"
+        if name == "create":
+            return NOT_SUPPORTED, "collections are not made in a transaction over several shards"
+    if name == "createIndexes" and body[name] in KEYS:
+        for index in body["indexes"]:
+            if index.get("unique") and [*index["key"]][: len(KEYS[body[name]])] != [*KEYS[body[name]]]:
+                return 67, "cannot create unique index unless it begins with the shard key"
+    if name == "findAndModify" and without_key(name, body):
+        return 31_025, "query for sharded findAndModify must have the shard key"
+    return None
+
+
+@pytest.fixture
+def sharded(server: Any, database: Any) -> Iterator[tuple[Store, Heard]]:
+    """A store through the likeness of a mongos, and what it sent."""
+    listener = Heard()
+    with (
+        ProfileProxy(server, Profile("mongos", mongos_refuses)) as proxy,
+        MongoClient(proxy.uri, event_listeners=[listener]) as client,
+    ):
+        store = Store(client[database.name], MODELS)
+        store.setup()
+        listener.clear()
+        yield store, listener
+
+
+def test_no_command_by_id_goes_out_without_its_key(sharded, database):
+    store, listener = sharded
+    ann, ben = store.insert_many(
+        [Customer(region="eu", name="Ann", email="a"), Customer(region="us", name="Ben", email="b")]
+    )
+    orders = store.insert_many([Order(region="eu", customer_id=ann.id, amount=n) for n in (1, 2, 3)])
+    store.insert(Order(region="us", customer_id=ben.id, amount=9))
+    store.update(Customer, ann.id, {"$set": {"name": "Anna"}})
+    store.update(Order, {"amount": 2}, {"$inc": {"amount": 10}})
+    store.update_many(Order, {"region": "eu"}, {"$inc": {"amount": 1}})
+    store.replace(store.get(Customer, ben.id).model_copy(update={"name": "Benno"}))
+    assert store.delete(Order, orders[0].id) is not None
+    assert store.delete(Order, ObjectId()) is None
+    assert store.update(Order, {"amount": 4711}, {"$set": {"amount": 1}}) is None
+    assert "Anna" == store.get(Order, orders[1].id).customer.name
+    assert "Benno" == store.find_one(Order, {"region": "us"}).customer.name
+    got = store.get_many(Customer, [ann.id, ben.id])
+    assert [(2, 17, [13, 4]), (1, 9, [9])] == [
+        (each.orders, each.total, [card.amount for card in each.last]) for each in got
+    ]
+    database["customers"].update_one({"_id": ann.id}, {"$set": {"total": 0}})
+    assert 1 == len(store.verify())
+    assert 1 == store.repair()
+    store.rebuild()
+    assert [] == store.verify()
+    store.delete_many(Order, {"region": "us"})
+    assert 0 == store.get(Customer, ben.id).orders
+    assert [] == [each for name, body in listener.commands for each in without_key(name, body)]
+    assert listener.commands
+
+
+def test_set_up_makes_the_collections_of_transactions(sharded, database):
+    store, _ = sharded
+    assert STATE <= set(database.list_collection_names())
+    assert [] == store.setup()
+
+
+def test_a_reference_tells_the_key_without_a_lookup(sharded):
+    store, listener = sharded
+    ann = store.insert(Customer(region="eu", name="Ann"))
+    listener.clear()
+    store.insert(Order(region="eu", customer_id=ann.id))
+    assert [] == [body for _, body in listener.commands if body.get("comment") == LOOKUP]
+
+
+def test_what_cannot_work_across_shards_is_refused_by_name(database):
+    class Unique(Document, collection="unique", shard_key=("region",)):
+        region: str
+        email: Annotated[str, Indexed(unique=True)]
+
+    class Tree(
+        Document, collection="trees", shard_key=("name",), tree=AncestorArray(parent="up", ancestors="above")
+    ):
+        name: str
+        up: Id | None = None
+        above: list[Id] = []
+
+    class Fan(Document, collection="fans", shard_key=("name",)):
+        name: str
+        followers: Annotated[list[int], Outlier(limit=3, overflow="more")] = []
+
+    class Missing(Document, collection="missing", shard_key=("reigon",)):
+        region: str
+
+    class Nullable(Document, collection="nullable", shard_key=("region",)):
+        region: str | None = None
+
+    class Plain(Document, collection="plain"):
+        customer_id: Id
+        customer: Annotated[Card | None, ExtendedReference(Customer, by="customer_id")] = None
+
+    class TooMuch(Document, collection="too_much"):
+        region: str
+        plain_id: Id
+        card: Annotated[
+            str | None, ExtendedReference(Plain, by=("region", "plain_id"), field="customer_id")
+        ] = None
+
+    for models, code, words in (
+        ([Unique], "shard-key-index", "unique index 'email_1' does not begin with that"),
+        ([Tree], "shard-key-pattern", "ancestor-array cannot be kept in trees"),
+        ([Fan], "shard-key-pattern", "outlier cannot be kept in fans"),
+        ([Missing], "shard-key-invalid", "did you mean 'region'"),
+        ([Nullable], "shard-key-invalid", "may be None"),
+        ([Plain, *MODELS], "shard-key-reference", 'by=("region", …)'),
+        ([TooMuch, Plain, *MODELS], "shard-key-reference", "shard"),
+    ):
+        with pytest.raises(DeclarationError) as refused:
+            Store(database, models)
+        assert code == refused.value.code
+        assert words in str(refused.value)
+    with pytest.raises(DeclarationError, match="takes a tuple of field names"):
+        type(Document)("Bad", (Document,), {"__module__": __name__}, collection="bad", shard_key="region")
+
+
+def test_an_upsert_must_say_into_which_shard(database):
+    store = Store(database, MODELS)
+    from treadle.plan import find_one_and_update
+
+    with pytest.raises(UsageError) as refused:
+        store.runner.run(
+            find_one_and_update("customers", {"email": "x"}, {"$set": {"name": "x"}}, upsert=True)
+        )
+    assert "shard-key-missing" == refused.value.code
+    made = {"$set": {"name": "x"}, "$setOnInsert": {"region": "eu"}}
+    document = store.runner.run(find_one_and_update("customers", {"_id": 1}, made, upsert=True))
+    assert {"_id": 1, "region": "eu", "name": "x"} == document

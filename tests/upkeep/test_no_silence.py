@@ -1,0 +1,145 @@
+"""What set-up and the first write of a Store say, so that no mistake passes in silence."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Annotated, Any
+
+import pytest
+from pydantic import create_model
+from pymongo import MongoClient
+from pymongo.errors import WriteError
+
+from treadle import Count, DeclarationError, Document, Id, Indexed, NotSetUp, Store, Sum, UsageError
+from treadle.server.local import start
+
+
+class Account(Document, collection="accounts"):
+    email: Annotated[str, Indexed(unique=True)]
+
+
+class Loose(Document, collection="loose"):
+    name: str = ""
+
+
+def test_the_first_write_before_setup_warns_once(run):
+    store = run.store([Account, Loose])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert 0 == store.count(Account)
+    with pytest.warns(NotSetUp, match="email_1"):
+        store.insert(Account(email="a"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store.insert(Account(email="b"))
+    assert store.index_ready()
+    store.setup()
+    assert [] == store.index_ready()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.store([Account, Loose]).insert(Account(email="c"))
+
+
+def test_ping_takes_some_milliseconds(run):
+    assert 0 < run.store([Loose]).ping() < 60_000
+
+
+def test_the_options_of_the_client_pass_through(server):
+    uri = server.uri.replace("/?", "/shop?")
+    with Store.open(uri, [Loose], appname="shop") as store:
+        assert "shop" == store.database.client.options.pool_options.metadata["application"]["name"]
+
+
+# -- validators ---------------------------------------------------------------------------------------
+
+
+def test_a_validator_on_a_live_collection_begins_with_warnings(run, database):
+    database["accounts"].insert_many([{"email": "a"}, {"email": 5}])
+    store = run.store([Account])
+    (action,) = [each for each in store.setup() if "validator" in each.what]
+    assert "only warns" in str(action)
+    assert "1 document does not validate" in str(action)
+    assert "enforce" in str(action)
+    database["accounts"].insert_one({"email": 6})
+    assert [] == store.setup()
+    with pytest.raises(UsageError) as caught:
+        store.setup(validation="all")
+    assert "setup-invalid" == caught.value.code
+    (action,) = store.setup(validation="enforce")
+    assert "2 documents do not validate" in str(action)
+    with pytest.raises(WriteError):
+        database["accounts"].insert_one({"email": 7})
+    assert [] == store.setup()
+    assert [] == store.setup(validation="enforce")
+
+
+def test_a_new_or_empty_collection_is_validated_at_once(run, database):
+    database.create_collection("accounts")
+    run.store([Account]).setup()
+    with pytest.raises(WriteError):
+        database["accounts"].insert_one({"email": 7})
+
+
+# -- declarations that changed ------------------------------------------------------------------------
+
+
+def models(where: Any = None, more: bool = False) -> list[type[Document]]:
+    class Order(Document, collection="orders"):
+        customer_id: Id
+        total: int = 0
+
+    count = Count(Order, by="customer_id", where=where)
+    fields: dict[str, Any] = {"order_count": (Annotated[int, count], 0)}
+    if more:
+        fields["spent"] = (Annotated[int, Sum(Order, "total", by="customer_id")], 0)
+    customer = create_model(
+        "Customer", __base__=Document, __cls_kwargs__={"collection": "customers"}, **fields
+    )
+    return [customer, Order]
+
+
+def test_a_changed_declaration_must_be_rebuilt(run):
+    customer_model, order_model = before = models()
+    store = run.store(before)
+    assert all("rebuild" not in str(each) for each in store.setup())
+    customer = store.insert(customer_model())
+    store.insert_many([order_model(customer_id=customer.id, total=n) for n in (0, 5)])
+    assert [] == store.setup()
+
+    after = models(where={"total": {"$gt": 0}}, more=True)
+    store = run.store(after)
+    planned = [str(each) for each in store.setup(dry_run=True)]
+    assert ["rebuild needed: Customer.order_count", "rebuild needed: Customer.spent"] == [
+        each for each in planned if "rebuild" in each
+    ]
+    assert planned == [str(each) for each in store.setup()]
+    assert [] == store.setup()
+    assert [True, True] == [each.rebuild_needed for each in store.status().rules]
+    store.rebuild(after[0])
+    assert [False, False] == [each.rebuild_needed for each in store.status().rules]
+    assert (1, 5) == (store.get(after[0], customer.id).order_count, store.get(after[0], customer.id).spent)
+
+
+# -- a server without change streams ---------------------------------------------------------------------
+
+
+class Parent(Document, collection="parents"):
+    children: Annotated[int, Count("Child", by="parent_id", maintain="stream")] = 0
+
+
+class Child(Document, collection="children"):
+    parent_id: Id
+
+
+@pytest.mark.server
+def test_a_standalone_server_refuses_streams_at_the_first_word() -> None:
+    with start(replica_set=False) as alone, MongoClient[Any](alone.uri) as client:
+        for call in (
+            lambda store: store.count(Child),
+            lambda store: store.insert(Parent()),
+            lambda store: store.setup(),
+            lambda store: store.find(Parent).to_list(),
+        ):
+            with pytest.raises(DeclarationError, match=r"Parent\.children") as caught:
+                call(Store(client["shop"], [Parent, Child]))
+            assert "streams-unavailable" == caught.value.code
