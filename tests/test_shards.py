@@ -14,7 +14,7 @@ from bson import ObjectId
 from pydantic import BaseModel
 from pymongo import IndexModel, MongoClient
 
-from tests.profiles import NOT_SUPPORTED, Profile, ProfileProxy, stages_of
+from tests.profiles import NOT_SUPPORTED, SET_FIELDS, Profile, ProfileProxy, stages_of
 from tests.support import Heard
 from treadle import (
     AncestorArray,
@@ -30,8 +30,11 @@ from treadle import (
     Sum,
     UsageError,
 )
+from treadle.graph.limits import Limits
 from treadle.graph.shards import LOOKUP, ids_in
+from treadle.plan.capabilities import Capabilities
 from treadle.upkeep.set_up import STATE
+from treadle.upkeep.verify import _looks
 
 
 class Card(BaseModel):
@@ -63,6 +66,10 @@ class Customer(
     last: Annotated[list[OrderCard], Subset(Order, by=("region", "customer_id"), sort="-amount", size=2)] = []
 
 
+class Followed(Document, collection="followed"):
+    orders: Annotated[int, Count(Order, by="customer_id", maintain="stream")] = 0
+
+
 KEYS = {"orders": ("region", "customer_id"), "customers": ("region",)}
 MODELS = [Order, Customer]
 
@@ -73,6 +80,8 @@ def has(filter: Any, path: str) -> bool:
 
 def filters_of(name: str, body: Any) -> Iterator[tuple[str, Any, bool]]:
     """Collection, filter, and whether the command is refused by a mongos without the key."""
+    if name == "distinct":
+        yield body[name], body["query"], False
     if name in ("find", "findAndModify"):
         yield body[name], body.get("filter", body.get("query", {})), name == "findAndModify"
     for each in body.get("updates", ()):
@@ -142,6 +151,9 @@ def test_no_command_by_id_goes_out_without_its_key(sharded, database):
     assert store.update(Order, {"amount": 4711}, {"$set": {"amount": 1}}) is None
     assert "Anna" == store.get(Order, orders[1].id).customer.name
     assert "Benno" == store.find_one(Order, {"region": "us"}).customer.name
+    assert ["Anna"] == [each.customer.name for each in store.find(Order, {"_id": orders[1].id})]
+    assert [] == list(store.find(Order, {"_id": ObjectId()}))
+    assert ["Anna"] == store.distinct(Order, "customer.name", {"_id": {"$in": [orders[1].id]}})
     got = store.get_many(Customer, [ann.id, ben.id])
     assert [(2, 17, [13, 4]), (1, 9, [9])] == [
         (each.orders, each.total, [card.amount for card in each.last]) for each in got
@@ -169,6 +181,25 @@ def test_a_reference_tells_the_key_without_a_lookup(sharded):
     listener.clear()
     store.insert(Order(region="eu", customer_id=ann.id))
     assert [] == [body for _, body in listener.commands if body.get("comment") == LOOKUP]
+
+
+def test_a_worker_reads_its_stream_through_one_router(server, database):
+    routers = Profile("mongos", hello_hidden=SET_FIELDS, hello=(("msg", "isdbgrid"),))
+    with ProfileProxy(server, routers) as one, ProfileProxy(server, routers) as other:
+        both = one.uri.replace("/?", f",127.0.0.1:{other.port}/?").replace(
+            "directConnection=true", "directConnection=false"
+        )
+        with MongoClient(both) as client, pytest.raises(UsageError, match="names 2") as refused:
+            Store(client[database.name], [Followed, Customer, Order]).worker().run_until_idle()
+        assert "stream-routers" == refused.value.code
+
+
+def test_verify_waits_for_what_a_cold_shard_holds_up():
+    limits = Limits()
+    one = _looks(Capabilities(), limits)
+    assert limits.cold_shard_seconds == limits.verify_look_seconds * (
+        _looks(Capabilities(sharded=True), limits) - one
+    )
 
 
 def test_what_cannot_work_across_shards_is_refused_by_name(database):

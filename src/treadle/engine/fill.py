@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import bson
-from pymongo import UpdateOne
 
 from treadle.engine.older import as_current
 from treadle.engine.pages import by_ids
@@ -27,6 +26,7 @@ from treadle.graph.pattern import REVISION, Entry
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one_and_update, outside, update_many
 from treadle.plan.decoding import Unreadable
+from treadle.plan.operations import UpdateOne
 from treadle.query.keys import freeze, may_be_id
 from treadle.query.paths import put, value_at
 

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pymongo import UpdateOne
 from pymongo.errors import OperationFailure
 
 from treadle.engine.fill import fill_copies, guard
@@ -29,6 +28,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, Raw, bulk_write, by_id, delete_many, find, update_many, update_one
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import CONVERSION_FAILURE, codes_of
 from treadle.query.keys import freeze
 from treadle.query.paths import outermost

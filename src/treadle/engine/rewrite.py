@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from pymongo import UpdateOne
-
 from treadle.engine.groups import Arranged, arrange
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
@@ -15,6 +13,7 @@ from treadle.engine.recompute import Recomputation
 from treadle.graph.change import Change
 from treadle.plan import Plan, Raw, bulk_write, by_id, find
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.operations import UpdateOne
 from treadle.query.keys import freeze, freeze_all
 
 

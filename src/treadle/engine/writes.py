@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from bson import ObjectId
 from pydantic import ValidationError
-from pymongo import UpdateOne
 
 from treadle.engine import crud, lazy
 from treadle.engine.checked import checked, require_readable, require_valid
@@ -42,6 +41,7 @@ from treadle.plan import (
     update_many,
 )
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import translate_update
 from treadle.query.keys import distinct, freeze
 from treadle.query.names import Unchecked

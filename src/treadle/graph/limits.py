@@ -86,6 +86,7 @@ class Limits:
     verify_sample_max: int = 1_000_000  # documents of a sample
     verify_looks: int = 4  # further looks at a wrong value that an active worker may be about to put right
     verify_look_seconds: float = 0.5  # the pause before each
+    cold_shard_seconds: float = 10.0  # on a sharded cluster, the periodicNoopIntervalSecs of its shards
     rebuild_page: int = 100  # documents that are recomputed in one commit
     rebuild_rounds_max: int = 5  # how often repair verifies again
     status_events_max: int = 100_000  # pending events that are counted

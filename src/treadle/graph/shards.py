@@ -9,17 +9,15 @@ by another filter finds that document first.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
-
-from pymongo import DeleteMany, InsertOne, UpdateMany
 
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.pattern import Entry, Models
 from treadle.plan import Call, Command, Plan, Raw, Read, find
 from treadle.plan.dry_run import nothing_matched
+from treadle.plan.operations import DeleteMany, InsertOne, Operation, ReplaceOne, UpdateOne
 from treadle.query.keys import freeze
 from treadle.query.paths import resolve, value_at
 
@@ -76,6 +74,13 @@ class Shards:
         finally:
             plan.close()
 
+    def aimed(self, command: Read) -> Plan[Read]:
+        """The read of a cursor that streams, with the key."""
+        if command.collection not in self.keys:
+            return command
+        sent = yield from self._with_key(command, {})
+        return sent if isinstance(sent, Read) else command
+
     # -- what is known ---------------------------------------------------------------------------
 
     def _note(self, command: Call | Read, result: Any, known: dict[Any, tuple[Any, ...]]) -> None:
@@ -125,6 +130,9 @@ class Shards:
                 return command
             chosen = yield from self._filter(command.collection, first["$match"], known)
             return replace(command, arguments=([{"$match": chosen}, *arguments[0][1:]], *arguments[1:]))
+        if method == "distinct":
+            chosen = yield from self._filter(command.collection, arguments[1], known)
+            return replace(command, arguments=(arguments[0], chosen))
         if method in FILTERED or method == "find":
             if command.options.get("comment") == LOOKUP:
                 return command
@@ -135,19 +143,20 @@ class Shards:
             return None if chosen is None else replace(command, arguments=(chosen, *arguments[1:]))
         return command
 
-    def _operation(self, collection: str, operation: Any, known: dict[Any, tuple[Any, ...]]) -> Plan[Any]:
+    def _operation(
+        self, collection: str, operation: Operation, known: dict[Any, tuple[Any, ...]]
+    ) -> Plan[Operation | None]:
         """One operation of a bulk write, with the key."""
         if isinstance(operation, InsertOne):
-            _learn(known, collection, operation._doc.get("_id"), operation._doc, self.keys[collection])
+            document = operation.document
+            _learn(known, collection, document.get("_id"), document, self.keys[collection])
             return operation
-        one = not isinstance(operation, (UpdateMany, DeleteMany))
-        document = getattr(operation, "_doc", None) if getattr(operation, "_upsert", None) else None
-        chosen = yield from self._filter(collection, operation._filter, known, one, document)
-        if chosen is None:
-            return None
-        changed = copy.copy(operation)
-        changed._filter = chosen
-        return changed
+        upserted = None
+        if isinstance(operation, (UpdateOne, ReplaceOne)) and operation.upsert:
+            upserted = operation.document
+        one = not isinstance(operation, DeleteMany)
+        chosen = yield from self._filter(collection, operation.filter, known, one, upserted)
+        return None if chosen is None else operation.at(chosen)
 
     def _filter(
         self,

@@ -57,13 +57,14 @@ async def read_pages(
     if first is not None:
         await first()
     read = 0
+    command = await runner.aimed(reader.command, session)
     try:
-        async with await runner.opened(reader.command, session) as cursor:
+        async with await runner.opened(command, session) as cursor:
             while not reader.done:
                 try:
                     raws = await cursor.to_list(reader.page)
                 except ENCODING_ERRORS as error:
-                    raise not_storable(error, reader.command.collection) from error
+                    raise not_storable(error, command.collection) from error
                 read += len(raws)
                 for document in await runner.read(reader.take(raws, len(raws) < reader.page), session):
                     yield document
@@ -71,10 +72,10 @@ async def read_pages(
     except InvalidBSON:
         # One document hides all that came with it; from here on each is decoded by itself.
         pass
-    async with await runner.opened(after(reader.command, read), session, raw=True) as cursor:
+    async with await runner.opened(after(command, read), session, raw=True) as cursor:
         while not reader.done:
             page = await cursor.to_list(reader.page)
-            raws, unreadable = readable_of(reader.command, page)
+            raws, unreadable = readable_of(command, page)
             for document in await runner.read(reader.take(raws, len(page) < reader.page), session):
                 yield document
             if unreadable is not None and noted is None:

@@ -225,6 +225,10 @@ class AsyncRunner:
         method = getattr(collection, command.method)
         return method(*command.arguments, session=session, **command.options)
 
+    async def aimed(self, command: Read, session: Session) -> Read:
+        """The command of a cursor that streams; with the shard key where there is one."""
+        return command if self._shards is None else await self.read(self._shards.aimed(command), session)
+
     async def opened(self, command: Read, session: Session, *, own: bool = False, raw: bool = False) -> Any:
         """The cursor of any read; its documents as bytes if `raw`."""
         if True:  # ASYNC

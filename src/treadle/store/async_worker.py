@@ -101,6 +101,7 @@ class AsyncWorker:
     async def _at_work(self, server: Capabilities) -> AsyncGenerator[tuple[Follower, AsyncClientSession]]:
         """A follower with its session, whose lease is renewed meanwhile."""
         client = self._store.runner.database.client
+        shell.require_one_router(server, client)
         async with client.start_session() as session, self._store._owning() as owner:
             follower = self._following(server, session, owner)
             # The lease runs out by itself if the server cannot be reached.

@@ -25,6 +25,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.kinds import root_of
 from treadle.graph.outcomes import Action
 from treadle.model.document import Document
+from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import refuses_transactions
 from treadle.upkeep.schedule import jobs
 
@@ -64,6 +65,16 @@ def check_database(database: Any, kind: type) -> None:
             "the client was opened with retryWrites=false; Treadle needs retryable writes, so that "
             "nothing is written twice: remove the option",
             code="retryable-writes-off",
+        )
+
+
+def require_one_router(server: Capabilities, client: Any) -> None:
+    """Refuse to follow a change stream through several routers: its cursor is known to one of them alone."""
+    if server.sharded and len(client.nodes) > 1:
+        raise UsageError(
+            f"the worker of a sharded cluster reads its stream through one router, and the URI names "
+            f"{len(client.nodes)}: give the worker a URI with one mongos, and start a standby with another",
+            code="stream-routers",
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from math import ceil
 from typing import Any
 
 from treadle.engine.commit import commit_on
@@ -22,6 +23,7 @@ from treadle.engine.set_aside import around, set_aside
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
+from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Finding, Pace, Report
 from treadle.graph.pattern import STATE, Entry, Rule
 from treadle.model.shown import shown
@@ -203,13 +205,19 @@ def _give_time(
     if not late or (yield from holder(WORKER)) is None:
         return list(findings)
     others = [each for each in findings if each not in late]
-    for _ in range(entry.limits.verify_looks):
+    for _ in range(_looks(server, entry.limits)):
         yield from wait(entry.limits.verify_look_seconds)
         again = yield from _look_again(graph, server, entry, late)
         late = [each for each in again if any(_same_finding(each, earlier) for earlier in late)]
         if not late:
             break
     return [*others, *late]
+
+
+def _looks(server: Capabilities, limits: Limits) -> int:
+    """How often to look again; on a sharded cluster until a shard without writes has moved the stream on."""
+    cold = ceil(limits.cold_shard_seconds / limits.verify_look_seconds) if server.sharded else 0
+    return limits.verify_looks + cold
 
 
 def _same_finding(one: Finding, other: Finding) -> bool:

@@ -18,7 +18,6 @@ from typing import Any
 
 import bson
 from bson.decimal128 import Decimal128
-from pymongo import DeleteOne
 
 from treadle.errors import DataError, UsageError
 from treadle.graph.pattern import REVISION
@@ -30,6 +29,7 @@ from treadle.patterns.bucket.reading import Scan
 from treadle.patterns.bucket.spec import Spec
 from treadle.patterns.bucket.writing import Writer, pause
 from treadle.plan import Plan, Raw, bulk_write, delete_one, find, find_one, server_facts, transact, update_one
+from treadle.plan.operations import DeleteOne
 from treadle.query.comparison import DECIMALS, order_key
 from treadle.query.keys import freeze, same_key
 from treadle.query.paths import drop, has, put, value_at

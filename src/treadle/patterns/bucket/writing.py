@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pymongo import UpdateOne
 from pymongo.errors import BulkWriteError, OperationFailure
 
 from treadle.errors import DataError, UsageError
@@ -30,6 +29,7 @@ from treadle.patterns.bucket.grouping import Batch, part_of, split_large
 from treadle.patterns.bucket.placing import Placer
 from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Spec, milliseconds, moment
 from treadle.plan import Plan, Raw, bulk_write, insert_many, transact, update_one, wait
+from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import BAD_VALUE, DUPLICATE_KEY, TOO_LARGE, is_increment_overflow, refusals
 
 # How many readings make it worth to try a new bucket first, and how many appends a transaction.

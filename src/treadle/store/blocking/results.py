@@ -58,13 +58,14 @@ def read_pages(
     if first is not None:
         first()
     read = 0
+    command = runner.aimed(reader.command, session)
     try:
-        with runner.opened(reader.command, session) as cursor:
+        with runner.opened(command, session) as cursor:
             while not reader.done:
                 try:
                     raws = cursor.to_list(reader.page)
                 except ENCODING_ERRORS as error:
-                    raise not_storable(error, reader.command.collection) from error
+                    raise not_storable(error, command.collection) from error
                 read += len(raws)
                 for document in runner.read(reader.take(raws, len(raws) < reader.page), session):
                     yield document
@@ -72,10 +73,10 @@ def read_pages(
     except InvalidBSON:
         # One document hides all that came with it; from here on each is decoded by itself.
         pass
-    with runner.opened(after(reader.command, read), session, raw=True) as cursor:
+    with runner.opened(after(command, read), session, raw=True) as cursor:
         while not reader.done:
             page = cursor.to_list(reader.page)
-            raws, unreadable = readable_of(reader.command, page)
+            raws, unreadable = readable_of(command, page)
             for document in runner.read(reader.take(raws, len(page) < reader.page), session):
                 yield document
             if unreadable is not None and noted is None:

@@ -224,6 +224,10 @@ class Runner:
         method = getattr(collection, command.method)
         return method(*command.arguments, session=session, **command.options)
 
+    def aimed(self, command: Read, session: Session) -> Read:
+        """The command of a cursor that streams; with the shard key where there is one."""
+        return command if self._shards is None else self.read(self._shards.aimed(command), session)
+
     def opened(self, command: Read, session: Session, *, own: bool = False, raw: bool = False) -> Any:
         """The cursor of any read; its documents as bytes if `raw`."""
         return self.open(command, session, own=own, raw=raw)

@@ -102,6 +102,7 @@ class Worker:
     def _at_work(self, server: Capabilities) -> Generator[tuple[Follower, ClientSession]]:
         """A follower with its session, whose lease is renewed meanwhile."""
         client = self._store.runner.database.client
+        shell.require_one_router(server, client)
         with client.start_session() as session, self._store._owning() as owner:
             follower = self._following(server, session, owner)
             # The lease runs out by itself if the server cannot be reached.
