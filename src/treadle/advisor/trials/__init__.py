@@ -1,0 +1,1 @@
+"""Recorded workloads, and trials of findings with them on a copy of the data."""
