@@ -41,6 +41,7 @@ _TYPES = {
 _STANDARD_NAMES = {
     "datetime": ("datetime", "timedelta"),
     "decimal": ("Decimal",),
+    "os": ("environ",),
     "typing": ("Annotated", "Any"),
     "uuid": ("UUID",),
 }
@@ -87,6 +88,17 @@ def snake_case(name: str, default: str) -> str:
 
 def camel_case(parts: Sequence[str]) -> str:
     return re.sub(r"\W", "", "".join(part.capitalize() for part in parts), flags=re.ASCII)
+
+
+def styled(facts: CollectionFacts, name: str) -> str:
+    """A new name in snake case, or in camelCase where that is how the collection's own names are written."""
+    names = [each.name for each in facts.top()]
+    snake = sum("_" in each.strip("_") for each in names)
+    camel = sum(re.search(r"[a-z0-9][A-Z]", each) is not None for each in names)
+    if camel <= snake:
+        return name
+    first, *others = name.split("_")
+    return first + "".join(each[:1].upper() + each[1:] for each in others)
 
 
 def class_name(collection: str) -> str:
@@ -156,9 +168,12 @@ class Source:
         return {each.name: python_name(each.name, taken) for each in facts.top() if _is_declarable(each)}
 
     @staticmethod
-    def new_name(facts: CollectionFacts, preferred: str) -> str:
-        """An attribute name that a collection's model does not use yet."""
-        return python_name(preferred, set(Source.names(facts).values()))
+    def new_name(facts: CollectionFacts, *preferred: str) -> str:
+        """The first name that a collection does not use yet, in the style of its own names."""
+        taken = {*Source.names(facts).values(), *(each.name for each in facts.top())}
+        names = [python_name(styled(facts, each), set()) for each in preferred]
+        free = next((name for name in names if name not in taken), None)
+        return free or python_name(names[-1], taken)
 
     @staticmethod
     def scalar(kind: str) -> str:
@@ -209,7 +224,7 @@ class Source:
             if identity is not None and set(identity.value_types) != {"objectId"}:
                 lines.insert(0, f"    id: {self.identity(facts)}")
         lines += [f"    {line}" for line in added]
-        self._class(_head(name, head), [*(lines or ["    pass"]), *dict.fromkeys(comments)])
+        self._class(class_head(name, head), [*(lines or ["    pass"]), *dict.fromkeys(comments)])
         return name
 
     def card(self, name: str, facts: CollectionFacts, fields: list[FieldFacts]) -> str:
@@ -287,7 +302,7 @@ def declaration(facts: CollectionFacts, keywords: Sequence[str] = ()) -> str:
     return source.text()
 
 
-def _head(name: str, parts: Sequence[str]) -> str:
+def class_head(name: str, parts: Sequence[str]) -> str:
     """The first line of a class, or several where one would be too long."""
     line = f"class {name}({', '.join(parts)}):"
     if len(line) <= LINE_LENGTH and "\n" not in line and "#" not in line:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor.declare import Source, can_declare, python_name, quote, snake_case, with_reference_type
+from treadle.advisor.declare import Source, can_declare, quote, snake_case, with_reference_type
 from treadle.advisor.facts import NUMBERS, WRITES, CollectionFacts, Query, Relation, Scan
 from treadle.advisor.interface import Finding, Rule, children_evidence
+from treadle.advisor.relations import words
 from treadle.advisor.wording import number
 
 RULE = Rule(
@@ -75,13 +76,13 @@ def _declaration(
     child_class = source.document(child)
     names = Source.names(child)
     by = f"by={quote(names[relation.path])}"
-    taken = set(Source.names(parent).values())
+    about, after = snake_case(child.name, "child"), f"by_{'_'.join(words(relation.path))}"
     lines = []
     for operator, path in sorted(
         {_operation(child, text) for query in queries for text in query.sums or [""]}
     ):
         if not path:
-            place = python_name(f"{snake_case(child.name, 'child')}_count", taken)
+            place = Source.new_name(parent, f"{about}_count", f"{about}_count_{after}")
             lines.append(f"{place}: Annotated[int, Count({child_class}, {by})] = 0")
             continue
         kind = source.annotation(child, child.fields[path], child_class)
@@ -90,7 +91,10 @@ def _declaration(
         if operator != "$sum":
             kind = "float" if operator == "$avg" and kind == "int" else kind
             kind, zero = f"{kind} | None", "None"
-        place = python_name(f"{path}_{ending}", taken)
+        value = "_".join(words(path))
+        place = Source.new_name(
+            parent, f"{value}_{ending}", f"{about}_{value}_{ending}", f"{about}_{value}_{ending}_{after}"
+        )
         lines.append(
             f"{place}: Annotated[{kind}, {pattern}({child_class}, {quote(names[path])}, {by})] = {zero}"
         )

@@ -15,7 +15,7 @@ from treadle.advisor.declare import (
 )
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Relation, Scan
 from treadle.advisor.interface import Evidence, Finding, Rule
-from treadle.advisor.relations import stem, subject
+from treadle.advisor.relations import stem, subject, words
 from treadle.advisor.structure import is_plain_name
 from treadle.advisor.wording import share
 
@@ -142,7 +142,9 @@ def _declaration(
     parent_class = source.document(parent)
     card = source.card(f"{class_name(parent.name)}Card", parent, fields)
     child = with_reference_type(child, relation.path, parent)
-    place = Source.new_name(child, "_".join(stem(relation.path)) or "card")
+    about = "_".join(stem(relation.path)) or "card"
+    shown = "_".join("_".join(words(each.name)) for each in fields)
+    place = Source.new_name(child, about, f"{about}_card", f"{about}_{shown}")
     pattern = f"ExtendedReference({parent_class}, by={quote(Source.names(child)[relation.path])})"
     source.document(child, added=[f"{place}: Annotated[{card} | None, {pattern}] = None"])
     return source.text()

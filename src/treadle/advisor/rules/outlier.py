@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from treadle.advisor.array_lengths import arrays, common_maximum, verdict
-from treadle.advisor.declare import Source, can_wrap, quote, snake_case
+from treadle.advisor.declare import Source, can_wrap, quote, snake_case, styled
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
 from treadle.advisor.interface import Finding, Rule, length_evidence
 from treadle.advisor.wording import nice, share, size
@@ -52,13 +52,15 @@ def find(scan: Scan) -> Iterator[Finding]:
 def _declaration(facts: CollectionFacts, array: FieldFacts, limit: int) -> str:
     item = snake_case(array.name, "item")
     pattern = f"Outlier(limit={limit}, overflow={quote(f'{item}_overflow')}, page_size={max(1_000, limit)})"
-    source = Source({array.path: lambda annotation: f"Annotated[\n        {annotation}, {pattern}\n    ]"})
     taken = set(Source.names(facts).values())
     # The count and the flag stand beside the array; in a nested model Treadle keeps them itself.
-    added = [
-        f"{field}: {kind}"
-        for field, kind in ((f"{item}_count", "int = 0"), ("has_overflow", "bool = False"))
-        if field not in taken and field.isidentifier() and len(array.steps) == 1
-    ]
+    added = []
+    for part, name, kind in (("count", f"{item}_count", "int = 0"), ("flag", "has_overflow", "bool = False")):
+        field = styled(facts, name)
+        if field not in taken and field.isidentifier() and len(array.steps) == 1:
+            added.append(f"{field}: {kind}")
+            if field != name:
+                pattern = f"{pattern[:-1]}, {part}={quote(field)})"
+    source = Source({array.path: lambda annotation: f"Annotated[\n        {annotation}, {pattern}\n    ]"})
     source.document(facts, added=added)
     return source.text()

@@ -8,7 +8,7 @@ from treadle.advisor.array_lengths import arrays, verdict
 from treadle.advisor.declare import Source, can_declare, class_name, quote, snake_case, with_reference_type
 from treadle.advisor.facts import CollectionFacts, Distribution, FieldFacts, Query, Relation, Scan
 from treadle.advisor.interface import Evidence, Finding, Rule, children_evidence, length_evidence
-from treadle.advisor.relations import subject
+from treadle.advisor.relations import subject, words
 from treadle.advisor.wording import share, size
 
 RULE = Rule(
@@ -76,7 +76,7 @@ def _long_array_declaration(facts: CollectionFacts, array: FieldFacts) -> str:
         if each.steps[:-1] == (*array.steps, "[]") and each.name not in ("_id", "[]")
     ]
     child = CollectionFacts(f"{owner}_{array.name}", fields={each.name: each for each in items})
-    by = Source.new_name(child, f"{owner}_id")
+    by = Source.new_name(child, f"{owner}_id", f"{owner}_reference")
     names = Source.names(child)
     child_class = source.document(child, added=[f"{by}: {Source.identity(facts)}"])
     dates = [names[each.name] for each in items if each.type == "date" and each.name in names]
@@ -86,7 +86,7 @@ def _long_array_declaration(facts: CollectionFacts, array: FieldFacts) -> str:
     source.document(
         facts,
         without=frozenset({array.steps[0]}) if len(array.steps) == 1 else frozenset(),
-        added=_subset_field(facts, snake_case(array.name, "item"), card, pattern),
+        added=_subset_field(facts, snake_case(array.name, "item"), by, card, pattern),
         name=class_name(facts.name),
     )
     return source.text()
@@ -97,10 +97,11 @@ def _scalars(facts: CollectionFacts) -> list[FieldFacts]:
     return [each for each in facts.top() if each.name in names and each.type not in ("array", "object")]
 
 
-def _subset_field(parent: CollectionFacts, item: str, card: str, pattern: str) -> list[str]:
+def _subset_field(parent: CollectionFacts, item: str, by: str, card: str, pattern: str) -> list[str]:
     """The field of the parent that holds the first few items."""
+    place = Source.new_name(parent, f"recent_{item}s", f"recent_{item}s_by_{'_'.join(words(by))}")
     return [
-        f"{Source.new_name(parent, f'recent_{item}s')}: Annotated[",
+        f"{place}: Annotated[",
         f"    list[{card}], {pattern}",
         "] = []",
     ]
@@ -166,5 +167,6 @@ def _page_reads_declaration(
     fields = [each for each in _scalars(child) if each.path != relation.path][:CARD_FIELDS_MAX]
     card = source.card(f"{child_class}Card", child, fields)
     pattern = f"Subset({child_class}, by={quote(names[relation.path])}, sort={order}, size={query.limit})"
-    source.document(parent, added=_subset_field(parent, snake_case(child.name, "child"), card, pattern))
+    item = snake_case(child.name, "child")
+    source.document(parent, added=_subset_field(parent, item, relation.path, card, pattern))
     return source.text()
