@@ -13,8 +13,9 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from treadle.engine import crud
-from treadle.engine.fill import fill_own, guard
+from treadle.engine.fill import fill_own
 from treadle.engine.ledger import Ledger
+from treadle.engine.named import guard_arrivals
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import BUMP, changed_fields, derivation, formula_stages
 from treadle.engine.recompute import recompute
@@ -83,8 +84,8 @@ class Restore(Work[D | None]):
         put(after, self.path, None)
         if derived.gathers:
             # Sources that came meanwhile did not find it, as if it were new.
-            yield from guard(entry.collection, [key])
-            values = yield from recompute(derived.gathers, [key], server)
+            yield from guard_arrivals(entry, derived.gathers, [after])
+            values = yield from recompute(derived.gathers, [key], server, documents=[after])
             for path, value in values[freeze(key)].items():
                 put(after, path, value)
         if derived.fills:

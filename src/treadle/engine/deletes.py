@@ -110,7 +110,7 @@ class DeleteOneDocument(_Delete, Work[D | None]):
             before = yield from find_one_and_delete(entry.collection, self.filter)
             if before is not None:
                 ledger.add(Change(entry.collection, before["_id"], before, None))
-                yield from follow_deletions(entry.of(before), [before["_id"]], ledger)
+                yield from follow_deletions(entry.of(before), [before], ledger)
         return (yield from self._current(before))
 
     def result(self, outcome: Raw | None) -> D | None:
@@ -178,9 +178,8 @@ def delete_documents(
         return {}
     keys = [each["_id"] for each in befores]
     groups = list(entry.by_class(befores))
-    by_class = [(exact, [each["_id"] for each in group]) for exact, group in groups]
     # Before anything is deleted: without a transaction there is no way back.
-    for exact, own in by_class:
+    for exact, own in groups:
         yield from check_restrictions(restricting(exact), own)
         yield from _refuse_too_large(exact, own, ledger)
     for exact, group in groups:
@@ -195,29 +194,30 @@ def delete_documents(
         yield from delete_many(entry.collection, {"_id": {"$in": keys}})
         for before in befores:
             ledger.add(Change(entry.collection, before["_id"], before, None))
-    for exact, own in by_class:
+    for exact, own in groups:
         yield from follow_deletions(exact, own, ledger, removed=not buries)
     return left
 
 
 def follow_deletions(
-    entry: Entry[Any], keys: Sequence[Any], ledger: Ledger, *, restrict: bool = True, removed: bool = True
+    entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger, *, restrict: bool = True, removed: bool = True
 ) -> Plan[None]:
     """Let everything follow that depends on deleted documents; `removed` ones are not even stored."""
     if restrict:
-        yield from check_restrictions(restricting(entry), keys)
+        yield from check_restrictions(restricting(entry), befores)
     for rule in entry.answering("after_delete") if removed else ():
-        yield from rule.after_delete(keys, ledger)
-    yield from follow_references(entry, entry.feeding(CopyRule), keys, ledger)
+        yield from rule.after_delete([each["_id"] for each in befores], ledger)
+    yield from follow_references(entry, entry.feeding(CopyRule), befores, ledger)
 
 
 def follow_references(
-    entry: Entry[Any], rules: Sequence[CopyRule], keys: Sequence[Any], ledger: Ledger
+    entry: Entry[Any], rules: Sequence[CopyRule], befores: Sequence[Raw], ledger: Ledger
 ) -> Plan[None]:
     """Do as `on_delete` says to the documents that refer to deleted ones."""
     most = entry.limits.cascade_max
     for rule in rules:
-        if rule.on_delete not in ("clear", "cascade"):
+        keys = rule.names_of(befores)
+        if rule.on_delete not in ("clear", "cascade") or not keys:
             continue
         referring = yield from find(rule.target.collection, rule.referring(*keys), limit=most + 1)
         if len(referring) > most:
@@ -238,12 +238,12 @@ def _too_large(entry: Entry[Any], rule: CopyRule) -> UsageError:
     )
 
 
-def _refuse_too_large(entry: Entry[Any], keys: Sequence[Any], ledger: Ledger) -> Plan[None]:
+def _refuse_too_large(entry: Entry[Any], befores: Sequence[Raw], ledger: Ledger) -> Plan[None]:
     """The same before anything is deleted, where there is no way back."""
     most = entry.limits.cascade_max
     for rule in () if ledger.transactional else entry.feeding(CopyRule):
         if rule.on_delete in ("clear", "cascade"):
-            referring = rule.referring(*keys)
+            referring = rule.referring(*rule.names_of(befores))
             if (yield from find(rule.target.collection, referring, {"_id": 1}, skip=most, limit=1)):
                 raise _too_large(entry, rule)
 
@@ -254,12 +254,12 @@ def smaller_first(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[lis
     Each chunk is right in itself, and what remains afterwards is small. A
     deletion that is interrupted here goes on when it is called again.
     """
-    rows = yield from find(entry.collection, condition, {"_id": 1}, limit=limit)
-    keys = [each["_id"] for each in rows]
-    yield from check_restrictions(restricting(entry), keys)
+    shown = {"_id": 1, **dict.fromkeys((rule.to for rule in entry.feeding(CopyRule, None)), 1)}
+    rows = yield from find(entry.collection, condition, shown, limit=limit)
+    yield from check_restrictions(restricting(entry), rows)
     smaller: list[ChunkedWork] = []
     for rule in entry.feeding(CopyRule):
-        referring = {rule.reference_path: {"$in": keys}}
+        referring = {rule.reference_path: {"$in": rule.names_of(rows)}}
         if rule.place.in_array or rule.on_delete not in ("clear", "cascade"):
             continue
         if rule.on_delete == "cascade":
@@ -270,10 +270,10 @@ def smaller_first(entry: Entry[Any], condition: Raw, limit: int = 0) -> Plan[lis
     return smaller
 
 
-def check_restrictions(rules: Sequence[CopyRule], keys: Sequence[Any]) -> Plan[None]:
+def check_restrictions(rules: Sequence[CopyRule], befores: Sequence[Raw]) -> Plan[None]:
     """Refuse a deletion that a reference with on_delete="restrict" forbids."""
     for rule in rules:
-        yield from refuse_if_referred(rule, rule.referring(*keys))
+        yield from refuse_if_referred(rule, rule.referring(*rule.names_of(befores)))
 
 
 def refuse_if_referred(rule: CopyRule, condition: Raw) -> Plan[None]:

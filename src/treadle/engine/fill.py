@@ -51,10 +51,10 @@ def fill_copies(
     With `guard_all` sources are written whoever maintains their copies.
     `rules` restricts it to some of the copies.
     """
-    by_source: dict[Entry[Any], list[CopyRule]] = {}
+    by_source: dict[tuple[Entry[Any], str], list[CopyRule]] = {}
     for rule in derivation(entry).copies if rules is None else rules:
-        by_source.setdefault(rule.source, []).append(rule)
-    for source, of_source in by_source.items():
+        by_source.setdefault((rule.source, rule.to), []).append(rule)
+    for (source, to), of_source in by_source.items():
         identities: dict[Any, Any] = {}
         for rule in of_source:
             for _, raw in pairs:
@@ -66,15 +66,20 @@ def fill_copies(
         forgiving = lenient or look_only or guard_all
         unread: set[Any] = set()
         try:
-            sources = yield from read_sources(source, list(identities.values()), guarded, within)
+            sources = yield from read_sources(source, list(identities.values()), guarded, within, to)
         except Unreadable as error:
             if not forgiving:
                 raise
             # What cannot be read is neither right nor wrong: its copies stay as they are.
             yield from outside(partial(set_aside_unreadable, source.model.__name__, error))
-            unread = {freeze(key) for key, _ in error.failed}
+            failed = [key for key, _ in error.failed]
+            unread = {freeze(key) for key in failed}
+            within = {**within, "_id": {"$nin": failed}} if to != "_id" else within
             readable = [key for frozen, key in identities.items() if frozen not in unread]
-            sources = yield from read_sources(source, readable, guarded, within)
+            sources = yield from read_sources(source, readable, guarded, within, to)
+            if to != "_id":
+                # Nobody can tell which names those have that cannot be read.
+                unread = {frozen for frozen in identities if frozen not in sources}
         for rule in of_source:
             for before, raw in pairs:
                 if not any(freeze(reference) in unread for _, reference in rule.references(raw)):
@@ -107,15 +112,15 @@ def held_keys(rules: Sequence[CopyRule], documents: Sequence[Raw]) -> Raw:
 
 
 def read_sources(
-    source: Entry[Any], keys: Sequence[Any], guarded: bool, within: Raw | None = None
+    source: Entry[Any], keys: Sequence[Any], guarded: bool, within: Raw | None = None, to: str = "_id"
 ) -> Plan[dict[Any, Raw]]:
-    """Source documents by frozen id; written as well where they must not change meanwhile."""
+    """Source documents by what names them, frozen; written as well where they must not change meanwhile."""
     if not keys:
         return {}
     bump = {"$inc": {REVISION: 1}}
-    condition = {"_id": {"$in": list(keys)}, **source.scope, **(within or {})}
+    condition = {to: {"$in": list(keys)}, **source.scope, **(within or {})}
     if guarded and len(keys) == 1:
-        own = {**source.one(keys[0]), **(within or {})}
+        own = {to: {"$eq": keys[0]}, **source.scope, **(within or {})}
         one = yield from find_one_and_update(source.collection, own, bump)
         documents = [one] if one is not None else []
     else:
@@ -123,11 +128,11 @@ def read_sources(
             yield from update_many(source.collection, condition, bump)
         documents = yield from find(source.collection, condition)
     documents = yield from as_current(source, documents)
-    sources = {freeze(each["_id"]): each for each in documents}
+    sources = {freeze(value_at(each, to)): each for each in documents}
     missing = [key for key in keys if freeze(key) not in sources]
     if missing and source.elsewhere is not None:
-        others = yield from find(source.elsewhere.collection, {"_id": {"$in": missing}, **source.scope})
-        sources |= {freeze(each["_id"]): each for each in others}
+        others = yield from find(source.elsewhere.collection, {to: {"$in": missing}, **source.scope})
+        sources |= {freeze(value_at(each, to)): each for each in others}
     if guarded and missing:
         yield from guard(source.collection, missing)
     return sources

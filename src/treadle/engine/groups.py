@@ -31,10 +31,18 @@ from treadle.plan.server_errors import NAMESPACE_NOT_FOUND
 from treadle.query.keys import KEY, freeze
 
 
-def require_indexes(unready: list[GroupRule]) -> Plan[None]:
-    """Refuse to go on as long as a group could get two documents; asked once per Store."""
+def require_indexes(unready: list[GroupRule | Entry[Any]]) -> Plan[None]:
+    """Refuse to go on as long as a group, or a name, could get two documents; asked once per Store."""
     for group in list(unready):
-        if not (yield from _has_index(group)):
+        if isinstance(group, Entry):
+            for path in group.named_by:
+                if not (yield from _has_index(group, [path], partial=True)):
+                    raise UsageError(
+                        f"{group.model.__name__} has no unique index on {path}, by which others name its "
+                        "documents; run setup() first",
+                        code="reference-index-missing",
+                    )
+        elif not (yield from _has_index(group.target, group.key.targets)):
             raise UsageError(
                 f"{group.target.model.__name__} has no unique index on {', '.join(group.key.targets)}, "
                 "without which two writers could make two documents of one group; run setup() first",
@@ -43,16 +51,17 @@ def require_indexes(unready: list[GroupRule]) -> Plan[None]:
     unready.clear()
 
 
-def _has_index(group: GroupRule) -> Plan[bool]:
+def _has_index(entry: Entry[Any], paths: Sequence[str], *, partial: bool = False) -> Plan[bool]:
+    """Whether a unique index holds the documents of a model; one that is `partial` will do, if asked."""
     try:
-        indexes = yield from existing_indexes(group.target.collection)
+        indexes = yield from existing_indexes(entry.collection)
     except OperationFailure as error:
         if error.code != NAMESPACE_NOT_FOUND:
             raise
         return False
-    keys, partial = set(group.key.targets), ("partialFilterExpression", "sparse")
+    keys, options = set(paths), ("partialFilterExpression", "sparse")
     return any(
-        index.get("unique") and set(index["key"]) == keys and not any(map(index.get, partial))
+        index.get("unique") and set(index["key"]) == keys and (partial or not any(map(index.get, options)))
         for index in indexes
     )
 

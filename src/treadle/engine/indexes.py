@@ -5,7 +5,7 @@ An index that conflicts with another is found before anything is changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from pymongo import IndexModel
@@ -164,7 +164,24 @@ def declared_indexes(entry: Entry[Any]) -> list[IndexModel]:
         indexes.append(_text_index(texts))
     declared = [key_pairs(each.document) for each in entry.settings.indexes if each.document.get("unique")]
     unique = [index for rule in entry.answering("unique_indexes") for index in rule.unique_indexes()]
-    return [*indexes, *(index for index in unique if key_pairs(index.document) not in declared)]
+    chosen = [*indexes, *(index for index in unique if key_pairs(index.document) not in declared)]
+    unique_keys = {tuple(dict(index.document["key"])) for index in chosen if index.document.get("unique")}
+    return [*chosen, *_names(entry, unique_keys)]
+
+
+def _names(entry: Entry[Any], known: Collection[tuple[str, ...]]) -> Iterator[IndexModel]:
+    """The unique indexes of the fields by which others name documents of a model, but for those `known`."""
+    for each in [entry, *entry.below]:
+        for path, named in each.named_by.items():
+            if (path,) in known:
+                continue
+            present: Raw = {path: {"$type": stored_types(named.shape)}} if named.shape.optional else {}
+            if each.whole_scope:
+                present = {**each.whole_scope, **(present or {path: {"$exists": True}})}
+            if each.tombstone is not None:
+                present[each.tombstone] = None
+            partial = {"partialFilterExpression": present} if present else {}
+            yield IndexModel([(path, 1)], unique=True, **partial)
 
 
 def _living(entry: Entry[Any], index: IndexModel) -> IndexModel:

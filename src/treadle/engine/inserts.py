@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from treadle.engine import crud
-from treadle.engine.fill import compute_formulas, fill_own, guard
+from treadle.engine.fill import compute_formulas, fill_own
 from treadle.engine.ledger import Ledger
+from treadle.engine.named import guard_arrivals
 from treadle.engine.pipelines import derivation, stamps_of
 from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.engine.touches import stamp
 from treadle.engine.work import Work
 from treadle.errors import UsageError
 from treadle.graph.change import Batch, Change
+from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.model.bson_types import RESERVED
@@ -98,6 +100,7 @@ class Insert(Work[list[D]]):
             or derived.locals
             or any(rule.guards_source for rule in derived.copies)
             or (known and (derived.written or derived.copied))
+            or derived.names
             or not all(rule.inserts_alone(self.batch) for rule in derived.inserting)
         )
 
@@ -127,13 +130,16 @@ class Insert(Work[list[D]]):
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[list[Raw]]:
         entry, derived, raws = self.entry, self._derived, self.batch.raws
         yield from ledger.note_new(entry, [raw["_id"] for raw in raws])
-        known = self.batch.known if derived.written else []
-        if known:
-            yield from self._gather(known, server)
+        new = [raw for raw, fresh in zip(raws, self.batch.fresh, strict=True) if fresh]
+        # Nobody knows the id of a fresh one; its name anybody may.
+        gathered = [(self.batch.known, derived.written), (new, derived.named)]
+        for some, rules in gathered:
+            if some and rules:
+                yield from self._gather(some, rules, server)
         raws = yield from self._store(ledger)
-        dates = stamps_of(derived.written) if known else {}
-        if dates:
-            yield from self._date(known, dates)
+        for some, rules in gathered:
+            if some and (dates := stamps_of(rules)):
+                yield from self._date(some, dates)
         if derived.formulas:
             raws = yield from compute_formulas(entry, [raw["_id"] for raw in raws])
         for raw, fresh in zip(raws, self.batch.fresh, strict=True):
@@ -164,13 +170,13 @@ class Insert(Work[list[D]]):
     def reveal(self) -> list[Any]:
         return reveal(self.promises)
 
-    def _gather(self, known: Sequence[Raw], server: Capabilities) -> Plan[None]:
+    def _gather(self, known: Sequence[Raw], rules: Sequence[GatherRule], server: Capabilities) -> Plan[None]:
         """Fill targets that are inserted after their sources."""
         keys = [raw["_id"] for raw in known]
-        yield from guard(self.entry.collection, keys)
-        values = yield from recompute(self._derived.written, keys, server)
+        yield from guard_arrivals(self.entry, rules, known)
+        values = yield from recompute(rules, keys, server, documents=known)
         for raw in known:
-            refuse_unfit(self._derived.written, values[freeze(raw["_id"])])
+            refuse_unfit(rules, values[freeze(raw["_id"])])
             for path, value in values[freeze(raw["_id"])].items():
                 put(raw, path, value)
 

@@ -37,7 +37,7 @@ log = logger(__name__)
 
 
 def _fan_out_id(fan_out: FanOut) -> Raw:
-    return {"kind": "fan-out", "rule": fan_out.rule.place.label, "key": fan_out.source_id}
+    return {"kind": "fan-out", "rule": fan_out.rule.place.label, "key": fan_out.name}
 
 
 def record(later: Sequence[FanOut], owner: str) -> Plan[list[Raw]]:
@@ -68,7 +68,7 @@ def finish(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) -> 
         if not is_about_one_document(error):
             raise
         rule = fan_out.rule
-        yield from set_aside(rule.place.label, rule.source.collection, fan_out.source_id, error)
+        yield from set_aside(rule.place.label, rule.source.collection, fan_out.name, error)
     yield from delete_one(COLLECTION, {"_id": _fan_out_id(fan_out), "n": intent["n"]})
 
 
@@ -91,7 +91,7 @@ def _end_of_chunk(fan_out: FanOut, last: Any) -> Plan[Any]:
     """The id of the last document of the next chunk; None if the rest is less than a chunk."""
     target = fan_out.rule.target
     most = target.limits.fan_out_chunk
-    condition: Raw = fan_out.rule.referring(fan_out.source_id)
+    condition: Raw = fan_out.rule.referring(fan_out.name)
     if last is not None:
         condition["_id"] = {"$gt": last}
     if target.identity_shape.kind != "scalar":
@@ -111,13 +111,13 @@ def _copy_chunk(
 
     def copy(within: Raw, upper: Any = None) -> Plan[None]:
         source = yield from find_one_and_update(
-            rule.source.collection, rule.source.one(fan_out.source_id), {"$inc": {REVISION: 1}}
+            rule.source.collection, rule.named(fan_out.name), {"$inc": {REVISION: 1}}
         )
         if source is None:
             return
         ledger = Ledger()
         followed = feeds_beyond(rule.target, rule.level)
-        yield from copy_to(rule, fan_out.source_id, source, within, followed, ledger)
+        yield from copy_to(rule, fan_out.name, source, within, followed, ledger)
         yield from react(graph, server, ledger, copies_max=UNBOUNDED)
         if upper is not None:
             yield from update_one(
@@ -137,14 +137,14 @@ def _copy_chunk(
     except Exception as error:
         if not is_about_one_document(error) or _is_of_source(fan_out, error):
             raise
-        condition = {**within, **rule.referring(fan_out.source_id)}
+        condition = {**within, **rule.referring(fan_out.name)}
         rows = yield from readable(rule.place.label, find(rule.target.collection, condition, {"_id": 1}))
         yield from in_pieces(graph.limits, [row["_id"] for row in rows], attempt, alone, error)
 
 
 def _is_of_source(fan_out: FanOut, error: Exception) -> bool:
     """Whether the source itself cannot be read, so that no copy can be made."""
-    return isinstance(error, Unreadable) and error.holds(fan_out.rule.source.collection, fan_out.source_id)
+    return isinstance(error, Unreadable) and error.holds(fan_out.rule.source.collection, fan_out.name)
 
 
 # -- recovery -------------------------------------------------------------------------------

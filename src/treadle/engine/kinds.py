@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from treadle.engine import crud
 from treadle.engine.deletes import check_restrictions, follow_references, restricting
-from treadle.engine.fill import guard
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.ledger import Ledger
+from treadle.engine.named import guard_arrivals
 from treadle.engine.pipelines import derivation
 from treadle.engine.recompute import recompute
 from treadle.engine.writes import Replace
@@ -129,7 +129,7 @@ class ChangeKind(Replace[D]):
         return [rule for rule in rules if not rule.source.holds(self.raw)]
 
     def _note(self, before: Raw, ledger: Ledger) -> Plan[None]:
-        yield from check_restrictions(self._left(restricting(self.was)), [before["_id"]])
+        yield from check_restrictions(self._left(restricting(self.was)), [before])
         yield from ledger.note_before(self.entry.root, [before["_id"]])
 
     def _after(self, before: Raw, server: Capabilities) -> Plan[Raw]:
@@ -137,8 +137,8 @@ class ChangeKind(Replace[D]):
         identity, old = after["_id"], derivation(self.was).gathers
         new = [rule for rule in derivation(self.entry).gathers if rule not in old]
         if new:
-            yield from guard(self.entry.collection, [identity])
-            values = yield from recompute(new, [identity], server)
+            yield from guard_arrivals(self.entry, new, [after])
+            values = yield from recompute(new, [identity], server, documents=[after])
             for path, value in values[freeze(identity)].items():
                 put(after, path, value)
         entered = self._entered()
@@ -160,5 +160,5 @@ class ChangeKind(Replace[D]):
         for rule in self.was.answering("after_delete"):
             if rule not in self.entry.rules:
                 yield from rule.after_delete(keys, ledger)
-        yield from follow_references(self.was, self._left(self.was.feeding(CopyRule)), keys, ledger)
+        yield from follow_references(self.was, self._left(self.was.feeding(CopyRule)), [after], ledger)
         return after

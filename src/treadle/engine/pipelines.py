@@ -58,6 +58,9 @@ class Derivation:
         self.fed = entry.feeding(GatherRule)
         self.copied = entry.feeding(CopyRule)
         self.feeds = entry.feeds
+        # What is gathered by a name, which others may know of a document that is new.
+        self.named = [rule for rule in self.written if rule.to is not None]
+        self.names = bool(self.named) or any(rule.to != "_id" for rule in self.copied)
         self.records = entry.answering("record")
         # Whether changes of what Treadle maintains in its documents must be noted in the commit.
         self.noted = entry.noted

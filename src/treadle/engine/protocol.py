@@ -115,7 +115,7 @@ class WriteProtocol:
                 for rule in entry.feeding(CopyRule):
                     if rule.synced and rule.source.holds(source):
                         followed = feeds_beyond(rule.target, rule.level)
-                        yield from copy_to(rule, source["_id"], source, {}, followed, ledger)
+                        yield from copy_to(rule, rule.name_of(source), source, {}, followed, ledger)
 
         try:
             commit = yield from self._commit_here()

@@ -16,8 +16,10 @@ from typing import Any
 
 from pymongo.errors import OperationFailure
 
+from treadle.engine.deletes import follow_references
 from treadle.engine.fill import fill_copies, guard
 from treadle.engine.ledger import Ledger, evaluate
+from treadle.engine.named import ids_named, names_of, refuse_renaming, renamed
 from treadle.engine.older import as_current, may_be_older
 from treadle.engine.pipelines import changed_fields, derivation, formula_stages, stamps_of, update_pipeline
 from treadle.engine.recompute import recompute, refuse_unfit
@@ -30,7 +32,8 @@ from treadle.plan import Plan, Raw, bulk_write, by_id, delete_many, find, update
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import CONVERSION_FAILURE, codes_of
-from treadle.query.keys import freeze
+from treadle.query.comparison import same
+from treadle.query.keys import freeze, may_be_id
 from treadle.query.paths import outermost
 
 # Inside a caller's own transaction nothing can be left for later.
@@ -39,10 +42,10 @@ UNBOUNDED = 2**31
 
 @dataclass(frozen=True, slots=True)
 class FanOut:
-    """Copies that are still to be made of one source document."""
+    """Copies that are still to be made of one source document, by what targets name it by."""
 
     rule: CopyRule
-    source_id: Any
+    name: Any
 
 
 @dataclass(slots=True)
@@ -72,11 +75,19 @@ def react(
                 answers = yield from evaluate(on_server, present)
                 for gather in gathers:
                     of_target = effects.setdefault(gather.target, {})
-                    _collect(gather, changes, ledger, answers.get(gather), of_target, stale)
+                    if gather.to is None:
+                        _collect(gather, changes, ledger, answers.get(gather), of_target, stale)
+                        continue
+                    by_name: dict[Any, _Effect] = {}
+                    _collect(gather, changes, ledger, answers.get(gather), by_name, stale)
+                    yield from _by_id(gather, by_name, of_target)
+        for named in stage.named:
+            yield from _rename(named, ledger, effects.setdefault(named.target, {}))
         for target, of_target in effects.items():
             yield from _update_targets(target, of_target, stage.level, server, ledger)
         for rule in stage.copies:
             for change in ledger.of(rule.source.collection):
+                yield from _forsake(rule, change, ledger)
                 later.extend((yield from _copy(rule, change, ledger, copies_max)))
     yield from record(ledger, graph.recording)
     return later
@@ -111,6 +122,32 @@ def _collect(
             effects.setdefault(freeze(key), _Effect(key)).removed.setdefault(rule, []).append(value)
         for key, value in new:
             effects.setdefault(freeze(key), _Effect(key)).added.setdefault(rule, []).append(value)
+
+
+def _by_id(rule: GatherRule, by_name: dict[Any, _Effect], effects: dict[Any, _Effect]) -> Plan[None]:
+    """Note under the ids of targets what was noted under their names."""
+    ids = yield from ids_named(rule, [each.key for each in by_name.values()])
+    missing = []
+    for name, named in by_name.items():
+        if name not in ids:
+            missing.append(named.key)
+            continue
+        effect = effects.setdefault(freeze(ids[name]), _Effect(ids[name]))
+        effect.anew |= named.anew
+        for rules, own in ((named.removed, effect.removed), (named.added, effect.added)):
+            for each, values in rules.items():
+                own.setdefault(each, []).extend(values)
+    # Whoever takes one of these names must meet this transaction.
+    yield from guard(rule.target.collection, filter(may_be_id, missing))
+
+
+def _rename(rule: GatherRule, ledger: Ledger, effects: dict[Any, _Effect]) -> Plan[None]:
+    """Let targets that were given another name be computed from the sources which hold that."""
+    changes = renamed(rule, ledger.of(rule.target.collection))
+    changed = [each for each in changes if each.after is not None and rule.target.holds(each.after)]
+    for change in changed:
+        effects.setdefault(freeze(change.id), _Effect(change.id)).anew.add(rule)
+    yield from guard(rule.target.collection, names_of([rule], [each.after or {} for each in changed]))
 
 
 def _in_current_version(entry: Entry[Any], changes: list[Change]) -> Plan[tuple[list[Change], set[Any]]]:
@@ -155,7 +192,7 @@ def _update_targets(
         first: dict[str, Any] = {}
         second: dict[str, Any] = {}
         moved: list[GatherRule] = []
-        for rule in {**effect.removed, **effect.added}:
+        for rule in {**effect.removed, **effect.added, **dict.fromkeys(effect.anew)}:
             removed, added = effect.removed.get(rule, []), effect.added.get(rule, [])
             difference: Any = RECOMPUTE
             if frozen not in new and rule not in effect.anew:
@@ -322,6 +359,20 @@ def note_after(
             ledger.add(Change(entry.collection, (old or new or {})["_id"], old, new))
 
 
+def _forsake(rule: CopyRule, change: Change, ledger: Ledger) -> Plan[None]:
+    """Do as `on_delete` says to what refers to a source by a name that it no longer has."""
+    if rule.to == "_id" or not change.before or change.after is None or rule.on_delete == "keep":
+        return
+    old = rule.name_of(change.before)
+    if old is None or same(old, rule.name_of(change.after)) or not rule.source.holds(change.before):
+        return
+    if (yield from find(rule.source.collection, rule.named(old), {"_id": 1}, limit=1)):
+        # Another document has taken the name.
+        return
+    yield from refuse_renaming([rule], [old])
+    yield from follow_references(rule.source, [rule], [change.before], ledger)
+
+
 def _copy(rule: CopyRule, change: Change, ledger: Ledger, copies_max: int | None) -> Plan[list[FanOut]]:
     """Copy one changed source to the targets that refer to it."""
     # A document that was of another kind is a new one to those who refer to this kind.
@@ -329,52 +380,56 @@ def _copy(rule: CopyRule, change: Change, ledger: Ledger, copies_max: int | None
     if (
         change.after is None
         or not rule.source.holds(change.after)
-        or change.fresh
+        # Nobody knows its id; its name anybody may.
+        or (change.fresh and rule.to == "_id")
         or not rule.synced
         or not rule.changed(before, change.after)
     ):
         return []
-    if before is None:
-        yield from guard(rule.source.collection, [change.id])
+    name = rule.name_of(change.after)
+    if name is None:
+        return []
+    if before is None or (rule.to != "_id" and not same(rule.name_of(before), name)):
+        yield from guard(rule.source.collection, [name])
     followed = feeds_beyond(rule.target, rule.level)
     most = copies_max
     if most is None:
         limits = rule.target.limits
         most = limits.chained_fan_out_max if followed else limits.fan_out_max
     if most != UNBOUNDED:
-        referring = rule.referring(change.id)
+        referring = rule.referring(name)
         beyond = yield from find(rule.target.collection, referring, {"_id": 1}, skip=most, limit=1)
         if beyond:
-            return [FanOut(rule, change.id)]
-    yield from copy_to(rule, change.id, change.after, {}, followed, ledger)
+            return [FanOut(rule, name)]
+    yield from copy_to(rule, name, change.after, {}, followed, ledger)
     return []
 
 
 def copy_to(
-    rule: CopyRule, source_id: Any, source: Raw, within: Raw, followed: bool, ledger: Ledger
+    rule: CopyRule, name: Any, source: Raw, within: Raw, followed: bool, ledger: Ledger
 ) -> Plan[None]:
     """Bring the copies of a source up to date, within some targets."""
     if not followed:
-        yield from update_copies(rule, source_id, source, within)
+        yield from update_copies(rule, name, source, within)
         return
     target = rule.target
-    referring = {**within, **rule.referring(source_id)}
+    referring = {**within, **rule.referring(name)}
     rows = yield from find(target.collection, referring, target.key_projection())
     ids = [each["_id"] for each in rows]
     if ids:
         before = yield from read(target, [target.key_of(each) for each in rows])
         yield from ledger.note_before(target, ids)
-        yield from update_copies(rule, source_id, source, {"_id": {"$in": ids}})
+        yield from update_copies(rule, name, source, {"_id": {"$in": ids}})
         yield from note_after(target, before, ledger)
 
 
-def update_copies(rule: CopyRule, source_id: Any, source: Raw, within: Raw) -> Plan[None]:
+def update_copies(rule: CopyRule, name: Any, source: Raw, within: Raw) -> Plan[None]:
     """The update of all copies of a source within some targets, formulas included."""
     target = rule.target
     (source,) = yield from as_current(rule.source, [source])
-    condition = {**within, **rule.referring(source_id)}
+    condition = {**within, **rule.referring(name)}
     formulas = formula_stages(target)
-    update, filters = rule.sync_update(source_id, source, formulas)
+    update, filters = rule.sync_update(name, source, formulas)
     options = {} if filters is None else {"array_filters": filters}
     yield from update_many(target.collection, condition, update, **options)
     if formulas and filters is not None:

@@ -20,10 +20,10 @@ from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, contribution_stages
 from treadle.graph.pattern import Entry, Maintain, Rule
 from treadle.model.logs import logger
-from treadle.plan import Plan, Raw, aggregate
+from treadle.plan import Plan, Raw, aggregate, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import greatest, least, same, total
-from treadle.query.keys import KEY, freeze, freeze_all
+from treadle.query.keys import KEY, distinct, freeze, freeze_all
 from treadle.query.paths import getter, outermost, put, value_at
 
 Values = dict[Any, dict[str, Any]]
@@ -36,13 +36,42 @@ def recompute(
     keys: Sequence[Any],
     server: Capabilities,
     frozen: Sequence[Any] | None = None,
+    documents: Sequence[Raw] | None = None,
 ) -> Plan[Values]:
     """Per target (frozen key) the stored path and exact value of each part of each rule.
 
-    `frozen` are the keys as they are frozen, where the caller knows.
+    `frozen` are the keys as they are frozen, and `documents` the targets,
+    where the caller knows.
     """
-    values: Values = {key: {} for key in (freeze_all(keys) if frozen is None else frozen)}
-    if not keys:
+    known = freeze_all(keys) if frozen is None else list(frozen)
+    by_name: dict[str, list[GatherRule]] = {}
+    by_key: list[GatherRule] = []
+    for rule in rules:
+        (by_key if rule.to is None else by_name.setdefault(rule.to, [])).append(rule)
+    values = yield from _recompute(by_key, keys, server, known)
+    for named in by_name.values() if keys else ():
+        if documents is None:
+            target = named[0].target
+            documents = yield from find(
+                target.collection, {"_id": {"$in": list(keys)}}, dict.fromkeys(by_name, 1)
+            )
+        names = {freeze(each["_id"]): named[0].name_of(each) for each in documents}
+        wanted = distinct(name for name in names.values() if name is not None)
+        found = yield from _recompute(named, wanted, server, freeze_all(wanted))
+        for key in known:
+            name = names.get(key)
+            parts = [rule.empty() for rule in named] if name is None else [found[freeze(name)]]
+            for part in parts:
+                values[key].update(part)
+    return values
+
+
+def _recompute(
+    rules: Sequence[GatherRule], keys: Sequence[Any], server: Capabilities, frozen: Sequence[Any]
+) -> Plan[Values]:
+    """The same, by what sources know the targets by."""
+    values: Values = {key: {} for key in frozen}
+    if not keys or not rules:
         return values
     groups: dict[Any, list[GatherRule]] = {}
     older: dict[Any, list[Raw]] = {}
@@ -129,6 +158,7 @@ class Recomputation:
         self.projection: Raw | None = None
         if not (self.copies or self.locals or entry.noted):
             own = [*paths, *(rule.path for rule in self.formulas), *entry.key_projection()]
+            own += [rule.to for rule in self.gathers if rule.to is not None]
             self.projection = dict.fromkeys(outermost(own), 1)
 
     @classmethod
@@ -177,7 +207,7 @@ class Recomputation:
         keys = self.keys(documents)
         expected = [copy.deepcopy(each) for each in documents]
         frozen = freeze_all(keys) if frozen is None else frozen
-        values = yield from recompute(self.gathers, keys, server, frozen)
+        values = yield from recompute(self.gathers, keys, server, frozen, documents)
         for key, right in zip(frozen, expected, strict=True):
             for path, value in values[key].items():
                 put(right, path, value)

@@ -22,11 +22,12 @@ from typing import Any, TypeVar
 from bson import ObjectId
 from pymongo.errors import DuplicateKeyError, OperationFailure
 
-from treadle.engine.deletes import follow_deletions
+from treadle.engine.deletes import follow_deletions, follow_references
 from treadle.engine.intents import COLLECTION
 from treadle.engine.lease import COLLECTION as LEASES
 from treadle.engine.lease import acquire, release
 from treadle.engine.ledger import Ledger, keys_now
+from treadle.engine.named import targets_of
 from treadle.engine.react import update_copies
 from treadle.engine.recompute import Recomputation
 from treadle.engine.set_aside import around, readable
@@ -79,14 +80,28 @@ class IntentLedger(Ledger):
             for before in documents
             if tops
         ]
-        yield from self._record(entry, [before["_id"] for before in documents], feeds, cards)
+        names = {
+            path: [[before["_id"], value_at(before, path)] for before in documents]
+            for path in {path for each in entry.related for path in each.named_by}
+        }
+        yield from self._record(entry, [before["_id"] for before in documents], feeds, cards, names)
 
     def note_new(self, entry: Entry[Any], ids: Sequence[Any]) -> Plan[None]:
         yield from self._record(entry, ids, {}, [])
 
-    def _record(self, entry: Entry[Any], keys: Sequence[Any], feeds: Raw, cards: list[Any]) -> Plan[None]:
+    def _record(
+        self,
+        entry: Entry[Any],
+        keys: Sequence[Any],
+        feeds: Raw,
+        cards: list[Any],
+        names: dict[str, list[Any]] | None = None,
+    ) -> Plan[None]:
         identity = {"kind": "write", "n": ObjectId()}
         intent = {"collection": entry.collection, "keys": list(keys), "feeds": feeds, "cards": cards}
+        if names:
+            # As pairs: a path may have dots. Older intents have none.
+            intent["names"] = [[path, pairs] for path, pairs in names.items()]
         yield from update_one(
             COLLECTION,
             {"_id": identity},
@@ -214,7 +229,11 @@ class ByIntents(Commit):
         cards = {freeze(key): fields for key, fields in intent.get("cards") or []}
         for key in intent["keys"]:
             yield from self._refresh_written(entry, key, cards.get(freeze(key)))
-            pending += yield from self._follow(entry, key, by_id(key), intent["feeds"], ledger)
+            before: Raw = {"_id": key}
+            for path, pairs in intent.get("names") or []:
+                for name in (name for identity, name in pairs if freeze(identity) == freeze(key)):
+                    put(before, path, name)
+            pending += yield from self._follow(entry, before, by_id(key), intent["feeds"], ledger)
         seen: set[Any] = set()
         for _ in range(self.graph.limits.standalone_chain_max):
             following: list[tuple[Entry[Any], Any]] = []
@@ -223,7 +242,8 @@ class ByIntents(Commit):
                 # Also where nothing changed: the writer before may have got no further.
                 if target.feeds and mark not in seen:
                     seen.add(mark)
-                    following += yield from self._follow(target, key, target.at(key), {}, ledger)
+                    known = {"_id": key}
+                    following += yield from self._follow(target, known, target.at(key), {}, ledger)
             if not following:
                 return
             pending = following
@@ -239,21 +259,25 @@ class ByIntents(Commit):
             yield from self._refresh(entry, entry.key_of(document))
 
     def _follow(
-        self, entry: Entry[Any], key: Any, which: Raw, feeds: Raw, ledger: IntentLedger
+        self, entry: Entry[Any], before: Raw, which: Raw, feeds: Raw, ledger: IntentLedger
     ) -> Plan[list[tuple[Entry[Any], Any]]]:
-        """Recompute the targets of a document; those targets. One that cannot be read is set aside."""
-        following = self._follow_one(entry, key, which, feeds, ledger)
-        return (yield from around(entry.model.__name__, entry.collection, key, following)) or []
+        """Recompute the targets of a document; those targets. One that cannot be read is set aside.
+
+        Of what it was `before`, its id and the names that it had are known.
+        """
+        following = self._follow_one(entry, before, which, feeds, ledger)
+        return (yield from around(entry.model.__name__, entry.collection, before["_id"], following)) or []
 
     def _follow_one(
-        self, entry: Entry[Any], key: Any, which: Raw, feeds: Raw, ledger: IntentLedger
+        self, entry: Entry[Any], before: Raw, which: Raw, feeds: Raw, ledger: IntentLedger
     ) -> Plan[list[tuple[Entry[Any], Any]]]:
         document = yield from find_one(entry.collection, which)
         targets: dict[tuple[str, Any], tuple[Entry[Any], Any]] = {}
         gathers = entry.feeding(GatherRule)
         current = (yield from keys_now(gathers, [document])) if document is not None else {}
         for rule in gathers:
-            for target_key in [*feeds.get(rule.place.label, []), *current.get(rule, [])]:
+            keys = [*feeds.get(rule.place.label, []), *current.get(rule, [])]
+            for target_key in (yield from targets_of(rule, keys)):
                 # The rules of several kinds may lead to one document; what it is, is seen when it is read.
                 targets[(rule.target.collection, freeze(target_key))] = (rule.target.root, target_key)
         for target, target_key in targets.values():
@@ -262,20 +286,34 @@ class ByIntents(Commit):
         if document is None:
             # Deleted: what refers to it is dealt with, under intents of its own.
             if entry.group is None:
-                yield from follow_deletions(entry, [key], ledger, restrict=False)
+                yield from follow_deletions(entry, [before], ledger, restrict=False)
             return reached
         if entry.tombstone is not None and not entry.holds(document):
-            yield from follow_deletions(entry, [key], ledger, restrict=False, removed=False)
+            yield from follow_deletions(entry, [before], ledger, restrict=False, removed=False)
             return reached
-        key = document["_id"]
         for copied in entry.feeding(CopyRule):
-            if copied.synced and copied.source.holds(document):
+            yield from self._forsake(copied, before, document, ledger)
+            key = copied.name_of(document)
+            if copied.synced and copied.source.holds(document) and key is not None:
                 yield from self._copy(copied, key, document)
                 referring = yield from find(
                     copied.target.collection, copied.referring(key), copied.target.key_projection()
                 )
                 reached.extend((copied.target, copied.target.key_of(each)) for each in referring)
         return reached
+
+    def _forsake(self, rule: CopyRule, before: Raw, after: Raw, ledger: IntentLedger) -> Plan[None]:
+        """Deal with what refers to a document by a name that it no longer has, unless another has it."""
+        old = rule.name_of(before)
+        if rule.to == "_id" or old is None or same(old, rule.name_of(after)) or rule.on_delete == "keep":
+            return
+        if (yield from find_one(rule.source.collection, rule.named(old), {"_id": 1})) is not None:
+            return
+        if rule.on_delete == "clear":
+            yield from follow_references(rule.source, [rule], [before], ledger)
+            return
+        for each in (yield from find(rule.target.collection, rule.referring(old), {"_id": 1})):
+            yield from self._refresh(rule.target, each["_id"], None, ledger)
 
     def _copy(self, rule: CopyRule, key: Any, source: Raw) -> Plan[None]:
         """Copy a source to all its targets; one that cannot take the copy is set aside."""

@@ -15,12 +15,14 @@ from treadle.engine.checked import checked, require_readable, require_valid
 from treadle.engine.fill import compute_formulas, fill_own
 from treadle.engine.inserts import refuse_group
 from treadle.engine.ledger import Ledger
+from treadle.engine.named import refuse_renaming
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import changed_fields, derivation
 from treadle.engine.touches import stamp, touches_of, touching, unchanged, why_not
 from treadle.engine.work import ChunkedWork, NotAlone, Work, only
 from treadle.errors import InvalidValue, TreadleError, UsageError
-from treadle.graph.change import Change
+from treadle.graph.change import NOT_GIVEN, Change
+from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.operations import Returns
@@ -43,6 +45,7 @@ from treadle.plan import (
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import translate_update
+from treadle.query.comparison import same
 from treadle.query.keys import distinct, freeze
 from treadle.query.names import Unchecked
 from treadle.query.pairs import paired_update, refuse_names
@@ -165,6 +168,8 @@ class _Update:
         if older:
             stored = befores
             yield from ledger.note_before(entry, keys)
+        if not ledger.transactional:
+            yield from self._refuse_renaming(befores)
         with self._translated():
             afters = yield from write(keys, stale)
         pairs = [(each, afters.get(freeze(each["_id"]), each)) for each in befores]
@@ -177,6 +182,15 @@ class _Update:
         for after in final:
             ledger.add(Change(entry.collection, after["_id"], by_key[freeze(after["_id"])], after))
         return [each for each in final if freeze(each["_id"]) in afters]
+
+    def _refuse_renaming(self, befores: Sequence[Raw]) -> Plan[None]:
+        """Refuse what a transaction would take back: without one there is no way back."""
+        sets = self.update.get("$set", {}) if isinstance(self.update, dict) else {}
+        for rule in self.entry.feeding(CopyRule, None):
+            if self.touched is None or any(overlap(path, rule.to) for path in self.touched):
+                kept = [each for each in befores if same(rule.name_of(each), sets.get(rule.to, NOT_GIVEN))]
+                names = rule.names_of(each for each in befores if each not in kept)
+                yield from refuse_renaming([rule], names)
 
 
 class UpdateOneDocument(_Update, Work[D | None]):
@@ -213,6 +227,8 @@ class UpdateOneDocument(_Update, Work[D | None]):
         maintains = any(each.rules for each in entry.related)
         # Without a transaction an intent must name the document before it is written.
         followed = maintains or entry.feeding(GatherRule) or entry.versioned or self.returns == "before"
+        # Whoever refers to it by a name that it had must be found by that.
+        followed = followed or any(each.named_by for each in entry.related)
         if ledger.transactional and not followed:
             return (yield from self._only_copied(ledger))
         before = yield from find_one(entry.collection, self.filter, sort=self.sort)
@@ -476,6 +492,10 @@ class Replace(Work[D]):
     def _note(self, before: Raw, ledger: Ledger) -> Plan[None]:
         """Refuse what must not be replaced, and note what was."""
         yield from ledger.note_before(self.entry, [before["_id"]])
+        if not ledger.transactional:
+            for copied in self.entry.feeding(CopyRule, None):
+                if not same(copied.name_of(before), copied.name_of(self.raw)):
+                    yield from refuse_renaming([copied], copied.names_of([before]))
         for rule in self.entry.answering("before_replace"):
             rule.before_replace(before, self.raw)
 

@@ -8,13 +8,14 @@ value should be, and never writes it itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from treadle.errors import DeclarationError
 from treadle.graph.pattern import Place, Rule
 from treadle.plan import Plan, Raw
-from treadle.query.paths import Step, field_references
+from treadle.query.keys import may_be_id
+from treadle.query.paths import Step, field_references, value_at
 
 OnDelete = Literal["keep", "restrict", "clear", "cascade"]
 
@@ -30,8 +31,9 @@ class CopyRule(Rule):
     steps: tuple[Step, ...]
     name: str
     by: str
-    # The stored path of the reference in the target.
+    # The stored path of the reference in the target, and of what it names in the source.
     reference_path: str
+    to: str = "_id"
     # Whether the copy itself holds the reference, so that a part of it is the caller's.
     holds_reference: bool
     # The fields that follow their source, and those that keep the values of a moment.
@@ -50,6 +52,20 @@ class CopyRule(Rule):
 
     def advice(self, maintained: str) -> str:
         return f"; write {self.reference_path!r}, or the {self.source.model.__name__} that it names"
+
+    def name_of(self, source: Mapping[str, Any]) -> Any:
+        """What targets name a source by; None where nothing can name it."""
+        name = value_at(source, self.to)
+        return name if may_be_id(name) else None
+
+    def names_of(self, sources: Iterable[Raw]) -> list[Any]:
+        """What targets name these sources by."""
+        return [name for each in sources if (name := self.name_of(each)) is not None]
+
+    def named(self, *names: Any) -> Raw:
+        """The filter for the sources that these references name."""
+        match = {"$eq": names[0]} if len(names) == 1 else {"$in": list(names)}
+        return {self.to: match, **self.source.scope}
 
     def referring(self, *identities: Any) -> Raw:
         """The filter for the targets that name one of these sources."""

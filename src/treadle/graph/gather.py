@@ -50,6 +50,8 @@ class Origin:
     key: Key
     where: Raw
     held: tuple[str, ...] = ()
+    # The unique field of the target that a source names it by; None for its id.
+    to: str | None = None
 
 
 def origin(
@@ -58,15 +60,20 @@ def origin(
     source: Any,
     by: str | tuple[str, ...] | None,
     where: Mapping[str, Any] | None,
+    to: str | None = None,
 ) -> Origin:
     """What a declaration says about its sources; inside a rollup, what the rollup says."""
     condition: Raw = clean(dict(where or {}))
     group = place.entry.group
     if group is not None:
-        if by is not None or (source is not None and graph.resolve(source, place.label) is not group.source):
+        if (
+            by is not None
+            or to is not None
+            or (source is not None and graph.resolve(source, place.label) is not group.source)
+        ):
             raise DeclarationError(
                 f"{place.label} stands in a rollup, whose source is {group.source.model.__name__}; "
-                "leave out the source and by=",
+                "leave out the source, by= and to=",
                 code="rollup-source",
             )
         condition = paired_filter(group.source.codec, condition)
@@ -87,9 +94,9 @@ def origin(
     names, identity = split_reference(by)
     check_held(names, place.entry, place.label)
     path = resolve(entry.codec, identity, place.label, "reference-field-missing")
-    graph.check_reference(path, place.entry, place.label)
+    name = graph.check_reference(path, place.entry, place.label, to)
     held = tuple(resolve(entry.codec, each, place.label, "reference-field-missing").stored for each in names)
-    return Origin(entry, ReferenceKey(path), condition, held)
+    return Origin(entry, ReferenceKey(path), condition, held, name)
 
 
 def maintenance_of(place: Place, declared: Any) -> tuple[Maintain, timedelta | None]:
@@ -119,6 +126,10 @@ class GatherRule(Rule):
             )
         self.source = origin.source
         self.key = origin.key
+        # The unique field by which sources name their target; None for its id. No shard knows the names
+        # that others hold.
+        self.to = origin.to
+        self.across_shards = origin.to is None
         # Where a source holds the shard key of its target.
         self.held = origin.held
         # What the declaration itself asks of its sources.
@@ -200,6 +211,11 @@ class GatherRule(Rule):
         return None
 
     # -- the target -----------------------------------------------------------------
+
+    def name_of(self, target: Raw) -> Any:
+        """What sources name a target by; None where nothing can name it."""
+        name = target.get("_id") if self.to is None else value_at(target, self.to)
+        return name if self.to is None or may_be_id(name) else None
 
     def empty(self) -> dict[str, Any]:
         """Stored path and value of each part, for a target that nothing feeds."""

@@ -36,6 +36,7 @@ from treadle.query.paths import (
     overlap,
     plain,
     refuse_array_of_arrays,
+    resolve,
 )
 
 D = TypeVar("D", bound=Document)
@@ -65,6 +66,8 @@ class Stage:
     level: int
     gathers: list[tuple[Entry[Any], list[GatherRule], list[GatherRule]]]
     copies: list[CopyRule]
+    # Those that gather from sources which name the target by a field of its own.
+    named: list[GatherRule]
 
 
 class Graph:
@@ -105,6 +108,7 @@ class Graph:
                 each.elsewhere = elsewhere
         for rule in self.rules:
             rule.check(self)
+        self._refuse_maintained_names()
         self._refuse_derived_readings()
         self.shards = shards_of(self, self.entries.values())
         self._refuse_across_shards()
@@ -218,16 +222,29 @@ class Graph:
         self.sides[entry.collection] = entry
         return entry
 
-    def check_reference(self, reference: Path, referenced: Entry[Any], where: str) -> None:
-        """Refuse a reference whose type cannot hold the id that it is to hold."""
-        held, expected = reference.shape, referenced.identity_shape
+    def check_reference(
+        self, reference: Path, referenced: Entry[Any], where: str, to: str | None = None
+    ) -> str | None:
+        held, expected, what = reference.shape, referenced.identity_shape, "the id of "
+        named = None
+        if to not in (None, "id", "_id"):
+            named = resolve(referenced.codec, to, where, "reference-key")
+            expected, what = named.shape, f"{to!r} of "
+            if named.in_array or expected.kind in ("model", "map"):
+                raise DeclarationError(
+                    f"{where} has to={to!r}, which is no single value of {referenced.model.__name__}; name "
+                    "a field that holds one value, different in each document",
+                    code="reference-key",
+                )
+            referenced.name(named)
         if held.kind == "scalar" and expected.kind == "scalar" and held.python is not expected.python:
             raise DeclarationError(
                 f"{where} finds its {referenced.model.__name__} by {reference.python!r}, a "
-                f"{held.python.__name__}, but the id of {referenced.model.__name__} is a "
+                f"{held.python.__name__}, but {what}{referenced.model.__name__} is a "
                 f"{expected.python.__name__}; declare the same type",
                 code="reference-type",
             )
+        return None if named is None else named.stored
 
     # -- binding ------------------------------------------------------------------------
 
@@ -255,6 +272,18 @@ class Graph:
                     code="layout-twice",
                 )
             entry.layout = layout
+
+    def _refuse_maintained_names(self) -> None:
+        """A field by which others name a document is the caller's to write."""
+        for entry in self.entries.values():
+            for path in entry.named_by:
+                for maintained, rule in entry.protected.items():
+                    if overlap(path, maintained):
+                        raise DeclarationError(
+                            f"{rule.place.label} is maintained, and to={path!r} finds documents of "
+                            f"{entry.model.__name__} by it; name a field that callers write",
+                            code="reference-key",
+                        )
 
     def _refuse_derived_readings(self) -> None:
         """Whatever is not stored one by one feeds nothing and maintains nothing."""
@@ -355,7 +384,8 @@ class Graph:
             for rule in entry.having(CopyRule, "write")
             if rule.level == level and rule.target is entry
         ]
-        return Stage(level, gathers, copies)
+        named = [rule for _, own, _ in gathers for rule in own if rule.to is not None]
+        return Stage(level, gathers, copies, named)
 
     def _feeding(self, rule: Rule) -> Iterator[Rule]:
         """The rules whose maintained fields this rule reads."""
@@ -384,6 +414,8 @@ class Graph:
             watched = None if watched is None or paths is None else watched | paths
         if watched is not None:
             watched |= {rule.reference_path for rule in copies} | {rule.path for rule in copies}
+            # What names a document decides what it gathers.
+            watched |= {path for each in entry.related for path in each.named_by}
             if entry.family is not None:
                 watched.add(entry.family.discriminator)
         entry.watched = None if watched is None else {plain(path) for path in watched}
@@ -398,9 +430,14 @@ class Graph:
             if target.collection not in reached:
                 reached.add(target.collection)
                 pending.extend(rule.target for rule in target.feeds)
-        entry.loops = entry.collection in reached
+        named = [rule for each in entry.related for rule in each.having(GatherRule) if rule.to is not None]
+        entry.loops = entry.collection in reached or bool(named)
         groups = [other.group for other in self.entries.values() if other.collection in reached]
         entry.unready = [group for group in groups if group is not None and not group.key.identity]
+        # Whoever names documents by a field, and whoever is named by one, relies on its unique index.
+        others = [rule.source for rule in entry.having(CopyRule)]
+        others += [rule.target for rule in entry.feeding(GatherRule, None)]
+        entry.unready += list(dict.fromkeys(each for each in [entry, *others] if each.named_by))
 
 
 def _require_carrier(rule: Rule) -> None:

@@ -116,8 +116,13 @@ class Models(Protocol):
     def add_side(self, model: type[Document], where: str) -> Entry[Any]:
         """The entry of a collection that a pattern keeps beside those of the models."""
 
-    def check_reference(self, reference: Path, referenced: Entry[Any], where: str) -> None:
-        """Refuse a reference whose type cannot hold the id that it is to hold."""
+    def check_reference(
+        self, reference: Path, referenced: Entry[Any], where: str, to: str | None = None
+    ) -> str | None:
+        """Refuse a reference whose type cannot hold the id, or the field `to`, that it is to hold.
+
+        The stored path of `to`; None where it is the id.
+        """
 
 
 class Pattern:
@@ -392,6 +397,8 @@ class Entry(Generic[D]):
         # The rule that makes and removes documents of this model, if it stands for groups (a `GroupRule`).
         self.group: Any = None
         self.declared: dict[str, Pattern] = {}
+        # The unique fields other than the id by which documents of others name those of this model.
+        self.named_by: dict[str, Path] = {}
         # What only Treadle writes; and what is so in any document that a filter on this model may find.
         self.protected: dict[str, Rule] = {}
         self.shielded = self.protected
@@ -505,6 +512,10 @@ class Entry(Generic[D]):
     def related(self) -> list[Entry[Any]]:
         """The entries that some document may share with this one; itself among them."""
         return [*self.above, self, *self.below]
+
+    def name(self, reference: Path) -> None:
+        """Note a field by which others name documents of this model, and which set-up makes unique."""
+        self.named_by[reference.stored] = reference
 
     def of(self, raw: Any) -> Entry[Any]:
         """The entry of a stored document's very class."""

@@ -50,7 +50,10 @@ class _Aggregate(Pattern):
 
 @dataclass(frozen=True)
 class Count(_Aggregate):
-    """How many documents of `source` name this one in their field `by`."""
+    """How many documents of `source` name this one in their field `by`.
+
+    By its id, or by the unique field `to`.
+    """
 
     source: ModelReference | None = None
     by: str | tuple[str, ...] | None = None
@@ -58,6 +61,7 @@ class Count(_Aggregate):
     maintain: Maintain = "write"
     every: timedelta | None = None
     computed_at: str | None = None
+    to: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class _OfField(_Aggregate):
     maintain: Maintain = "write"
     every: timedelta | None = None
     computed_at: str | None = None
+    to: str | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ class ComputedRule(GatherRule):
         if place.entry.group is not None and isinstance(declared, _OfField) and self.of_field is None:
             # In a rollup the source is known, so that the first argument is the field.
             source, self.of_field = None, source
-        super().__init__(place, origin(place, graph, source, declared.by, declared.where))
+        super().__init__(place, origin(place, graph, source, declared.by, declared.where, declared.to))
         self.maintain, self.every = maintenance_of(place, declared)
         self.stamp = sibling(place, declared.computed_at, "computed_at") if declared.computed_at else None
 

@@ -51,7 +51,7 @@ Policy = Literal["sync", "snapshot"]
 
 @dataclass(frozen=True)
 class ExtendedReference(Pattern):
-    """A card of the document of `source` whose id stands in the field `by`."""
+    """A card of the document of `source` whose id, or unique field `to`, stands in the field `by`."""
 
     pattern: ClassVar[str] = "extended-reference"
 
@@ -64,6 +64,7 @@ class ExtendedReference(Pattern):
     on_delete: OnDelete = "keep"
     maintain: Maintain = "write"
     every: timedelta | None = None
+    to: str | None = None
 
     def bind(self, place: Place, graph: Models) -> Rule:
         check_maintenance(place, self.maintain, self.every)
@@ -100,7 +101,10 @@ class ReferenceRule(CopyRule):
                 "array's own model, beside its reference",
                 code="reference-field-in-array",
             )
-        graph.check_reference(relative, self.source, place.label)
+        name = graph.check_reference(relative, self.source, place.label, declared.to)
+        self.to = name or "_id"
+        # No shard knows of the names that others hold.
+        self.across_shards = name is None
         self.by = relative.stored
         self.by_optional = relative.shape.optional
         self.steps = place.steps
@@ -198,7 +202,8 @@ class ReferenceRule(CopyRule):
         return self.place.field.shape.optional
 
     def watches(self) -> Mapping[str, set[str] | None]:
-        return {self.source.collection: {each.source for each in self.copied if not each.snapshot}}
+        watched = {each.source for each in self.copied if not each.snapshot}
+        return {self.source.collection: watched if self.to == "_id" else watched | {self.to}}
 
     def maintained(self) -> set[str]:
         if self.holds_reference:
@@ -327,7 +332,7 @@ class ReferenceRule(CopyRule):
     # -- copying a changed source to its targets ----------------------------------------------
 
     def changed(self, before: Raw | None, after: Raw) -> bool:
-        if not before:
+        if not before or not same(value_at(before, self.to), value_at(after, self.to)):
             return True
         return any(
             not same(value_at(before, each.source), value_at(after, each.source)) for each in self.synced

@@ -44,6 +44,7 @@ class Subset(Pattern):
     where: Mapping[str, Any] | None = None
     maintain: Maintain = "write"
     every: timedelta | None = None
+    to: str | None = None
 
     def bind(self, place: Place, graph: Models) -> Rule:
         check_maintenance(place, self.maintain, self.every)
@@ -55,7 +56,8 @@ class SubsetRule(GatherRule):
     uses = frozenset({"array_sorts", "lookup_pipelines"})
 
     def __init__(self, place: Place, graph: Models, declared: Subset) -> None:
-        super().__init__(place, origin(place, graph, declared.source, declared.by, declared.where))
+        sources = declared.source, declared.by, declared.where, declared.to
+        super().__init__(place, origin(place, graph, *sources))
         self.maintain, self.every = maintenance_of(place, declared)
         if not isinstance(declared.size, int) or not 1 <= declared.size <= SIZE_MAX:
             raise DeclarationError(
@@ -202,16 +204,17 @@ class SubsetRule(GatherRule):
             {"$limit": self.size},
             {"$project": dict.fromkeys(outermost(self.card.values()), 1)},
         ]
-        join = {"from": self.source.collection, "localField": "_id", "foreignField": self.by.stored}
+        own = self.to or "_id"
+        join = {"from": self.source.collection, "localField": own, "foreignField": self.by.stored}
         rows = yield from aggregate(
             self.target.collection,
             [
-                {"$match": {"_id": {"$in": list(keys)}}},
-                {"$project": {"_id": 1}},
+                {"$match": {own: {"$in": list(keys)}}},
+                {"$project": {own: 1}},
                 {"$lookup": {**join, "pipeline": inner, "as": KEY}},
             ],
         )
-        items = {freeze(row["_id"]): [self.item(child) for child in row[KEY]] for row in rows}
+        items = {freeze(value_at(row, own)): [self.item(child) for child in row[KEY]] for row in rows}
         # Targets that are about to be inserted are not there to look up from.
         items.update((yield from self._refill_each([key for key in keys if freeze(key) not in items])))
         return items

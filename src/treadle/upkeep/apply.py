@@ -121,9 +121,8 @@ class Copies:
     def bring_right(self, server: Capabilities, ledger: Ledger) -> Plan[None]:
         rule = self.rule
         followed = feeds_beyond(rule.target, rule.level)
-        chosen = {"_id": {"$in": list(self.items)}, **rule.source.scope}
-        for source in (yield from find(rule.source.collection, chosen)):
-            yield from copy_to(rule, source["_id"], source, {}, followed, ledger)
+        for source in (yield from find(rule.source.collection, rule.named(*self.items))):
+            yield from copy_to(rule, rule.name_of(source), source, {}, followed, ledger)
 
 
 Unit = Targets | Copies
@@ -146,6 +145,8 @@ class _Application:
         for rule, gone in self.dirty.gone.items():
             for key in distinct(gone):
                 yield from self._follow_deletion(rule, key)
+        for rule, names in self.dirty.lost.items():
+            yield from self._mark_referring(rule, distinct(names), sourced=True)
         for rule, new in self.dirty.copies.items():
             if not rule.synced:
                 # Nothing to follow; but who was there before its source takes the values of this moment.
@@ -242,7 +243,7 @@ class _Application:
 
         stuck: list[Any] = []
         most = self.limits.worker_gone_max
-        while (yield from find_one(rule.source.collection, rule.source.one(key), {"_id": 1})) is None:
+        while (yield from find_one(rule.source.collection, rule.named(key), {"_id": 1})) is None:
             within = {**rule.referring(key), **({"_id": {"$nin": stuck}} if stuck else {})}
             rows = yield from find(rule.target.collection, within, {"_id": 1}, limit=most)
             if rows:
@@ -253,7 +254,7 @@ class _Application:
 
     def _detach(self, rule: CopyRule, key: Any, keys: Sequence[Any]) -> Plan[None]:
         """Delete these documents, or clear their references."""
-        if (yield from find_one(rule.source.collection, rule.source.one(key), {"_id": 1})) is not None:
+        if (yield from find_one(rule.source.collection, rule.named(key), {"_id": 1})) is not None:
             # It came back; its insertion is another event.
             return
         condition = {"_id": {"$in": list(keys)}, rule.reference_path: {"$eq": key}}

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from treadle.engine.named import names_of, targets_of
 from treadle.engine.older import as_current, may_be_older
 from treadle.engine.pages import chunks
 from treadle.graph.change import AFTER, Event
@@ -81,7 +82,7 @@ def settle(dirty: Dirty) -> Plan[list[Any]]:
             known[rule.place.label] = left if new is None else {**left, freeze(new): new}
             continue
         now = {freeze(key): key for key in fed.keys}
-        for key in {**before, **now}.values():
+        for key in (yield from targets_of(rule, list({**before, **now}.values()))):
             dirty.mark(rule.target, key, sourced=True)
         known[rule.place.label] = now if fed.exact and not kept else {**before, **now}
     return [_write(names[frozen], known) for frozen, known in rows.items()]
@@ -121,7 +122,11 @@ def record_seen(rules: Iterable[GatherRule], keys: Sequence[Any]) -> Plan[None]:
     for rule in rules:
         shown = dict.fromkeys(outermost({"_id", *rule.key.paths}), 1)
         for some in chunks(keys, rule.source.limits.worker_targets_max):
-            documents = yield from find(rule.source.collection, rule.key.match(some), shown)
+            known: Sequence[Any] = some
+            if rule.to is not None:
+                targets = yield from find(rule.target.collection, {"_id": {"$in": list(some)}}, {rule.to: 1})
+                known = names_of([rule], targets)
+            documents = yield from find(rule.source.collection, rule.key.match(known), shown)
             yield from record(rule.source, [rule], documents, every=True)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from treadle.engine.named import targets_of
 from treadle.engine.older import as_current, may_be_older
 from treadle.engine.pages import chunks
 from treadle.graph.change import Event
@@ -50,9 +51,13 @@ class Dirty:
     """What a batch of events leaves to be recomputed."""
 
     marks: dict[Entry[Any], list[Mark]] = field(default_factory=dict)
-    # The ids of sources whose copies must follow, and of sources that are gone.
+    # What targets name sources by whose copies must follow, and sources that are gone; and the ids of
+    # sources whose names are to be read.
     copies: dict[CopyRule, list[Any]] = field(default_factory=dict)
     gone: dict[CopyRule, list[Any]] = field(default_factory=dict)
+    unnamed: dict[CopyRule, list[Any]] = field(default_factory=dict)
+    # The names that sources gave up, where what refers to them by these is not to be changed or deleted.
+    lost: dict[CopyRule, list[Any]] = field(default_factory=dict)
     # Sources before and after their changes, whose targets are to be marked; ids of those to be read for
     # that, and of rollups' documents whose groups are to be marked.
     sources: dict[GatherRule, list[Raw]] = field(default_factory=dict)
@@ -108,8 +113,13 @@ def mark_targets(dirty: Dirty) -> Plan[None]:
         dirty.sources.setdefault(rule, []).extend(documents)
     for rule, states in dirty.sources.items():
         sources = yield from as_current(rule.source.root, states)
-        for key in (yield from keys_of(rule, sources)):
+        keys = yield from keys_of(rule, sources)
+        for key in (yield from targets_of(rule, keys)):
             dirty.mark(rule.target, key, sourced=True)
+    for copied, ids in dirty.unnamed.items():
+        documents = yield from find(copied.source.collection, {"_id": {"$in": distinct(ids)}}, {copied.to: 1})
+        dirty.copies.setdefault(copied, []).extend(copied.names_of(documents))
+    dirty.unnamed.clear()
     for entry, ids in dirty.documents.items():
         there = {"_id": {"$in": distinct(ids)}}
         for document in (yield from find(entry.collection, there, entry.key_projection())):

@@ -248,14 +248,31 @@ class _Copied(_Watcher):
         self.rule = rule
         older = may_be_older(rule.source.root)
         self.watch(None if older else rule.watches().get(self.collection, ()))
+        self.shown = set() if rule.to == "_id" else {rule.to}
 
     def note(self, event: Event, dirty: Dirty) -> None:
         """Note a source whose copies must follow, or that is gone."""
-        if event.kind == "delete":
+        if self.rule.to != "_id":
+            self._note_named(event, dirty)
+        elif event.kind == "delete":
             if self.rule.on_delete != "keep":
                 dirty.gone.setdefault(self.rule, []).append(event.key)
         elif event.kind == "insert" or self.rule.synced:
             dirty.copies.setdefault(self.rule, []).append(event.key)
+
+    def _note_named(self, event: Event, dirty: Dirty) -> None:
+        """The same where targets name it by a field, which it may have lost."""
+        rule, before = self.rule, event.raw.get(BEFORE)
+        if event.kind != "insert" and event.touches({rule.to}):
+            if before and rule.on_delete != "keep":
+                followed = event.kind == "delete" or rule.on_delete == "clear"
+                names = dirty.gone if followed else dirty.lost
+                names.setdefault(rule, []).extend(rule.names_of([before]))
+            elif not before:
+                # Nobody sent the name that it had.
+                dirty.blind[rule] = self.collection
+        if event.kind != "delete":
+            dirty.unnamed.setdefault(rule, []).append(event.key)
 
 
 class _Own(_Watcher):
@@ -274,6 +291,8 @@ class _Own(_Watcher):
     def add(self, rule: Rule) -> None:
         self.maintained |= rule.maintained()
         inputs = rule.watches()[self.collection] if isinstance(rule, (FormulaRule, LocalRule)) else set()
+        if isinstance(rule, GatherRule) and rule.to is not None:
+            inputs = {rule.to}
         if isinstance(rule, CopyRule):
             inputs = {rule.reference_path}
             if rule.snapshots:

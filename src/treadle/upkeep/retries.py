@@ -13,6 +13,7 @@ from typing import Any
 
 from treadle.engine.intents import finish
 from treadle.engine.ledger import keys_now
+from treadle.engine.named import targets_of
 from treadle.engine.react import FanOut
 from treadle.engine.set_aside import SET_ASIDE, around
 from treadle.graph.derived import CopyRule
@@ -109,12 +110,14 @@ def _bring_in(graph: Graph, server: Capabilities, entry: Entry[Any], key: Any) -
             if not (rule.synced and rule.source.holds(document)):
                 continue
             if server.transactions:
-                yield from finish(graph, server, FanOut(rule, key), {"after": None, "n": -1})
+                fan_out = FanOut(rule, rule.name_of(document))
+                yield from finish(graph, server, fan_out, {"after": None, "n": -1})
             else:
-                referring = yield from find(rule.target.collection, rule.referring(key), {"_id": 1})
+                named = rule.referring(rule.name_of(document))
+                referring = yield from find(rule.target.collection, named, {"_id": 1})
                 yield from _mend(graph, server, rule.target, [each["_id"] for each in referring])
         for gather, keys in (yield from keys_now(entry.feeding(GatherRule), [document])).items():
-            yield from _mend(graph, server, gather.target, distinct(keys))
+            yield from _mend(graph, server, gather.target, (yield from targets_of(gather, distinct(keys))))
 
 
 def _mend(graph: Graph, server: Capabilities, entry: Entry[Any], keys: Sequence[Any]) -> Plan[None]:
@@ -136,8 +139,8 @@ def _detach(graph: Graph, server: Capabilities, entry: Entry[Any], document: Raw
         references = distinct(key for _, key in rule.references(document) if key is not None)
         if rule.on_delete == "keep" or not references:
             continue
-        there = yield from find(rule.source.collection, {"_id": {"$in": references}}, {"_id": 1})
-        present = {freeze(each["_id"]) for each in there}
+        there = yield from find(rule.source.collection, rule.named(*references), {rule.to: 1})
+        present = set(map(freeze, rule.names_of(there)))
         gone = [key for key in references if freeze(key) not in present]
         if gone:
             dirty.gone[rule] = gone

@@ -259,6 +259,8 @@ class Scheduler:
         """Compute the fields of all documents of a model."""
         entry = job.entry
         mergeable = [rule for rule in job.rules if isinstance(rule, GatherRule) and rule.accumulators()]
+        # A merge joins by id.
+        mergeable = [rule for rule in mergeable if rule.to is None]
         older = False
         for source in {rule.source for rule in mergeable}:
             older = older or (yield from has_older(source))
