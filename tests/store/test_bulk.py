@@ -227,7 +227,6 @@ def test_readings_go_by_calls_of_their_own(run):
     assert (Bulk(5, 3, 1), 2, 2) == (done, store.count(Reading, {"value": 2.0}), store.count(Plain))
     for call in (
         lambda: store.upsert(Reading, {"sensor": "a"}, {"$set": {"value": 1.0}}, insert=readings[0]),
-        lambda: store.change(readings[0], value=1.0),
         lambda: store.restore(Reading, ObjectId()),
         lambda: store.insert_many(readings, ordered=False),
     ):

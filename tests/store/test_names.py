@@ -259,3 +259,22 @@ def test_a_store_remembers_only_so_many_paths(database):
             Order, {f"scores.k{number}": 1}
         )
     assert len(store.graph.entry(Order).codec.targets) <= 2000
+
+
+def test_array_filters_are_filters_of_elements(store):
+    product = ObjectId()
+    order = store.insert(
+        Order(customer_id=ObjectId(), lines=[Line(product_id=product), Line(product_id=ObjectId())])
+    )
+    change = {"$set": {"lines.$[line].quantity": 9}}
+    after = store.update(Order, order.id, change, array_filters=[{"line.product_id": str(product)}])
+    assert [9, 1] == [line.quantity for line in after.lines]
+    with pytest.raises(UsageError, match="did you mean 'quantity'"):
+        store.update(Order, order.id, change, array_filters=[{"$or": [{"line.quantitty": 1}]}])
+    unchecked = Unchecked(change)
+    assert after == store.update(Order, order.id, unchecked, array_filters=[{"line.quantitty": 1}])
+
+
+def test_text_is_an_id_in_models_with_versions_too(store):
+    note = store.insert(Note(body="a"))
+    assert [note] == store.find(Note, {"_id": {"$in": [str(note.id)]}, "text": {"$exists": False}}).to_list()

@@ -18,8 +18,11 @@ from treadle import (
     Document,
     Id,
     Indexed,
+    Limits,
     NotFound,
+    Store,
     TimeSeries,
+    Unchecked,
     UsageError,
     migration,
 )
@@ -155,8 +158,6 @@ def test_get_many_keeps_the_order_and_shows_gaps(store):
 
 
 def test_get_many_asks_in_chunks(run):
-    from treadle import Limits
-
     store = run.store([Person], limits=Limits(read_keys_max=2))
     people = store.insert_many([Person(name=str(number)) for number in range(5)])
     ids = [each.id for each in reversed(people)]
@@ -216,8 +217,6 @@ def test_a_card_nests_renames_and_holds_maintained_fields(store, ada):
 
 
 def test_the_server_is_asked_for_the_card_alone(heard):
-    from treadle import Store
-
     database, listener = heard
     store = Store(database, [Customer, Order])
     store.insert(Customer(full_name="Ada", blob="x" * 1_000_000))
@@ -342,8 +341,6 @@ def test_readings_as_cards_distinct_and_in_pipelines(run, layout):
 
 
 def test_a_pipeline_over_many_packed_readings_is_refused(run):
-    from treadle import Limits
-
     class Measured(Reading, collection="readings_packed", **LAYOUTS["packed"]):
         pass
 
@@ -403,3 +400,111 @@ def test_a_pipeline_that_writes_or_runs_code_is_refused(store, pipeline, code):
     with pytest.raises(UsageError) as raised:
         store.aggregate(Order, pipeline)
     assert code == raised.value.code
+
+
+class GroupCard(BaseModel):
+    id: Id
+    total: Decimal
+
+
+def test_aggregate_names_the_id_as_cards_do(store, ada):
+    pipeline = [{"$group": {"_id": "$customer_id", "total": {"$sum": "$total"}}}]
+    assert [GroupCard(id=ada.id, total=0)] == store.aggregate(Order, pipeline, into=GroupCard).to_list()
+    with pytest.raises(UsageError, match="no Pydantic model"):
+        store.aggregate(Order, pipeline, into=dict)
+
+
+def test_the_first_conditions_of_a_pipeline_are_filters(store, ada):
+    count = {"$count": "n"}
+    by_text = {"$match": {"customer_id": {"$in": [str(ada.id)]}}}
+    assert [{"n": 1}] == store.aggregate(Order, [by_text, by_text, count]).to_list()
+    misspelt = {"custmer_id": ada.id}
+    with pytest.raises(UsageError, match="did you mean 'customer_id'"):
+        store.aggregate(Order, [{"$match": misspelt}, count])
+    assert [] == store.aggregate(Order, [{"$match": Unchecked(misspelt)}, count]).to_list()
+    # What a later stage names may be an earlier one's.
+    renamed = [{"$project": {"who": "$customer_id"}}, {"$match": {"who": ada.id}}, count]
+    assert [{"n": 1}] == store.aggregate(Order, renamed).to_list()
+
+
+def test_distinct_sees_older_versions_as_they_are_now(run, database):
+    store = run.store([Person], limits=Limits(find_page=2))
+    database.people.insert_many(
+        {"_id": number, "first": "Ada", "last": str(number % 3), "name": "not this"} for number in range(7)
+    )
+    store.insert(Person(name="Ada 0"))
+    assert ["Ada 0", "Ada 1", "Ada 2"] == sorted(store.distinct(Person, "name"))
+    assert ["Ada 2"] == store.distinct(Person, "name", {"last": "2"})
+
+
+class Place(BaseModel):
+    city: str
+
+
+class Nulls(Document, collection="nulls"):
+    required: Address | None
+    home: Address | None = None
+    work: Address | None = Address(city="Bern")
+    places: list[Address | None] = []
+    tier: str = "silver"
+    made: list[str] = Field(default_factory=lambda: ["new"])
+
+
+class NullsCard(BaseModel):
+    required: Place | None
+    home: Place | None
+    work: Place | None
+    places: list[Place | None]
+    tier: str = "bronze"
+    made: list[str]
+
+
+class TierCard(BaseModel):
+    tier: str = "bronze"
+
+
+def test_a_card_reads_nulls_and_what_is_missing_as_the_model_does(run, database):
+    store = run.store([Nulls])
+    store.insert(Nulls(required=None, work=None, places=[None, Address(city="Genf")]))
+    database.nulls.insert_one({"required": None})
+    for whole in store.find(Nulls):
+        card = store.get(Nulls, whole.id, into=NullsCard)
+        fields = whole.model_dump(include=set(NullsCard.model_fields))
+        assert NullsCard.model_validate(fields) == card
+        assert whole.tier == store.get(Nulls, whole.id, into=TierCard).tier
+    assert "Bern" == card.work.city
+
+
+def test_get_many_and_sorts_say_what_they_take(store, ada):
+    for wrong in (str(ada.id), None, 5, {"_id": ada.id}):
+        with pytest.raises(UsageError, match="get_many takes a list of ids of Customer"):
+            store.get_many(Customer, wrong)
+    with pytest.raises(UsageError, match="sort= takes") as raised:
+        store.find(Customer, sort=5)
+    assert "sort-invalid" == raised.value.code
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_only_the_fields_that_a_card_asks_for_are_read(heard, layout):
+    class Measured(Reading, collection=f"asked_{layout}", **LAYOUTS[layout]):
+        extra: float = 0
+
+    database, listener = heard
+    store = Store(database, [Measured])
+    store.setup()
+    times = [dt.datetime(2026, 1, 1, 0, minute, tzinfo=UTC) for minute in range(8)]
+    shuffled = [times[place] for place in (3, 0, 7, 1, 5, 2, 6, 4)]
+    store.insert_many([Measured(sensor="a", ts=ts, value=1, note="x" * 100, extra=0.1) for ts in shuffled])
+    listener.clear()
+    assert times == [each.ts for each in store.find(Measured, into=ReadingCard)]
+    (asked,) = [command["projection"] for name, command in listener.commands if name == "find"]
+    if layout == "native":
+        assert {"_id", "ts", "value"} == set(asked)
+    else:
+        assert {"readings.note": 0, "readings.extra": 0} == asked
+    narrow = store.find(Measured, {"note": "x" * 100, "extra": 0.1}, sort="-extra", into=ReadingCard)
+    assert 8 == len(narrow.to_list())
+    assert not store.exists(Measured, {"extra": 0.2})
+    either = {"$or": [{"extra": 0.1}, {"note": "y"}]}
+    assert 8 == len(store.find(Measured, either, into=ReadingCard).to_list())
+    assert times == [each.ts for each in store.find(Measured)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import pytest
@@ -13,6 +14,7 @@ from pymongo.errors import DuplicateKeyError
 from tests.support import race
 from treadle import (
     AsyncStore,
+    Bucket,
     BulkFailed,
     Count,
     DataError,
@@ -22,6 +24,7 @@ from treadle import (
     Indexed,
     Store,
     Sum,
+    TreadleError,
     UsageError,
     migration,
 )
@@ -356,3 +359,44 @@ def test_a_coroutine_is_told_as_such(store):
     with pytest.raises(UsageError, match="await"):
         store.insert(given)
     given.close()
+
+
+def test_what_an_upsert_would_insert_is_validated_first(store, database):
+    account = Account(email="a")
+    account.visits = "many"
+    for each in (account, Account.model_construct(email="a", visits=None)):
+        with pytest.raises(UsageError) as raised:
+            store.upsert(Account, {"email": "a"}, {"$inc": {"visits": 1}}, insert=each)
+        assert "document-invalid" == raised.value.code
+    assert 0 == database.accounts.count_documents({})
+
+
+def test_insert_many_of_one_document_says_so(store):
+    with pytest.raises(UsageError, match="got one Account; use insert"):
+        store.insert_many(Account(email="a"))
+
+
+class Reading(
+    Document, collection="readings", bucket=Bucket(key="sensor", time="ts", span=timedelta(hours=1))
+):
+    sensor: str
+    ts: datetime
+    value: int = 0
+
+
+def test_readings_are_changed_and_shown_before(run):
+    store = run.store([Reading])
+    store.setup()
+    reading = store.insert(Reading(sensor="a", ts=datetime(2026, 1, 1, tzinfo=UTC), value=1))
+    assert 2 == store.change(reading, value=2).value
+    assert 2 == store.update(Reading, {"sensor": "a"}, {"$inc": {"value": 1}}, returns="before").value
+    assert 3 == store.get(Reading, reading.id).value
+    for code, refused in {
+        "document-invalid": lambda: store.change(reading, value="much"),
+        "document-gone": lambda: store.change(store.delete(Reading, reading.id), value=3),
+        "update-invalid": lambda: store.update(Reading, reading.id, {"$inc": {"value": 1}}, returns="now"),
+        "layout-missing": lambda: store.update(Reading, {}, {"$inc": {"value": 1}}, sort="-ts"),
+    }.items():
+        with pytest.raises(TreadleError) as raised:
+            refused()
+        assert code == raised.value.code

@@ -343,6 +343,12 @@ def gone(entry: Entry[Any], identity: Any, done: str = "replaced") -> DataError:
     )
 
 
+def check_returns(returns: Any) -> None:
+    """Refuse what is neither of the two documents that an update can return."""
+    if returns not in ("after", "before"):
+        raise UsageError(f"returns={returns!r}; it takes 'after' or 'before'", code="update-invalid")
+
+
 def require_filter(entry: Entry[Any], filter: Any) -> None:
     """Refuse None where all documents would be written by mistake; {} says so on purpose."""
     if filter is None:

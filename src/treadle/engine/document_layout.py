@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 from treadle.engine import bulk, crud, places, reads, upserts
 from treadle.engine.burials import Restore, purged, require_tombstone
 from treadle.engine.deletes import DeleteManyDocuments, DeleteOneDocument
+from treadle.engine.field_changes import ChangeFields
 from treadle.engine.inserts import Insert
 from treadle.engine.kinds import ChangeKind, former, search_command
 from treadle.engine.pages import chunks
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.reads import DocumentReader
 from treadle.engine.work import Work
-from treadle.engine.writes import ChangeFields, Replace, UpdateManyDocuments, UpdateOneDocument
+from treadle.engine.writes import Replace, UpdateManyDocuments, UpdateOneDocument
 from treadle.errors import BulkFailed, DataError, Failure
 from treadle.graph import operations
 from treadle.graph.calls import RestoringRule

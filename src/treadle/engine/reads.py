@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from pydantic import BaseModel
+
 from treadle.engine import crud, lazy
 from treadle.engine.pages import chunks
 from treadle.errors import DataError, DeclarationError, UsageError
@@ -12,14 +14,15 @@ from treadle.graph.card import Card
 from treadle.graph.layout import SKIPPED, PageReader, skipping
 from treadle.graph.outcomes import Page
 from treadle.graph.pattern import Entry
-from treadle.model.adapt import adapter_of
+from treadle.model.adapt import accepted_keys, adapter_of
 from treadle.model.bson_types import from_bson
 from treadle.model.codec import codec_of
 from treadle.plan import Call, Plan, Raw, Read, find, find_one
 from treadle.query import keyset
 from treadle.query.keys import freeze
+from treadle.query.names import Unchecked, named_filter
 from treadle.query.pairs import refuse_names
-from treadle.query.paths import Path, overlap, resolve, value_at
+from treadle.query.paths import Path, overlap, resolve, value_at, values_at
 from treadle.query.safety import Sort, clean, clean_filter, confine, refuse_operators, sort_keys
 
 R = TypeVar("R")
@@ -196,10 +199,30 @@ def distinct(entry: Entry[Any], field: str, filter: Any) -> Plan[list[Any]]:
     """The different values of a field, as Python has them."""
     path, owner = path_of(entry, field)
     cleaned = clean_filter(entry.codec, filter)
+    chosen = {"$and": [cleaned, lazy.current_only(entry)]} if entry.versioned else cleaned
     with crud.translated(entry.model.__name__, [cleaned]):
-        values = yield Call(entry.collection, "distinct", (path.stored, cleaned), {}, writes=False)
+        values = yield Call(entry.collection, "distinct", (path.stored, chosen), {}, writes=False)
+    if entry.versioned:
+        values += yield from _older_values(entry, path, cleaned, values)
     yield from lazy.warn_once(entry, filter)
     return adapted_values(owner, path, values)
+
+
+def _older_values(entry: Entry[Any], path: Path, cleaned: Raw, known: Iterable[Any]) -> Plan[list[Any]]:
+    """The further values of documents of other versions, as the current version has them."""
+    seen, further, last = {freeze(value) for value in known}, list[Any](), list[Any]()
+    older = {"$and": [cleaned, lazy.other_versions(entry)]}
+    while True:
+        beyond = {"$and": [older, {"$expr": {"$gt": ["$_id", {"$literal": last[0]}]}}]} if last else older
+        raws = yield from find(entry.collection, beyond, sort=[("_id", 1)], limit=entry.limits.find_page)
+        for raw in (yield from lazy.in_memory(entry, raws)):
+            for value in values_at(raw, path.steps):
+                if freeze(value) not in seen:
+                    seen.add(freeze(value))
+                    further.append(value)
+        if len(raws) < entry.limits.find_page:
+            return further
+        last = [raws[-1]["_id"]]
 
 
 def adapted_values(owner: Entry[Any], path: Path, values: Iterable[Any]) -> list[Any]:
@@ -228,7 +251,23 @@ class PipelineReader(PageReader[Any]):
 
 def result_loader(into: Any) -> Callable[[Raw], Any]:
     """What makes Python values of a result, or the model that was asked for."""
-    return from_bson if into is None else codec_of(into).load
+    if into is None:
+        return from_bson
+    if not (isinstance(into, type) and issubclass(into, BaseModel)):
+        raise UsageError(
+            f"into={into!r} is no Pydantic model; pass the class to read results as", code="card-invalid"
+        )
+    load, field = codec_of(into).load, into.model_fields.get("id")
+    if field is None or "_id" in accepted_keys(into, "id", field):
+        return load
+
+    def named(raw: Raw) -> Any:
+        # As for the cards of find.
+        if "_id" in raw:
+            raw.setdefault("id", raw["_id"])
+        return load(raw)
+
+    return named
 
 
 def checked_pipeline(entry: Entry[Any], pipeline: Any) -> list[Raw]:
@@ -246,6 +285,12 @@ def checked_pipeline(entry: Entry[Any], pipeline: Any) -> list[Raw]:
     cleaned: list[Raw] = clean(stages)
     reason = "writes past the patterns and is not accepted in aggregate; store what it gives by insert_many"
     refuse_operators(cleaned, WRITING_STAGES, reason, code="operator-forbidden")
+    for number, stage in enumerate(stages):
+        # Up to here the documents are as they are stored.
+        if "$match" not in stage or not isinstance(stage["$match"], Mapping):
+            break
+        if not isinstance(stage["$match"], Unchecked):
+            cleaned[number] = {"$match": named_filter(entry.codec, cleaned[number]["$match"])}
     return cleaned
 
 

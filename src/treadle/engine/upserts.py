@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from treadle.engine import crud
+from treadle.engine.checked import require_readable
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.inserts import Insert
 from treadle.engine.ledger import Ledger
@@ -48,6 +49,8 @@ class Upsert(Work[Upserted[D]]):
         by_filter = filter if isinstance(filter, Mapping) else {"_id": entry.identity(filter)}
         self._update: UpdateOneDocument[D] = UpdateOneDocument(entry, by_filter, update)
         self.insert: Insert[D] = Insert(entry, [insert])
+        # An assignment to a field is not validated by itself.
+        require_readable(entry, self.insert.batch.raws[0], "this would store")
         require_unique(entry, crud.which(entry, by_filter), self.insert.batch.raws[0])
 
     @property

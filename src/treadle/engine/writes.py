@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from bson import ObjectId
-from pydantic import ValidationError
 
 from treadle.engine import crud, lazy
 from treadle.engine.checked import checked, require_readable, require_valid
@@ -20,7 +19,7 @@ from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import changed_fields, derivation
 from treadle.engine.touches import stamp, touches_of, touching, unchanged, why_not
 from treadle.engine.work import ChunkedWork, NotAlone, Work, only
-from treadle.errors import InvalidValue, TreadleError, UsageError
+from treadle.errors import TreadleError, UsageError
 from treadle.graph.change import NOT_GIVEN, Change
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
@@ -28,7 +27,6 @@ from treadle.graph.graph import Graph
 from treadle.graph.operations import Returns
 from treadle.graph.pattern import Entry
 from treadle.model.bson_types import RESERVED
-from treadle.model.codec import Codec
 from treadle.model.document import Document
 from treadle.plan import (
     Plan,
@@ -47,9 +45,9 @@ from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import translate_update
 from treadle.query.comparison import same
 from treadle.query.keys import distinct, freeze
-from treadle.query.names import Unchecked
+from treadle.query.names import Unchecked, checked_array_filters
 from treadle.query.pairs import paired_update, refuse_names
-from treadle.query.paths import has, overlap, plain, put, unknown_field, value_at
+from treadle.query.paths import has, overlap, plain, put, value_at
 from treadle.query.safety import Sort, clean, clean_filter, clean_update, sort_keys, touched_paths
 
 D = TypeVar("D", bound=Document)
@@ -208,11 +206,15 @@ class UpdateOneDocument(_Update, Work[D | None]):
         self._prepare(entry, update)
         self.filter = crud.which(entry, id_or_filter)
         self.sort = refuse_names(entry.codec, sort_keys(sort, entry.codec))
-        if returns not in ("after", "before"):
-            raise UsageError(f"returns={returns!r}; it takes 'after' or 'before'", code="update-invalid")
+        crud.check_returns(returns)
         self.returns = returns
         self.shows_document = returns == "after"
-        self.options: Raw = {} if array_filters is None else {"array_filters": clean(list(array_filters))}
+        self.options: Raw = {}
+        if array_filters is not None:
+            filters = clean(list(array_filters))
+            if not isinstance(update, Unchecked):
+                filters = checked_array_filters(entry.codec, update, filters)
+            self.options["array_filters"] = filters
 
     def direct(self) -> Plan[Raw | None]:
         after = self.returns == "after"
@@ -295,60 +297,6 @@ class UpdateEach(_Update, Work[list[Raw | None]]):
         operations = [UpdateOne(each.filter, each.update) for each in self.updates]
         yield from bulk_write(self.entry.collection, operations)
         return (yield from by_ids(self.entry.collection, keys))
-
-
-class ChangeFields(UpdateOneDocument[D]):
-    """Some fields, by their Python names, of a document that the caller has read."""
-
-    def __init__(self, entry: Entry[D], document: D, fields: Mapping[str, Any]) -> None:
-        changed = _with(entry, document, fields)
-        # In the current version, whatever this Store writes: an update speaks of that one.
-        codec: Codec[D] = getattr(entry.codec, "own", entry.codec)
-        raw = codec.dump_all([changed], [])[0]
-        names = [entry.codec.by_name[name].stored for name in fields]
-        sets = {name: raw[name] for name in names if name in raw}
-        gone = [name for name in names if name not in raw]
-        update = {"$set": sets, "$unset": dict.fromkeys(gone, "")}
-        super().__init__(entry, raw["_id"], {key: value for key, value in update.items() if value})
-        self.identity = raw["_id"]
-        self.which = {**by_id(self.identity), **entry.exactly}
-        self.unchanged = unchanged(entry, raw)
-        self.filter = {**self.which, **self.unchanged}
-
-    def direct(self) -> Plan[Raw]:
-        return (yield from self._there((yield from super().direct())))
-
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
-        return (yield from self._there((yield from super().body(graph, server, ledger))))
-
-    def _there(self, raw: Raw | None) -> Plan[Raw]:
-        if raw is None:
-            raise (yield from why_not(self.entry, self.which, self.identity, self.unchanged, "changed"))
-        return raw
-
-
-def _with(entry: Entry[D], document: D, fields: Mapping[str, Any]) -> D:
-    """The document with other values in these fields, validated as a whole."""
-    model, known = entry.model.__name__, entry.codec.by_name
-    if not fields or "id" in fields:
-        what = "the id of a document" if fields else "nothing"
-        raise UsageError(
-            f"change of a {model} was asked to change {what}; name the fields to change, such as "
-            "change(document, status='paid')",
-            code="update-invalid",
-        )
-    for name in fields:
-        if name not in known:
-            raise unknown_field(f"change of a {model} names", name, model, list(known))
-    present = {name: value for name, value in document.__dict__.items() if name in known}
-    try:
-        return entry.model.model_validate({**present, **fields}, by_name=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the document as a whole"
-        raise InvalidValue(
-            f"change of a {model}: {where}: {first['msg']}; nothing was written", code="document-invalid"
-        ) from error
 
 
 class UpdateManyDocuments(_Update, ChunkedWork):

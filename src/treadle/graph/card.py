@@ -20,11 +20,11 @@ from treadle.errors import DeclarationError, UsageError
 from treadle.graph.pattern import Entry
 from treadle.graph.store_codec import unknown_kind
 from treadle.model.adapt import Adapt, accepted_keys, adapter_of
-from treadle.model.bson_types import Raw
+from treadle.model.bson_types import Raw, to_bson
 from treadle.model.codec import Codec, codec_of
 from treadle.model.keywords import stamped_names
 from treadle.model.shape import Shape, field_shape
-from treadle.model.stored import invalid
+from treadle.model.stored import StoredField, invalid
 from treadle.query.paths import ARRAYS, outermost
 
 C = TypeVar("C", bound=BaseModel)
@@ -32,11 +32,15 @@ Load = Callable[[Raw], Any]
 
 
 class Part(NamedTuple):
-    """One field of a card: where it is stored, what the card calls it, how it is made ready."""
+    """One field of a card: where it is stored, what the card calls it, how it is made ready.
+
+    `absent` gives what the model reads, in its stored form, where there is nothing.
+    """
 
     stored: str
     key: str
     convert: Adapt | None
+    absent: Callable[[], Any] | None = None
 
 
 @dataclass
@@ -132,10 +136,31 @@ def _parts(codec: Codec[Any], card: type[BaseModel], prefix: str, search: _Searc
             search.paths.add(prefix + stored)
             parts.append(Part(stored, keys[0], adapter_of(codec, Shape("any", Any))))
             continue
-        target = _shape(card, name, info)
-        convert = _converter(codec, declared.shape, target, prefix + declared.stored, search)
-        parts.append(Part(declared.stored, keys[0], convert))
+        target, path = _shape(card, name, info), prefix + declared.stored
+        convert = _converter(codec, declared.shape, target, path, search)
+        parts.append(Part(declared.stored, keys[0], convert, _absent(declared, path, search)))
     return parts
+
+
+def _absent(declared: StoredField, path: str, search: _Search) -> Callable[[], Any] | None:
+    """What the model reads where a field is not there; None where it must be there."""
+    info, optional = declared.info, declared.shape.optional
+    inside = path not in search.paths
+    if info.is_required():
+        # Asked for fields of a null, the server leaves the null out.
+        return _nothing if optional and inside else None
+    if info.default_factory_takes_validated_data:
+        return None
+    if info.default_factory is None and info.default is None:
+        return _nothing
+    if optional and inside:
+        # A null must be told from nothing at all.
+        search.paths.add(path)
+    return lambda: to_bson(info.get_default(call_default_factory=True), [])
+
+
+def _nothing() -> None:
+    return None
 
 
 def _shape(card: type, name: str, info: FieldInfo) -> Shape:
@@ -150,6 +175,9 @@ def _converter(codec: Codec[Any], source: Shape, target: Shape, path: str, searc
     """What makes a stored value ready for a card's field; notes the paths that it needs."""
     if source.kind in ARRAYS and target.kind in ARRAYS and len(source.items) == len(target.items) == 1:
         if source.items[0].kind in ("model", "map"):
+            if source.items[0].optional:
+                # Asked for fields of elements, the server leaves those out that are null.
+                search.paths.add(path)
             item = _converter(codec, source.items[0], target.items[0], path, search)
             return _each(item) if item else None
     elif source.kind == target.kind == "map" and source.items[1].kind == target.items[1].kind == "model":
@@ -186,10 +214,14 @@ def _picker(parts: Sequence[Part]) -> Adapt:
         if type(raw) is not dict:
             return raw
         values = {}
-        for stored, key, convert in parts:
+        for stored, key, convert, absent in parts:
             if stored in raw:
                 value = raw[stored]
-                values[key] = value if value is None or convert is None else convert(value)
+            elif absent is None:
+                continue
+            else:
+                value = absent()
+            values[key] = value if value is None or convert is None else convert(value)
         return values
 
     return pick
@@ -200,8 +232,12 @@ def _loader(model: type[BaseModel], parts: Sequence[Part]) -> Load:
     validate, pick = model.__pydantic_validator__.validate_python, _picker(parts)
     as_stored = all(part.stored == part.key and part.convert is None for part in parts)
     if as_stored and model.model_config.get("extra") in (None, "ignore"):
+        defaults = [(part.stored, part.absent) for part in parts if part.absent is not None]
 
         def load(raw: Raw) -> Any:
+            for name, absent in defaults:
+                if name not in raw:
+                    raw[name] = absent()
             try:
                 return validate(raw)
             except ValidationError as error:

@@ -70,7 +70,8 @@ class Layout(Generic[D]):
 
     def _not_answered(self, call: str, hint: str = "use find or count") -> NoReturn:
         name = self.entry.model.__name__
-        stored = self.pattern or "one by one"
+        pattern = self.pattern.replace("_", " ")
+        stored = f"by the pattern {pattern}" if pattern else "as one document each"
         raise UsageError(
             f"{call} is not for {name}, whose documents are stored {stored}; {hint}", code="layout-missing"
         )

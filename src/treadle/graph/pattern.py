@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from inspect import isawaitable
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from bson import ObjectId
@@ -584,7 +585,8 @@ class Entry(Generic[D]):
             identity = to_bson(self._identity.validate_python(value), [])
         except ValidationError as error:
             raise UsageError(
-                f"{value!r} is not an id of {self.model.__name__}: {error.errors()[0]['msg']}",
+                f"{value!r} is not an id of {self.model.__name__}: "
+                + ("write await before it" if isawaitable(value) else error.errors()[0]["msg"]),
                 code="id-invalid",
             ) from error
         if not isinstance(identity, (dict, list)):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bson import ObjectId
@@ -160,19 +160,58 @@ def _unknown(codec: Codec[Any], path: str, place: str, missing: Sequence[_Missin
 # -- filters --------------------------------------------------------------------------------------
 
 
+Find = Callable[[str], Target]
+
+
+def named_filter(codec: Codec[Any], filter: Mapping[str, Any]) -> dict[str, Any]:
+    """A cleaned filter with text made ids where fields are; refuses names that lead nowhere.
+
+    A filter may name fields that only documents of older versions have.
+    """
+
+    def known(path: str) -> Target:
+        try:
+            return target_of(codec, path, "filter")
+        except UsageError:
+            return Target(codec, ())
+
+    return _checked(filter, known) if codec.has_former_names else checked_filter(codec, filter)
+
+
 def checked_filter(codec: Codec[Any], filter: Mapping[str, Any]) -> dict[str, Any]:
-    """A cleaned filter with text made ids where fields are; refuses names that lead nowhere."""
+    """The same, of a model without older versions."""
+    return _checked(filter, lambda path: target_of(codec, path, "filter"))
+
+
+def _checked(filter: Mapping[str, Any], find: Find) -> dict[str, Any]:
     checked: dict[str, Any] = {}
     for key, condition in filter.items():
         if key in _LOGICAL and isinstance(condition, list):
-            checked[key] = [
-                checked_filter(codec, each) if isinstance(each, Mapping) else each for each in condition
-            ]
+            checked[key] = [_checked(each, find) if isinstance(each, Mapping) else each for each in condition]
         elif key.startswith("$"):
             checked[key] = condition
         else:
-            checked[key] = with_ids(target_of(codec, key, "filter"), condition)
+            checked[key] = with_ids(find(key), condition)
     return checked
+
+
+def checked_array_filters(codec: Codec[Any], update: Any, filters: Sequence[Any]) -> list[Any]:
+    """The same for conditions on elements, which an update names by `$[identifier]`."""
+    places: dict[str, str] = {}
+    paths = [path for changes in update.values() for path in changes] if isinstance(update, Mapping) else []
+    for path in paths:
+        parts = path.split(".")
+        for number, part in enumerate(parts):
+            if part.startswith("$[") and len(part) > 3:
+                places.setdefault(part[2:-1], ".".join(parts[: number + 1]))
+
+    def find(key: str) -> Target:
+        identifier, dot, rest = key.partition(".")
+        place = places.get(identifier)
+        # One that the update does not name, the server refuses.
+        return Target(codec, ()) if place is None else target_of(codec, f"{place}{dot}{rest}", "array filter")
+
+    return [_checked(each, find) if isinstance(each, Mapping) else each for each in filters]
 
 
 def with_ids(target: Target, condition: Any) -> Any:

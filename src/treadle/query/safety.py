@@ -16,7 +16,7 @@ from treadle.errors import UsageError
 from treadle.model.bson_types import RESERVED, Update, to_bson
 from treadle.model.codec import Codec
 from treadle.model.storable import refuse_unsendable
-from treadle.query.names import Unchecked, checked_filter, checked_update, target_of
+from treadle.query.names import Unchecked, checked_update, named_filter, target_of
 from treadle.query.pairs import paired_filter
 
 Sort: TypeAlias = str | Sequence[str | tuple[str, int]] | Mapping[str, int]
@@ -90,10 +90,7 @@ def clean_filter(codec: Codec[Any], filter: Any, scope: Mapping[str, Any] | None
     cleaned = clean(filter)
     if isinstance(filter, Unchecked):
         return confine(codec, cleaned, scope)
-    # A filter may name fields that documents of older versions have.
-    if not codec.has_former_names:
-        cleaned = checked_filter(codec, cleaned)
-    return confine(codec, paired_filter(codec, cleaned), scope)
+    return confine(codec, paired_filter(codec, named_filter(codec, cleaned)), scope)
 
 
 def confine(
@@ -229,6 +226,11 @@ def sort_keys(
     keys: list[tuple[str, int]] = []
     if isinstance(sort, Mapping):
         sort = list(sort.items())
+    if not isinstance(sort, Sequence):
+        raise UsageError(
+            f"sort= takes '-date', ['-likes', 'date'] or [('likes', -1)], not {type(sort).__name__}",
+            code="sort-invalid",
+        )
     for part in [sort] if isinstance(sort, str) else sort:
         if isinstance(part, str):
             descending = part.startswith("-")

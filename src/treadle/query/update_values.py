@@ -139,7 +139,11 @@ class _Refused(Exception):
 
 def _refused(codec: Codec[Any], path: str, error: ValidationError) -> InvalidValue:
     problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    inner = "".join(f".{part}" for part in problem["loc"])
+    parts = [str(part) for part in problem["loc"]]
+    if parts and path.endswith(f".{parts[0]}"):
+        # The key of a map, which the path names already.
+        del parts[0]
+    inner = "".join(f".{part}" for part in parts)
     return _refusal(codec, path + inner, f"{problem['msg']} ({problem['type']})")
 
 

@@ -121,7 +121,8 @@ class AsyncReads(AsyncWriter):
         self, model: type[Document], ids: Iterable[Any], session: Session = None, *, into: Any = None
     ) -> Any:
         """The documents with these ids, in their order; None where there is none."""
-        return await self._read(self._calls(model).many(ids, self._card(model, into)), session)
+        calls, listed = self._calls(model), shell.listed_ids(model, ids)
+        return await self._read(calls.many(listed, self._card(model, into)), session)
 
     @overload
     def find(

@@ -133,7 +133,12 @@ def local_uri(uri: str) -> str:
 
 def one_model(graph: Graph, documents: Iterable[D]) -> tuple[type[D] | None, list[D]]:
     """The documents as a list, and their model."""
-    if not isinstance(documents, Iterable) or isinstance(documents, (Document, Mapping)):
+    if isinstance(documents, Document):
+        raise UsageError(
+            f"insert_many takes a list of documents, and got one {type(documents).__name__}; use insert",
+            code="model-unknown",
+        )
+    if not isinstance(documents, Iterable) or isinstance(documents, Mapping):
         raise graph.not_a_document(documents)
     listed = list(documents)
     if not listed:
@@ -154,6 +159,16 @@ def one_model(graph: Graph, documents: Iterable[D]) -> tuple[type[D] | None, lis
                 code="model-unknown",
             )
     return model, listed
+
+
+def listed_ids(model: Any, ids: Iterable[Any]) -> list[Any]:
+    """The ids that a caller gave; refuses a single one."""
+    if not isinstance(ids, Iterable) or isinstance(ids, (str, bytes, Mapping)):
+        raise UsageError(
+            f"get_many takes a list of ids of {model.__name__}, not {type(ids).__name__}; get takes one id",
+            code="id-invalid",
+        )
+    return list(ids)
 
 
 # What becomes of a document that does not fit its model.

@@ -69,6 +69,9 @@ def test_what_is_packed_comes_back_bit_by_bit(made):
     assert {name: bits(values) for name, values in columns.items()} == {
         name: bits(values) for name, values in found.items()
     }
+    for name in columns:
+        others = {each: values for each, values in found.items() if each != name}
+        assert repr((found_times, others)) == repr(unpack(pack(times, columns), unread={name}))
 
 
 def test_the_odd_floats_survive():

@@ -174,7 +174,7 @@ def test_bad_calls_are_refused(run, filled):
     class Plain(Document, collection="plain"):
         value: int
 
-    with pytest.raises(UsageError, match="stored one by one"):
+    with pytest.raises(UsageError, match="stored as one document each"):
         run.store([Plain]).summary(Plain, 1)
 
 

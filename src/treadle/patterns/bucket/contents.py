@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -74,13 +74,15 @@ def window_of(spec: Spec, bucket: Raw) -> tuple[dt.datetime, dt.datetime]:
     return (moment(start), moment(spec.last(start))) if spec.window(start) == start else (LAST, FIRST)
 
 
-def columns_of(spec: Spec, bucket: Raw) -> tuple[list[dt.datetime], dict[str, list[Any]]]:
+def columns_of(
+    spec: Spec, bucket: Raw, unread: Container[str] = ()
+) -> tuple[list[dt.datetime], dict[str, list[Any]]]:
     """Times and columns of a bucket that holds no rows."""
     time, form, held = spec.time.stored, form_of(spec, bucket), bucket[spec.names.readings]
     first, start = start_of(spec, bucket), bucket[spec.names.start]
     try:
         if form == "packed":
-            counts, columns = unpack(held, bucket.get(spec.names.count))
+            counts, columns = unpack(held, bucket.get(spec.names.count), unread)
             if time in columns:
                 raise Damaged("it has two columns of times")
             return [start + (count - first) * MILLISECOND for count in counts], columns
@@ -94,8 +96,8 @@ def columns_of(spec: Spec, bucket: Raw) -> tuple[list[dt.datetime], dict[str, li
         raise damaged(spec, bucket, why) from error
 
 
-def readings_of(spec: Spec, bucket: Raw) -> list[Raw]:
-    """The inner readings of a bucket, each a new dict with its time."""
+def readings_of(spec: Spec, bucket: Raw, unread: Container[str] = ()) -> list[Raw]:
+    """The inner readings of a bucket, each a new dict with its time; packed ones without `unread` fields."""
     time = spec.time.stored
     if form_of(spec, bucket) == "rows":
         rows: list[Raw] = bucket[spec.names.readings]
@@ -103,7 +105,7 @@ def readings_of(spec: Spec, bucket: Raw) -> list[Raw]:
             if not isinstance(row, dict) or not isinstance(row.get(time), dt.datetime):
                 raise damaged(spec, bucket, f"one of its readings has no date in {time!r}")
         return rows
-    times, columns = columns_of(spec, bucket)
+    times, columns = columns_of(spec, bucket, unread)
     names = (time, *columns)
     return [dict(zip(names, values, strict=True)) for values in zip(times, *columns.values(), strict=True)]
 

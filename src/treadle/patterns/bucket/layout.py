@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from treadle.engine import crud, reads
+from treadle.engine.field_changes import change_of
 from treadle.errors import DataError, UsageError
 from treadle.graph.layout import PageReader, skipping
 from treadle.graph.operations import Returns
@@ -136,14 +137,16 @@ class BucketLayout(BucketUpkeep[D]):
         crud.check_window(skip, limit)
         load = crud.loader(self.entry, card)
         load = load if noted is None else skipping(load, noted)
-        return reading.Reader(self.spec, filter, sort, skip, limit, load)
+        return reading.Reader(self.spec, filter, sort, skip, limit, load, card and card.paths)
 
     def everywhere(
         self, filter: Any, sort: Sort | None, skip: int, limit: int | None, card: Any = None
     ) -> reading.BothReader:
         crud.check_window(skip, limit)
         load = crud.loader(self.entry, card)
-        return reading.BothReader(reading.Reader(self.spec, filter, sort, skip, limit, load))
+        return reading.BothReader(
+            reading.Reader(self.spec, filter, sort, skip, limit, load, card and card.paths)
+        )
 
     def aged_by(self, path: str) -> str | None:
         return self.spec.names.end if path == self.spec.time.stored else None
@@ -211,12 +214,22 @@ class BucketLayout(BucketUpkeep[D]):
         returns: Returns = "after",
         array_filters: Sequence[Any] | None = None,
     ) -> Plan[D | None]:
-        if sort is not None or returns != "after" or array_filters is not None:
-            self._not_answered("update with sort=, returns= or array_filters=", "say which by its id")
+        if sort is not None or array_filters is not None:
+            self._not_answered("update with sort= or array_filters=", "say which by its id")
+        crud.check_returns(returns)
         cleaned = clean_update(self.entry.codec, update)
         change = applied(self.spec, cleaned)
         pair = yield from self._change_one(id_or_filter, change, [{"update": cleaned}])
-        return None if pair is None or pair[1] is None else self._loaded(pair[1])
+        if pair is None or pair[1] is None:
+            return None
+        return self._loaded(pair[1]) if returns == "after" else self.entry.codec.load(pair[0])
+
+    def change(self, document: D, fields: Mapping[str, Any]) -> Plan[D]:
+        raw, update = change_of(self.entry, document, fields)
+        changed = yield from self.update(raw["_id"], update)
+        if changed is None:
+            raise crud.gone(self.entry, raw["_id"], "changed")
+        return changed
 
     def update_all(self, filter: Any, update: Any) -> Plan[int]:
         crud.require_filter(self.entry, filter)

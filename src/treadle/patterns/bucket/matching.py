@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import eq, ge, gt, le, lt
 from typing import Any
@@ -373,16 +373,18 @@ class Opened:
     series: int
 
 
-def open_buckets(spec: Spec, selection: Selection, buckets: Iterable[Raw]) -> Plan[list[Opened]]:
-    """The buckets unpacked, with the readings that the selection means."""
-    opened = [_open(spec, selection, bucket) for bucket in buckets]
+def open_buckets(
+    spec: Spec, selection: Selection, buckets: Iterable[Raw], unread: Container[str] = ()
+) -> Plan[list[Opened]]:
+    """The buckets unpacked, with the readings that the selection means, without the `unread` fields."""
+    opened = [_open(spec, selection, bucket, unread) for bucket in buckets]
     if selection.residual is not None:
         yield from _judge(spec, selection.residual, opened)
     return opened
 
 
-def _open(spec: Spec, selection: Selection, bucket: Raw) -> Opened:
-    readings = readings_of(spec, bucket)
+def _open(spec: Spec, selection: Selection, bucket: Raw, unread: Container[str]) -> Opened:
+    readings = readings_of(spec, bucket, unread)
     series = spec.series_of(bucket)
     picked = list(range(len(readings)))
     time = spec.time.stored

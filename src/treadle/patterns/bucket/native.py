@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, NoReturn, TypeVar
 
@@ -51,6 +52,8 @@ D = TypeVar("D", bound=Document)
 INSTEAD = {
     "update": "update_many can change the series as a whole; or use bucket=",
     "replace": "use bucket=",
+    "change": "use bucket=",
+    "upsert": "use insert; or use bucket=",
     "delete": "delete_many can delete a series as a whole; or use bucket=",
 }
 
@@ -158,6 +161,10 @@ class NativeLayout(Layout[D]):
         if deleted:
             self._not_answered("find(…, deleted=True)")
         command = crud.find_command(self.entry, filter, sort, skip, limit, card)
+        if sort is None:
+            # In the order of time, as of buckets; the server has its own in the order of their windows.
+            order = {"sort": [(self.time.stored, 1)], "allow_disk_use": True}
+            command = replace(command, options={**command.options, **order})
         return DocumentReader(self.entry, command, filter, card, noted)
 
     def page(

@@ -24,7 +24,7 @@ import operator
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import bson
@@ -71,10 +71,13 @@ def _check_size(count: int, width: int) -> None:
         raise Damaged(f"{count:,} readings of {width:,} fields are more than a document can hold")
 
 
-def unpack(packed: bytes, expected: Any = None) -> tuple[list[int], dict[str, list[Any]]]:
+def unpack(
+    packed: bytes, expected: Any = None, unread: Container[str] = ()
+) -> tuple[list[int], dict[str, list[Any]]]:
     """The times and the columns of packed readings; raises `Damaged`.
 
-    `expected` is how many readings the bucket says that it has.
+    `expected` is how many readings the bucket says that it has. The `unread`
+    columns are passed over.
     """
     try:
         if not packed or packed[0] != VERSION:
@@ -90,13 +93,17 @@ def unpack(packed: bytes, expected: Any = None) -> tuple[list[int], dict[str, li
         if count > max(said, len(body), SMALL_COUNT):
             raise Damaged(f"{len(packed)} bytes claim {count:,} readings, where the bucket counts {said:,}")
         times = list(source.ints(count))
-        columns = {}
+        columns, passed = dict[str, list[Any]](), 0
         for _ in range(width):
             name = source.take(source.number()).decode()
             if "\0" in name:
                 raise Damaged("the name of a column holds NUL")
-            columns[name] = _read_column(source, count)
-        if source.at != len(body) or len(columns) != width:
+            if name in unread:
+                _pass_column(source, count)
+                passed += 1
+            else:
+                columns[name] = _read_column(source, count)
+        if source.at != len(body) or len(columns) + passed != width:
             raise Damaged("there is more than was written")
     except Damaged:
         raise
@@ -153,6 +160,26 @@ def _read_column(source: _Source, count: int) -> list[Any]:
         raise Damaged("a column has another number of values than it says")
     values = iter(_read_present(source, kind, present))
     return [next(values) if each else None for each in mask]
+
+
+def _pass_column(source: _Source, count: int) -> None:
+    """Go on to what follows a column."""
+    kind = source.take(1)[0]
+    if kind == NOTHING:
+        return
+    if source.take(1)[0]:
+        source.take(count)
+        count = source.number()
+    if kind == SCALED:
+        source.take(1)
+    if kind in (INTS, SCALED, DATES):
+        source.ints(count)
+    elif kind == TEXTS:
+        source.take(sum(source.ints(count)))
+    elif kind == OTHER:
+        source.take(int.from_bytes(source.body[source.at : source.at + 4], "little"))
+    else:
+        source.take(8 * count if kind == FLOATS else count)
 
 
 def _read_present(source: _Source, kind: int, count: int) -> list[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
@@ -52,11 +52,18 @@ class Reader:
         skip: int,
         limit: int | None,
         load: Callable[[Raw], Any],
+        paths: Iterable[str] | None = None,
     ) -> None:
         self.spec = spec
         self._load = load
         self.selection = select(spec, filter)
         self.keys = sort_keys(sort, spec.codec) or []
+        # The fields that nobody asks for, in the card, the sort or the filter.
+        self._unread = frozenset[str]()
+        named = None if paths is None else _named(filter or {})
+        if paths is not None and named is not None:
+            asked = {*map(top, paths), *(top(path) for path, _ in self.keys), *named, spec.time.stored}
+            self._unread = frozenset(spec.value_names) - asked
         _check_sort(spec, self.keys)
         self.skip = skip
         self.remaining = limit or None
@@ -78,7 +85,11 @@ class Reader:
             options |= {"sort": [(name, 1) for name in order], "allow_disk_use": True}
         if self._by_time:
             options |= {"sort": [self._bucket_order()], "allow_disk_use": True}
-        return Read(self.spec.collection, "find", (self.selection.buckets,), options)
+        chosen: tuple[Raw, ...] = (self.selection.buckets,)
+        if self._unread:
+            held = self.spec.names.readings
+            chosen = (*chosen, {f"{held}.{name}": 0 for name in sorted(self._unread)})
+        return Read(self.spec.collection, "find", chosen, options)
 
     def _bucket_order(self) -> tuple[str, int]:
         names, direction = self.spec.names, self.keys[0][1]
@@ -86,7 +97,7 @@ class Reader:
 
     def take(self, buckets: list[Raw], ended: bool) -> Plan[list[Any]]:
         """The readings that can be emitted now that these buckets are known."""
-        opened = yield from open_buckets(self.spec, self.selection, buckets)
+        opened = yield from open_buckets(self.spec, self.selection, buckets, self._unread)
         if not self.keys:
             return self._emit(self._in_time(opened, buckets, ended), ended)
         self._held += [flat for each in opened for flat in self._flats(each)]
@@ -168,6 +179,21 @@ class Reader:
             self.remaining -= len(flats)
         self.done = ended or self.remaining == 0
         return [each for each in map(self._load, flats) if each is not SKIPPED]
+
+
+def _named(filter: Mapping[str, Any]) -> set[str] | None:
+    """The fields that a filter names; None where it may look at any."""
+    names: set[str] = set()
+    for key, condition in filter.items():
+        if not key.startswith("$"):
+            names.add(top(key))
+            continue
+        inner = [_named(each) for each in condition] if key in ("$and", "$or", "$nor") else [None]
+        for each in inner:
+            if each is None:
+                return None
+            names |= each
+    return names
 
 
 class BothReader:
