@@ -46,6 +46,7 @@ NAVIGATION = {
         "dashboard",
         "deploying",
         "advisor",
+        "closed-loop",
         "testing",
         "local-server",
     ],

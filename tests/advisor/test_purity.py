@@ -10,10 +10,22 @@ from treadle.advisor.rules import load
 ADVISOR = SOURCE / "advisor"
 # `reading.py` is how the profile and its parts talk to the server; the package itself checks its argument's class.
 READERS = {"profile.py", "measure.py", "prove.py", "reading.py", "__init__.py"}
+# What a recording and a trial do with servers and files.
+TRIAL_READERS = {
+    "recorder.py",
+    "profiler_level.py",
+    "perform.py",
+    "compare.py",
+    "copying.py",
+    "trial.py",
+    "writes.py",
+}
 PURE = [
     module
     for module, path in MODULES.items()
-    if ADVISOR in path.parents and (path.name not in READERS or path.parent.name == "rules")
+    if ADVISOR in path.parents
+    and (path.name not in READERS or path.parent.name == "rules")
+    and not (path.parent.name == "trials" and path.name in TRIAL_READERS)
 ]
 OUTSIDE = {"pymongo", "time", "random", "threading", "asyncio", "socket", "os"}
 

@@ -83,7 +83,7 @@ class Reader:
     def command(self, body: Mapping[str, Any], of_admin: bool = False) -> Row:
         """The reply to a command that reads."""
         database = self.database.client.admin if of_admin else self.database
-        return _translate_errors(
+        return translate_errors(
             lambda: database.command(
                 {**body, "maxTimeMS": self._milliseconds, "comment": COMMENT},
                 codec_options=_CODEC,
@@ -110,8 +110,8 @@ class Reader:
 
     def stream(self, collection: str, projection: Mapping[str, Any], **options: Any) -> Iterator[Row]:
         """One document after another, where all at once would be too many."""
-        with _translate_errors(lambda: self._cursor(collection, {}, projection, **options)) as cursor:
-            while (row := _translate_errors(lambda: next(cursor, None))) is not None:
+        with translate_errors(lambda: self._cursor(collection, {}, projection, **options)) as cursor:
+            while (row := translate_errors(lambda: next(cursor, None))) is not None:
                 yield row
 
     def _cursor(self, collection: str, *arguments: Any, **options: Any) -> Cursor[Row]:
@@ -149,10 +149,10 @@ def _rows(
                 rows.append(row)
         return rows
 
-    return _translate_errors(read)
+    return translate_errors(read)
 
 
-def _translate_errors(operation: Callable[[], R]) -> R:
+def translate_errors(operation: Callable[[], R]) -> R:
     """Perform an operation; the driver's errors become `Lost` or `Refused`."""
     try:
         return operation()

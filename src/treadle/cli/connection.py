@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import pymongo
 from pymongo import MongoClient
+from pymongo.database import Database
 from pymongo.errors import (
     ConfigurationError,
     ConnectionFailure,
@@ -105,6 +106,24 @@ def connected(uri: str) -> Generator[Client]:
         except (PyMongoError, OSError) as error:
             raise cannot_connect(uri, error) from None
         yield client
+
+
+@contextmanager
+def connected_database(argument: str | None, option: str | None) -> Generator[Database[dict[str, Any]]]:
+    """The database that a verb's URI names; what fails later because the server went away is one sentence."""
+    target = choose_database(argument, option)
+    with connected(target.uri) as client:
+        try:
+            database = client.get_default_database()
+        except ConfigurationError:
+            raise UsageError(
+                "The URI names no database; add it as the path, as in mongodb://host:27017/shop.",
+                code="database-missing",
+            ) from None
+        try:
+            yield database
+        except ConnectionFailure as error:
+            raise cannot_connect(target.uri, error) from None
 
 
 def _client(uri: str) -> Client:

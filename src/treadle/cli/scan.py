@@ -106,25 +106,19 @@ def _print(report: Report, html: str | None, as_json: bool, brief: bool) -> None
 
 def scan_database(uri: str | None, uri_option: str | None, **options: Any) -> Report:
     """The advisor's report on the database that the URI names."""
-    from pymongo.errors import ConfigurationError, ConnectionFailure
+    from pymongo.errors import ConnectionFailure
 
     from treadle.advisor import scan
     from treadle.advisor.reading import Lost, Refused
-    from treadle.cli.connection import cannot_connect, choose_database, connected
+    from treadle.cli.connection import connected_database
+    from treadle.cli.record import mend_profiler
 
-    target = choose_database(uri, uri_option)
-    with scan_bar() as report_step, connected(target.uri) as client:
-        try:
-            database = client.get_default_database()
-        except ConfigurationError:
-            raise UsageError(
-                "The URI names no database; add it as the path, as in mongodb://host:27017/shop.",
-                code="database-missing",
-            ) from None
+    with scan_bar() as report_step, connected_database(uri, uri_option) as database:
+        mend_profiler(database)
         try:
             return scan(database, progress=report_step, **options)
-        except (Lost, ConnectionFailure):
-            raise cannot_connect(target.uri, ConnectionFailure()) from None
+        except Lost:
+            raise ConnectionFailure from None
         except Refused as refused:
             raise DataError(
                 f"The collections of {database.name} could not be listed: {refused.reason}; log in as a user "

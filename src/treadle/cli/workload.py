@@ -1,4 +1,4 @@
-"""Profiler documents from a file, for `treadle scan --workload`."""
+"""Profiler documents from a file, for `treadle scan --workload`; also from a workload file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from bson import json_util
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.errors import BSONError
 
+from treadle.advisor.trials import workload_file
 from treadle.errors import UsageError
 
 FILE_BYTES_MAX = 2_000_000_000
@@ -25,7 +26,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_workload(path: Path) -> Iterator[dict[str, Any]]:
-    """The documents of a file, one by one: BSON, a JSON list, or one JSON document per line.
+    """The documents of a file, one by one: BSON, a JSON list, one JSON document per line, or a workload file.
 
     A file that does not begin with a document is refused at once; anything
     else is refused when the iterator reaches it.
@@ -36,6 +37,8 @@ def read_workload(path: Path) -> Iterator[dict[str, Any]]:
             start = file.read(4096).removeprefix(_BYTE_ORDER_MARK).lstrip()
     except OSError as error:
         raise _invalid(path, f"cannot be read: {error.strerror}") from None
+    if workload_file.is_workload(start):
+        return workload_file.read(path).profile_documents()
     is_list = start[:1] == b"[" and path.suffix != ".bson"
     bytes_max = LIST_BYTES_MAX if is_list else FILE_BYTES_MAX
     if size > bytes_max:

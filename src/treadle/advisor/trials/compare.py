@@ -1,0 +1,161 @@
+"""Recorded reads in both ways, on one or two databases: answers compared, times from interleaved rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from pymongo.database import Database
+
+from treadle.advisor.reading import Refused
+from treadle.advisor.trials.declared import Patterns
+from treadle.advisor.trials.perform import Row, reading_view, timed
+from treadle.advisor.trials.results import Measured, RequestResult, Side
+from treadle.advisor.trials.rewrite import Rewritten, rewrite
+from treadle.advisor.trials.statistics import quantile, ranged, ratio
+from treadle.advisor.trials.units import Group, Unit, describe
+
+ROUNDS = 7
+ROUNDS_MIN = 3
+GROUP_SECONDS_MAX = 8.0
+
+# Performs something and gives (commands, documents examined, bytes answered) of it on a database.
+Count = Callable[[Database[Row], Callable[[], Any]], tuple[int, int, int]]
+Rewrite = Callable[[Unit], Rewritten | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A unit and what takes its place."""
+
+    unit: Unit
+    after: Rewritten
+
+
+def compare_reads(
+    before: Database[Any],
+    after: Database[Any],
+    groups: Sequence[Group],
+    patterns: Patterns | Rewrite,
+    seconds: float,
+    *,
+    rounds: int = ROUNDS,
+    group_seconds_max: float = GROUP_SECONDS_MAX,
+    count: Count | None = None,
+) -> tuple[list[RequestResult], list[str]]:
+    """Run the reads of each group in both ways; the results, and what could not be run.
+
+    `seconds` is how long the recording took. `before` and `after` may be the
+    same database, once the patterns are set up there.
+    """
+    results: list[RequestResult] = []
+    notes: list[str] = []
+    views = reading_view(before), reading_view(after)
+    for group in groups:
+        pairs, reason = _pairs(group, patterns)
+        if pairs:
+            outcome = _Comparison(*views, group, pairs, rounds, group_seconds_max, count).run(seconds)
+            if isinstance(outcome, RequestResult):
+                results.append(outcome)
+                continue
+            reason = outcome
+        notes.append(f"{describe(group.units[0])}: {reason}")
+    return results, notes
+
+
+def _pairs(group: Group, patterns: Patterns | Rewrite) -> tuple[list[Pair], str]:
+    pairs = []
+    for unit in group.units:
+        after = rewrite(unit, patterns) if isinstance(patterns, Patterns) else patterns(unit)
+        if after is not None:
+            pairs.append(Pair(unit, after))
+    return pairs, "the pattern does not change it"
+
+
+@dataclass(slots=True)
+class _Comparison:
+    before: Database[Row]
+    after: Database[Row]
+    group: Group
+    pairs: list[Pair]
+    rounds: int
+    seconds_max: float
+    count: Count | None
+
+    def run(self, seconds: float) -> RequestResult | str:
+        """The result of one group; a sentence where nothing could be compared."""
+        different, refused = 0, ""
+        usable: list[Pair] = []
+        for pair in self.pairs:
+            try:
+                first = timed(self.before, pair.unit)[1]
+                second = timed(self.after, pair.after.requests)[1]
+            except Refused as error:
+                refused = error.reason
+                continue
+            usable.append(pair)
+            different += not pair.after.same(first, second)
+        if not usable:
+            return f"it could not be performed: {refused}"
+        self.pairs = usable
+        times = self._times()
+        if times is None:
+            return "it could not be performed again"
+        one, other = times
+        return RequestResult(
+            "read",
+            describe(usable[0].unit),
+            usable[0].after.label,
+            self.group.recorded,
+            self.group.recorded / max(seconds, 1e-9),
+            len(usable),
+            len(usable),
+            different,
+            self._side(one, self.before, lambda pair: pair.unit),
+            self._side(other, self.after, lambda pair: pair.after.requests),
+            ratio(one, other),
+            usable[0].after.note,
+        )
+
+    def _times(self) -> tuple[list[list[float]], list[list[float]]] | None:
+        """Seconds by round and pair, before and after; who goes first alternates."""
+        one: list[list[float]] = []
+        other: list[list[float]] = []
+        deadline = perf_counter() + self.seconds_max
+        for number in range(self.rounds):
+            if number >= ROUNDS_MIN and perf_counter() > deadline:
+                break
+            first: list[float] = []
+            second: list[float] = []
+            for place, pair in enumerate(self.pairs):
+                ways = [(first, self.before, pair.unit), (second, self.after, pair.after.requests)]
+                for times, database, requests in ways if (number + place) % 2 == 0 else reversed(ways):
+                    try:
+                        times.append(timed(database, requests)[0])
+                    except Refused:
+                        return None
+            one.append(first)
+            other.append(second)
+        return one, other
+
+    def _side(
+        self, times: list[list[float]], database: Database[Row], requests: Callable[[Pair], Unit]
+    ) -> Side:
+        commands, examined, answered = 0, 0, 0
+        if self.count is not None:
+            commands, examined, answered = self.count(
+                database, lambda: [timed(database, requests(pair)) for pair in self.pairs]
+            )
+        number = len(self.pairs)
+        return side(times, commands / number, examined / number, answered / number)
+
+
+def side(times: list[list[float]], commands: float, examined: float, answered: float) -> Side:
+    """What one way costs, from seconds by round."""
+
+    def milliseconds(share: float) -> Measured:
+        return ranged([quantile(each, share) * 1000 for each in times])
+
+    return Side(milliseconds(0.5), milliseconds(0.99), examined, answered, commands)

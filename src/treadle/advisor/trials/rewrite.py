@@ -1,0 +1,396 @@
+"""Requests as they are after a pattern: what a client would send instead.
+
+A unit is one request, or a read with the reads by id that follow it. Where
+patterns change it, `rewrite` gives the requests that take its place, and how
+to compare both answers; else None. All of it is MongoDB's own language, so it
+runs on any database on which the patterns are set up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from treadle.advisor.trials.answers import RESERVED, at, same, same_first, same_rows, without
+from treadle.advisor.trials.declared import Card, First, LongArray, Patterns, Value
+from treadle.advisor.trials.joins import JoinRewriter
+from treadle.advisor.trials.workload_file import Request
+
+Row = Mapping[str, Any]
+Answer = Sequence[Row]
+# The answers to the requests of a unit, before, and of what takes its place -> whether they mean the same.
+Same = Callable[[Sequence[Answer], Sequence[Answer]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """What takes the place of a unit."""
+
+    requests: tuple[Request, ...]
+    same: Same
+    # In words, without values.
+    label: str
+    note: str = ""
+
+
+def rewrite(unit: Request | Sequence[Request], patterns: Patterns) -> Rewritten | None:
+    """What takes the place of a read; None where the patterns do not change it."""
+    requests = [unit] if isinstance(unit, Request) else list(unit)
+    first = requests[0]
+    if not first.is_read:
+        return None
+    if len(requests) > 1:
+        return _followed(requests, patterns)
+    return (
+        _computed(first, patterns.values)
+        or _first_few(first, patterns.firsts)
+        or _joined(first, patterns.cards)
+        or _long_array(first, patterns.arrays)
+    )
+
+
+def follows(first: Request, other: Request, patterns: Patterns) -> Card | None:
+    """The card that makes the second read superfluous, if one does."""
+    if other.operation != "find" or set(_filter_of(other)) != {"_id"}:
+        return None
+    for card in patterns.cards:
+        if (card.collection, card.source) == (first.collection, other.collection):
+            return card
+    return None
+
+
+def _filter_of(request: Request) -> Mapping[str, Any]:
+    condition = request.body.get("filter", request.body.get("query"))
+    return condition if isinstance(condition, Mapping) else {}
+
+
+# -- Extended Reference -------------------------------------------------------------------------
+
+
+def _joined(request: Request, cards: Sequence[Card]) -> Rewritten | None:
+    """A `$lookup` becomes a read of the card."""
+    own = [each for each in cards if each.collection == request.collection]
+    if request.operation != "aggregate" or not own:
+        return None
+    joins = JoinRewriter(request, own)
+    after = joins.rewritten()
+    if after is None:
+        return None
+    ordered = any("$sort" in stage for stage in request.body["pipeline"])
+
+    def compare(before: Sequence[Answer], later: Sequence[Answer]) -> bool:
+        rows = [joins.plain_before(row) for row in before[0]]
+        return same_rows(rows, [joins.plain_after(row) for row in later[0]], ordered)
+
+    places = ", ".join(sorted({card.place for card, _ in joins.aliases.values()}))
+    sources = ", ".join(sorted({card.source for card, _ in joins.aliases.values()}))
+    return Rewritten(
+        (after,), compare, f"{request.collection}: read with {places}", _cut(joins.whole, sources)
+    )
+
+
+def _cut(whole: bool, sources: str) -> str:
+    if not whole:
+        return ""
+    return (
+        f"The request asks for all fields of {sources}; compared are those that the copy holds. "
+        "A reader that needs another one needs it in the card."
+    )
+
+
+def _followed(requests: Sequence[Request], patterns: Patterns) -> Rewritten | None:
+    """Reads by id that follow a read are left out where a card holds what they ask for."""
+    first = requests[0]
+    pairs = [(other, follows(first, other, patterns)) for other in requests[1:]]
+    left_out = {number: card for number, (_, card) in enumerate(pairs, 1) if card is not None}
+    if not left_out:
+        return None
+    cards = list(dict.fromkeys(left_out.values()))
+    body = dict(first.body)
+    projection = body.get("projection")
+    if isinstance(projection, Mapping) and any(map(_includes, projection.values())):
+        shown = {path: 1 for card in cards for path in (card.by, card.place)}
+        body["projection"] = {**projection, **shown}
+    after = replace(first, body=body)
+    kept = [other for number, other in enumerate(requests) if number and number not in left_out]
+
+    def compare(before: Sequence[Answer], later: Sequence[Answer]) -> bool:
+        places = [card.place for card in cards]
+        if not same_rows(
+            [without(row) for row in before[0]],
+            [_like(row, without(row, *places), body, first.body) for row in later[0]],
+            bool(first.body.get("sort")),
+        ):
+            return False
+        return all(_holds(card, before[number], later[0]) for number, card in left_out.items())
+
+    label = f"{first.collection}: read with {', '.join(sorted({card.place for card in cards}))}"
+    return Rewritten((after, *kept), compare, label, _cut(True, cards[0].source))
+
+
+def _includes(value: Any) -> bool:
+    return value in (1, True) and not isinstance(value, Mapping)
+
+
+def _like(
+    row: Row, plain: dict[str, Any], body: Mapping[str, Any], before: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The row without fields that the projection before did not ask for."""
+    if body is before or body.get("projection") == before.get("projection"):
+        return plain
+    asked = {str(name).partition(".")[0] for name in before["projection"]} | {"_id"}
+    return {name: value for name, value in plain.items() if name in asked}
+
+
+def _holds(card: Card, sources: Answer, rows: Answer) -> bool:
+    """Whether the rows' cards hold what the second read found."""
+    by_id: dict[str, list[Row]] = {}
+    for row in rows:
+        by_id.setdefault(repr(at(row, card.by)), []).append(row)
+    for source in sources:
+        holders = by_id.get(repr(source.get("_id")))
+        if not holders:
+            return False
+        for field, path in card.paths.items():
+            if at(source, field) is not None and not all(
+                same(at(source, field), at(row, path)) for row in holders
+            ):
+                return False
+    return True
+
+
+# -- Computed -----------------------------------------------------------------------------------
+
+_OPERATORS = {"$sum": "sum", "$avg": "average", "$min": "min", "$max": "max"}
+
+
+def _computed(request: Request, values: Sequence[Value]) -> Rewritten | None:
+    """A count or sum over the sources becomes a read of the target's fields."""
+    parts = _grouping(request)
+    if parts is None:
+        return None
+    condition, asked, grouped_by = parts
+    for target in {(each.collection, each.by, _text(each.where)): each for each in values}.values():
+        if target.source != request.collection or grouped_by not in (None, target.by):
+            continue
+        key = _key_of(condition, target.by, target.where)
+        if key is None or (grouped_by is None and isinstance(key, Mapping)):
+            continue
+        alike = [
+            each
+            for each in values
+            if (each.collection, each.source, each.by, _text(each.where))
+            == (target.collection, target.source, target.by, _text(target.where))
+        ]
+        places = {
+            name: next((each.place for each in alike if (each.operator, each.of) == operation), None)
+            for name, operation in asked.items()
+        }
+        if None in places.values():
+            continue
+        found = {name: place for name, place in places.items() if place is not None}
+        return _field_read(request, target, key, found, grouped_by is not None)
+    return None
+
+
+def _field_read(
+    request: Request, target: Value, key: Any, places: Mapping[str, str], grouped: bool
+) -> Rewritten:
+    projection = dict.fromkeys(sorted(set(places.values())), 1)
+    body: dict[str, Any] = {"filter": {"_id": key}, "projection": projection}
+    if not isinstance(key, Mapping):
+        body["limit"] = 1
+
+    def groups(rows: Answer, names: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        result = {}
+        for row in rows:
+            found = {name: at(row, path) for name, path in names.items()}
+            # A group without sources is absent before, and zero or null after.
+            if any(value not in (0, None) for value in found.values()):
+                result[repr(row.get("_id")) if grouped else ""] = found
+        return result
+
+    def compare(before: Sequence[Answer], later: Sequence[Answer]) -> bool:
+        return same(groups(before[0], {name: name for name in places}), groups(later[0], places))
+
+    label = f"{target.collection}: read of {', '.join(sorted(set(places.values())))}"
+    return Rewritten((Request("find", target.collection, body),), compare, label)
+
+
+def _grouping(request: Request) -> tuple[Mapping[str, Any], dict[str, tuple[str, str]], str | None] | None:
+    """The filter of a count or `$group`, what it computes by name, and the field that it groups by."""
+    if request.operation == "count":
+        if request.body.get("limit") or request.body.get("skip"):
+            return None
+        return _filter_of(request), {"n": ("count", "")}, None
+    if request.operation != "aggregate":
+        return None
+    stages = request.body.get("pipeline")
+    if not isinstance(stages, Sequence) or not stages or len(stages) > 2:
+        return None
+    condition = stages[0].get("$match", {}) if len(stages) == 2 else {}
+    if len(stages) == 2 and "$match" not in stages[0]:
+        return None
+    if isinstance(name := stages[-1].get("$count"), str):
+        return condition, {name: ("count", "")}, None
+    group = stages[-1].get("$group")
+    if not isinstance(group, Mapping):
+        return None
+    return _accumulated(condition, group)
+
+
+def _accumulated(
+    condition: Mapping[str, Any], group: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], dict[str, tuple[str, str]], str | None] | None:
+    asked: dict[str, tuple[str, str]] = {}
+    for name, accumulator in group.items():
+        if name == "_id":
+            continue
+        if not isinstance(accumulator, Mapping) or len(accumulator) != 1:
+            return None
+        operator, value = next(iter(accumulator.items()))
+        if operator == "$count" or (operator == "$sum" and not isinstance(value, (str, bool)) and value == 1):
+            asked[name] = ("count", "")
+        elif operator in _OPERATORS and isinstance(value, str) and value.startswith("$"):
+            asked[name] = (_OPERATORS[operator], value[1:])
+        else:
+            return None
+    identity = group.get("_id")
+    if isinstance(identity, Mapping) or not asked:
+        return None
+    grouped_by = identity[1:] if isinstance(identity, str) and identity.startswith("$") else None
+    return condition, asked, grouped_by
+
+
+def _key_of(condition: Mapping[str, Any], by: str, where: Mapping[str, Any]) -> Any:
+    """The value, or `{"$in": …}`, that a filter asks of the reference; None where it asks for more."""
+    rest = {name: value for name, value in condition.items() if name != by}
+    if by not in condition or _text(rest) != _text(where):
+        return None
+    value = condition[by]
+    if isinstance(value, Mapping):
+        if set(value) == {"$eq"}:
+            return value["$eq"]
+        return value if set(value) == {"$in"} else None
+    return value
+
+
+def _text(value: Any) -> str:
+    return repr(value)
+
+
+# -- Subset -------------------------------------------------------------------------------------
+
+
+def _first_few(request: Request, firsts: Sequence[First]) -> Rewritten | None:
+    """A sort and a limit over the sources become a read of the embedded ones."""
+    asked = _sorted_read(request)
+    if asked is None:
+        return None
+    condition, sort, limit, projection = asked
+    for first in firsts:
+        if first.source != request.collection or not 0 < limit <= first.size:
+            continue
+        key = _key_of(condition, first.by, first.where)
+        if key is None or isinstance(key, Mapping) or tuple(sort) != first.sort[: len(sort)]:
+            continue
+        names = _shown(projection, {*first.fields, first.by})
+        if names is None:
+            continue
+        return _embedded_read(request, first, key, limit, names, projection is None)
+    return None
+
+
+def _embedded_read(
+    request: Request, first: First, key: Any, limit: int, names: frozenset[str], whole: bool
+) -> Rewritten:
+    fields = {name: card for name, card in first.fields.items() if name in names or name == "_id"}
+    sort = [path for path, _ in first.sort if path in fields]
+    body = {"filter": {"_id": key}, "projection": {first.place: 1}, "limit": 1}
+
+    def compare(before: Sequence[Answer], later: Sequence[Answer]) -> bool:
+        rows = [{name: at(row, name) for name in fields} for row in before[0]]
+        items = at(later[0][0], first.place) if later[0] else []
+        shown = [{name: at(item, card) for name, card in fields.items()} for item in (items or [])[:limit]]
+        return same_first(rows, shown, sort)
+
+    note = _cut(True, request.collection) if whole else ""
+    after = Request("find", first.collection, body)
+    return Rewritten((after,), compare, f"{first.collection}: read of {first.place}", note)
+
+
+def _sorted_read(
+    request: Request,
+) -> tuple[Mapping[str, Any], list[tuple[str, int]], int, Mapping[str, Any] | None] | None:
+    """The filter, sort, limit and projection of a read of the first few."""
+    body = request.body
+    if request.operation == "find" and not body.get("skip"):
+        parts = (body.get("filter"), body.get("sort"), body.get("limit", 0), body.get("projection"))
+    elif request.operation == "aggregate":
+        names = [next(iter(stage), "") for stage in body.get("pipeline", ())]
+        if names not in (["$match", "$sort", "$limit"], ["$match", "$sort", "$limit", "$project"]):
+            return None
+        stages = {name: stage[name] for name, stage in zip(names, body["pipeline"], strict=True)}
+        parts = (stages["$match"], stages["$sort"], stages["$limit"], stages.get("$project"))
+    else:
+        return None
+    condition, sort, limit, projection = parts
+    if not isinstance(condition, Mapping) or not isinstance(sort, Mapping) or not sort:
+        return None
+    order = [(path, 1 if way == 1 else -1) for path, way in sort.items() if isinstance(way, (int, float))]
+    return (condition, order, int(limit), projection or None) if len(order) == len(sort) else None
+
+
+def _shown(projection: Mapping[str, Any] | None, held: set[str]) -> frozenset[str] | None:
+    """The fields that a request shows; None where it shows one that is not held."""
+    if not projection:
+        return frozenset(held)
+    included = {str(name) for name, value in projection.items() if _includes(value)}
+    plain = all(
+        value in (0, 1, True, False) for value in projection.values() if not isinstance(value, Mapping)
+    )
+    if not plain or any(isinstance(value, Mapping) for value in projection.values()):
+        return None
+    if not included - {"_id"}:
+        excluded = {str(name) for name in projection} - {"_id"}
+        return frozenset(held - excluded)
+    return frozenset(included) if included <= held | {"_id"} else None
+
+
+# -- Outlier ------------------------------------------------------------------------------------
+
+
+def _long_array(request: Request, arrays: Sequence[LongArray]) -> Rewritten | None:
+    """A read of a document with a long array gets its first part; the rest is asked for by page."""
+    for array in arrays:
+        if array.collection != request.collection or request.operation != "find":
+            continue
+        projection = request.body.get("projection") or {}
+        included = any(map(_includes, projection.values()))
+        if included and array.place not in projection:
+            continue
+        if array.place in projection and not _includes(projection[array.place]):
+            continue
+
+        def compare(before: Sequence[Answer], later: Sequence[Answer], array: LongArray = array) -> bool:
+            def plain(rows: Answer) -> list[dict[str, Any]]:
+                return [without(row, array.place, *array.added, RESERVED) for row in rows]
+
+            parts = [
+                same(
+                    (at(one, array.place) or [])[: len(at(other, array.place) or [])],
+                    at(other, array.place) or [],
+                )
+                for one, other in zip(before[0], later[0], strict=False)
+            ]
+            return all(parts) and same_rows(plain(before[0]), plain(later[0]), ordered=True)
+
+        note = (
+            f"The document holds the first {array.limit:,} items of {array.place}; a reader that shows more "
+            "asks for them by page."
+        )
+        return Rewritten(
+            (request,), compare, f"{array.collection}: read of the first part of {array.place}", note
+        )
+    return None

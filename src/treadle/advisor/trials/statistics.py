@@ -1,0 +1,58 @@
+"""Figures from rounds: medians, percentiles, and the interval in which another run is expected.
+
+The interval of a ratio is one of prediction, not of the mean: it says where
+the ratio of another run lies, on another server at another time. It is never
+narrower than `SPREAD_MIN`, since two servers with the same data differ by as
+much.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from treadle.advisor.trials.results import Measured
+
+# Student's t at 97.5 % by degrees of freedom, from 1 on.
+_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+SPREAD_MIN = 1.25
+# One run that the machine interrupted counts for at most this many times the usual one.
+OUTLIER_FACTOR = 5.0
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that at least this share does not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))] if ordered else 0.0
+
+
+def predicted(values: Sequence[float]) -> Measured:
+    """The geometric mean of positive figures, and where the next one is expected."""
+    logs = [math.log(max(each, 1e-12)) for each in values]
+    mean = statistics.fmean(logs)
+    half = math.log(SPREAD_MIN)
+    if len(logs) > 1:
+        t = _T[min(len(logs) - 2, len(_T) - 1)]
+        half = max(half, t * statistics.stdev(logs) * math.sqrt(1 + 1 / len(logs)))
+    return Measured(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+
+
+def ranged(rounds: Sequence[float]) -> Measured:
+    """The median of figures of rounds, from the lowest to the highest."""
+    return Measured(statistics.median(rounds), min(rounds), max(rounds)) if rounds else Measured(0, 0, 0)
+
+
+def tamed(rounds: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Times by round and unit, each at most a few times what that unit usually takes."""
+    usual = [statistics.median(times) for times in zip(*rounds, strict=True)]
+    return [
+        [min(each, OUTLIER_FACTOR * most) for each, most in zip(times, usual, strict=True)]
+        for times in rounds
+    ]
+
+
+def ratio(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> Measured:
+    """Time before over time after, round by round."""
+    pairs = zip(tamed(before), tamed(after), strict=True)
+    return predicted([sum(first) / max(sum(second), 1e-9) for first, second in pairs])

@@ -1,0 +1,160 @@
+"""What of a workload is tried: requests of one shape as a group, a bounded part of each.
+
+A group counts all its requests and keeps some, evenly over the recording. A
+read and the reads by id right after it, in the same session, are one unit
+where a card makes the latter superfluous.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from treadle.advisor.trials.declared import Patterns
+from treadle.advisor.trials.rewrite import follows, rewrite
+from treadle.advisor.trials.values import shape
+from treadle.advisor.trials.workload_file import Request
+
+GROUPS_MAX = 300
+UNITS_MAX = 40
+FOLLOWERS_MAX = 100
+FOLLOW_SECONDS_MAX = 0.1
+# A page that is being put together, per session.
+SESSIONS_MAX = 10_000
+# Documents in writes that are larger are counted, and not kept.
+BODY_LENGTH_MAX = 500_000
+
+Unit = tuple[Request, ...]
+
+
+@dataclass(slots=True)
+class Group:
+    """Units of one shape: how many there were, and some of them."""
+
+    units: list[Unit] = field(default_factory=list)
+    recorded: int = 0
+    milliseconds: float = 0.0
+    stride: int = 1
+    # Which of those that were recorded are kept.
+    kept_max: int = UNITS_MAX
+
+    def add(self, unit: Unit) -> None:
+        if self.recorded % self.stride == 0:
+            if len(self.units) >= self.kept_max:
+                self.units = self.units[::2]
+                self.stride *= 2
+            if self.recorded % self.stride == 0:
+                self.units.append(unit)
+        self.recorded += 1
+        self.milliseconds += sum(each.milliseconds for each in unit)
+
+    @property
+    def first(self) -> Request:
+        return self.units[0][0]
+
+
+def pages(requests: Iterable[Request], patterns: Patterns) -> Iterator[Unit]:
+    """The requests as units; those of a session that follow each other closely are looked at together."""
+    holding = {card.collection for card in patterns.cards}
+    open_units: dict[int, list[Request]] = {}
+    for request in requests:
+        unit = open_units.get(request.session)
+        if unit is not None:
+            soon = request.at - unit[-1].at <= FOLLOW_SECONDS_MAX and len(unit) <= FOLLOWERS_MAX
+            if soon and request.operation == "find" and follows(unit[0], request, patterns):
+                unit.append(request)
+                continue
+            yield tuple(open_units.pop(request.session))
+        if request.operation in ("find", "aggregate") and request.collection in holding:
+            if len(open_units) >= SESSIONS_MAX:
+                yield tuple(open_units.pop(next(iter(open_units))))
+            open_units[request.session] = [request]
+        else:
+            yield (request,)
+    for unit in open_units.values():
+        yield tuple(unit)
+
+
+def grouped(
+    requests: Iterable[Request], patterns: Patterns, wanted: Callable[[Unit], bool], kept_max: int = UNITS_MAX
+) -> list[Group]:
+    """The units that are wanted, by shape, the commonest first."""
+    groups: dict[str, Group] = {}
+    for unit in pages(requests, patterns):
+        if not wanted(unit):
+            continue
+        # However many reads follow, it is one page.
+        followers = sorted({shape(each) for each in unit[1:]})
+        key = "\n".join([shape(unit[0]), *followers])
+        group = groups.get(key)
+        if group is None:
+            if len(groups) >= GROUPS_MAX:
+                continue
+            group = groups[key] = Group(kept_max=kept_max)
+        group.add(unit)
+    return sorted(groups.values(), key=lambda group: -group.recorded)
+
+
+def chosen(requests: Iterable[Request], patterns: Patterns, kept_max: int = UNITS_MAX) -> list[Group]:
+    """The reads that the patterns change."""
+    return grouped(requests, patterns, lambda unit: rewrite(unit, patterns) is not None, kept_max)
+
+
+def chosen_writes(requests: Iterable[Request], patterns: Patterns, kept_max: int = UNITS_MAX) -> list[Group]:
+    """The writes of collections that the patterns read or write."""
+    concerned = patterns.collections
+
+    def wanted(unit: Unit) -> bool:
+        request = unit[0]
+        return not request.is_read and request.collection in concerned
+
+    return grouped(requests, patterns, wanted, kept_max)
+
+
+# -- in words ---------------------------------------------------------------------------------
+
+NAMES_SHOWN_MAX = 4
+
+
+def describe(unit: Unit) -> str:
+    """The shape of a unit in words, without values."""
+    text = _describe(unit[0])
+    followers = sorted({_describe(each) for each in unit[1:]})
+    return f"{text}; then {', '.join(followers)}" if followers else text
+
+
+def _describe(request: Request) -> str:
+    body = request.body
+    parts = [f"{request.collection}: {request.operation}"]
+    condition = next((body[name] for name in ("filter", "query", "q") if name in body), None)
+    pipeline = body.get("pipeline")
+    stages: list[Any] = pipeline if isinstance(pipeline, list) else []
+    names = [next(iter(stage), "") for stage in stages if isinstance(stage, Mapping)]
+    if names and names[0] == "$match":
+        condition = stages[0]["$match"]
+    parts += _named("by", condition)
+    joined = [stage["$lookup"].get("from") for stage in stages if isinstance(stage.get("$lookup"), Mapping)]
+    parts += [f"with {', '.join(map(str, joined))}"] if joined else []
+    parts += ["grouped"] if {"$group", "$count", "$sortByCount"} & set(names) else []
+    sort = body.get("sort") or next((stage["$sort"] for stage in stages if "$sort" in stage), None)
+    if isinstance(sort, Mapping) and sort:
+        order = [("-" if way == -1 else "") + str(path) for path, way in sort.items()]
+        parts.append("sorted by " + ", ".join(order[:NAMES_SHOWN_MAX]))
+    limit = body.get("limit") if request.operation == "find" else None
+    limit = limit or next((stage["$limit"] for stage in stages if "$limit" in stage), None)
+    parts += [f"first {limit}"] if isinstance(limit, int) and limit else []
+    update = body.get("u", body.get("update"))
+    if isinstance(update, Mapping):
+        operators = [name for name in update if str(name).startswith("$")]
+        fields = [path for name in operators if isinstance(update[name], Mapping) for path in update[name]]
+        parts += [f"of {', '.join(fields[:NAMES_SHOWN_MAX])}"] if fields else ["of the whole document"]
+    return " ".join(parts)
+
+
+def _named(word: str, condition: Any) -> list[str]:
+    if not isinstance(condition, Mapping) or not condition:
+        return []
+    names = [re.sub(r"^\$", "", str(name)) for name in condition]
+    return [f"{word} {', '.join(names[:NAMES_SHOWN_MAX])}"]

@@ -1,0 +1,230 @@
+"""Recording: what clients did is in the file with its values, and the profiler is as it was."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from pymongo import MongoClient
+
+from tests.cli.invoke import RUN_SECONDS_MAX, run_verb, start
+from treadle.advisor.trials import profiler_level, recorder, workload_file
+from treadle.advisor.trials.redaction import Redactor
+from treadle.advisor.trials.workload_file import Request, Workload
+from treadle.errors import DataError, UsageError
+
+
+@contextmanager
+def clients_at_work(uri: str, work: Callable[[Any], object]) -> Iterator[threading.Event]:
+    """Another client that goes on until it has worked twice while it was recorded."""
+    over, failures = threading.Event(), list[BaseException]()
+
+    def go_on() -> None:
+        with MongoClient(uri) as client:
+            while not over.is_set():
+                try:
+                    work(client.get_default_database())
+                except BaseException as failure:
+                    failures.append(failure)
+                    return
+                over.wait(0.02)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield over
+    finally:
+        over.set()
+        thread.join()
+        assert [] == failures
+
+
+def of(workload: Workload, operation: str) -> Request:
+    return next(each for each in workload if each.operation == operation)
+
+
+def level(database: Any) -> int:
+    return int(database.command({"profile": -1})["was"])
+
+
+@pytest.fixture
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return profiler_level.notes_folder(os.environ)
+
+
+def test_reads_and_writes_are_recorded_with_their_values(uri, database, tmp_path, notes):
+    database["orders"].insert_one({"_id": 0, "customer": ObjectId()})
+    key, moment = ObjectId(), dt.datetime(2026, 2, 3, tzinfo=dt.UTC)
+
+    def work(shop):
+        orders = shop["orders"]
+        number = ObjectId()
+        orders.insert_one({"_id": number, "customer": key, "text": "first\nsecond"})
+        list(orders.find({"customer": key, "date": {"$lt": moment}}, sort=[("date", -1)], limit=3))
+        list(orders.aggregate([{"$match": {"customer": key}}, {"$count": "n"}]))
+        shop.command({"count": "orders", "query": {"customer": key}})
+        orders.distinct("customer", {"n": 5})
+        orders.update_one({"_id": number}, {"$set": {"text": "other"}})
+        orders.find_one_and_update({"_id": number}, {"$inc": {"n": 2}})
+        orders.delete_many({"_id": number})
+
+    with clients_at_work(uri, work):
+        recorded = recorder.record(database, tmp_path / "w", seconds=1.0, notes=notes)
+    workload = workload_file.read(tmp_path / "w")
+    assert 0o600 == stat.S_IMODE((tmp_path / "w").stat().st_mode)
+    assert {"find", "aggregate", "count", "distinct", "insert", "update", "modify", "delete"} == {
+        each.operation for each in workload
+    }
+    found = of(workload, "find").body
+    assert {"customer": key, "date": {"$lt": moment}} == found["filter"]
+    assert ({"date": -1}, 3) == (found["sort"], found["limit"])
+    assert {"$set": {"text": "other"}} == of(workload, "update").body["u"]
+    assert "first\nsecond" == of(workload, "insert").body["document"]["text"]
+    assert {"$inc": {"n": 2}} == of(workload, "modify").body["update"]
+    summary = workload.summary()
+    assert (recorded.operations, True) == (summary.operations, summary.complete)
+    assert recorded.cost_ratio is not None
+    # Our own reads of the profiler, and the fixed load, are none of the clients' work.
+    assert {"orders"} == {each.collection for each in workload}
+    assert 0 == level(database)
+    assert not list(notes.glob("*"))
+
+
+def test_the_former_level_comes_back_as_it_was(database, tmp_path, notes):
+    database.command({"profile": 1, "slowms": 250, "sampleRate": 0.5})
+    recorder.record(database, tmp_path / "w", seconds=0.1, notes=notes)
+    present = database.command({"profile": -1})
+    assert (1, 250, 0.5) == (present["was"], present["slowms"], present["sampleRate"])
+    database.command({"profile": 0, "slowms": 100, "sampleRate": 1.0})
+
+
+def test_redaction_leaves_joins_and_no_value(uri, database, tmp_path, notes):
+    key = ObjectId()
+    database["orders"].insert_one({"_id": 0})
+
+    def work(shop):
+        shop["orders"].insert_one({"customer": key, "text": "a secret", "price": 731.25})
+        list(shop["orders"].find({"customer": key, "text": {"$in": ["a secret", "b"]}}, limit=7))
+
+    with clients_at_work(uri, work):
+        recorder.record(database, tmp_path / "w", seconds=1.0, redact=True, notes=notes)
+    text = (tmp_path / "w").read_text()
+    for value in (str(key), "a secret", "731.25"):
+        assert value not in text
+    workload = workload_file.read(tmp_path / "w")
+    document, found = of(workload, "insert").body["document"], of(workload, "find").body
+    assert isinstance(document["customer"], ObjectId)
+    assert document["customer"] == found["filter"]["customer"]
+    assert document["text"] == found["filter"]["text"]["$in"][0] != found["filter"]["text"]["$in"][1]
+    assert (7, True) == (found["limit"], workload.redacted)
+
+
+def test_tokens_are_of_the_same_type_and_equal_for_equal():
+    one, other = Redactor(b"1" * 32), Redactor(b"2" * 32)
+    values = ["text", 12345, 1.5, ObjectId(), dt.datetime(2026, 1, 1, tzinfo=dt.UTC), b"bytes"]
+    for value in values:
+        assert type(value) is type(one.token(value))
+        assert one.token(value) == one.token(value) != value
+        assert one.token(value) != other.token(value)
+    assert one.token(5) == one.token(5.0)
+    assert [True, None] == [one.token(True), one.token(None)]
+
+
+def test_what_may_not_be_recorded_is_refused(database, tmp_path, notes):
+    with pytest.raises(UsageError, match="server's own"):
+        recorder.record(database.client["admin"], tmp_path / "w", notes=notes)
+    (tmp_path / "there").write_text("mine")
+    with pytest.raises(UsageError) as refused:
+        recorder.record(database, tmp_path / "there", seconds=0.1, notes=notes)
+    assert "output-exists" == refused.value.code
+    assert "mine" == (tmp_path / "there").read_text()
+    recorder.record(database, tmp_path / "there", seconds=0.1, force=True, notes=notes)
+    assert 0o600 == stat.S_IMODE((tmp_path / "there").stat().st_mode)
+
+
+def test_a_login_without_the_right_is_told_which(database, tmp_path, notes, server):
+    name = f"reader{ObjectId()}"
+    database.command({"createUser": name, "pwd": "x", "roles": [{"role": "read", "db": database.name}]})
+    address = f"mongodb://{name}:x@127.0.0.1:{server.port}/{database.name}?directConnection=true"
+    try:
+        with MongoClient(address) as client, pytest.raises(DataError, match="dbAdmin"):
+            recorder.record(client.get_default_database(), tmp_path / "w", notes=notes)
+    finally:
+        database.command({"dropUser": name})
+    assert not (tmp_path / "w").exists()
+
+
+def test_the_file_has_a_largest_size(uri, database, tmp_path, notes):
+    database["orders"].insert_one({"_id": 0})
+    with clients_at_work(uri, lambda shop: list(shop["orders"].find({"text": "x" * 2_000}))):
+        recorded = recorder.record(database, tmp_path / "w", seconds=20.0, bytes_max=20_000, notes=notes)
+    assert 20_000 < (tmp_path / "w").stat().st_size + 5_000 < 30_000
+    assert recorded.lost
+    assert not workload_file.read(tmp_path / "w").summary().complete
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + RUN_SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_a_usable_file(number, uri, database, tmp_path, notes):
+    database["orders"].insert_one({"_id": 0})
+    process = start(
+        "record", uri, "-o", str(tmp_path / "w"), "--seconds", "500", XDG_STATE_HOME=str(notes.parents[1])
+    )
+    _wait_for(lambda: b"\n" in ((tmp_path / "w").read_bytes() if (tmp_path / "w").exists() else b""))
+    _wait_for(lambda: level(database) == 2)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=RUN_SECONDS_MAX)
+    assert 130 == process.returncode, errors
+    assert "back at level 0" in output
+    assert 0 == level(database)
+    assert workload_file.read(tmp_path / "w").database == database.name
+    assert not list(notes.glob("*"))
+
+
+@pytest.mark.parametrize("verb", ["scan", "doctor", "record"])
+def test_what_a_killed_recording_left_is_set_back_by_the_next_verb(verb, uri, database, tmp_path, notes):
+    database["orders"].insert_one({"_id": 0})
+    state = str(notes.parents[1])
+    process = start("record", uri, "-o", str(tmp_path / "w"), "--seconds", "500", XDG_STATE_HOME=state)
+    _wait_for(lambda: level(database) == 2)
+    # While it runs, nobody sets anything back, and no second recording begins.
+    assert profiler_level.leftover(database.client, database.name, notes) is None
+    with pytest.raises(UsageError, match="under way"):
+        recorder.record(database, tmp_path / "second", notes=notes)
+    process.kill()
+    process.communicate()
+    assert 2 == level(database)
+    arguments = ["-o", str(tmp_path / "next"), "--seconds", "0.1"] if verb == "record" else []
+    result = run_verb(verb, uri, *arguments)
+    assert "was killed" in result.output
+    assert 0 == level(database)
+    assert not list(notes.glob("*"))
+
+
+def test_a_level_that_somebody_changed_meanwhile_is_left_alone(uri, database, tmp_path, notes):
+    process = profiler_level.server_process(database.client)
+    note = profiler_level.Note(notes, process, database.name)
+    assert note.take(process, database.name, profiler_level.Level(0, 100, 1.0), tmp_path / "w")
+    note.drop(is_set_back=False)
+    database.command({"profile": 1})
+    assert profiler_level.mend(database, notes) is None
+    assert 1 == level(database)
+    assert not list(notes.glob("*"))
+    database.command({"profile": 0})
