@@ -1,14 +1,16 @@
-"""Corners of computed values: dates of single values, and sums beyond 64 bits."""
+"""Corners of computed values: dates of single values, and what no field could hold."""
 
 from __future__ import annotations
 
 import datetime as dt
 from datetime import timedelta
+from decimal import Decimal
 from typing import Annotated, Any
 
 import pytest
+from bson import Decimal128, ObjectId
 
-from treadle import Count, DataError, Document, Rollup, Sum
+from treadle import Average, Count, DataError, Document, Max, Min, Rollup, Sum
 
 
 class Like(Document, collection="likes"):
@@ -119,3 +121,90 @@ def test_a_sum_beyond_64_bits_is_refused(run, database):
     with pytest.raises(DataError):
         database["wholes"].delete_one({"_id": "b"})
         store.insert(Whole(id="b"))
+
+
+class Share(Document, collection="shares", validation="off"):
+    fund_id: str
+    n: Decimal
+
+
+class Fund(Document, collection="funds", validation="off"):
+    id: str
+    total: Annotated[Decimal, Sum(Share, "n", by="fund_id")] = Decimal(0)
+    average: Annotated[Decimal | None, Average(Share, "n", by="fund_id")] = None
+    largest: Annotated[Decimal | None, Max(Share, "n", by="fund_id")] = None
+    smallest: Annotated[Decimal | None, Min(Share, "n", by="fund_id")] = None
+
+
+def test_a_sum_beyond_the_largest_decimal_is_refused(run):
+    """Infinity could be stored, and not be read by the model that it is stored for."""
+    store = run.store([Share, Fund])
+    store.insert_many([Fund(id="a"), Fund(id="b")])
+    huge = Decimal("9E6144")
+    store.insert(Share(fund_id="a", n=huge))
+    for number in (huge, Decimal("1E6144")):
+        for shares in ([Share(fund_id="a", n=number)], [Share(fund_id="b", n=-huge)] * 2):
+            with pytest.raises(DataError) as caught:
+                store.insert_many([each.model_copy(update={"id": ObjectId()}) for each in shares])
+            assert "sum-too-large" == caught.value.code
+    assert (huge, huge) == (store.get(Fund, "a").total, store.get(Fund, "a").average)
+    assert 1 == store.count(Share, {})
+    # What is rounded away goes on being taken.
+    store.insert(Share(fund_id="a", n=Decimal(1)))
+    assert huge == store.get(Fund, "a").total
+    assert [] == store.verify()
+
+
+@pytest.mark.parametrize("maintain", ["write", "stream"])
+def test_no_number_of_another_writer_is_stored_where_it_could_not_be_read(run, database, maintain):
+    """Not by a repair, not by the worker, and not by a write beside it, which is not refused either."""
+    how = {"by": "fund_id", "maintain": maintain}
+
+    class Held(Document, collection="held", validation="off"):
+        id: str
+        total: Annotated[Decimal, Sum(Share, "n", **how)] = Decimal(0)
+        largest: Annotated[Decimal | None, Max(Share, "n", **how)] = None
+        smallest: Annotated[Decimal | None, Min(Share, "n", **how)] = None
+
+    store = run.store([Share, Held])
+    store.setup()
+    store.insert_many([Held(id="a"), Held(id="b")])
+    follow = store.worker().run_until_idle if maintain == "stream" else store.repair
+    follow()
+    for number in ("NaN", "sNaN", "Infinity"):
+        database["shares"].insert_one({"fund_id": "a", "n": Decimal128(number)})
+    database["shares"].insert_one({"fund_id": "b", "n": Decimal128("2")})
+    follow()
+    assert 2 == store.get(Held, "b").total
+    assert (0, None) == (store.get(Held, "a").total, store.get(Held, "a").largest)
+    assert ["a"] == [each.document_id for each in store.status().aside]
+    mine = store.insert(Share(fund_id="a", n=Decimal(3)))
+    store.delete(Share, mine.id)
+    for each in database["shares"].find({"fund_id": "a"}, {"_id": 1}).to_list():
+        assert store.get(Held, "a") is not None
+        assert {"a"} == {each.document_id for each in store.status().aside}
+        store.delete_many(Share, {"_id": each["_id"]})
+    follow()
+    store.repair()
+    assert [] == store.verify()
+    assert (0, Held(id="a")) == (store.status().set_aside, store.get(Held, "a"))
+
+
+def test_a_fraction_is_not_added_to_an_integer(run):
+    """Where the source takes anything, the sum that could not be read is refused."""
+
+    class Loose(Document, collection="loose", validation="off"):
+        whole_id: str
+        n: Any = None
+
+    class Counted(Document, collection="counted", validation="off"):
+        id: str
+        total: Annotated[int, Sum(Loose, "n", by="whole_id")] = 0
+
+    store = run.store([Loose, Counted])
+    store.insert(Counted(id="a"))
+    store.insert(Loose(whole_id="a", n=2.0))
+    for odd in (0.5, Decimal("1.5"), float("nan"), float("inf")):
+        with pytest.raises(DataError, match="Counted.total"):
+            store.insert(Loose(whole_id="a", n=odd))
+    assert 2 == store.get(Counted, "a").total

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import pytest
 from bson.decimal128 import Decimal128
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from treadle import (
     Average,
@@ -38,6 +38,10 @@ ODD: dict[str, list[Any]] = {
 }
 
 
+# Fields that can hold such sums; where they cannot, the target is set aside (test_computed_corners.py).
+Odd = Annotated[Decimal, Field(allow_inf_nan=True)]
+
+
 class Sale(Document, collection="sales", validation="off"):
     shop_id: str
     group: Any = None
@@ -56,8 +60,8 @@ class Card(BaseModel):
 class Shop(Document, collection="shops", validation="off"):
     id: str
     number: Annotated[int, Count(Sale, by="shop_id")] = 0
-    total: Annotated[Decimal, Sum(Sale, "amount", by="shop_id")] = Decimal(0)
-    average: Annotated[Decimal | None, Average(Sale, "amount", by="shop_id")] = None
+    total: Annotated[Odd, Sum(Sale, "amount", by="shop_id")] = Decimal(0)
+    average: Annotated[Odd | None, Average(Sale, "amount", by="shop_id")] = None
     least: Annotated[Any, Min(Sale, "amount", by="shop_id")] = None
     most: Annotated[Any, Max(Sale, "amount", by="shop_id")] = None
     largest: Annotated[list[Card], Subset(Sale, by="shop_id", sort="-amount", size=2)] = []
@@ -66,7 +70,7 @@ class Shop(Document, collection="shops", validation="off"):
 class Group(Document, collection="groups", validation="off", rollup=Rollup(Sale, keys={"group": "group"})):
     group: Any
     number: Annotated[int, Count()]
-    total: Annotated[Decimal, Sum("amount")]
+    total: Annotated[Odd, Sum("amount")]
     most: Annotated[Any, Max("amount")]
 
 

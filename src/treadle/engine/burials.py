@@ -18,7 +18,7 @@ from treadle.engine.ledger import Ledger
 from treadle.engine.named import guard_arrivals
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import BUMP, changed_fields, derivation, formula_stages
-from treadle.engine.recompute import recompute
+from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.engine.touches import stamp_expressions, touches_of
 from treadle.engine.work import Work
 from treadle.errors import UsageError
@@ -86,6 +86,7 @@ class Restore(Work[D | None]):
             # Sources that came meanwhile did not find it, as if it were new.
             yield from guard_arrivals(entry, derived.gathers, [after])
             values = yield from recompute(derived.gathers, [key], server, documents=[after])
+            refuse_unfit(derived.gathers, values[freeze(key)])
             for path, value in values[freeze(key)].items():
                 put(after, path, value)
         if derived.fills:

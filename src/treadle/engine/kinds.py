@@ -18,7 +18,7 @@ from treadle.engine.indexes import declared_indexes
 from treadle.engine.ledger import Ledger
 from treadle.engine.named import guard_arrivals
 from treadle.engine.pipelines import derivation
-from treadle.engine.recompute import recompute
+from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.engine.writes import Replace
 from treadle.errors import Conflict, DataError, TreadleError, UsageError
 from treadle.graph.card import Card
@@ -139,6 +139,7 @@ class ChangeKind(Replace[D]):
         if new:
             yield from guard_arrivals(self.entry, new, [after])
             values = yield from recompute(new, [identity], server, documents=[after])
+            refuse_unfit(new, values[freeze(identity)])
             for path, value in values[freeze(identity)].items():
                 put(after, path, value)
         entered = self._entered()

@@ -22,7 +22,8 @@ from treadle.engine.ledger import Ledger, evaluate
 from treadle.engine.named import ids_named, names_of, refuse_renaming, renamed
 from treadle.engine.older import as_current, may_be_older
 from treadle.engine.pipelines import changed_fields, derivation, formula_stages, stamps_of, update_pipeline
-from treadle.engine.recompute import recompute, refuse_unfit
+from treadle.engine.recompute import recompute
+from treadle.engine.set_aside import set_aside
 from treadle.graph.change import Change
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import RECOMPUTE, GatherRule
@@ -212,7 +213,7 @@ def _update_targets(
         return
     for rules, keys in _together(anew):
         for frozen, values in (yield from recompute(rules, keys, server)).items():
-            refuse_unfit(rules, values)
+            yield from _leave_out_unfit(rules, effects[frozen], values)
             sets[frozen][0].update({path: {"$literal": value} for path, value in values.items()})
     keys = [effects[frozen].key for frozen in sets]
     derived = derivation(target)
@@ -230,6 +231,20 @@ def _update_targets(
             yield from guard(target.collection, keys)
     if followed:
         yield from note_after(target, before, ledger, keys if target.group is not None else None)
+
+
+def _leave_out_unfit(rules: Sequence[GatherRule], effect: _Effect, values: dict[str, Any]) -> Plan[None]:
+    """Refuse values that their fields could not hold, if this write makes them so.
+
+    Where others did, who writes beside it is not stopped: the value stays as it was, and is set aside.
+    """
+    for rule in rules:
+        if not all(rule.fits(values.get(path)) for path in rule.empty()):
+            if rule.spoils(effect.added.get(rule, ())):
+                raise rule.too_large()
+            for path in rule.empty():
+                values.pop(path, None)
+            yield from set_aside(rule.place.label, rule.target.collection, effect.key, rule.too_large())
 
 
 def _came(target: Entry[Any], change: Change) -> bool:

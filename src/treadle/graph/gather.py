@@ -245,11 +245,15 @@ class GatherRule(Rule):
         """Whether its field can hold a value that was computed for it."""
         return True
 
+    def spoils(self, values: Sequence[Any]) -> bool:
+        """Whether contributions may be why its value would not fit, and not those that were there before."""
+        return bool(values)
+
     def too_large(self) -> DataError:
         """The refusal of a write after which its value would not fit."""
         return DataError(
-            f"{self.place.label} would go beyond the 64 bits of an integer, and be inexact; "
-            "declare it as a Decimal",
+            f"{self.place.label} would go beyond the 64 bits of an integer and be inexact, or hold a "
+            "fraction; declare it as a Decimal",
             code="sum-too-large",
         )
 

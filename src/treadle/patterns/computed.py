@@ -11,25 +11,28 @@ value leaves: subtraction of floats does not undo addition.
 from __future__ import annotations
 
 import decimal
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, ClassVar
 
 from bson.decimal128 import Decimal128
 
-from treadle.errors import DeclarationError
+from treadle.errors import DataError, DeclarationError
 from treadle.graph.binding import check_maintenance, sibling
 from treadle.graph.derived import FormulaRule, require_optional
 from treadle.graph.gather import RECOMPUTE, CountingRule, GatherRule, maintenance_of, origin
 from treadle.graph.pattern import STATE, Maintain, ModelReference, Models, Pattern, Place, Rule
-from treadle.model.shape import Shape
+from treadle.model.bson_types import from_bson
 from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import DECIMALS
 from treadle.query.keys import ReferenceKey, freeze
 from treadle.query.paths import field_references, inside, resolve, value_at
 from treadle.query.safety import clean
+from treadle.query.update_values import DECIMAL_SAFE, takes
 
 INT64 = 2**63
 # Sums of numbers with at most so many digits before and after the point are never rounded.
@@ -218,9 +221,25 @@ class NumberRule(FieldRule):
 
     def __init__(self, place: Place, graph: Models, declared: _OfField) -> None:
         super().__init__(place, graph, declared)
-        self.numbers = _Numbers(place.field.shape)
+        self.numbers = _Numbers(place, self.path)
         _require_type(place, self.kinds, self.meaning)
         self._check_source()
+
+    def fits(self, value: Any) -> bool:
+        # An average is kept beside its sum and count, which follow it.
+        return value is None or isinstance(value, dict) or self.numbers.fits(value)
+
+    def spoils(self, values: Sequence[Any]) -> bool:
+        return any(map(self.numbers.spoils, values))
+
+    def too_large(self) -> DataError:
+        if self.numbers.python is int:
+            return super().too_large()
+        return DataError(
+            f"{self.place.label} would go beyond the largest number that its field can hold, or be no number; "
+            f"look at the {self.source.model.__name__} documents that it is computed from",
+            code="sum-too-large",
+        )
 
     def _check_source(self) -> None:
         """Refuse to sum what is no number, and a field that cannot hold the sum."""
@@ -259,10 +278,6 @@ class SumRule(NumberRule):
 
     def accumulators(self) -> dict[str, Any]:
         return {"sum": {"$sum": self.operand}}
-
-    def fits(self, value: Any) -> bool:
-        # The server goes on in doubles where integers end.
-        return self.numbers.python is not int or not isinstance(value, float) or abs(value) < INT64
 
     def finish(self, group: Raw | None) -> dict[str, Any]:
         return {self.path: self.numbers.stored(group["sum"]) if group else self.numbers.zero}
@@ -345,6 +360,19 @@ class ExtremeRule(FieldRule):
             self.path: {self.operator: [f"${self.path}", *({"$literal": value} for value in difference)]}
         }, {}
 
+    def fits(self, value: Any) -> bool:
+        return value is None or takes(self.place.entry.codec, self.path, value)
+
+    def spoils(self, values: Sequence[Any]) -> bool:
+        return not all(map(self.fits, values))
+
+    def too_large(self) -> DataError:
+        return DataError(
+            f"{self.place.label} would hold a value of {self.origin} that it cannot hold; mend the "
+            f"{self.source.model.__name__} documents that have it",
+            code="extreme-invalid",
+        )
+
     def accumulators(self) -> dict[str, Any]:
         return {"extreme": {self.operator: self.operand}}
 
@@ -391,8 +419,9 @@ RULES: dict[type, Callable[..., Rule]] = {
 class _Numbers:
     """Arithmetic in the declared type of the target."""
 
-    def __init__(self, shape: Shape) -> None:
-        self.python = shape.python
+    def __init__(self, place: Place, path: str) -> None:
+        self.python = place.field.shape.python
+        self._place, self._path = place, path
         zeros: dict[Any, Any] = {decimal.Decimal: Decimal128("0"), float: 0.0}
         self.zero = zeros.get(self.python, 0)
 
@@ -400,15 +429,49 @@ class _Numbers:
         """The expression for the current value plus the difference."""
         terms = [{"$literal": value} for value in difference]
         total = {"$add": [{"$ifNull": [current, self.zero]}, *terms]}
-        return {"$toDecimal": total} if self.python is decimal.Decimal else self._whole(total)
+        if self.python is decimal.Decimal:
+            total = {"$toDecimal": total}
+        return self._held(total) if any(map(self.spoils, difference)) else total
 
-    def _whole(self, value: Any) -> Any:
-        """A number, but an error where an integer has gone beyond 64 bits and become a double."""
-        if self.python is not int:
+    @cached_property
+    def _bounded(self) -> bool:
+        """Whether the field refuses what is infinite or no number."""
+        codec = self._place.entry.codec
+        return not all(takes(codec, self._path, self._typed(each)) for each in ("Infinity", "NaN"))
+
+    def _typed(self, value: str) -> Any:
+        return Decimal128(value) if self.python is decimal.Decimal else float(value)
+
+    def fits(self, value: Any) -> bool:
+        """Whether the field can hold a result."""
+        if self.python is int:
+            # The server goes on in doubles where integers end.
+            exact = isinstance(value, int) or (_is_finite(value) and abs(from_bson(value)) < INT64)
+            return exact and (isinstance(value, int) or takes(self._place.entry.codec, self._path, value))
+        return _is_finite(value) or not self._bounded
+
+    def spoils(self, value: Any) -> bool:
+        """Whether a result may not fit because of this one value."""
+        if self.python is not decimal.Decimal or not _is_number(value):
+            return True
+        # Whatever is smaller is rounded away where a sum is about to go beyond.
+        return not _is_finite(value) or abs(from_bson(value)) > DECIMAL_SAFE
+
+    def _held(self, value: Any) -> Any:
+        """A number, but an error where the field cannot hold it."""
+        if self.python is int:
+            # To the server what is no number is less than any, and equals itself.
+            within = [{"$gt": ["$$n", -float(INT64)]}, {"$lt": ["$$n", float(INT64)]}]
+            whole = {"$and": [*within, {"$eq": ["$$n", {"$trunc": "$$n"}]}]}
+            held = {"$or": [{"$in": [{"$type": "$$n"}, ["int", "long"]]}, whole]}
+        elif self._bounded:
+            odd = [self._typed(each) for each in ("NaN", "Infinity", "-Infinity")]
+            held = {"$not": [{"$in": ["$$n", odd]}]}
+        else:
             return value
-        beyond = [{"$eq": [{"$type": "$$n"}, "double"]}, {"$gte": [{"$abs": "$$n"}, float(INT64)]}]
-        checked = {"$cond": [{"$and": beyond}, {"$toLong": "$$n"}, "$$n"]}
-        return {"$let": {"vars": {"n": value}, "in": checked}}
+        # Text that is no number, and only where it is evaluated.
+        fail = {"$toLong": {"$concat": ["not ", {"$toString": "$$n"}]}}
+        return {"$let": {"vars": {"n": value}, "in": {"$cond": [held, "$$n", fail]}}}
 
     def stored(self, value: Any) -> Any:
         """A value that the server computed, in the declared type."""
@@ -421,9 +484,13 @@ class _Numbers:
     def stored_expression(self, value: str) -> Any:
         """The same as `stored`, for the server."""
         known = {"$ifNull": [value, self.zero]}
-        if self.python is decimal.Decimal:
-            return {"$toDecimal": known}
-        return {"$toDouble": known} if self.python is float else self._whole(known)
+        if self.python is not int:
+            known = {"$toDecimal" if self.python is decimal.Decimal else "$toDouble": known}
+        return self._held(known)
+
+
+def _is_finite(value: Any) -> bool:
+    return value.to_decimal().is_finite() if isinstance(value, Decimal128) else math.isfinite(value)
 
 
 def _is_number(value: Any) -> bool:

@@ -127,6 +127,17 @@ def check_values(codec: Codec[Any], update: Update, lenient: Callable[[str], boo
     return Checked(checked, sure)
 
 
+def takes(codec: Codec[Any], path: str, value: Any) -> bool:
+    """Whether a stored value can be read at a path, as far as the path alone tells."""
+    check = spot_of(codec, path).check
+    try:
+        if check is not None:
+            check(value)
+    except Exception:
+        return False
+    return True
+
+
 def unlike(codec: Codec[Any], other: Codec[Any], path: str) -> bool:
     """Whether two models of one collection would judge a value at a path in different ways."""
     own, others = (each.by_stored.get(path.split(".", 1)[0]) for each in (codec, other))
