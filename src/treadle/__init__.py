@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         DeclarationError,
         Failure,
         NotFound,
+        PartlyDone,
         TreadleError,
         UsageError,
     )
@@ -128,6 +129,7 @@ __all__ = [
     "Outlier",
     "Page",
     "ParentReference",
+    "PartlyDone",
     "Progress",
     "Quarter",
     "Ran",
@@ -212,6 +214,7 @@ _HOMES = {
     "Nested": "graph.outcomes",
     "Page": "graph.outcomes",
     "ParentReference": "patterns.tree.parent_reference",
+    "PartlyDone": "errors",
     "Progress": "graph.outcomes",
     "Quarter": "patterns.rollup",
     "Ran": "upkeep.schedule",

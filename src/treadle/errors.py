@@ -95,3 +95,20 @@ class BulkFailed(DataError):
             code=code,
         )
         self.failures = list(failures)
+
+
+class PartlyDone(DataError):
+    """A write of many documents ended at one that was refused; those before it are written, and maintained.
+
+    `done` is how many were written, or None where the server did not say; the cause is why it ended.
+    """
+
+    def __init__(self, model: str, done: int | None, cause: Exception, *, code: str = "partly-done") -> None:
+        reason = cause.message if isinstance(cause, TreadleError) else str(cause)
+        number = f"{done} were" if done is not None else "some may have been"
+        super().__init__(
+            f"not all {model} documents were written: {number} before one was refused, and stay so; it was "
+            f"refused because {reason.removesuffix('; nothing was changed')}",
+            code=code,
+        )
+        self.done = done

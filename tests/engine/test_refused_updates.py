@@ -12,7 +12,7 @@ from bson.decimal128 import Decimal128
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 from pydantic_core import core_schema
 
-from treadle import Count, Document, ExtendedReference, Id, Sum, UsageError
+from treadle import Count, Document, ExtendedReference, Formula, Id, Sum, UsageError
 
 
 def even(value: int) -> int:
@@ -320,3 +320,125 @@ def test_kinds(run):
             store.update(Shape, square.id, update)
         assert square == store.get(Shape, square.id)
     assert 3 == store.update(Shape, circle.id, {"$set": {"size": 3}}).size
+
+
+class Faulty(Document, collection="faulty", validation="off"):
+    """Nothing follows from it: its updates are one command where their values prove enough."""
+
+    id: int
+    n: Even = 0
+    name: str = ""
+    bounded: Annotated[int, Field(le=10)] = 0
+
+
+class FaultySource(Document, collection="faulty_sources", validation="off"):
+    """Its updates are followed, and run in a transaction."""
+
+    id: int
+    n: Even = 0
+    name: str = ""
+    bounded: Annotated[int, Field(le=10)] = 0
+
+
+class Followed(Document, collection="followed"):
+    id: int
+    total: Annotated[int, Sum(FaultySource, "n", by="id")] = 0
+
+
+WRONG = {"n": 3, "name": 5, "bounded": 99}
+
+
+@pytest.mark.parametrize("model", [Faulty, FaultySource])
+def test_what_was_wrong_before_is_mended_step_by_step(run, database, model):
+    """An update either returns and has written, or it raises and has not; whatever else is wrong."""
+    store = run.store([Faulty, FaultySource, Followed])
+    store.setup()
+    collection = database[model.__treadle__.collection]
+    collection.insert_one({"_id": 1, **WRONG})
+
+    def stored() -> dict[str, Any]:
+        return {name: value for name, value in collection.find_one().items() if name in WRONG}
+
+    for update, expected in (
+        # In its own field it must be right.
+        ({"$set": {"n": 5}}, None),
+        ({"$inc": {"n": 2}}, None),
+        ({"$inc": {"bounded": -5}}, None),
+        ([{"$set": {"n": {"$add": ["$n", 2]}}}], None),
+        ({"$set": {"n": 4}}, {"n": 4, "name": 5, "bounded": 99}),
+        ({"$inc": {"n": 2}}, {"n": 6, "name": 5, "bounded": 99}),
+        ([{"$set": {"n": {"$add": ["$n", 2]}}}], {"n": 8, "name": 5, "bounded": 99}),
+        ({"$inc": {"bounded": -90}}, {"n": 8, "name": 5, "bounded": 9}),
+        ({"$set": {"name": "a"}}, {"n": 8, "name": "a", "bounded": 9}),
+    ):
+        before = stored()
+        if expected is None:
+            with pytest.raises(UsageError) as caught:
+                store.update(model, 1, update)
+            assert ("document-invalid", before) == (caught.value.code, stored())
+        else:
+            after = store.update(model, 1, update)
+            assert isinstance(after, model)
+            assert expected == stored() == {name: getattr(after, name) for name in WRONG}
+    assert "a" == store.get(model, 1).name
+
+
+@pytest.mark.parametrize("model", [Faulty, FaultySource])
+def test_what_was_wrong_before_is_returned_and_deleted(run, database, model):
+    store = run.store([Faulty, FaultySource, Followed])
+    store.setup()
+    collection = database[model.__treadle__.collection]
+    collection.insert_one({"_id": 1, **WRONG})
+    before = store.update(model, 1, {"$set": WRONG | {"n": 2, "name": "a", "bounded": 1}}, returns="before")
+    assert WRONG == {name: getattr(before, name) for name in WRONG}
+    assert 2 == store.get(model, 1).n
+    collection.update_one({"_id": 1}, {"$set": WRONG})
+    assert 1 == store.update_many(model, {}, {"$set": {"n": 4}})
+    deleted = store.delete(model, 1)
+    assert (5, 4) == (deleted.name, deleted.n)
+    assert 0 == collection.count_documents({})
+
+
+class Spoilt(Document, collection="spoilt", validation="off"):
+    id: int
+    name: str = ""
+
+
+class SpoiltCard(BaseModel):
+    name: str
+
+
+class Referring(Document, collection="referring", validation="off"):
+    id: int
+    spoilt_id: int
+    spoilt: Annotated[SpoiltCard | None, ExtendedReference(Spoilt, by="spoilt_id")] = None
+    n: Even = 0
+    number: Annotated[int | None, Formula({"$divide": ["$n", 4]})] = None
+
+
+def test_what_would_be_copied_or_computed_is_looked_at_too(run, database):
+    """A source that another writer spoilt is no part of a new document; who referred to it goes on."""
+    store = run.store([Spoilt, Referring])
+    store.setup()
+    store.insert_many([Spoilt(id=1, name="a"), Spoilt(id=2, name="b")])
+    store.insert(Referring(id=1, spoilt_id=1))
+    database["spoilt"].update_one({"_id": 1}, {"$set": {"name": 5}})
+    for call in (
+        lambda: store.insert(Referring(id=2, spoilt_id=1)),
+        lambda: store.insert_many([Referring(id=2, spoilt_id=2), Referring(id=3, spoilt_id=1)]),
+        # A quarter of 2 is no whole number.
+        lambda: store.insert(Referring(id=2, spoilt_id=2, n=2)),
+        lambda: store.update(Referring, 1, {"$set": {"n": 2}}),
+    ):
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert "document-invalid" == caught.value.code
+        assert [{"name": "a"}] == [each["spoilt"] for each in database["referring"].find()]
+    after = store.update(Referring, 1, {"$set": {"n": 8}})
+    assert (8, 2, "a") == (after.n, after.number, after.spoilt.name)
+    with pytest.raises(UsageError):
+        store.replace(Referring(id=1, spoilt_id=1, n=2))
+    assert "b" == store.update(Referring, 1, {"$set": {"spoilt_id": 2}}).spoilt.name
+    with pytest.raises(UsageError):
+        store.update(Referring, 1, {"$set": {"spoilt_id": 1}})
+    assert "b" == store.get(Referring, 1).spoilt.name

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from treadle.engine import crud
+from treadle.engine.checked import as_written
 from treadle.engine.fill import fill_own
 from treadle.engine.ledger import Ledger
 from treadle.engine.named import guard_arrivals
@@ -101,7 +102,7 @@ class Restore(Work[D | None]):
         return stored
 
     def result(self, outcome: Raw | None) -> D | None:
-        return None if outcome is None else self.entry.codec.load(outcome)
+        return None if outcome is None else as_written(self.entry, outcome)
 
 
 def purged(entry: Entry[Any], before: datetime | None) -> Raw:

@@ -1,23 +1,34 @@
 """An update that its model refuses changes nothing.
 
 Its values are judged before anything is sent, its results before the commit.
+What was wrong with a document before is no reason to refuse an update that
+does not touch it, or one that mends a part of it.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from treadle.engine.ledger import Ledger
 from treadle.errors import DataError, InvalidValue
 from treadle.graph.pattern import Entry
 from treadle.model.bson_types import Update
 from treadle.model.codec import Codec
+from treadle.model.document import Document
+from treadle.model.logs import logger
+from treadle.model.shown import shown
+from treadle.model.stored import InvalidDocument
 from treadle.plan import Plan, Raw, by_id, update_one
+from treadle.query.comparison import identical
 from treadle.query.keys import freeze
 from treadle.query.paths import plain
-from treadle.query.update_values import Checked, check_values, spot_of, unlike
+from treadle.query.update_values import Checked, as_far_as_it_fits, check_values, spot_of, unlike
+
+D = TypeVar("D", bound=Document)
+
+log = logger(__name__)
 
 
 def checked(entry: Entry[Any], update: Update) -> Checked:
@@ -64,29 +75,59 @@ def _suits(codec: Codec[Any], update: Raw) -> bool:
 def require_valid(
     entry: Entry[Any], befores: Sequence[Raw], afters: Sequence[Raw], ledger: Ledger
 ) -> Plan[None]:
-    """Refuse documents, written but not committed, that could not be read; undone without a transaction."""
+    """Refuse documents, written but not committed, that could not be read; undone without a transaction.
+
+    Not where a field is at fault that the update has left as it was.
+    """
+    by_key = {freeze(each["_id"]): each for each in befores}
     for after in afters:
         try:
-            require_readable(entry, after, "the update would leave")
+            require_readable(entry, after, "the update would leave", by_key.get(freeze(after["_id"])))
         except DataError:
             if not ledger.transactional:
                 yield from _undo(entry, befores, afters)
             raise
 
 
-def require_readable(entry: Entry[Any], raw: Raw, what: str) -> None:
+def require_readable(entry: Entry[Any], raw: Raw, what: str, before: Raw | None = None) -> None:
     """Refuse a document that could not be read again; `what` says who makes it so."""
     try:
         entry.codec.load(copy.deepcopy(raw))
-    except DataError as error:
-        if error.code != "document-invalid":
-            raise
+    except InvalidDocument as error:
+        changed = [loc for loc, _ in error.faults if before is None or not loc or _differs(before, raw, loc)]
+        if not changed:
+            return
         reason = str(error).partition("): ")[2].partition(";")[0]
         raise InvalidValue(
             f"{what} {entry.model.__name__} {raw['_id']!r} in a form that its model refuses ({reason}); "
             "nothing was changed",
             code="document-invalid",
         ) from None
+
+
+def _differs(before: Raw, after: Raw, place: tuple[int | str, ...]) -> bool:
+    name = str(place[0])
+    return not identical(before.get(name, _ABSENT), after.get(name, _ABSENT))
+
+
+def as_written(entry: Entry[D], raw: Raw) -> D:
+    """The model of a document that a write has left, or removed; takes the document over.
+
+    The write is done, so nothing is refused any more: a field that does not fit
+    the model is shown as it is stored.
+    """
+    try:
+        return entry.codec.load(raw)
+    except DataError as error:
+        log.warning(
+            "%s %s was written, but does not fit its model (%s); what does not is returned as it is stored",
+            entry.model.__name__,
+            shown(raw.get("_id")),
+            error.code,
+        )
+    exact = entry.of(raw) if entry.family is not None else entry
+    codec: Codec[D] = getattr(exact.codec, "own", exact.codec)
+    return as_far_as_it_fits(codec, raw)
 
 
 def _undo(entry: Entry[Any], befores: Sequence[Raw], afters: Sequence[Raw]) -> Plan[None]:

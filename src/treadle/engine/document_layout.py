@@ -17,8 +17,9 @@ from treadle.engine.kinds import ChangeKind, former, search_command
 from treadle.engine.pages import chunks
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.reads import DocumentReader
+from treadle.engine.replaces import Replace
 from treadle.engine.work import Work
-from treadle.engine.writes import Replace, UpdateManyDocuments, UpdateOneDocument
+from treadle.engine.writes import UpdateManyDocuments, UpdateOneDocument
 from treadle.errors import BulkFailed, DataError, Failure
 from treadle.graph import operations
 from treadle.graph.calls import RestoringRule

@@ -10,6 +10,7 @@ of counters; two keys that share one only wait for each other.
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -21,14 +22,17 @@ from treadle.engine.older import as_current
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import derivation, formula_stages
 from treadle.engine.set_aside import set_aside_unreadable
+from treadle.errors import InvalidValue
 from treadle.graph.derived import CopyRule
-from treadle.graph.pattern import REVISION, Entry
+from treadle.graph.pattern import REVISION, Entry, Rule
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one_and_update, outside, update_many
 from treadle.plan.decoding import Unreadable
 from treadle.plan.operations import UpdateOne
+from treadle.query.comparison import same
 from treadle.query.keys import freeze, may_be_id
 from treadle.query.paths import put, value_at
+from treadle.query.update_values import takes
 
 GUARDS = "treadle.guards"
 GUARD_SLOTS = 256
@@ -88,12 +92,46 @@ def fill_copies(
 
 def fill_own(entry: Entry[Any], pairs: Sequence[tuple[Raw | None, Raw]]) -> Plan[None]:
     """Set what the new documents take from others and from themselves, formulas apart."""
-    if derivation(entry).copies:
+    derived = derivation(entry)
+    if derived.copies:
         yield from fill_copies(entry, pairs)
-    for local in derivation(entry).locals:
+    for local in derived.locals:
         values = yield from local.values([raw for _, raw in pairs])
         for (_, raw), value in zip(pairs, values, strict=True):
             put(raw, local.path, value)
+    require_filled(entry, pairs, [*derived.copies, *derived.locals])
+
+
+def require_filled(entry: Entry[Any], pairs: Sequence[tuple[Raw | None, Raw]], rules: Sequence[Rule]) -> None:
+    """Refuse documents in which a value that they were just given could not be read.
+
+    Where a source was spoilt to which a document referred before, its copy stays as it was.
+    """
+    for rule in rules:
+        path = rule.top if isinstance(rule, CopyRule) else rule.path
+        for before, raw in pairs:
+            value = value_at(raw, path)
+            if before is not None and same(value_at(before, path), value):
+                continue
+            if value is not None and not takes(entry.codec, path, value):
+                if before is not None and isinstance(rule, CopyRule):
+                    _keep_copies(rule, before, raw)
+                    if takes(entry.codec, path, value_at(raw, path)):
+                        continue
+                raise InvalidValue(
+                    f"{entry.model.__name__} {raw['_id']!r} would get a {path!r} that its model refuses, "
+                    "from a document that it refers to or by its own declaration; mend that first: nothing "
+                    "was changed",
+                    code="document-invalid",
+                )
+
+
+def _keep_copies(rule: CopyRule, before: Raw, raw: Raw) -> None:
+    """Put back the copies that a document had of the sources to which it still refers, in their order."""
+    places = zip(rule.references(before), rule.references(raw), strict=False)
+    for (old, reference), (new, now) in places:
+        if freeze(reference) == freeze(now) and rule.name in old and not rule.holds_reference:
+            new[rule.name] = copy.deepcopy(old[rule.name])
 
 
 def held_keys(rules: Sequence[CopyRule], documents: Sequence[Raw]) -> Raw:

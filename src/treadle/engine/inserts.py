@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from treadle.engine import crud
-from treadle.engine.fill import compute_formulas, fill_own
+from treadle.engine.checked import as_written
+from treadle.engine.fill import compute_formulas, fill_own, require_filled
 from treadle.engine.ledger import Ledger
 from treadle.engine.named import guard_arrivals
 from treadle.engine.pipelines import derivation, stamps_of
@@ -142,6 +143,8 @@ class Insert(Work[list[D]]):
                 yield from self._date(some, dates)
         if derived.formulas:
             raws = yield from compute_formulas(entry, [raw["_id"] for raw in raws])
+            if ledger.transactional:
+                require_filled(entry, [(None, raw) for raw in raws], derived.formulas)
         for raw, fresh in zip(raws, self.batch.fresh, strict=True):
             ledger.add(Change(entry.collection, raw["_id"], None, raw, fresh))
         return raws
@@ -192,4 +195,4 @@ class Insert(Work[list[D]]):
     def result(self, outcome: list[Raw]) -> list[D]:
         if not self.entry.protected:
             return self.as_stored
-        return [self.entry.codec.load(copy.deepcopy(raw)) for raw in outcome]
+        return [as_written(self.entry, copy.deepcopy(raw)) for raw in outcome]

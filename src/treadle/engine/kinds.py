@@ -19,7 +19,7 @@ from treadle.engine.ledger import Ledger
 from treadle.engine.named import guard_arrivals
 from treadle.engine.pipelines import derivation
 from treadle.engine.recompute import recompute, refuse_unfit
-from treadle.engine.writes import Replace
+from treadle.engine.replaces import Replace
 from treadle.errors import Conflict, DataError, TreadleError, UsageError
 from treadle.graph.card import Card
 from treadle.graph.change import Batch

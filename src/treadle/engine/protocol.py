@@ -16,7 +16,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle.engine.commit import commit_on
 from treadle.engine.groups import require_indexes
@@ -26,7 +26,7 @@ from treadle.engine.set_aside import around
 from treadle.engine.standalone import ByIntents
 from treadle.engine.transaction import ByTransaction
 from treadle.engine.work import Busy, ChunkedWork, Commit, Failed, NotAlone, Work, Writer, as_they_are_now
-from treadle.errors import UsageError
+from treadle.errors import PartlyDone, TreadleError, UsageError
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
@@ -138,7 +138,12 @@ class WriteProtocol:
         done = 0
         last: Any = None
         while keys := (yield from work.next_keys(last)):
-            done += yield from self.write(work.within(keys), combine=False)
+            try:
+                done += yield from self.write(work.within(keys), combine=False)
+            except (TreadleError, OperationFailure) as error:
+                if not done:
+                    raise
+                raise PartlyDone(work.entry.model.__name__, done, error) from error
             last = keys[-1]
         return done
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from treadle.engine import crud
-from treadle.engine.checked import require_readable
+from treadle.engine.checked import as_written, require_readable
 from treadle.engine.indexes import declared_indexes
 from treadle.engine.inserts import Insert
 from treadle.engine.ledger import Ledger
@@ -89,7 +89,7 @@ class Upsert(Work[Upserted[D]]):
     def result(self, outcome: Raw) -> Upserted[D]:
         if self.created:
             return Upserted(self.insert.result([outcome])[0], True)
-        return Upserted(self.entry.codec.load(outcome), False)
+        return Upserted(as_written(self.entry, outcome), False)
 
 
 def upsert(protocol: WriteProtocol, work: Upsert[D]) -> Plan[Upserted[D]]:

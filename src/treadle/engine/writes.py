@@ -1,4 +1,4 @@
-"""Updates and replacements of models that feed others or maintain something themselves."""
+"""Updates of models that feed others or maintain something themselves."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from bson import ObjectId
+from pymongo.errors import WriteError
 
 from treadle.engine import crud, lazy
-from treadle.engine.checked import checked, require_readable, require_valid
-from treadle.engine.fill import compute_formulas, fill_own
-from treadle.engine.inserts import refuse_group
+from treadle.engine.checked import as_written, checked, require_valid
+from treadle.engine.fill import fill_own
+from treadle.engine.indexes import declared_indexes
 from treadle.engine.ledger import Ledger
 from treadle.engine.named import refuse_renaming
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import changed_fields, derivation
-from treadle.engine.touches import stamp, touches_of, touching, unchanged, why_not
+from treadle.engine.touches import touches_of, touching
 from treadle.engine.work import ChunkedWork, NotAlone, Work, only
-from treadle.errors import TreadleError, UsageError
+from treadle.errors import PartlyDone, UsageError
 from treadle.graph.change import NOT_GIVEN, Change
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.operations import Returns
 from treadle.graph.pattern import Entry
-from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
 from treadle.plan import (
     Plan,
@@ -37,7 +37,7 @@ from treadle.plan import (
     find,
     find_one,
     find_one_and_update,
-    replace_one,
+    is_inside,
     update_many,
 )
 from treadle.plan.capabilities import Capabilities
@@ -47,7 +47,7 @@ from treadle.query.comparison import same
 from treadle.query.keys import distinct, freeze
 from treadle.query.names import Unchecked, checked_array_filters
 from treadle.query.pairs import paired_update, refuse_names
-from treadle.query.paths import has, overlap, plain, put, value_at
+from treadle.query.paths import overlap, plain
 from treadle.query.safety import Sort, clean, clean_filter, clean_update, sort_keys, touched_paths
 
 D = TypeVar("D", bound=Document)
@@ -108,8 +108,6 @@ class _Update:
     entry: Entry[Any]
     filter: Raw
     update: Any
-    # Whether the values of an update that is sure are proof enough that its results are valid.
-    trusts = False
     # Whether its filter was seen to match a document of an older version.
     meets_older = False
 
@@ -120,7 +118,6 @@ class _Update:
         # Whoever passes it unchecked has the values to answer for.
         free = isinstance(update, Unchecked)
         values, self.sure = (cleaned, True) if free else checked(entry, cleaned)
-        self.trusts = self.trusts or free
         self.update = values if free else paired_update(entry.codec, values)
         self.update = touching(entry, self.update)
         if self.touched is not None:
@@ -172,7 +169,7 @@ class _Update:
             afters = yield from write(keys, stale)
         pairs = [(each, afters.get(freeze(each["_id"]), each)) for each in befores]
         final = yield from follow_own(entry, pairs)
-        if not (self.sure and self.trusts):
+        if not self.sure or any(derivation(each).formulas for each in entry.related):
             yield from require_valid(entry, befores, final, ledger)
         if entry.versioned:
             yield from lazy.downgraded(entry, final)
@@ -231,6 +228,7 @@ class UpdateOneDocument(_Update, Work[D | None]):
         followed = maintains or entry.feeding(GatherRule) or entry.versioned or self.returns == "before"
         # Whoever refers to it by a name that it had must be found by that.
         followed = followed or any(each.named_by for each in entry.related)
+        followed = followed or not self.sure
         if ledger.transactional and not followed:
             return (yield from self._only_copied(ledger))
         before = yield from find_one(entry.collection, self.filter, sort=self.sort)
@@ -266,13 +264,11 @@ class UpdateOneDocument(_Update, Work[D | None]):
                 self.entry.collection, self.filter, self.update, sort=self.sort, **self.options
             )
         if after is not None:
-            if not (self.sure and self.trusts):
-                yield from require_valid(self.entry, [], [after], ledger)
             ledger.add(Change(self.entry.collection, after["_id"], {}, after))
         return after
 
     def result(self, outcome: Raw | None) -> D | None:
-        return None if outcome is None else self.entry.codec.load(outcome)
+        return None if outcome is None else as_written(self.entry, outcome)
 
 
 class UpdateEach(_Update, Work[list[Raw | None]]):
@@ -283,7 +279,6 @@ class UpdateEach(_Update, Work[list[Raw | None]]):
         self.entry = updates[0].entry
         self.filter, self.update = {}, [each.update for each in updates]
         self.sure = all(each.sure for each in updates)
-        self.trusts = all(each.trusts for each in updates)
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[list[Raw | None]]:
         keys = distinct(key for each in self.updates for key in each.key)
@@ -302,16 +297,32 @@ class UpdateEach(_Update, Work[list[Raw | None]]):
 class UpdateManyDocuments(_Update, ChunkedWork):
     """An update of the documents of one chunk."""
 
-    trusts = True
-
     def __init__(self, entry: Entry[Any], filter: Any, update: Any) -> None:
         crud.require_filter(entry, filter)
         self._prepare(entry, update)
         self.filter = clean_filter(entry.codec, filter)
 
+    @property
+    def alone(self) -> bool:
+        """Not where documents may be refused for a value that another has: a chunk is done as a whole."""
+        touched = touched_paths(self.update)
+        unique = self.entry.once("unique paths", lambda: _unique_paths(self.entry))
+        collides = bool(unique) and (
+            touched is None or any(overlap(plain(each), path) for each in touched for path in unique)
+        )
+        return super().alone and not collides
+
     def direct(self) -> Plan[int]:
+        whole = yield from is_inside()
         with self._translated(), self._noting_older():
-            return (yield from crud.update_many_raw(self.entry, self.filter, self.update))
+            try:
+                return (yield from crud.update_many_raw(self.entry, self.filter, self.update))
+            except WriteError as error:
+                # The server has written the documents before the refused one, and does not say how many.
+                clear = translate_update(error, self.entry.model.__name__, [])
+                if whole or getattr(clear, "code", "") == "update-invalid":
+                    raise
+                raise PartlyDone(self.entry.model.__name__, None, clear) from error
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
         befores = yield from find(self.entry.collection, only(self.filter, self.keys))
@@ -327,6 +338,11 @@ class UpdateManyDocuments(_Update, ChunkedWork):
         if stale:
             yield from update_many(self.entry.collection, {"_id": {"$in": stale}}, self.update)
         return (yield from by_ids(self.entry.collection, keys))
+
+
+def _unique_paths(entry: Entry[Any]) -> list[str]:
+    unique = [index.document for index in declared_indexes(entry.root) if index.document.get("unique")]
+    return [path for document in unique for path in dict(document["key"])]
 
 
 def follow_own(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[list[Raw]]:
@@ -365,118 +381,3 @@ def _follow_class(entry: Entry[Any], pairs: Sequence[tuple[Raw, Raw]]) -> Plan[l
         return filled
     now = yield from by_ids(entry.collection, [each["_id"] for each in filled])
     return [now[freeze(each["_id"])] for each in filled]
-
-
-class Replace(Work[D]):
-    """A whole document, except for what Treadle maintains in it."""
-
-    entry: Entry[D]
-    # Whether rules have put something of their own into the new document's reserved state.
-    prepared = False
-
-    def __init__(self, entry: Entry[D], document: D, was: Entry[Any] | None = None) -> None:
-        refuse_group(entry, "replaced")
-        self.entry = entry
-        # The class that the stored document must have.
-        self.was: Entry[Any] = was or entry
-        altered: list[Any] = []
-        self.raw = crud.dump(entry, document, altered)
-        # An assignment to a field is not validated by itself.
-        require_readable(entry, self.raw, "this would store")
-        self.unchanged = unchanged(entry, self.raw)
-        self._result = crud.as_stored(entry, document, self.raw, altered) if self.alone else document
-
-    @property
-    def alone(self) -> bool:
-        return self.entry.plain and self.was.plain
-
-    def _filter(self) -> Raw:
-        """The filter for the document as it is said to be stored."""
-        return {**by_id(self.raw["_id"]), **self.was.exactly}
-
-    @property
-    def looked_for(self) -> Raw:
-        return self._filter()
-
-    def _refusal(self) -> Plan[TreadleError]:
-        """The error where there is no such document."""
-        return (yield from why_not(self.entry, self._filter(), self.raw["_id"], self.unchanged, "replaced"))
-
-    def direct(self) -> Plan[Raw]:
-        entry = self.entry
-        with crud.translated(entry.model.__name__, [self.raw], entry):
-            result = yield from replace_one(entry.collection, self._filter(), self.raw)
-        if not result.matched_count:
-            raise (yield from self._refusal())
-        return self.raw
-
-    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
-        entry, identity = self.entry, self.raw["_id"]
-        before = yield from find_one(entry.collection, {**self._filter(), **self.unchanged})
-        if before is None:
-            raise (yield from self._refusal())
-        yield from self._note(before, ledger)
-        after = yield from self._after(before, server)
-        yield from stamp(entry, [after], new=False)
-        if derivation(entry).fills:
-            yield from fill_own(entry, [(before, after)])
-        with crud.translated(entry.model.__name__, [after], entry):
-            kept = self._kept()
-            if kept:
-                after = yield from _replace_keeping(entry, kept, after, self.prepared)
-            elif not (
-                yield from replace_one(entry.collection, {**by_id(identity), **self.unchanged}, after)
-            ).matched_count:
-                raise (yield from self._refusal())
-        if derivation(entry).formulas:
-            (after,) = yield from compute_formulas(entry, [identity])
-        ledger.add(Change(entry.collection, identity, before, after))
-        return after
-
-    def _kept(self) -> dict[str, Any]:
-        """What is left as it is stored, with a first value."""
-        return self.entry.kept
-
-    def _note(self, before: Raw, ledger: Ledger) -> Plan[None]:
-        """Refuse what must not be replaced, and note what was."""
-        yield from ledger.note_before(self.entry, [before["_id"]])
-        if not ledger.transactional:
-            for copied in self.entry.feeding(CopyRule, None):
-                if not same(copied.name_of(before), copied.name_of(self.raw)):
-                    yield from refuse_renaming([copied], copied.names_of([before]))
-        for rule in self.entry.answering("before_replace"):
-            rule.before_replace(before, self.raw)
-
-    def _after(self, before: Raw, server: Capabilities) -> Plan[Raw]:
-        """The new document, with what is maintained in the stored one kept."""
-        after = copy.deepcopy(self.raw)
-        for path, rule in self.entry.protected.items():
-            if self.was.protected.get(path) is rule and not rule.refills and has(before, path):
-                put(after, path, value_at(before, path))
-        if RESERVED in before:
-            after[RESERVED] = copy.deepcopy(before[RESERVED])
-        return after
-        yield  # pragma: no cover
-
-    def result(self, outcome: Raw) -> D:
-        return self._result if self.alone else self.entry.codec.load(outcome)
-
-
-def _replace_keeping(entry: Entry[Any], stored: dict[str, Any], document: Raw, prepared: bool) -> Plan[Raw]:
-    """Write a whole document, except for what others write all the time; the document after.
-
-    One update that takes those values from the stored document itself: what
-    was read a moment ago may be stale, and must not be written back.
-    """
-    kept: Raw = {
-        f"new.{path}": {"$ifNull": [f"$old.{path}", {"$literal": value}]} for path, value in stored.items()
-    }
-    rest = {name: value for name, value in document.items() if name != RESERVED}
-    state: Any = {"$literal": document.get(RESERVED, {})} if prepared else f"$old.{RESERVED}"
-    pipeline: list[Raw] = [
-        {"$replaceWith": {"new": {"$literal": rest}, "old": "$$ROOT"}},
-        {"$set": {**kept, f"new.{RESERVED}": state}},
-        {"$replaceWith": "$new"},
-    ]
-    after = yield from find_one_and_update(entry.collection, by_id(document["_id"]), pipeline)
-    return document if after is None else after

@@ -29,6 +29,12 @@ class StoredField:
     info: FieldInfo
 
 
+class InvalidDocument(DataError):
+    """A stored document does not fit its model: `faults` are the places, and what is wrong there."""
+
+    faults: frozenset[tuple[tuple[int | str, ...], str]] = frozenset()
+
+
 class Codec(Generic[M]):
     """How one model is written to and read from BSON documents."""
 
@@ -90,7 +96,7 @@ def _not_compiled(value: Any, altered: list[Any]) -> Any:
     raise AssertionError("the codec is not compiled yet")
 
 
-def invalid(model: type[BaseModel], raw: Any, error: ValidationError) -> DataError:
+def invalid(model: type[BaseModel], raw: Any, error: ValidationError) -> InvalidDocument:
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     places = "; ".join(
         f"{'.'.join(str(part) for part in problem['loc'])}: {problem['type']}"
@@ -99,8 +105,10 @@ def invalid(model: type[BaseModel], raw: Any, error: ValidationError) -> DataErr
     if len(problems) > PATHS_SHOWN_MAX:
         places += f"; and {len(problems) - PATHS_SHOWN_MAX} more"
     identity = raw.get("_id") if isinstance(raw, dict) else None
-    return DataError(
+    found = InvalidDocument(
         f"a stored document does not fit {model.__name__} (_id {identity!r}): {places}; "
         "mend the document, or widen the model",
         code="document-invalid",
     )
+    found.faults = frozenset((problem["loc"], problem["type"]) for problem in problems)
+    return found

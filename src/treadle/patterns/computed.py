@@ -26,6 +26,7 @@ from treadle.graph.derived import FormulaRule, require_optional
 from treadle.graph.gather import RECOMPUTE, CountingRule, GatherRule, maintenance_of, origin
 from treadle.graph.pattern import STATE, Maintain, ModelReference, Models, Pattern, Place, Rule
 from treadle.model.bson_types import from_bson
+from treadle.model.shape import Shape
 from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import DECIMALS
@@ -236,7 +237,7 @@ class NumberRule(FieldRule):
         if self.numbers.python is int:
             return super().too_large()
         return DataError(
-            f"{self.place.label} would go beyond the largest number that its field can hold, or be no number; "
+            f"{self.place.label} would go beyond the largest number that its field can hold, or be none; "
             f"look at the {self.source.model.__name__} documents that it is computed from",
             code="sum-too-large",
         )
@@ -428,7 +429,7 @@ class _Numbers:
     def add(self, current: str, difference: Sequence[Any]) -> Any:
         """The expression for the current value plus the difference."""
         terms = [{"$literal": value} for value in difference]
-        total = {"$add": [{"$ifNull": [current, self.zero]}, *terms]}
+        total: Any = {"$add": [{"$ifNull": [current, self.zero]}, *terms]}
         if self.python is decimal.Decimal:
             total = {"$toDecimal": total}
         return self._held(total) if any(map(self.spoils, difference)) else total
@@ -483,7 +484,7 @@ class _Numbers:
 
     def stored_expression(self, value: str) -> Any:
         """The same as `stored`, for the server."""
-        known = {"$ifNull": [value, self.zero]}
+        known: Any = {"$ifNull": [value, self.zero]}
         if self.python is not int:
             known = {"$toDecimal" if self.python is decimal.Decimal else "$toDouble": known}
         return self._held(known)

@@ -11,6 +11,7 @@ at the result before it is committed.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime as dt
 import decimal
@@ -18,7 +19,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple, Union, get_args, get_origin
+from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from bson.decimal128 import Decimal128
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -27,11 +28,12 @@ from pydantic_core import SchemaValidator
 
 from treadle.errors import InvalidValue, UsageError
 from treadle.model.adapt import adapter_of
-from treadle.model.bson_types import Update
+from treadle.model.bson_types import Update, from_bson
 from treadle.model.codec import Codec, StoredField
 from treadle.model.dump import item_dump, serialized_otherwise
 from treadle.model.shape import Shape
 
+M = TypeVar("M", bound=BaseModel)
 Check = Callable[[Any], Any]
 
 # Paths of one model that are remembered; keys of maps and positions are the callers' and have no end.
@@ -136,6 +138,33 @@ def takes(codec: Codec[Any], path: str, value: Any) -> bool:
     except Exception:
         return False
     return True
+
+
+def as_far_as_it_fits(codec: Codec[M], raw: Mapping[str, Any]) -> M:
+    """A model of a stored document: what does not fit is as it is stored, None where it is missing."""
+    values: dict[str, Any] = {}
+    for field in codec.fields:
+        if field.stored in raw:
+            values[field.name] = _read(codec, field, raw[field.stored])
+        elif field.info.is_required():
+            values[field.name] = None
+    made = codec.model.model_construct(_fields_set=set(values))
+    made.__dict__.update(values)
+    return made
+
+
+def _read(codec: Codec[Any], field: StoredField, value: Any) -> Any:
+    schema, definitions, config = _field_schema(codec.model, field.name)
+    adapt = adapter_of(codec, field.shape)
+    if schema is None:
+        return from_bson(value)
+    whole = {"type": "definitions", "schema": schema, "definitions": definitions}
+    validate = SchemaValidator(whole, config=config).validate_python
+    # It may have been adapted before something else was found not to fit.
+    for prepare in (adapt, None):
+        with contextlib.suppress(Exception):
+            return validate(value if prepare is None or value is None else prepare(copy.deepcopy(value)))
+    return from_bson(value)
 
 
 def unlike(codec: Codec[Any], other: Codec[Any], path: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -47,6 +48,7 @@ from treadle.plan.server_errors import is_passing
 from treadle.store import deadline, shell
 from treadle.store.async_transactions import in_transaction
 from treadle.store.deadline import Retries
+from treadle.store.ended import Transactions
 
 R = TypeVar("R")
 Session = AsyncClientSession | None
@@ -90,6 +92,8 @@ class AsyncRunner:
         self._primary = self.database.with_options(**shell.OWN_READS)
         # The sessions of transactions that may still be open, the latest of them.
         self._abandoned: deque[Any] = deque(maxlen=ABANDONED_MAX)
+        # What callers' transactions have changed, and which of them are over before their block is.
+        self.transactions = Transactions()
         self._collections: dict[str, AsyncCollection[Raw]] = {}
         self._decisive: dict[str, AsyncCollection[Raw]] = {}
 
@@ -152,6 +156,8 @@ class AsyncRunner:
 
     async def _perform(self, command: Command, session: Session) -> Any:
         if type(command) is Call:
+            if session is not None and command.writes:
+                self.transactions.note(session, command)
             collection = self._own(command.collection)
             try:
                 return await getattr(collection, command.method)(
@@ -255,7 +261,10 @@ class AsyncRunner:
             # Before each attempt: what was given up meanwhile may be what this one waits for.
             if self._abandoned:
                 await self._end_abandoned()
-            return await work(current)
+            self.transactions.begin(current)
+            result = await work(current)
+            self.transactions.require_open(current)
+            return result
 
         try:
             return await in_transaction(session, attempt, self._limits)
@@ -267,6 +276,13 @@ class AsyncRunner:
                     with deadline.instead(self._limits.abort_seconds):
                         await self._end_abandoned()
             raise shell.clear(error) from error.__cause__
+
+    async def end_refused(self, session: AsyncClientSession) -> None:
+        """Let nothing of a caller's transaction be committed, of which a call was refused half way."""
+        self.transactions.end(session)
+        with contextlib.suppress(PyMongoError), deadline.instead(self._limits.abort_seconds):
+            # By the server, as after an error of its own: the driver goes on as if it were open.
+            await self.database.client.admin.command("abortTransaction", session=session)
 
     async def _end_abandoned(self) -> None:
         """Let go of what transactions hold that were given up while their server did not answer.

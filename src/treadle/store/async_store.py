@@ -354,9 +354,11 @@ class AsyncStore(AsyncOperations):
         """
         async with self.runner.database.client.start_session() as session:
             await session.start_transaction(**shell.TRANSACTION_OPTIONS)
+            self.runner.transactions.begin(session)
             try:
                 with joining(self, session):
                     yield session
+                self.runner.transactions.require_open(session)
             except BaseException as error:
                 await abort(session, self.graph.limits, error)
                 if isinstance(error, PyMongoError) and shell.clear(error) is not error:

@@ -17,7 +17,7 @@ from treadle.engine.indexes import check_sharded, declared_indexes
 from treadle.engine.lease import let_go
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.work import Work
-from treadle.errors import DataError
+from treadle.errors import DataError, TreadleError
 from treadle.graph.graph import Graph
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
@@ -104,7 +104,22 @@ class AsyncWriter:
                 self._unready = False
                 with contextlib.suppress(PyMongoError, DataError):
                     shell.warn_unready(await self.runner.run(set_up.missing_indexes(self.graph)))
-            return await self.runner.run(plan, self._within(session))
+            within = self._within(session)
+            if within is None or not within.in_transaction:
+                return await self.runner.run(plan, within)
+            return await self._write_inside(plan, within)
+
+    async def _write_inside(self, plan: Plan[R], session: AsyncClientSession) -> R:
+        """Perform a plan inside a transaction of the caller, which is over if that fails half way."""
+        transactions = self.runner.transactions
+        transactions.require_open(session)
+        changes = transactions.changes(session)
+        try:
+            return await self.runner.run(plan, session)
+        except TreadleError:
+            if transactions.changes(session) > changes:
+                await self.runner.end_refused(session)
+            raise
 
     async def _read(self, plan: Plan[R], session: Session = None) -> R:
         with deadline.within(self._seconds):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
+from treadle.engine.checked import as_written
 from treadle.engine.commit import commit_on
 from treadle.engine.contention import in_pieces
 from treadle.engine.ledger import Ledger
@@ -102,7 +103,7 @@ def _move(rule: ArchivePlaces, chosen: Raw, ledger: Ledger) -> Plan[int]:
 def restore(rule: ArchivePlaces, id: Any) -> Plan[Any]:
     """Bring one document back; the document, or None where the archive does not have it."""
     raw = yield from _restore(rule, by_id(rule.target.identity(id)))
-    return None if raw is None else rule.target.codec.load(raw)
+    return None if raw is None else as_written(rule.target, raw)
 
 
 def bring_back(rule: ArchivePlaces, filter: Raw) -> Plan[bool]:

@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from treadle.engine import crud, reads
+from treadle.engine.checked import as_written
 from treadle.engine.field_changes import change_of
 from treadle.errors import DataError, UsageError
 from treadle.graph.layout import PageReader, skipping
@@ -203,7 +204,7 @@ class BucketLayout(BucketUpkeep[D]):
 
     def _loaded(self, flat: Raw) -> D:
         """A changed reading with the id that it has now."""
-        document: D = self.entry.codec.load(copy.deepcopy(self.spec.identified(flat)))
+        document: D = as_written(self.entry, copy.deepcopy(self.spec.identified(flat)))
         return document
 
     def update(
@@ -253,7 +254,7 @@ class BucketLayout(BucketUpkeep[D]):
 
     def delete(self, id_or_filter: Any) -> Plan[D | None]:
         pair = yield from self._change_one(id_or_filter, _delete)
-        return None if pair is None else self.entry.codec.load(pair[0])
+        return None if pair is None else as_written(self.entry, pair[0])
 
     def delete_all(self, filter: Any) -> Plan[int]:
         crud.require_filter(self.entry, filter)

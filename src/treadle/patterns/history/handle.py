@@ -14,8 +14,8 @@ from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.kinds import ChangeKind
 from treadle.engine.ledger import Ledger
 from treadle.engine.protocol import WriteProtocol
+from treadle.engine.replaces import Replace
 from treadle.engine.work import Work
-from treadle.engine.writes import Replace
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.layout import PageReader

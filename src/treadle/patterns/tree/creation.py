@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from treadle.engine import crud
+from treadle.engine.checked import as_written
 from treadle.engine.inserts import Insert
 from treadle.engine.ledger import Ledger
 from treadle.engine.work import Work
@@ -74,7 +75,7 @@ class CreatePath(Work[list[D]]):
         return [*found, *(yield from insert.body(graph, server, ledger))]
 
     def result(self, outcome: list[Raw]) -> list[D]:
-        return [self.entry.codec.load(copy.deepcopy(raw)) for raw in outcome]
+        return [as_written(self.entry, copy.deepcopy(raw)) for raw in outcome]
 
 
 def _stored(tree: Tree, by: str) -> str:

@@ -19,6 +19,7 @@ import copy
 from typing import Any, TypeVar
 
 from treadle.engine import crud
+from treadle.engine.checked import as_written
 from treadle.engine.ledger import Ledger
 from treadle.engine.pipelines import update_pipeline
 from treadle.engine.work import Work
@@ -139,7 +140,7 @@ class Move(Work[D]):
             )
 
     def result(self, outcome: Raw) -> D:
-        moved: D = self.entry.codec.load(copy.deepcopy(outcome))
+        moved: D = as_written(self.entry, copy.deepcopy(outcome))
         return moved
 
 

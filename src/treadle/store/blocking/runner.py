@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections import deque
@@ -48,6 +49,7 @@ from treadle.plan.server_errors import is_passing
 from treadle.store import deadline, shell
 from treadle.store.blocking.transactions import in_transaction
 from treadle.store.deadline import Retries
+from treadle.store.ended import Transactions
 
 R = TypeVar("R")
 Session = ClientSession | None
@@ -91,6 +93,8 @@ class Runner:
         self._primary = self.database.with_options(**shell.OWN_READS)
         # The sessions of transactions that may still be open, the latest of them.
         self._abandoned: deque[Any] = deque(maxlen=ABANDONED_MAX)
+        # What callers' transactions have changed, and which of them are over before their block is.
+        self.transactions = Transactions()
         self._collections: dict[str, Collection[Raw]] = {}
         self._decisive: dict[str, Collection[Raw]] = {}
 
@@ -153,6 +157,8 @@ class Runner:
 
     def _perform(self, command: Command, session: Session) -> Any:
         if type(command) is Call:
+            if session is not None and command.writes:
+                self.transactions.note(session, command)
             collection = self._own(command.collection)
             try:
                 return getattr(collection, command.method)(
@@ -248,7 +254,10 @@ class Runner:
             # Before each attempt: what was given up meanwhile may be what this one waits for.
             if self._abandoned:
                 self._end_abandoned()
-            return work(current)
+            self.transactions.begin(current)
+            result = work(current)
+            self.transactions.require_open(current)
+            return result
 
         try:
             return in_transaction(session, attempt, self._limits)
@@ -260,6 +269,13 @@ class Runner:
                     with deadline.instead(self._limits.abort_seconds):
                         self._end_abandoned()
             raise shell.clear(error) from error.__cause__
+
+    def end_refused(self, session: ClientSession) -> None:
+        """Let nothing of a caller's transaction be committed, of which a call was refused half way."""
+        self.transactions.end(session)
+        with contextlib.suppress(PyMongoError), deadline.instead(self._limits.abort_seconds):
+            # By the server, as after an error of its own: the driver goes on as if it were open.
+            self.database.client.admin.command("abortTransaction", session=session)
 
     def _end_abandoned(self) -> None:
         """Let go of what transactions hold that were given up while their server did not answer.

@@ -1,0 +1,146 @@
+"""Whole documents in the place of stored ones."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+from treadle.engine import crud
+from treadle.engine.checked import as_written, require_readable
+from treadle.engine.fill import compute_formulas, fill_own, require_filled
+from treadle.engine.inserts import refuse_group
+from treadle.engine.ledger import Ledger
+from treadle.engine.named import refuse_renaming
+from treadle.engine.pipelines import derivation
+from treadle.engine.touches import stamp, unchanged, why_not
+from treadle.engine.work import Work
+from treadle.errors import TreadleError
+from treadle.graph.change import Change
+from treadle.graph.derived import CopyRule
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry
+from treadle.model.bson_types import RESERVED
+from treadle.model.document import Document
+from treadle.plan import Plan, Raw, by_id, find_one, find_one_and_update, replace_one
+from treadle.plan.capabilities import Capabilities
+from treadle.query.comparison import same
+from treadle.query.paths import has, put, value_at
+
+D = TypeVar("D", bound=Document)
+
+
+class Replace(Work[D]):
+    """A whole document, except for what Treadle maintains in it."""
+
+    entry: Entry[D]
+    # Whether rules have put something of their own into the new document's reserved state.
+    prepared = False
+
+    def __init__(self, entry: Entry[D], document: D, was: Entry[Any] | None = None) -> None:
+        refuse_group(entry, "replaced")
+        self.entry = entry
+        # The class that the stored document must have.
+        self.was: Entry[Any] = was or entry
+        altered: list[Any] = []
+        self.raw = crud.dump(entry, document, altered)
+        # An assignment to a field is not validated by itself.
+        require_readable(entry, self.raw, "this would store")
+        self.unchanged = unchanged(entry, self.raw)
+        self._result = crud.as_stored(entry, document, self.raw, altered) if self.alone else document
+
+    @property
+    def alone(self) -> bool:
+        return self.entry.plain and self.was.plain
+
+    def _filter(self) -> Raw:
+        """The filter for the document as it is said to be stored."""
+        return {**by_id(self.raw["_id"]), **self.was.exactly}
+
+    @property
+    def looked_for(self) -> Raw:
+        return self._filter()
+
+    def _refusal(self) -> Plan[TreadleError]:
+        """The error where there is no such document."""
+        return (yield from why_not(self.entry, self._filter(), self.raw["_id"], self.unchanged, "replaced"))
+
+    def direct(self) -> Plan[Raw]:
+        entry = self.entry
+        with crud.translated(entry.model.__name__, [self.raw], entry):
+            result = yield from replace_one(entry.collection, self._filter(), self.raw)
+        if not result.matched_count:
+            raise (yield from self._refusal())
+        return self.raw
+
+    def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
+        entry, identity = self.entry, self.raw["_id"]
+        before = yield from find_one(entry.collection, {**self._filter(), **self.unchanged})
+        if before is None:
+            raise (yield from self._refusal())
+        yield from self._note(before, ledger)
+        after = yield from self._after(before, server)
+        yield from stamp(entry, [after], new=False)
+        if derivation(entry).fills:
+            yield from fill_own(entry, [(before, after)])
+        with crud.translated(entry.model.__name__, [after], entry):
+            kept = self._kept()
+            if kept:
+                after = yield from _replace_keeping(entry, kept, after, self.prepared)
+            elif not (
+                yield from replace_one(entry.collection, {**by_id(identity), **self.unchanged}, after)
+            ).matched_count:
+                raise (yield from self._refusal())
+        if derivation(entry).formulas:
+            (after,) = yield from compute_formulas(entry, [identity])
+            if ledger.transactional:
+                require_filled(entry, [(before, after)], derivation(entry).formulas)
+        ledger.add(Change(entry.collection, identity, before, after))
+        return after
+
+    def _kept(self) -> dict[str, Any]:
+        """What is left as it is stored, with a first value."""
+        return self.entry.kept
+
+    def _note(self, before: Raw, ledger: Ledger) -> Plan[None]:
+        """Refuse what must not be replaced, and note what was."""
+        yield from ledger.note_before(self.entry, [before["_id"]])
+        if not ledger.transactional:
+            for copied in self.entry.feeding(CopyRule, None):
+                if not same(copied.name_of(before), copied.name_of(self.raw)):
+                    yield from refuse_renaming([copied], copied.names_of([before]))
+        for rule in self.entry.answering("before_replace"):
+            rule.before_replace(before, self.raw)
+
+    def _after(self, before: Raw, server: Capabilities) -> Plan[Raw]:
+        """The new document, with what is maintained in the stored one kept."""
+        after = copy.deepcopy(self.raw)
+        for path, rule in self.entry.protected.items():
+            if self.was.protected.get(path) is rule and not rule.refills and has(before, path):
+                put(after, path, value_at(before, path))
+        if RESERVED in before:
+            after[RESERVED] = copy.deepcopy(before[RESERVED])
+        return after
+        yield  # pragma: no cover
+
+    def result(self, outcome: Raw) -> D:
+        return self._result if self.alone else as_written(self.entry, outcome)
+
+
+def _replace_keeping(entry: Entry[Any], stored: dict[str, Any], document: Raw, prepared: bool) -> Plan[Raw]:
+    """Write a whole document, except for what others write all the time; the document after.
+
+    One update that takes those values from the stored document itself: what
+    was read a moment ago may be stale, and must not be written back.
+    """
+    kept: Raw = {
+        f"new.{path}": {"$ifNull": [f"$old.{path}", {"$literal": value}]} for path, value in stored.items()
+    }
+    rest = {name: value for name, value in document.items() if name != RESERVED}
+    state: Any = {"$literal": document.get(RESERVED, {})} if prepared else f"$old.{RESERVED}"
+    pipeline: list[Raw] = [
+        {"$replaceWith": {"new": {"$literal": rest}, "old": "$$ROOT"}},
+        {"$set": {**kept, f"new.{RESERVED}": state}},
+        {"$replaceWith": "$new"},
+    ]
+    after = yield from find_one_and_update(entry.collection, by_id(document["_id"]), pipeline)
+    return document if after is None else after
