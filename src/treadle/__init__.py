@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         TreadleError,
         UsageError,
     )
+    from treadle.graph.changing import Replaces
     from treadle.graph.lifecycle import CreatedAt, UpdatedAt
     from treadle.graph.limits import Limits
     from treadle.graph.operations import (
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from treadle.upkeep.jobs import JobStatus
     from treadle.upkeep.migrations.log import MigrationRun
     from treadle.upkeep.migrations.run import Migrated, Sample, SetAside
+    from treadle.upkeep.replacing import ChangeStatus
     from treadle.upkeep.schedule import Ran
 
 __version__ = "0.1.0"
@@ -87,6 +89,7 @@ __all__ = [
     "Bucket",
     "Bulk",
     "BulkFailed",
+    "ChangeStatus",
     "Changed",
     "ChildReferences",
     "Conflict",
@@ -134,6 +137,7 @@ __all__ = [
     "Quarter",
     "Ran",
     "Replace",
+    "Replaces",
     "Rollup",
     "Sample",
     "SetAside",
@@ -172,6 +176,7 @@ _HOMES = {
     "Bucket": "patterns.bucket.rule",
     "Bulk": "graph.operations",
     "BulkFailed": "errors",
+    "ChangeStatus": "upkeep.replacing",
     "Changed": "graph.outcomes",
     "ChildReferences": "patterns.tree.child_references",
     "Conflict": "errors",
@@ -219,6 +224,7 @@ _HOMES = {
     "Quarter": "patterns.rollup",
     "Ran": "upkeep.schedule",
     "Replace": "graph.operations",
+    "Replaces": "graph.changing",
     "Rollup": "patterns.rollup",
     "Sample": "upkeep.migrations.run",
     "SetAside": "upkeep.migrations.run",

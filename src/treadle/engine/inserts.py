@@ -17,6 +17,7 @@ from treadle.engine.touches import stamp
 from treadle.engine.work import Work
 from treadle.errors import UsageError
 from treadle.graph.change import Batch, Change
+from treadle.graph.changing import replacements
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
@@ -134,6 +135,10 @@ class Insert(Work[list[D]]):
         new = [raw for raw, fresh in zip(raws, self.batch.fresh, strict=True) if fresh]
         # Nobody knows the id of a fresh one; its name anybody may.
         gathered = [(self.batch.known, derived.written), (new, derived.named)]
+        for replacement in replacements(entry):
+            for raw in raws:
+                # An earlier attempt may have turned it.
+                replacement.show(raw, "old")
         for some, rules in gathered:
             if some and rules:
                 yield from self._gather(some, rules, server)
@@ -159,6 +164,7 @@ class Insert(Work[list[D]]):
             states[rule] = yield from rule.before_insert(batch, ledger)
         if derived.fills:
             yield from fill_own(entry, [(None, raw) for raw in batch.raws])
+        (yield from ledger.sides(entry)).store(batch.raws)
         with crud.translated(entry.model.__name__, batch.raws, entry):
             if len(batch.raws) == 1:
                 yield from insert_one(entry.collection, batch.raws[0])

@@ -7,7 +7,9 @@ from typing import Any, TypeAlias
 
 from treadle.engine.older import as_current, older_among, through_versions
 from treadle.engine.pipelines import derivation
+from treadle.engine.sides import NONE, Sides, sides_of
 from treadle.graph.change import Change
+from treadle.graph.changing import replacements
 from treadle.graph.gather import GatherRule, contribution_stages
 from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, Raw, aggregate
@@ -31,8 +33,17 @@ class Ledger:
         # The net changes, by collection and frozen id.
         self.changes: dict[str, dict[Any, Change]] = {}
         self._evaluated: Contributions = {}
+        self._sides: dict[Entry[Any], Sides] = {}
         # By rule, collection and frozen id what was recorded last.
         self._recorded: dict[Rule, dict[Any, Raw | None]] = {}
+
+    def sides(self, entry: Entry[Any]) -> Plan[Sides]:
+        """Which of two declarations the documents of a model show; asked once."""
+        if not replacements(entry):
+            return NONE
+        if entry not in self._sides:
+            self._sides[entry] = yield from sides_of(entry)
+        return self._sides[entry]
 
     def add(self, change: Change) -> None:
         """Note a change; several of one document become one."""

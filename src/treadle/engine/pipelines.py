@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from treadle.engine.sides import NONE, Sides
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.kinds import scoped_formula
@@ -79,11 +80,15 @@ def derivation(entry: Entry[Any]) -> Derivation:
     return derived
 
 
-def update_pipeline(target: Entry[Any], first: dict[str, Any], second: dict[str, Any]) -> list[Raw]:
+def update_pipeline(
+    target: Entry[Any], first: dict[str, Any], second: dict[str, Any], sides: Sides = NONE
+) -> list[Raw]:
     """The one update of a target: values, what follows from them, then the formulas."""
     stages: list[Raw] = [{"$set": {**first, **BUMP}}]
     if second:
         stages.append({"$set": second})
+    if sides:
+        stages = [*sides.stages(), *stages, *sides.stages()]
     return [*stages, *formula_stages(target)]
 
 

@@ -218,7 +218,10 @@ def _update_targets(
     keys = [effects[frozen].key for frozen in sets]
     derived = derivation(target)
     followed = derived.last_level > level
-    updates = {frozen: update_pipeline(target, first, second) for frozen, (first, second) in sets.items()}
+    sides = yield from ledger.sides(target)
+    updates = {
+        frozen: update_pipeline(target, first, second, sides) for frozen, (first, second) in sets.items()
+    }
     before = (yield from read(target, keys)) if followed else {}
     if followed:
         yield from ledger.note_before(target, [each["_id"] for each in before.values()])

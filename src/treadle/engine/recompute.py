@@ -16,6 +16,8 @@ from treadle.engine.contention import in_pieces
 from treadle.engine.fill import fill_copies
 from treadle.engine.older import older_sources, through_versions
 from treadle.engine.pipelines import derivation, stamps_of, update_pipeline
+from treadle.engine.sides import NONE, Sides
+from treadle.graph.changing import replacements
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, contribution_stages
 from treadle.graph.pattern import Entry, Maintain, Rule
@@ -159,6 +161,8 @@ class Recomputation:
         if not (self.copies or self.locals or entry.noted):
             own = [*paths, *(rule.path for rule in self.formulas), *entry.key_projection()]
             own += [rule.to for rule in self.gathers if rule.to is not None]
+            for each in replacements(entry):
+                own += [each.mark, *(path for pair in each.pairs for path in pair)]
             self.projection = dict.fromkeys(outermost(own), 1)
 
     @classmethod
@@ -267,7 +271,7 @@ class Recomputation:
         paths = [*self.paths, *(formula.path for formula in self.formulas)]
         return any(not same(value_at(document, path), value_at(right, path)) for path in paths)
 
-    def rewrite(self, sets: Raw, document: Raw, right: Raw) -> list[Raw]:
+    def rewrite(self, sets: Raw, document: Raw, right: Raw, sides: Sides = NONE) -> list[Raw]:
         """The update that sets values, with the dates of those that change, and lets formulas follow."""
         refuse_unfit(self.gathers, {path: value_at(right, path) for path in self._gathered})
         changed = [
@@ -275,4 +279,4 @@ class Recomputation:
             for rule in self._dated
             if any(not same(value_at(document, path), value_at(right, path)) for path in rule.empty())
         ]
-        return update_pipeline(self.entry, {**sets, **stamps_of(changed)}, {})
+        return update_pipeline(self.entry, {**sets, **stamps_of(changed)}, {}, sides)

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph import kinds, lifecycle
+from treadle.graph.changing import ShadowPlace, placed, replace
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, GroupRule
 from treadle.graph.limits import Limits
@@ -96,6 +97,9 @@ class Graph:
                 if not kinds.is_inherited(entry, place, pattern):
                     rule = pattern.bind(place, self)
                     rule.declared = pattern
+                    if isinstance(place, ShadowPlace):
+                        # The declaration that it replaces was bound just before.
+                        replace(rule, entry.rules[-1])
                     self._place(entry, rule)
         kinds.spread(self)
         for entry in self.entries.values():
@@ -399,6 +403,8 @@ class Graph:
                     continue
                 if paths is None or any(overlap(path, maintained) for path in paths):
                     yield other
+                    if other.replaced_by not in (None, rule):
+                        yield other.replaced_by
 
     def _find_watched(self, entry: Entry[Any]) -> None:
         watched: set[str] | None = set()
@@ -490,8 +496,7 @@ def _declared(
                 f"{entry.model.__name__}.{field.name} has {len(marks)} patterns; a field takes one",
                 code="path-maintained-twice",
             )
-        for mark in marks:
-            yield Place(entry, codec, steps, field), mark
+        yield from placed(Place(entry, codec, steps, field), marks)
         model = model_of(field.shape)
         if model is None:
             _refuse_in_union(entry, field, (*inside, codec.model))

@@ -187,6 +187,10 @@ class Limits:
     array_orphans_max: int = 1_000  # overflow documents without an owner that verify names
     array_repeated_max: int = 10  # items of one array, stored twice, that verify names
 
+    # -- changed declarations
+    swap_page: int = 1_000  # documents that change over to a new declaration in one commit
+    undo_seconds: float = 24 * 3600.0  # how long the former values are kept right after that
+
     # -- archives
     archive_chunk: int = 1_000  # documents that move to the archive in one transaction
 

@@ -183,6 +183,10 @@ class Rule:
         self.declared: Any = None
         self.maintain: Maintain = "write"
         self.every: timedelta | None = None
+        # The rules of a field that has two declarations (`changing.py`), and how they change places.
+        self.replaces: Rule | None = None
+        self.replaced_by: Rule | None = None
+        self.replacement: Any = None
 
     # -- what it is about: asked by the graph, by set-up and by the check of updates ----------
 

@@ -25,7 +25,9 @@ def signature(rule: Rule) -> str:
     So is one that copies other fields by the same words, because its card is
     another. The same in every process.
     """
-    declared = [mark for mark in rule.place.field.shape.metadata if isinstance(mark, Pattern)]
+    # One on a field; that of a class is known by what it maintains.
+    marked = any(isinstance(mark, Pattern) for mark in rule.place.field.shape.metadata)
+    declared = [rule.declared] if marked else []
     watched = {name: sorted(paths or ()) for name, paths in sorted(rule.watches().items())}
     copied = [getattr(rule, name, None) for name in ("copied", "card")]
     described = repr((declared, rule.target.collection, rule.path, watched, copied))

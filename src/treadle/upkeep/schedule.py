@@ -43,6 +43,7 @@ from treadle.upkeep.controls import paused_rules
 from treadle.upkeep.late_data import changed_since
 from treadle.upkeep.position import signature
 from treadle.upkeep.rebuild import mend
+from treadle.upkeep.replacing import finish_due
 from treadle.upkeep.verify import examine_each
 
 # A schedule of this length or more begins with the full minute, so that a cron job is not a second early.
@@ -136,6 +137,10 @@ class Scheduler:
                 continue
             if number:
                 done.append(ran if dry_run else replace(ran, written=number))
+        dropped = yield from finish_due(self.graph, self.server, given, dry_run)
+        if dropped:
+            ran = Ran("former values", "replaces", "", (), given or (yield from clock()))
+            done.append(ran if dry_run else replace(ran, removed=dropped))
         return done
 
     def _run_jobs(self, given: dt.datetime | None, dry_run: bool) -> Plan[list[Ran]]:

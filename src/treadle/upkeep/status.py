@@ -17,13 +17,14 @@ from treadle.graph.pattern import Rule
 from treadle.plan import Plan, Raw, find, find_one, server_facts
 from treadle.plan.capabilities import Capabilities, clock
 from treadle.plan.server_errors import HISTORY_LOST
-from treadle.upkeep import controls, fingerprints, position
+from treadle.upkeep import controls, fingerprints, position, replacing
 from treadle.upkeep.aside import SetAsideDocument, listed
 from treadle.upkeep.change_stream import BEATS, CONTROLS, ChangeStream, operation_time, places
 from treadle.upkeep.closed import COLLECTION as SCHEDULES
 from treadle.upkeep.events import Watch
 from treadle.upkeep.findings import VERIFICATIONS
 from treadle.upkeep.headroom import Window, headroom, read_window
+from treadle.upkeep.replacing import ChangeStatus
 
 RuleState = Literal["building", "following", "paused", "behind", "failed"]
 
@@ -119,6 +120,8 @@ class Status:
     set_aside: int
     intents: int
     aside: list[SetAsideDocument] = field(default_factory=list)
+    # The fields whose declaration is being changed.
+    changes: list[ChangeStatus] = field(default_factory=list)
 
 
 def status(graph: Graph, server: Capabilities, name: str = position.NAME) -> Plan[Status]:
@@ -148,7 +151,8 @@ def status(graph: Graph, server: Capabilities, name: str = position.NAME) -> Pla
         replace(_of_rule(graph, rule, seen), rebuild_needed=rule.place.label in stale) for rule in rules
     ]
     first = yield from listed(graph, most=graph.limits.set_aside_listed_max)
-    return Status(described, seen.worker, len(aside), len(unfinished), first)
+    changes = yield from replacing.listed(graph)
+    return Status(described, seen.worker, len(aside), len(unfinished), first, changes)
 
 
 @dataclass(slots=True)

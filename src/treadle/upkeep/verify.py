@@ -9,6 +9,7 @@ mistaken for a fault.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import Any
@@ -20,6 +21,7 @@ from treadle.engine.lease import holder
 from treadle.engine.pages import chunks, go_through, go_through_sample, projection_of
 from treadle.engine.recompute import Recomputation
 from treadle.engine.set_aside import around, set_aside
+from treadle.engine.sides import sides_of
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
@@ -231,12 +233,19 @@ def examine(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) -
     for rule in entry.answering("examine"):
         findings += yield from rule.examine(documents)
     recomputation = Recomputation.of(entry)
-    expected = yield from recomputation.expected(server, documents)
-    for document, right in zip(documents, expected, strict=True):
+    sides = yield from sides_of(entry)
+    framed = [sides.framed(each) for each in documents] if sides else documents
+    expected = yield from recomputation.expected(server, framed)
+    for stored, document, right in zip(documents, framed, expected, strict=True):
         if entry.group is not None and not value_at(right, entry.group.path):
             findings.append(orphan(entry, document))
         else:
-            findings += _compare(recomputation, document, right)
+            wrong = _compare(recomputation, document, right)
+            findings += [
+                replace(each, path=sides.path(stored, each.path)) if sides else each
+                for each in wrong
+                if not sides.drops(each.path)
+            ]
     return findings
 
 

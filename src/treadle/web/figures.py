@@ -188,6 +188,7 @@ class Board:
             "set_aside": 0 if status is None else status.set_aside,
             "intents": 0 if status is None else status.intents,
             "findings": len(figures.findings),
+            "changes": [] if status is None else status.changes,
             "jobs": sum(job.state in ("running", "paused") for job in figures.jobs),
         }
 
@@ -195,7 +196,8 @@ class Board:
         return {"rules": self.figures.rules}
 
     def _jobs(self) -> dict[str, Any]:
-        return {"jobs": self.figures.jobs}
+        status = self.figures.status
+        return {"jobs": self.figures.jobs, "changes": [] if status is None else status.changes}
 
     def _set_aside(self) -> dict[str, Any]:
         rows = [{"name": each.token, **asdict(each)} for each in self.figures.aside]

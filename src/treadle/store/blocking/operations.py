@@ -14,11 +14,12 @@ from treadle.graph.outcomes import Finding, Report
 from treadle.model.document import Document
 from treadle.store import shell
 from treadle.store.blocking.past import Past
-from treadle.upkeep import aside, controls, findings, jobs, proof, rebuild, retries, status
+from treadle.upkeep import aside, controls, findings, jobs, proof, rebuild, replacing, retries, status
 from treadle.upkeep.aside import SetAsideDocument
 from treadle.upkeep.controls import Resumed
 from treadle.upkeep.findings import KeptFinding
 from treadle.upkeep.jobs import Job, JobStatus, Throttle
+from treadle.upkeep.replacing import ChangeStatus
 from treadle.upkeep.status import Status
 
 
@@ -76,14 +77,47 @@ class Operations(Past):
         return mended
 
     def rebuild(
-        self, *models: type[Document], throttle: Throttle = None, progress: Report | None = None
+        self,
+        *models: type[Document],
+        shadow: bool = False,
+        swap: bool = True,
+        throttle: Throttle = None,
+        progress: Report | None = None,
     ) -> int:
-        """Recompute every maintained value, as after a pattern was added to old data."""
+        """Recompute every maintained value, as after a pattern was added to old data.
+
+        With `shadow`, only fields with `Replaces(…)`: their new values are
+        built beside the old ones, proven, and swapped in; without `swap` they
+        stay beside. Interrupted, it goes on where it was.
+        """
         entries = self.graph.chosen(models)
         server = self._capabilities()
+        if shadow:
+            with self._recorded("shadow rebuild", models, throttle, progress) as job:
+                work = replacing.rebuild_beside(self.graph, server, entries, job, swap=swap)
+                return self.runner.run(retries.settling(self.graph, server, entries, work))
         with self._recorded("rebuild", models, throttle, progress) as job:
             work = rebuild.rebuild(self.graph, server, entries, job)
             return self.runner.run(retries.settling(self.graph, server, entries, work))
+
+    def changes(self) -> list[ChangeStatus]:
+        """The fields whose declaration is being changed, and how far each is."""
+        return self.runner.run(replacing.listed(self.graph))
+
+    def undo_rebuild(self, rule: str, *, throttle: Throttle = None) -> int:
+        """Show the former values of a swapped field again, or forget a build; how many documents turned.
+
+        For a day after the swap, as long as the code has `Replaces(…)`.
+        """
+        server = self._capabilities()
+        with self._recorded("undo of a rebuild", [], throttle, None) as job:
+            return self.runner.run(replacing.undo(self.graph, server, rule, job))
+
+    def finish_rebuild(self, rule: str, *, throttle: Throttle = None) -> int:
+        """Drop the former values of a swapped field, as `run_due` does after a day; of how many documents."""
+        server = self._capabilities()
+        with self._recorded("end of a rebuild", [], throttle, None) as job:
+            return self.runner.run(replacing.finish(self.graph, server, rule, job))
 
     def archive(
         self,

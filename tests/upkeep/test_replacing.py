@@ -1,0 +1,214 @@
+"""A declaration is changed beside the old one: built, proven, swapped, taken back, ended."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import pytest
+from bson import ObjectId
+
+from tests.upkeep.changed_shop import FIELDS, After, Before, During, Review, given, shown
+from treadle import Count, DataError, DeclarationError, Document, Formula, Replaces, UsageError
+from treadle.graph.graph import Graph
+
+RATINGS = [[1, 4, 5], [2], [], [3, 3, 5, 1]]
+LABELS = [f"Product.{name}" for name in FIELDS]
+
+
+def ratings(database: Any, key: Any) -> list[int]:
+    return [each["rating"] for each in database["reviews"].find({"product_id": key})]
+
+
+def check(database: Any, declared: str) -> None:
+    """Every product shows what one declaration gives."""
+    for each in database["products"].find():
+        assert given(ratings(database, each["_id"]), declared) == shown(each)
+
+
+@pytest.fixture
+def keys(run: Any, database: Any) -> list[Any]:
+    """The products of a shop whose code knows only the old declarations."""
+    store = run.store([Review, Before])
+    store.setup()
+    products = store.insert_many([Before(name=str(number)) for number in range(len(RATINGS))])
+    for each, stars in zip(products, RATINGS, strict=True):
+        store.insert_many([Review(product_id=each.id, rating=rating) for rating in stars])
+    check(database, "old")
+    return [each.id for each in products]
+
+
+@pytest.mark.quick
+def test_a_changed_declaration_is_built_beside_the_old_one_and_swapped(run, database, keys):
+    store = run.store([Review, During])
+    listed = [str(each) for each in store.setup() if each.what != "create index"]
+    assert [f"rebuild needed: {label} (new)" for label in LABELS] == listed
+    assert [] == store.setup()
+    assert len(RATINGS) == store.rebuild(During, shadow=True, swap=False)
+    check(database, "old")
+    assert ["building"] * 4 == [each.state for each in store.changes()]
+    store.rebuild(During, shadow=True)
+    check(database, "new")
+    assert [] == store.verify()
+    assert {"swapped"} == {each.state for each in store.changes()}
+    assert "shadow rebuild" in [each.kind for each in store.jobs()]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_both_declarations_follow_every_write(run, database, keys, swapped):
+    store = run.store([Review, During])
+    store.setup()
+    store.rebuild(During, shadow=True, swap=swapped)
+    store.insert(Review(product_id=keys[2], rating=5))
+    first = store.find_one(Review, {"product_id": keys[0], "rating": 4})
+    store.update(Review, first.id, {"$set": {"rating": 2}})
+    store.delete(Review, {"product_id": keys[3], "rating": 5})
+    late = store.insert(During(name="late"))
+    store.insert(Review(product_id=late.id, rating=1))
+    known = During(name="known", id=ObjectId())
+    store.insert(Review(product_id=known.id, rating=3))
+    store.insert(known)
+    store.update(During, keys[0], {"$set": {"name": "another"}})
+    store.replace(store.get(During, keys[3]))
+    check(database, "new" if swapped else "old")
+    assert [] == store.verify()
+    if swapped:
+        assert len(RATINGS) + 2 == store.undo_rebuild(LABELS[0]) == store.undo_rebuild(LABELS[1])
+        store.undo_rebuild(LABELS[2]), store.undo_rebuild(LABELS[3])
+        check(database, "old")
+    else:
+        store.rebuild(During, shadow=True)
+        check(database, "new")
+    assert [] == store.verify()
+
+
+def test_verify_and_repair_know_which_of_the_two_a_document_shows(run, database, keys):
+    store = run.store([Review, During])
+    store.setup()
+    store.rebuild(During, shadow=True)
+    database["products"].update_one({"_id": keys[0]}, {"$set": {"reviews": 9, "_treadle.shadow.stars": 9}})
+    found = {(each.path, each.stored, each.expected) for each in store.verify()}
+    assert {("reviews", 9, 2), ("_treadle.shadow.stars", 9, 10)} == found
+    assert 1 == store.repair()
+    check(database, "new")
+    assert [] == store.verify()
+
+
+def test_a_build_goes_on_where_it_was_interrupted(run, database, keys):
+    store = run.store([Review, During])
+    store.setup()
+    database["products"].update_one(
+        {"_id": keys[0]}, {"$set": {f"_treadle.side.{name}": "old" for name in FIELDS}}
+    )
+    assert len(RATINGS) - 1 == store.rebuild(During, shadow=True)
+    # The one that was marked and not built was proven wrong, and mended before the swap.
+    check(database, "new")
+
+
+def test_what_stays_wrong_is_not_swapped(run, database, keys):
+    """Somebody's own validator refuses what two of the documents would hold."""
+    store = run.store([Review, During])
+    store.setup()
+    database.command({"collMod": "products", "validator": {"_treadle.shadow.reviews": {"$ne": 0}}})
+    with pytest.raises(DataError) as caught:
+        store.rebuild(During, shadow=True)
+    assert "shadow-wrong" == caught.value.code
+    check(database, "old")
+    assert set(keys[1:3]) == {each.document_id for each in store.set_aside()}
+    database.command({"collMod": "products", "validator": {}})
+    store.rebuild(During, shadow=True)
+    check(database, "new")
+
+
+def test_code_with_the_new_declaration_alone_goes_on_after_the_swap(run, database, keys):
+    both = run.store([Review, During])
+    both.setup()
+    both.rebuild(During, shadow=True)
+    alone = run.store([Review, After])
+    assert [] == alone.setup()
+    new = alone.insert(After(name="new"))
+    for store in (alone, both):
+        store.insert(Review(product_id=new.id, rating=4))
+        store.insert(Review(product_id=new.id, rating=2))
+        store.insert(Review(product_id=keys[0], rating=3))
+        store.insert(Review(product_id=keys[0], rating=1))
+        check(database, "new")
+    with pytest.raises(UsageError) as caught:
+        both.undo_rebuild(LABELS[0])
+    assert "undo-too-late" == caught.value.code
+    for label in LABELS:
+        alone.finish_rebuild(label)
+    check(database, "new")
+    assert [] == alone.verify()
+    assert {"n", "state"} >= set().union(*(each["_treadle"] for each in database["products"].find()))
+    both.insert(Review(product_id=new.id, rating=5))
+    check(database, "new")
+    assert [] == both.verify()
+    assert [] == alone.setup() == alone.changes()
+
+
+def test_former_values_are_kept_for_a_day(run, database, keys):
+    store = run.store([Review, During])
+    store.setup()
+    store.rebuild(During, shadow=True)
+    now = datetime.now(UTC)
+    assert [] == store.run_due(now + timedelta(hours=23))
+    (ran,) = store.run_due(now + timedelta(hours=25))
+    assert ("former values", 4 * len(RATINGS)) == (ran.name, ran.removed)
+    with pytest.raises(UsageError) as caught:
+        store.undo_rebuild(LABELS[0])
+    assert "change-unknown" == caught.value.code
+    assert 0 == database["products"].count_documents({"_treadle.shadow": {"$exists": True}})
+    check(database, "new")
+
+
+def test_a_build_is_forgotten_before_it_is_swapped(run, database, keys):
+    store = run.store([Review, During])
+    store.setup()
+    store.rebuild(During, shadow=True, swap=False)
+    for label in LABELS:
+        assert 0 == store.undo_rebuild(label)
+    check(database, "old")
+    former = run.store([Review, Before])
+    assert [] == former.verify()
+    assert 0 == database["products"].count_documents({"_treadle.side": {"$exists": True}})
+
+
+def test_an_empty_collection_shows_the_new_declaration_at_once(run, database):
+    store = run.store([Review, During])
+    store.setup()
+    new = store.insert(During(name="new"))
+    store.insert_many([Review(product_id=new.id, rating=each) for each in (1, 5)])
+    check(database, "new")
+    assert [] == store.verify() == run.store([Review, After]).setup()
+
+
+def test_nothing_to_replace_is_said(run, database, keys):
+    store = run.store([Review, Before])
+    with pytest.raises(UsageError) as caught:
+        store.rebuild(Before, shadow=True)
+    assert "nothing-to-replace" == caught.value.code
+    with pytest.raises(UsageError) as caught:
+        store.undo_rebuild("Product.nothing")
+    assert "change-unknown" == caught.value.code
+
+
+def refused(field: Any) -> str:
+    class Product(Document, collection="products"):
+        name: str = ""
+        total: Annotated[int | None, *field] = None
+
+    with pytest.raises(DeclarationError) as caught:
+        Graph([Review, Product])
+    assert "replaces-refused" == caught.value.code
+    return str(caught.value)
+
+
+def test_what_cannot_be_swapped_is_refused_by_name():
+    count = Count(Review, by="product_id")
+    assert "Product.total is written whole" in refused([Formula("$name"), Replaces(Formula("$_id"))])
+    assert "both must be 'write'" in refused(
+        [count, Replaces(Count(Review, by="product_id", maintain="stream"))]
+    )
+    assert "Product.total has Replaces" in refused([Replaces(count)])
+    assert "Product.total has Replaces" in refused([count, Replaces("count")])
