@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
-from typing import Any, assert_type
+from typing import Any, TypeVar, assert_type
+from uuid import UUID
 
 from bson import ObjectId
 from pydantic import BaseModel
 
 from treadle import AsyncStore, Document, Migration, Page, Store, migration
+
+D = TypeVar("D", bound=Document)
 
 
 class Order(Document, collection="orders", version=2):
@@ -20,6 +23,18 @@ class Order(Document, collection="orders", version=2):
 class Country(Document, collection="countries"):
     id: str
     name: str
+
+
+class Region(Country):
+    countries: int = 0
+
+
+class Seat(Document, collection="seats"):
+    id: int = 1
+
+
+class Ticket(Document, collection="tickets"):
+    id: UUID | None = None
 
 
 class Card(BaseModel):
@@ -36,7 +51,7 @@ def drop_total(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-MODELS: list[type[Document]] = [Order, Country]
+MODELS = [Order, Country, Seat]
 
 
 def blocking(store: Store, id: ObjectId) -> None:
@@ -51,12 +66,24 @@ def blocking(store: Store, id: ObjectId) -> None:
     assert_type(store.page(Order, sort="total"), Page[Order])
     assert_type(store.update(Order, id, {"$inc": {"total": 1}}), Order | None)
     assert_type(store.exists(Order, {"total": 1}), bool)
-    # What a generated id is; the Any beside it lets a model declare another type.
-    generated: ObjectId = store.require(Order, id).id
+    assert_type(store.require(Order, id).id, ObjectId)
     assert_type(store.require(Country, "fr").id, str)
-    assert generated
+    assert_type(store.require(Region, "eu").id, str)
+    assert_type(store.require(Seat, 7).id, int)
+    assert_type(store.require(Ticket, None).id, UUID | None)
+    for order in store.find(Order):
+        assert_type(order.id, ObjectId)
+        order.id = ObjectId()
     Store.open("mongodb://localhost/shop", MODELS)
     Store.open("mongodb://localhost/shop", [Order, Country])
+    Store.local(models=MODELS)
+    Store.local(models=(Order, Country))
+
+
+def any_document(document: D) -> D:
+    """Whatever a function gives back for any document, `id` included, is as typed."""
+    assert_type(document.id, ObjectId)
+    return document
 
 
 async def asynchronous(store: AsyncStore, id: ObjectId) -> None:
@@ -64,3 +91,8 @@ async def asynchronous(store: AsyncStore, id: ObjectId) -> None:
     assert_type(await store.require(Order, id, into=Card), Card)
     assert_type([each async for each in store.find(Order, into=Card)], list[Card])
     assert_type(await store.page(Order, sort="total", into=Card), Page[Card])
+    assert_type((await store.require(Order, id)).id, ObjectId)
+    assert_type((await store.require(Country, "fr")).id, str)
+    assert_type(await store.get_many(Order, [id], into=Card), list[Card | None])
+    assert_type(await store.aggregate(Order, [], into=Card).to_list(), list[Card])
+    AsyncStore.local(models=MODELS)

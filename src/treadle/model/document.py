@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bson import ObjectId
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.alias_generators import to_camel
 from pymongo import IndexModel
@@ -22,7 +21,7 @@ from treadle.model.keywords import Naming, Settings, Validation, settings_of
 from treadle.model.lazy_id import IdAttribute, LazyObjectId
 
 if TYPE_CHECKING:
-    from pydantic._internal._model_construction import NoInitField
+    from treadle.model.typed_id import GeneratedId
 
 
 class Document(BaseModel):
@@ -31,9 +30,7 @@ class Document(BaseModel):
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
     if TYPE_CHECKING:
-        # Type checkers read an ObjectId. The Any lets a model declare another type, and a field without a
-        # default lets it do without one (`id: str`).
-        id: ObjectId | Any = NoInitField(init=False)
+        id = GeneratedId()  # type: ignore[pydantic-field]
     else:
         id: Id = Field(default_factory=LazyObjectId, validation_alias="_id")
 
