@@ -586,5 +586,136 @@ def too_many_collections(database: Database[Any]) -> None:
     daily(database, 24)
 
 
+def sales(database: Database[Any], days: int) -> None:
+    database["sales"].insert_many(
+        [{"shop": f"s{number % 7}", "sold": at(number), "amount": number % 90} for number in range(1_200)]
+    )
+    with profiled(database):
+        for number in range(25):
+            list(database["sales"].find({"sold": {"$gte": at(1_200 - days)}, "shop": f"s{number % 7}"}))
+
+
+@case(
+    "archive",
+    "sales.sold",
+    {
+        "documents": 1_200,
+        "older than anything that is read": 1_080,
+        "older, share": "90 %",
+        "reads and updates seen": 25,
+    },
+    lambda database: sales(database, 400),
+)
+def archive(database: Database[Any]) -> None:
+    sales(database, 120)
+
+
+def specified(database: Database[Any], indexes: int) -> None:
+    database["products"].insert_many(
+        [
+            {
+                "title": f"t{number}",
+                **{f"spec_{(number * 7 + place) % 24:02}": number % 9 for place in range(4)},
+            }
+            for number in range(480)
+        ]
+    )
+    for number in range(indexes):
+        database["products"].create_index(f"spec_{number:02}", sparse=True)
+    with profiled(database):
+        for number in range(20):
+            list(database["products"].find({f"spec_{number % 5:02}": 3}).limit(2))
+
+
+@case(
+    "attributes",
+    "products",
+    {
+        "sparse fields": 24,
+        "of these, with an index of their own": 10,
+        "fields that the workload searches by": 5,
+        "such reads": 20,
+    },
+    lambda database: specified(database, 4),
+)
+def attributes(database: Database[Any]) -> None:
+    specified(database, 10)
+
+
+def contracts(database: Database[Any], states: bool) -> None:
+    """A second collection with the former states, or with what merely happened."""
+    database["contracts"].insert_many(
+        [
+            {"_id": number, "holder": f"h{number}", "premium": number * 3, "tariff": "a"}
+            for number in range(60)
+        ]
+    )
+    database["contract_history"].insert_many(
+        [
+            {
+                "contract_id": number % 60,
+                "at": at(number),
+                **(
+                    {"holder": f"h{number}", "premium": number, "tariff": "a"}
+                    if states
+                    else {"what": "letter sent", "by": f"clerk {number % 4}"}
+                ),
+            }
+            for number in range(180)
+        ]
+    )
+
+
+@case(
+    "history",
+    "contract_history",
+    {
+        "former states": 180,
+        "documents": 60,
+        "states per document, mean": 3.0,
+        "fields that both have": "holder, premium, tariff",
+        "named by": "contract_id",
+    },
+    lambda database: contracts(database, False),
+    "info",
+)
+def history(database: Database[Any]) -> None:
+    contracts(database, True)
+
+
+def enrolled(database: Database[Any], grades: bool) -> None:
+    students = [identity(number, number) for number in range(60)]
+    courses = [identity(number, 1_000 + number) for number in range(20)]
+    database["students"].insert_many([{"_id": each, "name": f"s{n}"} for n, each in enumerate(students)])
+    database["courses"].insert_many([{"_id": each, "title": f"c{n}"} for n, each in enumerate(courses)])
+    database["enrolments"].insert_many(
+        [
+            {
+                "student_id": students[number % 60],
+                "course_id": courses[number * 7 % 20],
+                "since": at(number),
+                **({"points": number % 30} if grades else {}),
+            }
+            for number in range(180)
+        ]
+    )
+
+
+@case(
+    "links",
+    "enrolments",
+    {
+        "link documents": 180,
+        "between": "courses, students",
+        "links per course_id, max": 9,
+        "links per student_id, max": 3,
+    },
+    lambda database: enrolled(database, True),
+    "info",
+)
+def links(database: Database[Any]) -> None:
+    enrolled(database, False)
+
+
 def finding_of(findings: tuple[Finding, ...], code: str) -> list[Finding]:
     return [each for each in findings if each.code == code]

@@ -9,7 +9,7 @@ from treadle.advisor.rules import load
 
 ADVISOR = SOURCE / "advisor"
 # `reading.py` is how the profile and its parts talk to the server; the package itself checks its argument's class.
-READERS = {"profile.py", "measure.py", "prove.py", "reading.py", "__init__.py"}
+READERS = {"profile.py", "measure.py", "prove.py", "compare.py", "reading.py", "__init__.py"}
 # What a recording and a trial do with servers and files.
 TRIAL_READERS = {
     "recorder.py",
@@ -34,7 +34,9 @@ OUTSIDE = {"pymongo", "time", "random", "threading", "asyncio", "socket", "os"}
 def test_it_reads_no_data_no_clock_and_no_chance(module: str) -> None:
     imported = {each.imported for each in IMPORTS if each.importer == module}
     assert not {each.split(".")[0] for each in imported} & OUTSIDE
-    assert not imported & {f"treadle.advisor.{name}" for name in ("profile", "measure", "prove", "reading")}
+    assert not imported & {
+        f"treadle.advisor.{name}" for name in ("profile", "measure", "prove", "compare", "reading")
+    }
 
 
 def test_every_rule_is_documented() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from bson.regex import Regex
 
+from treadle.advisor.facts import Workload
 from treadle.advisor.workload import parse, read, read_together
 
 NOW = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
@@ -117,6 +118,30 @@ def test_strange_commands_do_not_fail() -> None:
             assert 1 == read([document], "shop", "file", 10).operations
 
 
+def together(found: Workload, *relation: str) -> tuple[int, int]:
+    counts = read_together(found, *relation)
+    return counts["read_together"], counts["child_reads"]
+
+
+def test_children_fetched_after_their_parent_are_read_from_there() -> None:
+    """And so are those that a parent joins; a parent that is read after a child is not."""
+    documents = []
+    for number in range(10):
+        documents.append(
+            profile("query", {"find": "invoices", "filter": {"_id": 1}}, number, "shop.invoices")
+        )
+        documents.append(
+            profile("query", {"find": "lines", "filter": {"invoice_id": 1}}, number + 0.01, "shop.lines")
+        )
+    lookup = {"from": "lines", "localField": "_id", "foreignField": "invoice_id"}
+    documents.append(
+        profile("command", {"aggregate": "invoices", "pipeline": [{"$lookup": lookup}]}, 50, "shop.invoices")
+    )
+    counts = read_together(read(documents, "shop", "file", 100), "lines", "invoices", "invoice_id", "_id")
+    assert (10, 1) == (counts["fetched_by_parent"], counts["joined_by_parent"])
+    assert (1, 11) == (counts["read_together"], counts["child_reads"])
+
+
 def test_reads_that_follow_each_other_count_as_together() -> None:
     documents = []
     for number in range(10):
@@ -127,10 +152,10 @@ def test_reads_that_follow_each_other_count_as_together() -> None:
     # Much later, so not the same page.
     documents.append(profile("query", {"find": "customers", "filter": {"_id": 1}}, 100, "shop.customers"))
     found = read(documents, "shop", "file", 100)
-    assert (10, 10) == read_together(found, "orders", "customers", "customer_id", "_id")
+    assert (10, 10) == together(found, "orders", "customers", "customer_id", "_id")
     # By another field it is no look-up of the reference.
-    assert (0, 10) == read_together(found, "orders", "customers", "customer_mail", "mail")
-    assert (0, 11) == read_together(found, "customers", "orders", "x", "_id")
+    assert (0, 10) == together(found, "orders", "customers", "customer_mail", "mail")
+    assert (0, 11) == together(found, "customers", "orders", "x", "_id")
     assert 100 == found.seconds
 
 
@@ -150,9 +175,9 @@ def test_what_others_do_in_the_same_moment_is_not_together() -> None:
         ]
 
     found = read(documents((1, 2)), "shop", "file", 100)
-    assert (0, 20) == read_together(found, "orders", "customers", "customer_id", "_id")
+    assert (0, 20) == together(found, "orders", "customers", "customer_id", "_id")
     found = read(documents((1, 1)), "shop", "file", 100)
-    assert (20, 20) == read_together(found, "orders", "customers", "customer_id", "_id")
+    assert (20, 20) == together(found, "orders", "customers", "customer_id", "_id")
 
 
 def test_a_read_is_together_only_once() -> None:
@@ -167,11 +192,11 @@ def test_a_read_is_together_only_once() -> None:
             profile("query", {"find": "customers", "filter": {"_id": 1}}, number + 0.01, "shop.customers")
         )
     found = read(documents, "shop", "file", 100)
-    assert (10, 10) == read_together(found, "orders", "customers", "customer_id", "_id")
+    assert (10, 10) == together(found, "orders", "customers", "customer_id", "_id")
     back = {"from": "orders", "localField": "_id", "foreignField": "customer_id"}
     command = {"aggregate": "customers", "pipeline": [{"$lookup": back}]}
     found = read([profile("command", command, 0, "shop.customers")] * 5, "shop", "file", 100)
-    assert (5, 5) == read_together(found, "orders", "customers", "customer_id", "_id")
+    assert (5, 5) == together(found, "orders", "customers", "customer_id", "_id")
 
 
 def test_operations_beyond_the_maximum_are_left_out_and_said() -> None:

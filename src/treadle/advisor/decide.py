@@ -9,10 +9,11 @@ becomes arrays of ids. Factors are what matters beyond the decision.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from treadle.advisor.facts import CollectionFacts, Relation, Scan
+from treadle.advisor.relations import singular, subject, words
 from treadle.advisor.wording import size
 from treadle.errors import UsageError
 
@@ -24,6 +25,17 @@ ALWAYS_TOGETHER_SHARE = 0.8
 READS_MIN = 10
 READ_TOGETHER_SHARE_MIN = 0.2
 CHILD_BYTES_DEFAULT = 500
+# How long a chain of parts of parts may be.
+CHAIN_MAX = 3
+# More than so many are something of their own, unless their name or the workload says otherwise.
+PARTS_MAX = 10
+PART_NAMES = frozenset(
+    {"line", "lines", "item", "items", "detail", "details", "row", "rows", "entry", "entries", "position"}
+    | {"positions", "part", "parts", "element", "elements", "option", "options"}
+)
+ENTITY_WORDS = frozenset({"name", "title", "email", "username", "status", "password", "created", "slug"})
+LINK_FIELDS_MAX = 2
+LINK_PAYLOAD_TYPES = frozenset({"int", "long", "double", "decimal", "object", "array", "binData"})
 
 Choice = Literal["embed", "reference", "reference-from-child", "arrays-of-ids"]
 ADVICE: dict[Choice, str] = {
@@ -63,7 +75,8 @@ class Relationship:
         """What a scan measured of a relation; `others` is whether others refer to the children."""
         together = None
         if relation.child_reads:
-            together = relation.read_together >= ALWAYS_TOGETHER_SHARE * relation.child_reads
+            reads = max(relation.read_together, relation.read_by_parent)
+            together = reads >= ALWAYS_TOGETHER_SHARE * relation.child_reads
         return cls(
             children_max=int(relation.children.maximum),
             children_typical=int(relation.children.median),
@@ -140,6 +153,9 @@ def _factors(about: Relationship, choice: Choice) -> Iterator[str]:
         yield "Children keep coming: bound the array (Outlier), or embed only the newest (Subset)."
     if about.grows and not embedded:
         yield "Children keep coming: a Subset keeps the newest few in the parent."
+        yield "Where the old ones are no longer read, an Archive moves them away and goes on counting them."
+    if choice == "arrays-of-ids":
+        yield "Read from both sides: Links keeps the ids at both ends, in one collection."
     if about.referred_to_by_others and embedded:
         yield "Others refer to the children: keep them apart and copy the hot fields (Extended Reference)."
     if embedded and about.children_max >= FEW_CHILDREN:
@@ -155,25 +171,86 @@ def _factors(about: Relationship, choice: Choice) -> Iterator[str]:
         yield "Counts and sums over the children can be kept in the parent (Computed)."
 
 
-def could_embed(scan: Scan, relation: Relation) -> bool:
-    """Whether parents have few children, to which nobody else refers."""
+def could_embed(scan: Scan, relation: Relation, depth: int = 0) -> bool:
+    """Whether the children are parts of their parents, by the decision's numbers and by how they are read.
+
+    Nobody else may refer to them, unless that in turn is part of them.
+    """
     child = scan.collections[relation.child]
-    if relation.many or relation.child == relation.parent or relation.key != "_id":
+    if relation.many or relation.child == relation.parent or depth > CHAIN_MAX:
         return False
-    if any(each.parent == relation.child for each in scan.relations):
+    referring = [each for each in scan.relations if each.parent == relation.child]
+    if not all(could_embed(scan, each, depth + 1) for each in referring):
         return False
-    # A join table's rows have several parents; they belong to the one with the fewest children.
-    siblings = [each for each in scan.relations if each.child == relation.child and not each.many]
-    if relation != min(siblings, key=lambda each: (each.children.maximum, each.path)):
+    if _owner(scan, child) != relation or link_ends(scan, child) is not None:
         return False
     # What expires by itself cannot do so inside another document.
     expires = any(index.expires for index in child.indexes)
     # The workload may show that children are mostly read without their parent.
     reads = relation.child_reads
-    read_alone = reads >= READS_MIN and relation.read_together < READ_TOGETHER_SHARE_MIN * reads
+    together = max(relation.read_together, relation.read_by_parent)
+    read_alone = reads >= READS_MIN and together < READ_TOGETHER_SHARE_MIN * reads
     if expires or has_own_key(child) or read_alone:
         return False
-    return decide(Relationship.of(relation, child)).choice == "embed"
+    about = Relationship.of(relation, child)
+    return decide(replace(about, read_together=_is_read_by_parent(relation))).choice == "embed"
+
+
+def _is_read_by_parent(relation: Relation) -> bool:
+    """Whether nearly all reads of the children begin at their parent."""
+    reads = relation.child_reads
+    return reads >= READS_MIN and relation.read_by_parent >= ALWAYS_TOGETHER_SHARE * reads
+
+
+def _owner(scan: Scan, child: CollectionFacts) -> Relation | None:
+    """The parent that the children are part of, if any: read from there, or called a part of it.
+
+    Invoice lines name an invoice and a track. Of a track there are fewer
+    lines, and yet they belong to the invoice.
+    """
+    relations = [each for each in scan.relations if each.child == child.name and not each.many]
+    words_of = {word for each in child.top() for word in words(each.name)[-1:]}
+    is_thing = bool(words_of & ENTITY_WORDS)
+    read = [each for each in relations if _is_read_by_parent(each)]
+    named = [each for each in relations if _is_named_part(each.child, each.parent)]
+    among = [each for each in named if each in read] or named or ([] if is_thing else read)
+    if among:
+        return min(among, key=lambda each: (-each.read_by_parent, each.childless / max(1, each.parents)))
+    if len(relations) != 1 or relations[0].children.maximum > PARTS_MAX:
+        return None
+    # A few addresses or phone numbers: with no name and no time of their own, and nobody refers to them.
+    is_referred_to = any(each.parent == child.name for each in scan.relations)
+    happens = any("date" in each.types for each in child.top())
+    return None if is_referred_to or is_thing or happens else relations[0]
+
+
+def _is_named_part(child: str, parent: str) -> bool:
+    """Whether `order_lines`, `OrderDetails` or `orderitems` are named after `orders`."""
+    parts, owner = words(child.rpartition(".")[2] or child), subject(parent)
+    if not owner or parts == owner or singular(parts) == owner:
+        return False
+    if parts[: len(owner)] == owner and len(parts) > len(owner):
+        return True
+    joined, prefix = "".join(parts), "".join(owner)
+    return joined.startswith(prefix) and joined[len(prefix) :] in PART_NAMES
+
+
+def link_ends(scan: Scan, facts: CollectionFacts) -> tuple[Relation, Relation] | None:
+    """The two relations of a collection whose documents do nothing but link; None for any other."""
+    relations = [each for each in scan.relations if each.child == facts.name]
+    if len(relations) != 2 or any(each.many or each.parent == facts.name for each in relations):
+        return None
+    ends = {each.path for each in relations}
+    others = [each for each in facts.top() if each.path not in ends]
+    # A number, or anything with parts, is more than that two things belong together.
+    is_more = any(set(each.value_types) & LINK_PAYLOAD_TYPES for each in others)
+    if len(others) > LINK_FIELDS_MAX or is_more or len(ends) != 2 or has_own_key(facts):
+        return None
+    if any(each.parent == facts.name for each in scan.relations):
+        return None
+    first, second = relations
+    # Where each belongs to one only, it is no link but a child.
+    return (first, second) if min(first.children.maximum, second.children.maximum) >= 2 else None
 
 
 def has_own_key(facts: CollectionFacts) -> bool:

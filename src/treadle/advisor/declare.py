@@ -52,6 +52,7 @@ _OTHER_NAMES = {
         *("Document", "Id", "Indexed", "migration", "ExtendedReference", "Subset", "Outlier", "Approximate"),
         *("Count", "Sum", "Average", "Min", "Max", "Formula", "Rollup"),
         *("Minute", "Hour", "Day", "Week", "Month", "Quarter", "Year", "Total"),
+        *("Archive", "Attributes", "History", "Links"),
         *("Bucket", "TimeSeries", "AncestorArray", "ChildReferences", "MaterializedPath", "ParentReference"),
         *("Store", "AsyncStore", "Action", "Finding", "Progress"),
         *("TreadleError", "DataError", "DeclarationError", "UsageError"),
@@ -125,6 +126,14 @@ def python_name(stored: str, taken: set[str]) -> str:
     return name
 
 
+def inner_name(stored: str, taken: set[str]) -> str:
+    """The same for a field of a nested model, in which `id` is free for an `_id`."""
+    if stored == "_id" and "id" not in taken:
+        taken.add("id")
+        return "id"
+    return python_name(stored, taken)
+
+
 def _number_type(each: FieldFacts) -> str | None:
     """One type for numbers of several types; None for other fields."""
     types = set(each.value_types)
@@ -166,6 +175,14 @@ class Source:
         """Stored top-level name -> attribute name, for the fields that can be declared."""
         taken: set[str] = set()
         return {each.name: python_name(each.name, taken) for each in facts.top() if _is_declarable(each)}
+
+    @staticmethod
+    def names_inside(facts: CollectionFacts, steps: Steps) -> dict[str, str]:
+        """The same for the fields of the object that the steps lead to."""
+        if not steps:
+            return Source.names(facts)
+        taken: set[str] = set()
+        return {each.name: inner_name(each.name, taken) for each in _inside(facts, steps)}
 
     @staticmethod
     def new_name(facts: CollectionFacts, *preferred: str) -> str:
@@ -259,7 +276,7 @@ class Source:
         name = self.name(owner + (camel_case(singular(parts) if each.name == "[]" else parts) or "Part"))
         taken: set[str] = set()
         objects = each.value_types.get("object", 0)
-        lines = [self._field(facts, part, python_name(part.name, taken), name, objects) for part in inside]
+        lines = [self._field(facts, part, inner_name(part.name, taken), name, objects) for part in inside]
         self._class(f"class {name}(BaseModel):", lines)
         return name
 
@@ -351,15 +368,31 @@ def has_one_identity(facts: CollectionFacts) -> bool:
     return kinds <= NUMBERS or (len(kinds) == 1 and identity.type in _TYPES)
 
 
+def has_one_key(parent: CollectionFacts, key: str) -> bool:
+    """Whether what refers to this key of a collection can be declared: its values are of one type."""
+    if key == "_id":
+        return has_one_identity(parent)
+    kinds = set(parent.fields[key].value_types) if key in Source.names(parent) else set()
+    return bool(kinds) and (kinds <= NUMBERS or (len(kinds) == 1 and kinds <= set(_TYPES)))
+
+
 def can_declare(scan: Scan, relation: Relation) -> bool:
-    """Whether a pattern can be declared on a relation: one reference per document, to an id of one type."""
-    is_single = not relation.many and relation.key == "_id" and is_plain_name(relation.path)
-    return is_single and has_one_identity(scan.collections[relation.parent])
+    """Whether a pattern can be declared on a relation: one reference per document, to a key of one type."""
+    is_single = not relation.many and is_plain_name(relation.path)
+    return is_single and has_one_key(scan.collections[relation.parent], relation.key)
 
 
-def with_reference_type(child: CollectionFacts, path: str, parent: CollectionFacts) -> CollectionFacts:
-    """The child with its reference of the same type as the ids it refers to."""
-    reference, identity = child.fields[path], parent.fields["_id"]
+def reference_keywords(child_name: str, parent: CollectionFacts, key: str) -> str:
+    """`by=`, the attribute that holds the reference, and `to=` where that is no id."""
+    to = "" if key == "_id" else f", to={quote(Source.names(parent)[key])}"
+    return f"by={quote(child_name)}{to}"
+
+
+def with_reference_type(
+    child: CollectionFacts, path: str, parent: CollectionFacts, key: str = "_id"
+) -> CollectionFacts:
+    """The child with its reference of the same type as the ids, or other keys, that it refers to."""
+    reference, identity = child.fields[path], parent.fields[key]
     absent = {"null": 1} if len(reference.value_types) < len(reference.types) else {}
     number = sum(reference.value_types.values())
     types = {**dict.fromkeys(identity.value_types, 0), identity.type: number, **absent}

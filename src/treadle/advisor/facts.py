@@ -231,6 +231,8 @@ class Series:
     lengths: Distribution
     # The median over all series of the mean time between two readings.
     gap_seconds: float
+    # All times are multiples of this, one reading each, perhaps with gaps; 0 where they are not.
+    grid_seconds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,10 +326,76 @@ class Relation:
     found_by: str = "name"
     read_together: int = 0
     child_reads: int = 0
+    # Reads that begin at the parent: joins of its children, and those that are fetched right after it.
+    joined_by_parent: int = 0
+    fetched_by_parent: int = 0
+
+    @property
+    def read_by_parent(self) -> int:
+        return self.joined_by_parent + self.fetched_by_parent
 
     @property
     def orphan_share(self) -> float:
         return self.orphans / self.checked if self.checked else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The field `path` of `child` repeats `source` of the document that `by` refers to."""
+
+    child: str
+    path: str
+    parent: str
+    source: str
+    by: str
+    key: str
+    # Copies beside a reference to a document that exists, those that differ, and those that are missing.
+    compared: int
+    stale: int
+    absent: int
+    sampled_of: int | None = None
+    # Its name says what it is a copy of; otherwise only its values do.
+    named: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The field `path` of `parent` is the number of children, or the sum of their `field`."""
+
+    parent: str
+    path: str
+    child: str
+    by: str
+    key: str
+    field: str | None
+    compared: int
+    drifted: int
+    sampled_of: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ages:
+    """How far back a collection is read, and how much of it is older."""
+
+    collection: str
+    # The date that reads bound, how many reads there were, and how far back from their moment they reach.
+    path: str
+    reads: int
+    reach_seconds: float
+    documents: int
+    older: int
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A collection whose documents are former states of those of another one."""
+
+    collection: str
+    of: str
+    # The fields that both have, and how the states name their document.
+    shared: tuple[str, ...]
+    by: str
+    states: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,6 +465,10 @@ class Scan:
     values_shown: bool = False
     # All collections, including those that were not read.
     names: tuple[str, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    tallies: tuple[Tally, ...] = ()
+    ages: tuple[Ages, ...] = ()
+    pasts: tuple[Past, ...] = ()
 
     def plain(self) -> list[CollectionFacts]:
         """The ordinary collections that hold documents."""

@@ -61,7 +61,7 @@ class Measurer:
     # Values of possible keys, per collection and field; never part of the facts.
     samples: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
 
-    def collection(self, name: str, entry: Mapping[str, Any]) -> CollectionFacts:
+    def collection(self, name: str, entry: Mapping[str, Any], gridfs: bool = False) -> CollectionFacts:
         """The facts of a collection, given its entry in `listCollections`, with what could not be read."""
         options = entry.get("options")
         kind = {"view": "view", "timeseries": "time series"}.get(entry.get("type", ""), "collection")
@@ -82,6 +82,10 @@ class Measurer:
         if not facts.count:
             return with_note(self._add_indexes(facts), "empty")
         try:
+            if gridfs and self._is_gridfs(facts):
+                # Files in chunks are what the server's own convention makes of them.
+                facts = replace(self._add_indexes(facts), kind="GridFS")
+                return with_note(facts, "part of a GridFS bucket; not looked into")
             return self._measure(facts)
         except Refused as refused:
             return replace(facts, skipped=refused.reason)
@@ -90,6 +94,12 @@ class Measurer:
         except Exception as error:
             # Data that this module does not understand is reported, and the scan goes on.
             return replace(facts, skipped=f"it was not understood ({type(error).__name__})")
+
+    def _is_gridfs(self, facts: CollectionFacts) -> bool:
+        """Whether the first document looks as drivers write it."""
+        names = statistics.GRIDFS_FIELDS[facts.name.rpartition(".")[2]]
+        first = self.reader.find(facts.name, {}, dict.fromkeys(names, 1), limit=1)
+        return all(name in row for row in first for name in names)
 
     def _add_statistics(self, facts: CollectionFacts) -> CollectionFacts:
         try:
@@ -202,7 +212,7 @@ class Measurer:
         return structure.likely_keys(self.reader.aggregate(facts.name, first), SAMPLED_KEYS_MAX)
 
     def _with_shapes(self, facts: CollectionFacts, shapes: list[Shape], share: float) -> CollectionFacts:
-        shapes, has_map = structure.collapse_maps(shapes)
+        shapes, has_map = structure.collapse_maps(shapes, _indexed(facts))
         looked_at = sum(shape.count for shape in shapes)
         if share < 1 or facts.slow:
             facts = _note_sample(facts, "fields", looked_at)
@@ -230,7 +240,7 @@ class Measurer:
             facts = _note_sample(facts, "fields", looked_at)
         more = ", and too many fields" if len(rows) > self.limits.paths else ""
         facts = with_note(facts, f"it has too many different shapes to list{more}")
-        fields = structure.fields_of_paths(rows, looked_at)
+        fields = structure.fields_of_paths(rows, looked_at, _indexed(facts))
         return replace(
             facts, looked_at=looked_at, fields=fields, shapes_complete=False, nested_looked_at=looked_at
         )
@@ -245,7 +255,7 @@ class Measurer:
         if share < 1:
             facts = _note_sample(facts, "nested fields", looked_at)
         fields = dict(facts.fields)
-        for path, each in structure.fields_of_paths(rows, looked_at).items():
+        for path, each in structure.fields_of_paths(rows, looked_at, _indexed(facts)).items():
             if len(each.steps) > 1:
                 fields[path] = each
             elif each.is_map and path in fields:
@@ -352,7 +362,11 @@ class Measurer:
         key = probes.choose_key(keys, row, facts)
         if key is None:
             return facts
-        others = [each.name for each in facts.top() if each.name not in (key, time, *measures)]
+        others = [
+            each.name
+            for each in facts.top()
+            if each.name not in (key, time, *measures) and not probes.is_aside(each)
+        ]
         share = self._pass_share(facts)
         pipeline = probes.series_pipeline(key, time, others, structure.uniform_sample(share))
         rows = self.reader.aggregate(facts.name, pipeline)
@@ -365,6 +379,10 @@ class Measurer:
         sample = structure.uniform_sample(self._pass_share(facts))
         rows = self.reader.aggregate(facts.name, probes.versions_pipeline(name, sample))
         return replace(facts, versions=probes.read_versions(name, rows, self.values_shown))
+
+
+def _indexed(facts: CollectionFacts) -> set[str]:
+    return {path for index in facts.indexes for path in index.fields}
 
 
 def _note_sample(facts: CollectionFacts, what: str, looked_at: int) -> CollectionFacts:

@@ -40,9 +40,17 @@ SERIES_KEY_TYPES = frozenset({"string", "int", "long", "objectId"})
 SERIES_KEY_WORDS = frozenset(
     {"id", "sensor", "device", "meter", "host", "station", "symbol", "machine", "source", "series"}
 )
-SERIES_DOCUMENTS_MIN = 5_000
-SERIES_BYTES_MAX = 512
-SERIES_FIELDS_MAX = 16
+SERIES_DOCUMENTS_MIN = 2_000
+SERIES_BYTES_MAX = 640
+SERIES_FIELDS_MAX = 24
+# Parts of the time that stand beside it; they are neither keys nor measures.
+CALENDAR = frozenset({"year", "month", "day", "hour", "minute", "second", "week", "weekday", "quarter"})
+# When a document was written is not when something was measured.
+WRITTEN = frozenset(
+    {"created", "inserted", "received", "updated", "modified", "imported", "ingested", "loaded"}
+)
+# Readings come at whole steps; what happens does not.
+GRIDS_SECONDS = (86_400, 3_600, 900, 600, 300, 60)
 READINGS_PER_SERIES_MIN = 50
 
 VERSION_NAMES = frozenset(
@@ -129,6 +137,7 @@ def series_fields(facts: CollectionFacts) -> tuple[str, list[str], list[str]] | 
         return None
     if any({"array", "object"} & set(each.types) for each in fields):
         return None
+    fields = [each for each in fields if not is_aside(each)]
     common = [each for each in fields if each.share > 0.99 and each.value_types]
     times = [each.name for each in common if set(each.value_types) == {"date"}]
     measures = [each.name for each in fields if each.value_types and set(each.value_types) <= NUMBERS]
@@ -139,6 +148,12 @@ def series_fields(facts: CollectionFacts) -> tuple[str, list[str], list[str]] | 
     if len(times) != 1 or not keys or not set(measures) - {keys[0]}:
         return None
     return times[0], keys, measures
+
+
+def is_aside(each: FieldFacts) -> bool:
+    """Whether a field belongs to a reading without being its key, its time or a measure of it."""
+    is_part = last_word(each.name) in CALENDAR and each.value_types and set(each.value_types) <= NUMBERS
+    return bool(is_part) or (set(each.value_types) == {"date"} and bool(WRITTEN & set(words(each.name))))
 
 
 def distinct_pipeline(keys: Iterable[str], sample: list[Stage]) -> list[Stage]:
@@ -155,7 +170,7 @@ def is_unlike_series(keys: Iterable[str], sample: Mapping[str, list[Any]]) -> bo
 
 
 def choose_key(keys: list[str], row: Mapping[str, Any], facts: CollectionFacts) -> str | None:
-    """The key with the most distinct values that still has many documents per value.
+    """The key with the most distinct values that still has many documents per value; no number if possible.
 
     A reading belongs to one series, and its other fields are numbers. Where
     an id or a text differs from document to document, these are no readings.
@@ -165,7 +180,9 @@ def choose_key(keys: list[str], row: Mapping[str, Any], facts: CollectionFacts) 
     counts = {name: row[f"k{number}"][0]["n"] for number, name in enumerate(keys) if row[f"k{number}"]}
     if any(n > most and not set(facts.fields[name].value_types) <= NUMBERS for name, n in counts.items()):
         return None
-    return max((name for name, n in counts.items() if 2 <= n <= most), key=counts.__getitem__, default=None)
+    fit = [name for name, n in counts.items() if 2 <= n <= most]
+    texts = [name for name in fit if not set(facts.fields[name].value_types) <= NUMBERS]
+    return max(texts or fit, key=counts.__getitem__, default=None)
 
 
 def series_pipeline(key: str, time: str, others: list[str], sample: list[Stage]) -> list[Stage]:
@@ -174,6 +191,13 @@ def series_pipeline(key: str, time: str, others: list[str], sample: list[Stage])
         "n": {"$sum": 1},
         "first": {"$min": f"${time}"},
         "last": {"$max": f"${time}"},
+        # How many lie on each grid; all of a coarse one lie on the finer ones too.
+        **{
+            f"g{seconds}": {
+                "$sum": {"$cond": [{"$eq": [{"$mod": [{"$toLong": f"${time}"}, seconds * 1000]}, 0]}, 1, 0]}
+            }
+            for seconds in GRIDS_SECONDS
+        },
     }
     varies: dict[str, Any] = {}
     for number, name in enumerate(others):
@@ -191,6 +215,9 @@ def series_pipeline(key: str, time: str, others: list[str], sample: list[Stage])
                 "_id": {"n": "$n", "gap": binned},
                 "series": {"$sum": 1},
                 "gap": {"$avg": gap},
+                **{f"g{seconds}": {"$sum": f"$g{seconds}"} for seconds in GRIDS_SECONDS},
+                # The places on the grid from first to last; of one reading each at most, so many fit.
+                "span": {"$sum": {"$subtract": ["$last", "$first"]}},
                 **varies,
             }
         },
@@ -202,6 +229,12 @@ def read_series(
 ) -> Series:
     varying = {others[number] for row in rows for number in range(len(others)) if row[f"v{number}"]}
     gaps = Distribution.of_counts((row["gap"] or 0.0, row["series"]) for row in rows)
+    readings = sum(row["_id"]["n"] * row["series"] for row in rows)
+    span_seconds = sum(float(row["span"] or 0) for row in rows) / 1000
+    grid = next((each for each in GRIDS_SECONDS if sum(row[f"g{each}"] for row in rows) == readings), 0)
+    # More readings than places: these are events that were rounded.
+    if grid and readings > (span_seconds / grid + sum(row["series"] for row in rows)) * 1.01:
+        grid = 0
     return Series(
         key,
         time,
@@ -210,6 +243,7 @@ def read_series(
         tuple(name for name in others if name in varying),
         Distribution.of_counts((round(row["_id"]["n"] / share), row["series"]) for row in rows),
         gaps.median * share / 1000,
+        grid,
     )
 
 

@@ -1,8 +1,8 @@
-"""A scan: measures a database and reports on it. Only this module, `measure.py` and `prove.py` read data.
+"""A scan: measures a database and reports on it. Only it and its parts read data.
 
 In this order: which collections there are; each by itself (`measure.py`); the
-workload; then the relations between collections (`prove.py`). Results are kept
-as they come, so that an interrupted scan still has them.
+workload; the relations between collections (`prove.py`); then what is stored
+twice (`compare.py`). Results are kept as they come, so that an interrupted scan still has them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from typing import Any
 from pymongo.database import Database
 
 from treadle.advisor import statistics
+from treadle.advisor.ages import Observer
+from treadle.advisor.compare import Comparer
 from treadle.advisor.facts import CollectionFacts, Limits, Relation, Scan, Workload
 from treadle.advisor.measure import Measurer
 from treadle.advisor.prove import Prover
 from treadle.advisor.reading import Lost, Reader, Refused
+from treadle.advisor.relations import without_copies
 from treadle.advisor.report import Report
 from treadle.advisor.workload import read as parse_workload
 from treadle.errors import UsageError
 
 # How many collections one operation counts, where there are very many.
 COUNT_BATCH = 100
+DECLARED_MAX = 10_000
 # Plans and locks are most of a profiler document, and not needed.
 PROFILE_FIELDS = (
     *("op", "ns", "client", "command", "planSummary", "millis", "ts"),
@@ -57,6 +61,8 @@ class Profiler:
     workload: Workload | None = None
     notes: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    observer: Observer = field(default_factory=Observer)
+    comparer: Comparer | None = None
     version: tuple[int, ...] = (0,)
     complete: bool = False
     lost: bool = False
@@ -69,7 +75,7 @@ class Profiler:
         measurer = Measurer(self.reader, self.limits, self.version, self.values_shown)
         for number, (name, entry) in enumerate(selection):
             self.report(Step(name, number, total))
-            self.collections[name] = measurer.collection(name, entry)
+            self.collections[name] = measurer.collection(name, entry, statistics.is_gridfs(name, self.names))
         self.report(Step("relations", len(selection), total))
         if self.workload is None:
             self.workload = self._read_workload()
@@ -82,6 +88,10 @@ class Profiler:
             self.relations,
             self.notes,
         ).run(lambda what, done, total: self.report(Step(what, done, total)))
+        self.report(Step("copies", len(selection), total))
+        self.comparer = Comparer(self.reader, self.limits, self.collections, self._read_declared())
+        self.comparer.run(self.relations, self.observer.collections)
+        self.relations[:] = without_copies(self.relations, self.comparer.copies)
         self.report(Step("done", total, total))
         self.complete = True
 
@@ -99,7 +109,14 @@ class Profiler:
             self.lost,
             self.values_shown,
             tuple(sorted(self.names)),
+            **self._compared(),
         )
+
+    def _compared(self) -> dict[str, Any]:
+        if self.comparer is None:
+            return {}
+        names = ("copies", "tallies", "ages", "pasts")
+        return {name: tuple(getattr(self.comparer, name)) for name in names}
 
     def _read_version(self) -> tuple[int, ...]:
         try:
@@ -141,13 +158,23 @@ class Profiler:
                 return {}
             return {name: number for each in names for name, number in self._count_documents([each]).items()}
 
+    def _read_declared(self) -> frozenset[str]:
+        """The places of the rules that Treadle maintains here, as names are compared."""
+        try:
+            rows = self.reader.find("treadle.setup", {"kind": "rule"}, {"_id": 1}, limit=DECLARED_MAX)
+        except Refused:
+            return frozenset()
+        places = (str(row["_id"]).partition(".")[2] for row in rows)
+        return frozenset(place.replace("_", "").lower() for place in places if place)
+
     def _read_workload(self) -> Workload | None:
         """What `system.profile` holds, newest first, if profiling is or was on."""
         projection = dict.fromkeys(PROFILE_FIELDS, 1)
         rows = self.reader.stream("system.profile", projection, sort=[("$natural", -1)])
         name = self.reader.database.name
         try:
-            workload = parse_workload(rows, name, "system.profile", self.limits.workload_operations)
+            most = self.limits.workload_operations
+            workload = parse_workload(rows, name, "system.profile", most, self.observer.see)
         except Refused:
             return None
         return workload if workload.queries else None
@@ -178,7 +205,9 @@ def scan(
     reader = Reader.on(database, limits.operation_seconds, secondary)
     profiler = Profiler(reader, limits, show_values, progress or (lambda step: None))
     if workload is not None:
-        profiler.workload = parse_workload(workload, database.name, "file", limits.workload_operations)
+        profiler.workload = parse_workload(
+            workload, database.name, "file", limits.workload_operations, profiler.observer.see
+        )
         if not profiler.workload.queries:
             profiler.notes.append("The workload file holds no operation on this database.")
     try:

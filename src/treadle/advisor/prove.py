@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from treadle.advisor import probes, relations, structure, workload
+from treadle.advisor import natural, probes, relations, structure, workload
 from treadle.advisor.facts import CollectionFacts, Distribution, Limits, Relation, TreeFacts, Workload
 from treadle.advisor.measure import with_note
 from treadle.advisor.reading import Lost, Reader, Refused
@@ -47,10 +47,12 @@ class Prover:
     workload: Workload | None
     relations: list[Relation] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    # Hashes of the values of unique fields, per collection and field; never part of the facts.
+    keys: dict[str, dict[str, frozenset[int]]] = field(default_factory=dict)
 
     def run(self, report: Callable[[str, int, int], None]) -> None:
         """Add every relation that is proven; notes say what could not be read."""
-        by_field = list(relations.candidates(self.collections).items())
+        by_field = relations.merged(relations.candidates(self.collections), self._natural(report))
         if len(by_field) > relations.FIELDS_MAX:
             self.notes.append(
                 f"{len(by_field):,} fields may be references; {relations.FIELDS_MAX} were looked into."
@@ -81,6 +83,36 @@ class Prover:
             note = f"{what} was not understood ({type(error).__name__})"
         self.collections[child] = with_note(self.collections[child], note)
         return None
+
+    # -- by other keys than ids -------------------------------------------------------------
+
+    def _natural(self, report: Callable[[str, int, int], None]) -> list[Candidate]:
+        """References whose values are another collection's unique field, whatever it is called."""
+        parents = {each.name: each for each in self.collections.values() if each.plain and each.count}
+        for number, parent in enumerate(parents.values()):
+            if sum(len(known) for keys in self.keys.values() for known in keys.values()) > natural.HASHES_MAX:
+                self.notes.append("References by other keys than ids were sought in the first collections.")
+                break
+            report(f"keys: {parent.name}", number, len(parents))
+            fields = natural.key_fields(parent)
+            pipeline = natural.values_pipeline(fields, [])
+            rows = self._attempt(parent.name, "what it is known by", partial(self._rows, parent, pipeline))
+            if fields and rows:
+                self.keys[parent.name] = natural.unique_keys(fields, rows)
+        found: list[Candidate] = []
+        for child in parents.values():
+            fields = natural.referring_fields(child)
+            if not fields or not any(self.keys.values()):
+                continue
+            sample: list[structure.Stage] = [{"$sample": {"size": natural.sampled_documents(child)}}]
+            pipeline = natural.values_pipeline(fields, sample)
+            rows = self._attempt(child.name, "what it refers to", partial(self._rows, child, pipeline))
+            values = natural.sampled_values(fields, rows or [])
+            found += natural.candidates(child, values, parents, self.keys)
+        return found
+
+    def _rows(self, facts: CollectionFacts, pipeline: list[structure.Stage]) -> list[dict[str, Any]]:
+        return self.reader.aggregate(facts.name, pipeline)
 
     # -- which target ---------------------------------------------------------------------
 
@@ -146,8 +178,8 @@ class Prover:
             max(0, parent.count - round(proof.children.count * proof.contained)),
             proof.orphans,
             proof.checked,
-            "name" if candidate.score else "type",
-            *self._reads(candidate),
+            "name" if candidate.score else candidate.otherwise,
+            **self._reads(candidate),
         )
 
     def _count_all(self, candidate: Candidate) -> Proof | None:
@@ -200,6 +232,8 @@ class Prover:
         return Proof(children, references, len(values), orphans, contained)
 
     def _is_unique(self, parent: CollectionFacts, key: str) -> bool:
+        if key in self.keys.get(parent.name, ()):
+            return True
         if any(index.unique and index.fields == (key,) for index in parent.indexes):
             return True
         pipeline: list[dict[str, Any]] = [
@@ -212,9 +246,9 @@ class Prover:
 
     # -- what follows ---------------------------------------------------------------------------
 
-    def _reads(self, candidate: Candidate) -> tuple[int, int]:
+    def _reads(self, candidate: Candidate) -> dict[str, int]:
         if self.workload is None:
-            return 0, 0
+            return {}
         return workload.read_together(
             self.workload, candidate.child, candidate.parent, candidate.path, candidate.key
         )

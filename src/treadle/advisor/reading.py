@@ -102,6 +102,15 @@ class Reader:
         options: Row = {"allowDiskUse": False, "maxTimeMS": self._milliseconds, "comment": COMMENT}
         return _rows(lambda: self.database[collection].aggregate(list(pipeline), **options), cost, cost_max)
 
+    def stream_aggregate(self, collection: str, pipeline: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+        """The rows of a pipeline one after another, where all at once would be too many."""
+        options: Row = {"allowDiskUse": False, "maxTimeMS": self._milliseconds, "comment": COMMENT}
+        with translate_errors(
+            lambda: self.database[collection].aggregate(list(pipeline), **options)
+        ) as cursor:
+            while (row := translate_errors(lambda: next(cursor, None))) is not None:
+                yield row
+
     def find(
         self, collection: str, condition: Mapping[str, Any], projection: Mapping[str, Any], **options: Any
     ) -> list[Row]:

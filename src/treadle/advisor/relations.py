@@ -16,7 +16,7 @@ from typing import Any
 
 from bson import ObjectId
 
-from treadle.advisor.facts import NUMBERS, CollectionFacts, Distribution, FieldFacts
+from treadle.advisor.facts import NUMBERS, CollectionFacts, Copy, Distribution, FieldFacts, Relation
 from treadle.advisor.structure import Stage, has_plain_path, label, query_path
 
 KEY_TYPES = frozenset({"objectId", "string", "int", "long", "double", "binData"})
@@ -46,6 +46,10 @@ class Candidate:
     key: str
     # How well the name fits; 0 where only the type does. The best name wins.
     score: int
+    # The share of the distinct values that must exist in the parent.
+    contained_min: float = CONTAINED_MIN
+    # What speaks for it where the name does not: "type" or "values".
+    otherwise: str = "type"
 
     @property
     def path(self) -> str:
@@ -134,10 +138,7 @@ def keys_of(parent: CollectionFacts) -> list[str]:
 
 
 def candidates(collections: Mapping[str, CollectionFacts]) -> dict[tuple[str, str], list[Candidate]]:
-    """Every field that may be a reference, with its possible targets, best names first.
-
-    Fields whose name fits a target come first, in case there are too many.
-    """
+    """Every field that may be a reference by its name or type, with its possible targets."""
     parents = [each for each in collections.values() if each.plain and each.count]
     keys = {parent.name: keys_of(parent) for parent in parents}
     by_field: dict[tuple[str, str], list[Candidate]] = {}
@@ -149,9 +150,25 @@ def candidates(collections: Mapping[str, CollectionFacts]) -> dict[tuple[str, st
                 continue
             targets = _targets(child, field, parents, keys)
             if targets:
-                targets.sort(key=lambda each: (-each.score, each.parent, each.key))
                 by_field[child.name, field.path] = targets
-    return dict(sorted(by_field.items(), key=lambda pair: (not pair[1][0].score, pair[0])))
+    return by_field
+
+
+def merged(
+    named: Mapping[tuple[str, str], list[Candidate]], natural: Iterable[Candidate]
+) -> list[tuple[tuple[str, str], list[Candidate]]]:
+    """The candidates by name or type with those by their values, best names first.
+
+    Fields whose name fits a target come first too, in case there are too many.
+    """
+    by_field = {place: list(targets) for place, targets in named.items()}
+    for each in natural:
+        targets = by_field.setdefault((each.child, each.field.path), [])
+        if all((each.parent, each.key) != (other.parent, other.key) for other in targets):
+            targets.append(each)
+    for targets in by_field.values():
+        targets.sort(key=lambda each: (-each.score, each.parent, each.key))
+    return sorted(by_field.items(), key=lambda pair: (not pair[1][0].score, pair[0]))
 
 
 def _targets(
@@ -303,7 +320,25 @@ def children_per_parent(drawn: list[int], heaviest: int, references: int) -> Dis
 def is_reference(candidate: Candidate, share: float, distinct: int) -> bool:
     """Whether enough of the distinct values exist in the parent."""
     # Only distinctive types come here without a name, and half of their values are no coincidence.
-    return share >= CONTAINED_MIN and (candidate.score > 0 or distinct >= DISTINCT_MIN_UNNAMED)
+    return share >= candidate.contained_min and (candidate.score > 0 or distinct >= DISTINCT_MIN_UNNAMED)
+
+
+def without_copies(relations: Iterable[Relation], copies: Iterable[Copy]) -> list[Relation]:
+    """The relations that are not merely part of another one.
+
+    A copy of a unique field refers to its source by chance of being unique.
+    Items that a parent embeds with their ids are its own children, who refer
+    back to it.
+    """
+    relations = list(relations)
+    copied = {(each.child, each.path, each.parent) for each in copies}
+    back = {(each.parent, each.child) for each in relations if not each.many}
+    return [
+        each
+        for each in relations
+        if (each.child, each.path, each.parent) not in copied
+        and not (each.path.endswith("[]._id") and (each.child, each.parent) in back)
+    ]
 
 
 def usable_keys(values: Iterable[Any]) -> list[Any]:

@@ -6,10 +6,10 @@ and never change their meaning; `docs/advisor.md` describes them all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from treadle.advisor.decide import Decision, Relationship, decide
+from treadle.advisor.decide import Decision, Relationship, decide, link_ends
 from treadle.advisor.facts import Bin, CollectionFacts, Distribution, FieldFacts, Relation, Scan
 from treadle.advisor.interface import SEVERITIES, Finding, Severity
 from treadle.advisor.rules import load
@@ -54,6 +54,9 @@ class Report:
             if relation.child != relation.parent:
                 child = self.scan.collections[relation.child]
                 relationship = Relationship.of(relation, child, relation.child in parents)
+                # The two ends of a link document are what is many-to-many.
+                if link_ends(self.scan, child) is not None:
+                    relationship = replace(relationship, many_to_many=True)
                 decisions.append((relation, decide(relationship)))
         return decisions
 

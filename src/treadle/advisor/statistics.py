@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -11,6 +11,16 @@ from typing import Any
 from treadle.advisor.facts import CollectionFacts, IndexFacts
 
 _DIRECTIONS = {1, -1}
+# What drivers call the two collections of a GridFS bucket, and fields that each of them has.
+GRIDFS_FIELDS = {"files": ("length", "chunkSize"), "chunks": ("files_id", "n")}
+
+
+def is_gridfs(name: str, names: Collection[str]) -> bool:
+    """Whether a collection is one of the two of a GridFS bucket, by its name."""
+    bucket, _, part = name.rpartition(".")
+    return (
+        bool(bucket) and part in GRIDFS_FIELDS and all(f"{bucket}.{each}" in names for each in GRIDFS_FIELDS)
+    )
 
 
 def counts_pipeline(names: Sequence[str]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -129,8 +129,11 @@ def _creation_time(identity: Any) -> datetime | None:
     return identity.generation_time if isinstance(identity, ObjectId) else None
 
 
-def collapse_maps(shapes: list[Shape]) -> tuple[list[Shape], bool]:
-    """The shapes with the keys of a top-level map replaced by `*`; and whether there was a map."""
+def collapse_maps(shapes: list[Shape], known: Collection[str] = ()) -> tuple[list[Shape], bool]:
+    """The shapes with the keys of a top-level map replaced by `*`; and whether there was a map.
+
+    `known` are names for sure: those that somebody made an index on.
+    """
     counts: Counter[str] = Counter()
     for shape in shapes:
         for name, _ in shape.fields:
@@ -138,6 +141,7 @@ def collapse_maps(shapes: list[Shape]) -> tuple[list[Shape], bool]:
     total = sum(shape.count for shape in shapes)
     keys = {name for name, number in counts.items() if number <= MAP_KEY_SHARE_MAX * total}
     keys = keys if len(keys) >= MAP_KEYS_MIN else set()
+    keys -= set(known)
     keys |= {name for name in counts if _DATA.fullmatch(name)}
     if not keys:
         return shapes, False
@@ -244,22 +248,24 @@ def read_document_count(rows: Rows) -> int:
     return next((int(row["n"]) for row in rows if row["_id"][0] == ""), 0)
 
 
-def fields_of_paths(rows: Rows, looked_at: int) -> dict[str, FieldFacts]:
-    """Fields from rows of `paths_pipeline`; the keys of maps are merged into `*`."""
+def fields_of_paths(rows: Rows, looked_at: int, known: Collection[str] = ()) -> dict[str, FieldFacts]:
+    """Fields from rows of `paths_pipeline`; the keys of maps are merged into `*`, but for known paths."""
     counts: dict[Steps, dict[str, int]] = {}
     for row in rows:
         encoded, kind = row["_id"]
         steps = _decode(encoded)
         if steps and steps[0] != RESERVED:
             counts.setdefault(steps, {})[kind] = row["n"]
-    counts = _merge_map_keys(counts, looked_at)
+    counts = _merge_map_keys(counts, looked_at, known)
     return {
         label(steps): FieldFacts(label(steps), types, looked_at, steps, is_map=(*steps, "*") in counts)
         for steps, types in counts.items()
     }
 
 
-def _merge_map_keys(counts: dict[Steps, dict[str, int]], looked_at: int) -> dict[Steps, dict[str, int]]:
+def _merge_map_keys(
+    counts: dict[Steps, dict[str, int]], looked_at: int, known: Collection[str]
+) -> dict[Steps, dict[str, int]]:
     """The counts with the keys of every map merged into `*`, level by level."""
     for depth in range(1, DEPTH_MAX + 4):
         children: dict[Steps, list[Steps]] = {}
@@ -270,6 +276,7 @@ def _merge_map_keys(counts: dict[Steps, dict[str, int]], looked_at: int) -> dict
             whole = sum(counts[parent].values()) if parent in counts else looked_at
             numbers = {each: sum(counts[each].values()) for each in siblings}
             keys = {each for each in siblings if _DATA.fullmatch(each[-1])}
+            siblings = [each for each in siblings if query_path(each) not in known]
             # Counts are documents: of many items in one document, a rare key looks common.
             among_items = "[]" in parent and len(siblings) >= MAP_KEYS_MIN
             # Of very few objects, a key that occurs once is rare too.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -26,8 +26,17 @@ FOLLOW_UP_OPERATIONS_MAX = 5
 _ACCUMULATORS = {"$sum", "$avg", "$min", "$max", "$count"}
 
 
-def read(documents: Iterable[Mapping[str, Any]], database: str, source: str, operations_max: int) -> Workload:
-    """The workload of one database; operations beyond the maximum are left out."""
+def read(
+    documents: Iterable[Mapping[str, Any]],
+    database: str,
+    source: str,
+    operations_max: int,
+    observe: Callable[[Query, Mapping[str, Any]], None] = lambda query, document: None,
+) -> Workload:
+    """The workload of one database; operations beyond the maximum are left out.
+
+    `observe` sees each operation with its values, of which the workload keeps none.
+    """
     # Per shape: itself, and the sums of count, milliseconds, examined and returned.
     shapes: dict[Query, tuple[Query, list[float]]] = {}
     timeline: list[tuple[float, Query, Any]] = []
@@ -41,6 +50,7 @@ def read(documents: Iterable[Mapping[str, Any]], database: str, source: str, ope
         if query is None:
             continue
         number += 1
+        observe(query, document)
         shape = replace(query, count=0, milliseconds=0.0, examined=0, returned=0)
         if shape not in shapes and len(shapes) >= SHAPES_MAX:
             complete = False
@@ -258,10 +268,12 @@ def _session(document: Mapping[str, Any]) -> Any:
     return (str(document.get("client", "")), repr(session))
 
 
-def read_together(workload: Workload, child: str, parent: str, path: str, key: str) -> tuple[int, int]:
-    """How many reads of the child also read the parent, by a join or right after; and all reads of the child.
+def read_together(workload: Workload, child: str, parent: str, path: str, key: str) -> dict[str, int]:
+    """Which reads of the child also read the parent, by the names of a relation's facts.
 
-    A read of the parent that joins the child reads both.
+    By a join or right after; a read of the parent that joins the child reads
+    both, and counts as a read of the child too. Children may also be fetched
+    by their reference right after their parent.
     """
 
     def joins(source: str, target: str, side: int) -> int:
@@ -275,4 +287,9 @@ def read_together(workload: Workload, child: str, parent: str, path: str, key: s
     reads = workload.count(child, ("find", "aggregate"))
     follow_ups = workload.follow_ups.get((child, parent, key), 0)
     backwards = joins(parent, child, 2)
-    return min(joins(child, parent, 1) + follow_ups, reads) + backwards, reads + backwards
+    return {
+        "read_together": min(joins(child, parent, 1) + follow_ups, reads) + backwards,
+        "child_reads": reads + backwards,
+        "joined_by_parent": backwards,
+        "fetched_by_parent": min(workload.follow_ups.get((parent, child, path), 0), reads),
+    }

@@ -8,6 +8,7 @@ from treadle.advisor.decide import has_own_key
 from treadle.advisor.declare import Source, class_name, quote
 from treadle.advisor.facts import CollectionFacts, Scan, Series
 from treadle.advisor.interface import Finding, Rule
+from treadle.advisor.relations import words
 from treadle.advisor.wording import duration, nice, share, size
 
 RULE = Rule(
@@ -22,6 +23,10 @@ RULE = Rule(
     "Not where readings are often changed one by one, nor where each is looked up by its own id.",
 )
 READINGS_PER_SERIES_MIN = 100
+SUMMARY_GAP_SECONDS = 43_200
+SUMMARY_DOCUMENTS_MAX = 50_000
+# What goes through states is more than a reading.
+STATES = frozenset({"status", "state", "stage", "phase", "owner", "user", "customer", "assignee"})
 UPDATES_SHARE_MAX = 0.2
 READINGS_PER_BUCKET = 200
 SPANS_SECONDS = (60, 300, 900, 3_600, 21_600, 86_400, 604_800, 2_592_000)
@@ -30,13 +35,23 @@ SPANS_SECONDS = (60, 300, 900, 3_600, 21_600, 86_400, 604_800, 2_592_000)
 def find(scan: Scan) -> Iterator[Finding]:
     for facts in scan.plain():
         series = facts.series
-        # A field that varies within a series and is no number makes these more than readings.
-        if series is None or series.varying or series.lengths.median < READINGS_PER_SERIES_MIN:
+        if series is None or series.lengths.median < READINGS_PER_SERIES_MIN or not _are_readings(series):
+            continue
+        # A few numbers a day are a summary, which is looked up by its day.
+        if series.gap_seconds >= SUMMARY_GAP_SECONDS and facts.count < SUMMARY_DOCUMENTS_MAX:
             continue
         # What is referred to is looked up by its own id.
         is_parent = any(relation.parent == facts.name for relation in scan.relations)
         if not is_parent and not has_own_key(facts) and not _is_updated(scan, facts):
             yield _finding(facts, series)
+
+
+def _are_readings(series: Series) -> bool:
+    """Whether nothing but numbers varies within a series, or at whole steps of time also a description."""
+    if not series.varying:
+        return True
+    is_state = any(STATES & set(words(name)) for name in series.varying)
+    return series.grid_seconds > 0 and len(series.measures) > len(series.varying) and not is_state
 
 
 def _is_updated(scan: Scan, facts: CollectionFacts) -> bool:
@@ -63,6 +78,7 @@ def _finding(facts: CollectionFacts, series: Series) -> Finding:
             "series": series.lengths.count,
             "readings per series, median": series.lengths.median,
             "time between readings": duration(series.gap_seconds),
+            **({"at whole steps of": duration(series.grid_seconds)} if series.grid_seconds else {}),
             "index size": size(facts.index_bytes),
             "index size, share of data size": share(facts.index_bytes, facts.data_bytes),
             "buckets instead of documents": max(

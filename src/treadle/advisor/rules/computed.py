@@ -1,20 +1,29 @@
-"""The same count or sum, computed again at each read."""
+"""The same count or sum, computed again at each read; and one that is kept by hand and has drifted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor.declare import Source, can_declare, quote, snake_case, with_reference_type
-from treadle.advisor.facts import NUMBERS, WRITES, CollectionFacts, Query, Relation, Scan
-from treadle.advisor.interface import Finding, Rule, children_evidence
+from treadle.advisor.declare import (
+    Source,
+    can_declare,
+    quote,
+    reference_keywords,
+    snake_case,
+    with_reference_type,
+)
+from treadle.advisor.facts import NUMBERS, WRITES, CollectionFacts, Query, Relation, Scan, Tally
+from treadle.advisor.interface import Evidence, Finding, Rule, children_evidence
 from treadle.advisor.relations import words
-from treadle.advisor.wording import number
+from treadle.advisor.structure import is_plain_name
+from treadle.advisor.wording import number, share
 
 RULE = Rule(
     "computed",
     "Computed",
     "Counted or summed on every read",
-    "The workload counts or sums the documents of one parent again and again.",
+    "The workload counts or sums the documents of one parent again and again, or a number kept by hand "
+    "is no longer right.",
     "Keep the result in the parent and update it with each write.",
     "Each write of a source also updates its parent.",
     "A read of one field instead of an aggregation over all sources.",
@@ -31,10 +40,15 @@ _PATTERNS = {
 
 
 def find(scan: Scan) -> Iterator[Finding]:
+    for tally in scan.tallies:
+        if tally.drifted and is_plain_name(tally.by):
+            yield _drifted(scan, tally)
     if scan.workload is None:
         return
     for relation in scan.relations:
         if relation.child == relation.parent or not can_declare(scan, relation):
+            continue
+        if any((each.child, each.by) == (relation.child, relation.path) for each in scan.tallies):
             continue
         queries = [query for query in scan.queries if _computes(query, relation)]
         reads = sum(query.count for query in queries)
@@ -72,10 +86,10 @@ def _declaration(
     child: CollectionFacts, parent: CollectionFacts, relation: Relation, queries: list[Query]
 ) -> str:
     source = Source()
-    child = with_reference_type(child, relation.path, parent)
+    child = with_reference_type(child, relation.path, parent, relation.key)
     child_class = source.document(child)
     names = Source.names(child)
-    by = f"by={quote(names[relation.path])}"
+    by = reference_keywords(names[relation.path], parent, relation.key)
     about, after = snake_case(child.name, "child"), f"by_{'_'.join(words(relation.path))}"
     lines = []
     for operator, path in sorted(
@@ -111,3 +125,54 @@ def _operation(child: CollectionFacts, text: str) -> tuple[str, str]:
     is_number = set(field.value_types) <= NUMBERS
     is_scalar = not {"array", "object"} & set(field.types)
     return (operator, path) if is_scalar and (is_number or operator in ("$min", "$max")) else ("$sum", "")
+
+
+# -- numbers kept by hand ------------------------------------------------------------------------
+
+
+def _drifted(scan: Scan, tally: Tally) -> Finding:
+    what = (
+        f"the number of {tally.child}" if tally.field is None else f"the sum of {tally.child}.{tally.field}"
+    )
+    part = share(tally.drifted, tally.compared)
+    evidence: Evidence = {
+        "kept by hand": what,
+        "reference": tally.by,
+        "documents compared": tally.compared,
+        "drifted": tally.drifted,
+        "drifted, share": part,
+        "maintained by": "nobody",
+    }
+    drifted = f"{tally.drifted:,} of {tally.compared:,} ({part}) are wrong"
+    if tally.sampled_of is not None:
+        evidence["sample of"] = tally.sampled_of
+        drifted = f"in a sample, {drifted}"
+    return Finding(
+        RULE,
+        tally.parent,
+        tally.path,
+        f"{tally.path} is {what}, kept by hand, and nobody maintains it: {drifted}.",
+        evidence,
+        _tally_declaration(scan, tally),
+        ("Run setup(), then repair() to correct the numbers.",),
+        (tally.child,),
+    )
+
+
+def _tally_declaration(scan: Scan, tally: Tally) -> str:
+    source = Source()
+    child, parent = scan.collections[tally.child], scan.collections[tally.parent]
+    child = with_reference_type(child, tally.by, parent, tally.key)
+    child_class = source.document(child)
+    names, own = Source.names(child), Source.names(parent)
+    by = reference_keywords(names[tally.by], parent, tally.key)
+    name, kind, pattern = own[tally.path], "int", f"Count({child_class}, {by})"
+    if tally.field is not None:
+        kind = source.annotation(child, child.fields[tally.field], child_class)
+        pattern = f"Sum({child_class}, {quote(names[tally.field])}, {by})"
+    default = "Decimal(0)" if kind == "Decimal" else "0"
+    if name != tally.path:
+        default = f"Field({default}, alias={quote(tally.path)})"
+    line = f"{name}: Annotated[{kind}, {pattern}] = {default}"
+    source.document(parent, without=frozenset({tally.path}), added=[line])
+    return source.text()

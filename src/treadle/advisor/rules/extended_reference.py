@@ -1,29 +1,33 @@
-"""Reads of a document that need a few fields of another one each time."""
+"""Reads of a document that need a few fields of another one each time, and copies that nobody maintains."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+from treadle.advisor.copies import NAMES
 from treadle.advisor.decide import READ_TOGETHER_SHARE_MIN, READS_MIN, could_embed
 from treadle.advisor.declare import (
     Source,
     can_declare,
     class_name,
-    has_one_identity,
+    has_one_key,
     quote,
+    reference_keywords,
     with_reference_type,
 )
-from treadle.advisor.facts import CollectionFacts, FieldFacts, Relation, Scan
+from treadle.advisor.facts import CollectionFacts, Copy, FieldFacts, Relation, Scan
 from treadle.advisor.interface import Evidence, Finding, Rule
-from treadle.advisor.relations import stem, subject, words
-from treadle.advisor.structure import is_plain_name
+from treadle.advisor.relations import last_word, stem, subject, words
+from treadle.advisor.structure import is_plain_name, label
 from treadle.advisor.wording import share
 
 RULE = Rule(
     "extended-reference",
     "Extended Reference",
     "Every read does a second lookup",
-    "Documents hold ids of another collection but none of its fields, and are read together with it.",
+    "Documents hold ids of another collection but none of its fields, and are read together with it; or "
+    "they hold copies of its fields that nobody maintains.",
     "Keep the reference, and embed the two or three fields that readers need beside it.",
     "Each change of a copied field updates its copies; the copies take space.",
     "One read instead of two; no $lookup.",
@@ -40,16 +44,19 @@ _HOT = ("name", "title", "label", "first_name", "firstName", "FirstName", "Name"
 
 
 def find(scan: Scan) -> Iterator[Finding]:
+    yield from _stale_copies(scan)
     bare = [relation for relation in scan.relations if _is_bare(scan, relation)]
     for relation in bare:
         fields = _hot_fields(scan, scan.collections[relation.parent])
-        if not fields or not can_declare(scan, relation):
+        # What can be embedded whole needs no copy of its parent.
+        if not fields or not can_declare(scan, relation) or could_embed(scan, relation):
             continue
         if relation.child_reads >= READS_MIN:
-            if relation.read_together >= READ_TOGETHER_SHARE_MIN * relation.child_reads:
+            # A parent that joins its children needs no copies in them.
+            together = relation.read_together - relation.joined_by_parent
+            if together >= READ_TOGETHER_SHARE_MIN * relation.child_reads:
                 yield _finding(scan, relation, fields, seen=True)
-        # What can be embedded whole needs no copy of its parent.
-        elif scan.workload is None and _needs_lookups(bare, relation) and not could_embed(scan, relation):
+        elif scan.workload is None and _needs_lookups(bare, relation):
             yield _finding(scan, relation, fields, seen=False)
 
 
@@ -59,11 +66,13 @@ def _is_bare(scan: Scan, relation: Relation) -> bool:
     field = child.fields[relation.path]
     if relation.many or child is parent or relation.orphan_share > 0.5 or len(field.steps) > 1:
         return False
-    return parent.count >= 2 and has_one_identity(parent) and not _has_copy(child, field, parent)
+    if any((each.child, each.by) == (child.name, relation.path) for each in scan.copies):
+        return False
+    return parent.count >= 2 and has_one_key(parent, relation.key) and not _has_copy(child, field, parent)
 
 
 def _has_copy(child: CollectionFacts, reference: FieldFacts, parent: CollectionFacts) -> bool:
-    """Whether an object or a flat field beside the reference already holds something of the parent."""
+    """Whether, by its name, something beside the reference already holds something of the parent."""
     about = {stem(reference.name), subject(parent.name)}
     copies = {_normal("".join(name) + each.name) for name in about for each in parent.top()}
     return any(
@@ -79,6 +88,9 @@ def _normal(name: str) -> str:
 
 def _needs_lookups(bare: list[Relation], relation: Relation) -> bool:
     """Whether reading the child whole takes several lookups, or a lookup of a lookup."""
+    # A code that people read needs no lookup.
+    if relation.key != "_id":
+        return False
     if relation.references < CHILDREN_MIN or relation.children.mean < CHILDREN_PER_PARENT_MIN:
         return False
     own = sum(each.child == relation.child for each in bare)
@@ -141,10 +153,119 @@ def _declaration(
     source = Source()
     parent_class = source.document(parent)
     card = source.card(f"{class_name(parent.name)}Card", parent, fields)
-    child = with_reference_type(child, relation.path, parent)
+    child = with_reference_type(child, relation.path, parent, relation.key)
     about = "_".join(stem(relation.path)) or "card"
     shown = "_".join("_".join(words(each.name)) for each in fields)
     place = Source.new_name(child, about, f"{about}_card", f"{about}_{shown}")
-    pattern = f"ExtendedReference({parent_class}, by={quote(Source.names(child)[relation.path])})"
+    by = reference_keywords(Source.names(child)[relation.path], parent, relation.key)
+    pattern = f"ExtendedReference({parent_class}, {by})"
     source.document(child, added=[f"{place}: Annotated[{card} | None, {pattern}] = None"])
     return source.text()
+
+
+# -- copies made by hand ---------------------------------------------------------------------
+
+
+def _stale_copies(scan: Scan) -> Iterator[Finding]:
+    for copy in scan.copies:
+        if copy.stale and _is_meant(copy):
+            beside = [
+                each
+                for each in scan.copies
+                if (each.child, each.by) == (copy.child, copy.by) and _is_meant(each)
+            ]
+            declaration = _copies_declaration(scan, beside)
+            if declaration is not None:
+                yield _stale_copy(copy, declaration)
+
+
+def _is_meant(copy: Copy) -> bool:
+    """Whether it is meant to follow its source, and not merely alike most of the time."""
+    return copy.named or last_word(copy.source) in NAMES
+
+
+def _stale_copy(copy: Copy, declaration: str) -> Finding:
+    source = f"{copy.parent}.{copy.source}"
+    part = share(copy.stale, copy.compared)
+    evidence: Evidence = {
+        "copy of": source,
+        "reference": copy.by,
+        "copies compared": copy.compared,
+        "stale": copy.stale,
+        "stale, share": part,
+        "missing beside a reference": copy.absent,
+        "maintained by": "nobody",
+    }
+    stale = f"{copy.stale:,} of {copy.compared:,} copies ({part}) are stale"
+    if copy.sampled_of is not None:
+        evidence["sample of"] = copy.sampled_of
+        stale = f"in a sample, {stale}"
+    return Finding(
+        RULE,
+        copy.child,
+        copy.path,
+        f"{copy.path} repeats {source} by hand and nobody maintains it: {stale}.",
+        evidence,
+        declaration,
+        ("Run setup(), then repair() to correct the stale copies.",),
+        (copy.parent,),
+        confidence="high" if copy.named else "medium",
+    )
+
+
+def _copies_declaration(scan: Scan, copies: list[Copy]) -> str | None:
+    """The copies declared under the names they have; None where a model cannot name them."""
+    first = copies[0]
+    child, parent = scan.collections[first.child], scan.collections[first.parent]
+    reference = child.fields[first.by]
+    around = reference.steps[:-1]
+    owner = label(around)
+    if not has_one_key(parent, first.key) or (not all(map(is_plain_name, around)) and "[]" not in around):
+        return None
+    child = with_reference_type(child, first.by, parent, first.key)
+    source = Source()
+    parent_class = source.document(parent)
+    sources = Source.names(parent)
+    names = Source.names_inside(child, around)
+    cards: dict[str, list[Copy]] = {}
+    for copy in copies:
+        steps = child.fields[copy.path].steps
+        if len(steps) == len(around) + 1 and reference.name not in ("_id", "id"):
+            if steps[-1] not in names or reference.name not in names:
+                return None
+            by = reference_keywords(names[reference.name], parent, first.key)
+            pattern = f"ExtendedReference({parent_class}, {by}, field={quote(sources[copy.source])})"
+            source.wraps[copy.path] = _annotated(pattern)
+            child = _optional(child, copy.path)
+        else:
+            cards.setdefault(label(steps[:-1]), []).append(copy)
+    for path, inside in cards.items():
+        card = child.fields.get(path)
+        if card is None or card.type not in ("object",):
+            return None
+        holder = Source.names_inside(child, card.steps[:-1])
+        within = Source.names_inside(child, card.steps)
+        if card.name not in holder or not within:
+            return None
+        by = names[reference.name] if path != owner else f"{holder[card.name]}.{within[reference.name]}"
+        keywords = reference_keywords(by, parent, first.key)
+        copied = {each.source for each in inside}
+        rest = [
+            name for name in within if name not in copied and not (path == owner and name == reference.name)
+        ]
+        if rest:
+            keywords += f", fields=[{', '.join(quote(within[name]) for name in sorted(copied))}]"
+        source.wraps[path] = _annotated(f"ExtendedReference({parent_class}, {keywords})")
+        child = _optional(child, path)
+    source.document(child)
+    return source.text()
+
+
+def _annotated(pattern: str) -> Callable[[str], str]:
+    return lambda annotation: f"Annotated[{annotation}, {pattern}]"
+
+
+def _optional(facts: CollectionFacts, path: str) -> CollectionFacts:
+    """The facts with a field that may be missing, as every maintained field may be."""
+    field = facts.fields[path]
+    return replace(facts, fields={**facts.fields, path: replace(field, types={**field.types, "null": 1})})

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treadle.advisor.decide import could_embed
+from treadle.advisor.decide import READS_MIN, could_embed
 from treadle.advisor.declare import Source, class_name
 from treadle.advisor.facts import CollectionFacts, Relation, Scan
-from treadle.advisor.interface import Finding, Rule
-from treadle.advisor.wording import names, share
+from treadle.advisor.interface import Evidence, Finding, Rule
+from treadle.advisor.wording import names, share, size
 
 RULE = Rule(
     "normalised-everything",
@@ -25,6 +25,7 @@ COLLECTIONS_MIN = 4
 FLAT_SHARE_MIN = 0.7
 RELATED_SHARE_MIN = 0.7
 DOCUMENTS_MIN = 20
+FINDINGS_MAX = 8
 
 
 def find(scan: Scan) -> Iterator[Finding]:
@@ -34,25 +35,43 @@ def find(scan: Scan) -> Iterator[Finding]:
     }
     flat = [facts for facts in large if _is_flat(facts)]
     related_count = sum(facts.name in related for facts in flat)
-    if len(large) < COLLECTIONS_MIN or related_count < RELATED_SHARE_MIN * len(large):
-        return
-    small = [relation for relation in scan.relations if could_embed(scan, relation)]
-    if small and len(flat) >= FLAT_SHARE_MIN * len(large):
-        yield _finding(scan, len(large), len(flat), small)
+    is_tables = (
+        len(large) >= COLLECTIONS_MIN
+        and related_count >= RELATED_SHARE_MIN * len(large)
+        and len(flat) >= FLAT_SHARE_MIN * len(large)
+    )
+    small = [
+        relation
+        for relation in scan.relations
+        if scan.collections[relation.child].count >= DOCUMENTS_MIN
+        # Elsewhere a single collection of parts is a choice, unless the workload fetches them each time.
+        and (is_tables or relation.read_by_parent >= READS_MIN)
+        and could_embed(scan, relation)
+    ]
+    small.sort(key=lambda relation: (-relation.references, relation.child))
+    for relation in small[:FINDINGS_MAX]:
+        yield _finding(scan, len(large), len(flat), small, relation)
 
 
 def _is_flat(facts: CollectionFacts) -> bool:
     return not any({"array", "object"} & set(each.types) for each in facts.top())
 
 
-def _finding(scan: Scan, large: int, flat: int, small: list[Relation]) -> Finding:
-    first = max(small, key=lambda relation: (relation.references, relation.child))
+def _finding(scan: Scan, large: int, flat: int, small: list[Relation], first: Relation) -> Finding:
+    reads: Evidence = {}
+    if scan.workload is not None:
+        reads = {
+            f"reads of {first.child}": first.child_reads,
+            "of these, with the parent": first.read_together,
+        }
+    child = scan.collections[first.child]
+    size_max = first.children.maximum * child.mean_bytes
     return Finding(
         RULE,
         first.child,
         first.path,
-        f"{flat} of {large} collections are flat and joined by references; "
-        f"{first.child} could be embedded in {first.parent}.",
+        f"{flat} of {large} collections are flat and joined by references; the documents of "
+        f"{first.child} belong into {first.parent}, {first.children.maximum:,.0f} at most into one.",
         {
             "collections": large,
             "flat ones": f"{flat} ({share(flat, large)})",
@@ -60,10 +79,16 @@ def _finding(scan: Scan, large: int, flat: int, small: list[Relation]) -> Findin
             "children that could be embedded": names([f"{each.child} in {each.parent}" for each in small], 4),
             f"{first.child} per parent, median": first.children.median,
             f"{first.child} per parent, max": first.children.maximum,
+            "bytes per parent, max": size(size_max),
+            **reads,
         },
         _declaration(scan, first),
-        (f"Copy each document of {first.child} into its parent's list, then drop the collection.",),
-        confidence="medium" if scan.workload is None else "high",
+        (
+            f"Copy each document of {first.child} into its parent's list; drop the collection when nothing "
+            "reads it any more.",
+        ),
+        (first.parent,),
+        confidence="high" if first.read_by_parent else "medium",
     )
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from treadle.advisor.declare import Source, quote
-from treadle.advisor.facts import CollectionFacts, Scan, Shape, Versions
+from treadle.advisor.facts import NUMBERS, CollectionFacts, FieldFacts, Scan, Shape, Versions
+from treadle.advisor.field_types import families, has_versions, retyped
 from treadle.advisor.interface import Finding, Rule
 from treadle.advisor.structure import is_plain_name
 from treadle.advisor.wording import names, share
@@ -16,8 +17,8 @@ RULE = Rule(
     "schema-versioning",
     "Schema Versioning",
     "The schema changed and old documents remain",
-    "Older documents have fields that newer ones lack and the other way round, or carry an older "
-    "version number.",
+    "Older documents have fields that newer ones lack and the other way round, hold text where newer "
+    "ones hold an object, or carry an older version number.",
     "Number the versions, declare how one becomes the next, and migrate documents when they are read "
     "or in the background.",
     "A migration to write and to test; reads go through it until all documents are migrated.",
@@ -44,14 +45,19 @@ class Change:
 
 def find(scan: Scan) -> Iterator[Finding]:
     for facts in scan.plain():
-        if facts.count < DOCUMENTS_MIN or facts.kinds is not None:
+        if facts.kinds is not None:
             continue
-        if facts.versions is None:
-            change = _find_change(facts)
-            if change is not None:
-                yield _unnumbered(facts, change)
-        elif len(facts.versions.counts) > 1:
-            yield _numbered(facts, facts.versions)
+        if facts.versions is not None and has_versions(facts):
+            if facts.count >= DOCUMENTS_MIN:
+                yield _numbered(facts, facts.versions)
+            continue
+        change = _find_change(facts) if facts.versions is None and facts.count >= DOCUMENTS_MIN else None
+        if change is not None:
+            yield _unnumbered(facts, change)
+        for each in facts.fields.values():
+            types = retyped(facts, each)
+            if types is not None and (change is None or each.steps[0] not in change.ended + change.began):
+                yield _retyped(facts, each, *types)
 
 
 def _find_change(facts: CollectionFacts) -> Change | None:
@@ -177,4 +183,73 @@ def _declaration(
             "    return document",
         ]
         source.blocks.append("\n".join(lines))
+    return source.text()
+
+
+# -- fields that became something else -----------------------------------------------------
+
+
+_PYTHON = {"object": "dict", "array": "list"}
+
+
+def _retyped(facts: CollectionFacts, each: FieldFacts, old: str, new: str) -> Finding:
+    numbers = families(each)
+    parts = {kind: share(numbers[kind], each.present) for kind in (old, new)}
+    return Finding(
+        RULE,
+        facts.name,
+        each.path,
+        f"{each.path} is {_named(old)} in {parts[old]} and {_named(new)} in {parts[new]} of the documents: "
+        "two versions of a schema.",
+        {
+            "documents looked at": each.looked_at,
+            "of the older shape": numbers[old],
+            "of the newer shape": numbers[new],
+            "older type": old,
+            "newer type": new,
+        },
+        _retyped_declaration(facts, each, new),
+        ("Write the migration, run setup(), then migrate().",),
+        confidence="high" if each.present >= DOCUMENTS_MIN else "medium",
+    )
+
+
+def _named(kind: str) -> str:
+    return {"string": "text", "object": "an object", "array": "a list", "bool": "true or false"}.get(
+        kind, f"a {kind}"
+    )
+
+
+def _retyped_declaration(facts: CollectionFacts, each: FieldFacts, new: str) -> str:
+    types = {kind: n for kind, n in each.types.items() if kind in (new, "null")}
+    if not types or new == "number":
+        types = {**{kind: n for kind, n in each.value_types.items() if kind in NUMBERS}, **types}
+    fields = {**facts.fields, each.path: replace(each, types=types)}
+    first = ""
+    for inside in facts.fields.values():
+        if inside.steps[:-1] == each.steps and inside.name != "[]":
+            # What is made from text has one of the parts at first.
+            fields[inside.path] = replace(inside, types={**inside.types, "null": 1})
+            if not first and "string" in inside.types and is_plain_name(inside.name):
+                first = inside.name
+    source = Source()
+    model = source.document(replace(facts, fields=fields), keywords=["version=2"])
+    holder = "document" + "".join(f".get({quote(step)}, {{}})" for step in each.steps[:-1])
+    name = quote(each.name)
+    made = {
+        "object": f"{{{quote(first or 'value')}: value}}",
+        "array": "[value]",
+        "string": "str(value)",
+    }.get(new, "None")
+    check = _PYTHON.get(new, "str" if new == "string" else "(int, float)")
+    lines = [
+        f"@migration({model}, from_version=1)",
+        "def from_1_to_2(document: dict[str, Any]) -> dict[str, Any]:",
+        f"    value = {holder}.get({name})",
+        f"    if value is not None and not isinstance(value, {check}):",
+        "        # Take the older value apart here as it should be.",
+        f"        {holder}[{name}] = {made}",
+        "    return document",
+    ]
+    source.blocks.append("\n".join(lines))
     return source.text()

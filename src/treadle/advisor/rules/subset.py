@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from treadle.advisor.array_lengths import arrays, verdict
-from treadle.advisor.declare import Source, can_declare, class_name, quote, snake_case, with_reference_type
+from treadle.advisor.declare import (
+    Source,
+    can_declare,
+    class_name,
+    quote,
+    reference_keywords,
+    snake_case,
+    with_reference_type,
+)
 from treadle.advisor.facts import CollectionFacts, Distribution, FieldFacts, Query, Relation, Scan
 from treadle.advisor.interface import Evidence, Finding, Rule, children_evidence, length_evidence
 from treadle.advisor.relations import subject, words
@@ -155,7 +163,7 @@ def _page_reads_declaration(
     child: CollectionFacts, parent: CollectionFacts, relation: Relation, query: Query
 ) -> str:
     source = Source()
-    child = with_reference_type(child, relation.path, parent)
+    child = with_reference_type(child, relation.path, parent, relation.key)
     child_class = source.document(child)
     names = {**Source.names(child), "_id": "id"}
     sort = [
@@ -166,7 +174,8 @@ def _page_reads_declaration(
     order = sort[0] if len(sort) == 1 else f"[{', '.join(sort or [quote('-id')])}]"
     fields = [each for each in _scalars(child) if each.path != relation.path][:CARD_FIELDS_MAX]
     card = source.card(f"{child_class}Card", child, fields)
-    pattern = f"Subset({child_class}, by={quote(names[relation.path])}, sort={order}, size={query.limit})"
+    by = reference_keywords(names[relation.path], parent, relation.key)
+    pattern = f"Subset({child_class}, {by}, sort={order}, size={query.limit})"
     item = snake_case(child.name, "child")
     source.document(parent, added=_subset_field(parent, item, relation.path, card, pattern))
     return source.text()

@@ -36,7 +36,7 @@ def find(scan: Scan) -> Iterator[Finding]:
             continue
         if tree.depth_max < DEPTH_MIN and tree.looked_at:
             continue
-        if not _stores_ancestors(facts) and can_declare(scan, relation):
+        if not _stores_ancestors(facts) and relation.key == "_id" and can_declare(scan, relation):
             yield _finding(scan, facts, tree, relation)
 
 

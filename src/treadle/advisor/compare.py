@@ -1,0 +1,261 @@
+"""Compares what is stored twice: copies with their sources, tallies with what they count, former states.
+
+Small collections are compared in full, large ones by a uniform sample, and
+the facts say which. Values stay in this process; the facts hold numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from treadle.advisor import ages, copies, pasts, structure
+from treadle.advisor.ages import Reads
+from treadle.advisor.copies import Comparison, CopyCandidate
+from treadle.advisor.facts import Ages, CollectionFacts, Copy, FieldFacts, Limits, Past, Relation, Tally
+from treadle.advisor.measure import with_note
+from treadle.advisor.reading import Reader, Refused, Row
+from treadle.advisor.relations import usable_keys, values_at
+from treadle.advisor.structure import Stage, query_path
+from treadle.query.keys import freeze
+
+BATCH = 1_000
+# Beyond so many parents, or children to count, a sample of the parents is enough.
+TALLIED_PARENTS_MAX = 50_000
+SAMPLED_PARENTS = 500
+SAMPLED_IDS = 64
+
+
+@dataclass(slots=True)
+class Comparer:
+    """Compares along the relations; notes go to the facts in `collections`."""
+
+    reader: Reader
+    limits: Limits
+    collections: dict[str, CollectionFacts]
+    # What Treadle itself maintains, by the places of its rules in lower case without underscores.
+    declared: frozenset[str]
+    copies: list[Copy] = field(default_factory=list)
+    tallies: list[Tally] = field(default_factory=list)
+    ages: list[Ages] = field(default_factory=list)
+    pasts: list[Past] = field(default_factory=list)
+
+    def run(self, relations: Iterable[Relation], reads: Mapping[str, Reads]) -> None:
+        relations = list(relations)
+        self._along(relations)
+        for name, each in reads.items():
+            facts = self.collections.get(name)
+            if facts is not None and facts.plain and facts.count:
+                self._attempt(name, "how old its documents are", partial(self._ages, facts, each))
+        for past, of in pasts.candidates(self.collections):
+            find = partial(self._past, past, of, relations)
+            self._attempt(past.name, "whether it holds former states", find)
+
+    def _attempt(self, name: str, what: str, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Refused as refused:
+            note = f"{what} was not determined: {refused.reason}"
+            self.collections[name] = with_note(self.collections[name], note)
+
+    def _along(self, relations: Iterable[Relation]) -> None:
+        for relation in relations:
+            try:
+                self.copies += self._copies(relation)
+                if relation.child != relation.parent:
+                    self.tallies += self._tallies(relation)
+            except Refused as refused:
+                note = f"what repeats values along {relation.path} was not compared: {refused.reason}"
+                self.collections[relation.child] = with_note(self.collections[relation.child], note)
+
+    def is_declared(self, each: FieldFacts) -> bool:
+        """Whether a field, or what is around it, is maintained by Treadle."""
+        parts = [step for step in each.steps if step != "[]"]
+        names = {".".join(parts[:depth]) for depth in range(1, len(parts) + 1)}
+        return bool({name.replace("_", "").lower() for name in names} & self.declared)
+
+    # -- copies ----------------------------------------------------------------------------
+
+    def _copies(self, relation: Relation) -> list[Copy]:
+        child, parent = self.collections[relation.child], self.collections[relation.parent]
+        found = copies.copy_candidates(child, relation, parent)
+        found = [each for each in found if not self.is_declared(each.field)]
+        if not found:
+            return []
+        comparisons = [Comparison() for _ in found]
+        share = self._share(child)
+        for keys_and_copies in self._batches(child, relation, found, share):
+            sources = self._sources(parent, relation.key, found, keys_and_copies)
+            for key, values in keys_and_copies:
+                source = sources.get(freeze(key))
+                if source is None:
+                    continue
+                for comparison, value, original in zip(comparisons, values, source, strict=True):
+                    comparison.add(value, original)
+        return [
+            Copy(
+                child.name,
+                each.field.path,
+                parent.name,
+                each.source.path,
+                relation.path,
+                relation.key,
+                comparison.compared,
+                comparison.stale,
+                comparison.absent,
+                child.count if share < 1 or child.slow else None,
+                each.named,
+            )
+            for each, comparison in zip(found, comparisons, strict=True)
+            if comparison.is_copy(each.named)
+        ]
+
+    def _share(self, facts: CollectionFacts) -> float:
+        whole = facts.count <= self.limits.structure_documents and not facts.slow
+        return 1.0 if whole else structure.share_of(facts, self.limits.sample_documents)
+
+    def _batches(
+        self, child: CollectionFacts, relation: Relation, found: list[CopyCandidate], share: float
+    ) -> Iterator[list[tuple[Any, list[Any]]]]:
+        """The references of the documents with the values beside them, some at a time."""
+        reference = child.fields[relation.path].steps
+        around = reference[:-1]
+        inside = [each.field.steps[len(around) :] for each in found]
+        paths = {query_path(steps) for steps in (reference, *(each.field.steps for each in found))}
+        project: Stage = {"$project": {"_id": int("_id" in paths), **dict.fromkeys(paths - {"_id"}, 1)}}
+        batch: list[tuple[Any, list[Any]]] = []
+        stages = [*structure.sample_stages(child, share), project]
+        for row in self.reader.stream_aggregate(child.name, stages):
+            batch += copies.pairs(row, around, reference[len(around) :], inside)
+            if len(batch) >= BATCH:
+                yield batch
+                batch = []
+        yield batch
+
+    def _sources(
+        self,
+        parent: CollectionFacts,
+        key: str,
+        found: list[CopyCandidate],
+        keys_and_copies: list[tuple[Any, list[Any]]],
+    ) -> dict[Any, list[Any]]:
+        """The source values of the documents that a batch refers to, by their frozen keys."""
+        keys = usable_keys({freeze(value): value for value, _ in keys_and_copies}.values())
+        projection = {"_id": int(key == "_id"), key: 1, **{each.source.path: 1 for each in found}}
+        rows = self.reader.find(parent.name, {key: {"$in": keys}}, projection)
+        return {
+            freeze(value): [row.get(each.source.path) for each in found]
+            for row in rows
+            for value in values_at(row, key)
+        }
+
+    # -- tallies ----------------------------------------------------------------------------
+
+    def _tallies(self, relation: Relation) -> list[Tally]:
+        child, parent = self.collections[relation.child], self.collections[relation.parent]
+        counts = [each for each in copies.count_fields(parent, relation) if not self.is_declared(each)]
+        sums, summed = copies.sum_fields(parent, relation, child)
+        sums = [] if relation.many else [each for each in sums if not self.is_declared(each)]
+        if not counts and not (sums and summed):
+            return []
+        exact = parent.count <= TALLIED_PARENTS_MAX and child.count <= self.limits.structure_documents
+        parents = self._parents(parent, relation.key, [*counts, *sums], exact and not child.slow)
+        if not exact and not parents:
+            return []
+        keys = None if exact else usable_keys(row[relation.key] for row in parents if relation.key in row)
+        actual = self._actual(child, relation, summed if sums else [], keys)
+        pairs: list[tuple[FieldFacts, FieldFacts | None]] = [(each, None) for each in counts]
+        pairs += [(total, part) for total in sums for part in summed]
+        found = []
+        for stored, part in pairs:
+            name = "n" if part is None else f"s{summed.index(part)}"
+            compared = drifted = 0
+            for row in parents:
+                value = row.get(stored.path)
+                number = actual.get(freeze(row.get(relation.key)), {}).get(name, 0)
+                if value is None or (not number and copies.same_number(value, 0)):
+                    continue
+                compared += 1
+                drifted += not copies.same_number(value, number)
+            if copies.is_tally(compared, drifted):
+                sampled_of = None if exact else parent.count
+                path = None if part is None else part.path
+                found.append(
+                    Tally(parent.name, stored.path, child.name, relation.path, relation.key, path, compared,
+                          drifted, sampled_of)
+                )  # fmt: skip
+        return _closest(found)
+
+    def _parents(self, parent: CollectionFacts, key: str, fields: list[FieldFacts], exact: bool) -> list[Row]:
+        share = 1.0 if exact else structure.share_of(parent, SAMPLED_PARENTS)
+        project = {"_id": int(key == "_id"), key: 1, **{each.path: 1 for each in fields}}
+        return self.reader.aggregate(
+            parent.name, [*structure.sample_stages(parent, share), {"$project": project}]
+        )
+
+    def _actual(
+        self, child: CollectionFacts, relation: Relation, summed: list[FieldFacts], keys: list[Any] | None
+    ) -> dict[Any, Row]:
+        """The number of children and the sums of their fields, by the key of the parent."""
+        path = query_path(child.fields[relation.path].steps)
+        among: list[Stage] = [] if keys is None else [{"$match": {path: {"$in": keys}}}]
+        steps = child.fields[relation.path].steps
+        unwind: list[Stage] = [
+            {"$unwind": f"${query_path(steps[:place])}"} for place, step in enumerate(steps) if step == "[]"
+        ]
+        sums = {f"s{number}": {"$sum": f"${each.path}"} for number, each in enumerate(summed)}
+        group: Stage = {"$group": {"_id": f"${path}", "n": {"$sum": 1}, **sums}}
+        if unwind:
+            # A document that refers twice is one child.
+            unwind.append({"$group": {"_id": {"d": "$_id", "k": f"${path}"}}})
+            group = {"$group": {"_id": "$_id.k", "n": {"$sum": 1}}}
+        rows = self.reader.aggregate(child.name, [*among, *unwind, group])
+        return {freeze(row["_id"]): row for row in rows}
+
+    # -- what is old --------------------------------------------------------------------------
+
+    def _ages(self, facts: CollectionFacts, reads: Reads) -> None:
+        path = ages.bounded_path(facts, reads)
+        if path is None or facts.slow or facts.count > self.limits.full_pass_documents:
+            return
+        oldest = reads.oldest[path]
+        if reads.ids:
+            rows = self.reader.find(facts.name, {"_id": {"$in": list(reads.ids)}}, {path: 1})
+            dates = [row[path] for row in rows if isinstance(row.get(path), datetime)]
+            # A document without a date is never archived; one that was read by its id may be any.
+            oldest = min([oldest, *dates])
+        (row,) = self.reader.aggregate(facts.name, ages.older_pipeline(path, oldest))
+        reach = reads.reach_seconds.get(path, 0.0) + (reads.oldest[path] - oldest).total_seconds()
+        if path not in reads.reach_seconds and isinstance(row["newest"], datetime):
+            reach = (row["newest"] - oldest).total_seconds()
+        self.ages.append(Ages(facts.name, path, reads.total, max(0.0, reach), row["n"], row["older"]))
+
+    def _past(self, past: CollectionFacts, of: CollectionFacts, relations: Iterable[Relation]) -> None:
+        shared = pasts.shared_fields(past, of)
+        if not shared:
+            return
+        by = next(
+            (each.path for each in relations if (each.child, each.parent) == (past.name, of.name)), None
+        )
+        if by is None:
+            rows = self.reader.aggregate(
+                past.name, [{"$sample": {"size": SAMPLED_IDS}}, {"$project": {"_id": 1}}]
+            )
+            ids = usable_keys(row["_id"] for row in rows)
+            there = self.reader.find(of.name, {"_id": {"$in": ids}}, {"_id": 1})
+            if not ids or len(there) < len(ids) / 2:
+                return
+            by = "_id"
+        self.pasts.append(Past(past.name, of.name, shared, by, past.count))
+
+
+def _closest(found: list[Tally]) -> list[Tally]:
+    """Of several sums that a field may be, the one that fits best."""
+    best: dict[str, Tally] = {}
+    for each in found:
+        if each.path not in best or each.drifted < best[each.path].drifted:
+            best[each.path] = each
+    return list(best.values())

@@ -1,0 +1,187 @@
+"""References by a key other than `_id`, told by their values; nothing here talks to a server.
+
+Reference tables are small: of each, the values of the fields that may be keys
+are hashed, and those that are unique are kept. A field of another collection
+refers to one of them where nearly all of a sample of its values is found
+there, and the names do not speak against it. `prove.py` then counts, as for
+every other candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from treadle.advisor.facts import CollectionFacts, FieldFacts
+from treadle.advisor.relations import (
+    KEY_CLASSES,
+    Candidate,
+    last_word,
+    name_score,
+    stem,
+    subject,
+    values_at,
+    words,
+)
+from treadle.advisor.structure import Stage, has_plain_path, is_plain_name, query_path
+from treadle.query.keys import freeze
+
+# Larger collections are referred to by indexed keys, which need no reading.
+KEYED_DOCUMENTS_MAX = 20_000
+KEYED_DOCUMENTS_MIN = 3
+KEY_FIELDS_MAX = 8
+REFERRING_FIELDS_MAX = 40
+KEY_LENGTH_MAX = 100
+# Some 30 MB of hashes at most.
+HASHES_MAX = 400_000
+SAMPLED_DOCUMENTS = 200
+SAMPLED_BYTES_MAX = 16_000_000
+TEXT_KEYS = frozenset({"string"})
+WHOLE_KEYS = frozenset({"int", "long", "double"})
+KEY_WORDS = frozenset(
+    {"id", "code", "key", "no", "nr", "num", "number", "sku", "symbol", "slug", "ref", "reference", "uid"}
+    | {"iata", "icao", "faa", "iso", "iban", "isbn", "ean", "vin", "abbr", "abbreviation", "acronym"}
+    | {"handle", "username", "login", "email", "serial", "ticker", "identifier", "uuid", "zip"}
+)
+# Nobody refers by such a field, whatever its values are.
+TEXTS = frozenset({"name", "title", "label", "text", "description", "comment", "note", "notes", "body"})
+# Values by chance: how many different ones must be found, and what share of them.
+DISTINCT_MIN, DISTINCT_MIN_BY_NAME = 3, 2
+CONTAINED_MIN, CONTAINED_MIN_BY_NAME = 0.95, 0.8
+# What hardly recurs in the child is a key of its own.
+DISTINCT_SHARE_MAX = 0.8
+
+
+def key_fields(parent: CollectionFacts) -> list[FieldFacts]:
+    """The fields of a small collection that may be keys, the likeliest first."""
+    if not KEYED_DOCUMENTS_MIN <= parent.count <= KEYED_DOCUMENTS_MAX or parent.slow:
+        return []
+    fields = [each for each in parent.fields.values() if len(each.steps) == 1]
+    fields = [
+        each
+        for each in fields
+        if each.share > 0.99 and is_plain_name(each.name) and _kind(each) and not each.is_map
+    ]
+    indexed = {index.fields[0] for index in parent.indexes if index.unique and len(index.keys) == 1}
+    fields.sort(key=lambda each: (each.path not in indexed, last_word(each.name) not in KEY_WORDS))
+    return fields[:KEY_FIELDS_MAX]
+
+
+def referring_fields(child: CollectionFacts) -> list[FieldFacts]:
+    """The fields whose values may be keys of other collections."""
+    fields = [
+        each
+        for each in child.fields.values()
+        if each.path != "_id"
+        and _kind(each)
+        and not each.is_map
+        and each.steps.count("[]") <= 1
+        and has_plain_path(each)
+    ]
+    return fields[:REFERRING_FIELDS_MAX]
+
+
+def _kind(field: FieldFacts) -> str | None:
+    """Whether the values are text or whole numbers, and nothing else."""
+    types = set(field.value_types)
+    if types and types <= TEXT_KEYS:
+        return "text"
+    return "number" if types and types <= WHOLE_KEYS else None
+
+
+def values_pipeline(fields: Sequence[FieldFacts], sample: list[Stage]) -> list[Stage]:
+    """The short values of some fields, in rows f0, f1, …; a long text is no key."""
+    project: dict[str, Any] = {"_id": 0}
+    for number, each in enumerate(fields):
+        path = query_path(each.steps)
+        if each.in_array or _kind(each) != "text":
+            project[f"f{number}"] = f"${path}"
+            continue
+        is_short = {"$lte": [{"$strLenBytes": {"$ifNull": [f"${path}", ""]}}, KEY_LENGTH_MAX]}
+        is_text = {"$eq": [{"$type": f"${path}"}, "string"]}
+        project[f"f{number}"] = {"$cond": [is_text, {"$cond": [is_short, f"${path}", None]}, None]}
+    return [*sample, {"$project": project}]
+
+
+def sampled_documents(child: CollectionFacts) -> int:
+    """How many documents to look at: fewer where they are large."""
+    return max(5, min(SAMPLED_DOCUMENTS, int(SAMPLED_BYTES_MAX / max(1.0, child.mean_bytes))))
+
+
+def unique_keys(fields: Sequence[FieldFacts], rows: Iterable[Mapping[str, Any]]) -> dict[str, frozenset[int]]:
+    """The hashes of each field's values, of those fields in which no value occurs twice."""
+    seen: dict[str, set[int]] = {each.path: set() for each in fields}
+    for row in rows:
+        for number, each in enumerate(fields):
+            hashes, value = seen.get(each.path), row.get(f"f{number}")
+            if hashes is None:
+                continue
+            mark = hash(freeze(value)) if isinstance(value, KEY_CLASSES) else None
+            if mark is None or mark in hashes:
+                del seen[each.path]
+            else:
+                hashes.add(mark)
+    return {path: frozenset(hashes) for path, hashes in seen.items()}
+
+
+def sampled_values(fields: Sequence[FieldFacts], rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The values of each field in a sample; those of arrays one by one."""
+    values: dict[str, list[Any]] = {}
+    for number, each in enumerate(fields):
+        found = [value for row in rows for value in values_at(row, f"f{number}")]
+        values[each.path] = [value for value in found if isinstance(value, KEY_CLASSES)]
+    return values
+
+
+def candidates(
+    child: CollectionFacts,
+    values: Mapping[str, list[Any]],
+    parents: Mapping[str, CollectionFacts],
+    keys: Mapping[str, Mapping[str, frozenset[int]]],
+) -> Iterator[Candidate]:
+    """Every reference by a natural key that the values bear out."""
+    for field in referring_fields(child):
+        sample = values.get(field.path, [])
+        hashes = {hash(freeze(value)) for value in sample}
+        if not hashes:
+            continue
+        recurs = len(hashes) <= DISTINCT_SHARE_MAX * len(sample)
+        for parent in parents.values():
+            for path, known in keys.get(parent.name, {}).items():
+                key = parent.fields[path]
+                # What refers to its own collection is told by its name; see `relations.py`.
+                if parent.name == child.name or _kind(key) != _kind(field):
+                    continue
+                score = _score(field, parent, key, recurs)
+                if score is None:
+                    continue
+                least = CONTAINED_MIN_BY_NAME if score else CONTAINED_MIN
+                distinct = DISTINCT_MIN_BY_NAME if score else DISTINCT_MIN
+                share = len(hashes & known) / len(hashes)
+                if share >= least and len(hashes) >= distinct:
+                    yield Candidate(child.name, field, parent.name, path, score, least, "values")
+
+
+def _score(field: FieldFacts, parent: CollectionFacts, key: FieldFacts, recurs: bool) -> int | None:
+    """How well the names fit, 0 where only the values do; None where it is no reference."""
+    if name := name_score(field, parent.name):
+        # `category` refers to categories.name, and `accounts` to accounts.number.
+        return max(1, name - 1)
+    own, target = words(field.own_name), words(key.name)
+    if own == (*subject(parent.name), *target) or (own[-len(target) :] == target and len(own) > len(target)):
+        return 1 if _looks_like_key(parent, key) else None
+    if not recurs or own[-1:] == () or own[-1] in TEXTS or _kind(field) != "text":
+        return None
+    if not _looks_like_key(parent, key):
+        return None
+    return 1 if own == target else 0
+
+
+def _looks_like_key(parent: CollectionFacts, key: FieldFacts) -> bool:
+    """Whether a field is what its documents are known by: by its name, an index or its place."""
+    if key.path == "_id" or last_word(key.name) in KEY_WORDS or stem(key.name) == subject(parent.name):
+        return True
+    if any(index.unique and index.fields == (key.path,) for index in parent.indexes):
+        return key.name.lower() not in TEXTS
+    first = next((each for each in parent.top()), None)
+    return first is not None and first.path == key.path and last_word(key.name) not in TEXTS
