@@ -483,7 +483,7 @@ def test_a_group_is_one_transaction_and_each_caller_gets_its_own(run, database):
     inner = racers.store._inner if racers.tasks else racers.store
     combiner = inner._combiner
     sizes: list[int] = []
-    commit = combiner._commit
+    commit = combiner._perform
     queued = WRITERS - 1
 
     if racers.tasks:
@@ -503,7 +503,7 @@ def test_a_group_is_one_transaction_and_each_caller_gets_its_own(run, database):
                 threading.Event().wait(0.001)
             return commit(works)
 
-    combiner._commit = held
+    combiner._perform = held
 
     def insert(number: int) -> Callable[[Caller], Coroutine[Any, Any, Any]]:
         async def work(store: Caller) -> Any:

@@ -9,7 +9,9 @@ import copy
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from uuid import UUID
 
+from bson import ObjectId
 from pymongo.errors import BulkWriteError, WriteError
 
 from treadle.engine import lazy
@@ -41,6 +43,9 @@ from treadle.query.pairs import sorting_stages, sorts_names
 from treadle.query.safety import Sort, clean_filter, sort_keys
 
 D = TypeVar("D", bound=Document)
+
+# Types of which a value in a filter is an id, and no operator.
+NAMING = frozenset({ObjectId, str, int, UUID})
 
 
 @contextmanager
@@ -102,7 +107,7 @@ def insert(entry: Entry[D], document: D) -> Plan[D]:
     raw = dump(entry, document, altered)
     stored = as_stored(entry, document, raw, altered)
     try:
-        yield Call(entry.collection, "insert_one", (raw,))
+        yield Call(entry.collection, "insert_one", (raw,), ids=(raw["_id"],))
     except Exception as error:
         better = translate(error, entry.model.__name__, [raw])
         if better is error:
@@ -189,10 +194,11 @@ def insert_past_refused(
 
 def get(entry: Entry[Any], identity: Any, card: Card[Any] | None = None) -> Plan[Any]:
     """The document with this id, or None."""
-    chosen: tuple[Any, ...] = (entry.one(entry.identity(identity)),)
+    key = entry.identity(identity)
+    chosen: tuple[Any, ...] = (entry.one(key),)
     if card is not None:
         chosen = (*chosen, card.projection)
-    raw = yield Call(entry.collection, "find_one", chosen, {}, writes=False)
+    raw = yield Call(entry.collection, "find_one", chosen, {}, writes=False, ids=(key,))
     if raw is not None and (entry.attends or card is not None):
         (raw,) = yield from shown(entry, [raw], card)
     return None if raw is None else loader(entry, card)(raw)
@@ -208,6 +214,8 @@ def find_first(
         if sorts_names(entry.codec, keys):
             options = {"sort": keys, "skip": 0, "limit": 1}
             raw = next(iter((yield _sorted_by_names(entry, cleaned, options, projection))), None)
+        elif ids := [] if keys else named(entry, cleaned):
+            raw = yield Call(entry.collection, "find_one", (cleaned, projection), {}, writes=False, ids=ids)
         else:
             raw = yield from find_one(entry.collection, cleaned, projection, sort=keys)
     if entry.versioned:
@@ -216,6 +224,12 @@ def find_first(
         return None
     (raw,) = yield from shown(entry, [raw], card)
     return None if raw is None else loader(entry, card)(raw)
+
+
+def named(entry: Entry[Any], filter: Raw) -> list[Any]:
+    """The id of the one document that a filter means and that nothing else is asked of; else nothing."""
+    key = filter.get("_id")
+    return [key] if type(key) in NAMING and filter == entry.one(key) else []
 
 
 def loader(entry: Entry[Any], card: Card[Any] | None) -> Callable[[Raw], Any]:
@@ -295,11 +309,19 @@ def which(entry: Entry[Any], id_or_filter: Any) -> dict[str, Any]:
 
 
 def update_one_raw(
-    entry: Entry[Any], chosen: Raw, update: Any, sort: Any = None, **options: Any
+    entry: Entry[Any],
+    chosen: Raw,
+    update: Any,
+    sort: Any = None,
+    *,
+    ids: Sequence[Any] = (),
+    **options: Any,
 ) -> Plan[Raw | None]:
     """Update one document and see it; one of an older version is upgraded up first."""
     if not entry.versioned:
-        return (yield from find_one_and_update(entry.collection, chosen, update, sort=sort, **options))
+        return (
+            yield from find_one_and_update(entry.collection, chosen, update, sort=sort, ids=ids, **options)
+        )
     for _ in range(entry.limits.upgrade_attempts_max):
         which = chosen
         if sort is not None:

@@ -82,7 +82,8 @@ class DeleteOneDocument(_Delete, Work[D | None]):
         entry = self.entry
         with crud.translated(entry.model.__name__, [self.filter]):
             if entry.tombstone is None:
-                raw = yield from find_one_and_delete(entry.collection, self.filter)
+                ids = crud.named(entry, self.filter) if entry.plain else []
+                raw = yield from find_one_and_delete(entry.collection, self.filter, ids=ids)
             else:
                 raw = yield from find_one_and_update(entry.collection, self.filter, burying(entry))
         return (yield from self._current(raw))

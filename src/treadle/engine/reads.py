@@ -99,7 +99,8 @@ def many(entry: Entry[Any], ids: Iterable[Any], card: Card[Any] | None) -> Plan[
     load, by_key = crud.loader(entry, card), {}
     projection = None if card is None else card.projection
     for chunk in chunks([*{freeze(key): key for key in keys}.values()], entry.limits.read_keys_max):
-        raws = yield from find(entry.collection, {"_id": {"$in": chunk}, **entry.scope}, projection)
+        chosen = {"_id": {"$in": chunk}, **entry.scope}
+        raws = yield Read(entry.collection, "find", (chosen, projection), ids=chunk)
         for raw in (yield from crud.shown(entry, raws, card)):
             if raw is not None:
                 by_key[freeze(raw["_id"])] = raw

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +24,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
+from treadle.plan.together import Failed as Failed
 from treadle.query.keys import freeze
 
 R = TypeVar("R")
@@ -131,13 +131,6 @@ class Busy(DataError):
     def __init__(self, message: str, *, code: str, rule: Rule) -> None:
         super().__init__(message, code=code)
         self.rule = rule
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The outcome of a work that raised; its neighbours are not concerned."""
-
-    error: Exception
 
 
 class Writer:

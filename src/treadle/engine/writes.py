@@ -214,10 +214,14 @@ class UpdateOneDocument(_Update, Work[D | None]):
             self.options["array_filters"] = filters
 
     def direct(self) -> Plan[Raw | None]:
+        entry = self.entry
+        # It may go with others where a look afterwards tells what was updated, and what it is then.
+        shared = entry.plain and not entry.scope and not self.options and self.sort is None
+        ids = crud.named(entry, self.filter) if shared and self.returns == "after" else []
         after = self.returns == "after"
         with self._translated(), self._noting_older():
             raw = yield from crud.update_one_raw(
-                self.entry, self.filter, self.update, self.sort, after=after, **self.options
+                entry, self.filter, self.update, self.sort, after=after, ids=ids, **self.options
             )
         return raw
 

@@ -59,13 +59,18 @@ class Foreign(str):
 
 @dataclass(frozen=True, slots=True)
 class Call(Command):
-    """One method of a PyMongo collection, with its arguments."""
+    """One method of a PyMongo collection, with its arguments.
+
+    `ids` names the documents that it is about, and nothing but these, where
+    it may go together with others of its kind (`plan/together.py`).
+    """
 
     collection: str
     method: str
     arguments: tuple[Any, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     writes: bool = True
+    ids: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ class Read(Command):
 
     Only for results that are bounded by construction. `naive` leaves the time
     zone, which is always UTC, out of dates: they take a quarter of the time
-    to decode.
+    to decode. `ids` is as in a `Call`.
     """
 
     collection: str
@@ -82,6 +87,7 @@ class Read(Command):
     arguments: tuple[Any, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     naive: bool = False
+    ids: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,17 +269,23 @@ def delete_many(collection: str, filter: Filter) -> Single[DeleteResult]:
 
 
 def find_one_and_update(
-    collection: str, filter: Filter, update: Update, *, after: bool = True, **options: Any
+    collection: str,
+    filter: Filter,
+    update: Update,
+    *,
+    after: bool = True,
+    ids: Sequence[Any] = (),
+    **options: Any,
 ) -> Single[Raw | None]:
     """Update one document and see it, after the update unless asked otherwise."""
-    when = ReturnDocument.AFTER if after else ReturnDocument.BEFORE
-    return (
-        yield Call(collection, "find_one_and_update", (filter, update), {"return_document": when, **options})
-    )
+    options["return_document"] = ReturnDocument.AFTER if after else ReturnDocument.BEFORE
+    return (yield Call(collection, "find_one_and_update", (filter, update), options, ids=ids))
 
 
-def find_one_and_delete(collection: str, filter: Filter, **options: Any) -> Single[Raw | None]:
-    return (yield Call(collection, "find_one_and_delete", (filter,), options))
+def find_one_and_delete(
+    collection: str, filter: Filter, *, ids: Sequence[Any] = (), **options: Any
+) -> Single[Raw | None]:
+    return (yield Call(collection, "find_one_and_delete", (filter,), options, ids=ids))
 
 
 def bulk_write(

@@ -113,7 +113,7 @@ class AsyncCounter:
             return
         if self._kind == "durable":
             with deadline.within(self._store._seconds):
-                error = await self._combiner.perform(sums)  # type: ignore[arg-type]
+                error = await self._combiner.perform(sums)
             if error is not None:
                 raise error
             # In memory they only count towards the next flush.

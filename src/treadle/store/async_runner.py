@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from inspect import GEN_CREATED, getgeneratorstate
 from typing import Any, TypeVar
 
@@ -45,8 +45,10 @@ from treadle.plan import (
 from treadle.plan.capabilities import Capabilities, read_capabilities
 from treadle.plan.decoding import RAW_CODEC_OPTIONS, Unreadable, codec_options, decoded, undecoded
 from treadle.plan.server_errors import is_passing
-from treadle.store import deadline, shell
+from treadle.plan.together import Failed, Shareable, lane_of, perform_together
+from treadle.store import deadline, joined, shell
 from treadle.store.async_transactions import in_transaction
+from treadle.store.combine import AsyncCombiner
 from treadle.store.deadline import Retries
 from treadle.store.ended import Transactions
 
@@ -96,6 +98,8 @@ class AsyncRunner:
         self.transactions = Transactions()
         self._collections: dict[str, AsyncCollection[Raw]] = {}
         self._decisive: dict[str, AsyncCollection[Raw]] = {}
+        # Who goes together with whom: by collection, and by kind of command.
+        self._lanes: dict[tuple[str, str], AsyncCombiner] = {}
 
     def collection(self, name: str) -> AsyncCollection[Raw]:
         """The collection as the caller's own reads see it."""
@@ -143,28 +147,59 @@ class AsyncRunner:
     async def _answer(self, command: Command, session: Session) -> Any:
         """Perform a command for the caller, who chose where to read."""
         if type(command) is Call and not command.writes:
-            collection = self.collection(command.collection)
-            try:
-                return await getattr(collection, command.method)(
-                    *command.arguments, session=session, **command.options
-                )
-            except InvalidBSON as error:
-                return await self._reread(command, session, collection, error)
+            if command.ids and session is None:
+                return await self._together(command)
+            return await self._call(command, session, self.collection(command.collection))
         if type(command) is Read:
+            if command.ids and session is None:
+                return await self._together(command)
             return await self._listed(command, session)
         return await self._perform(command, session)
 
+    async def _call(self, command: Call, session: Session, collection: AsyncCollection[Raw]) -> Any:
+        try:
+            return await getattr(collection, command.method)(
+                *command.arguments, session=session, **command.options
+            )
+        except InvalidBSON as error:
+            return await self._reread(command, session, collection, error)
+
+    async def _together(self, command: Shareable) -> Any:
+        """Perform a command together with those of other tasks who come at the same time."""
+        if self._shards is not None or joined.by_driver():
+            return await self._by_itself(command)
+        lane = lane_of(command)
+        combiner = self._lanes.get(lane)
+        if combiner is None:
+            reads = lane[1] == "find"
+            most = self._limits.together_max
+
+            async def perform(commands: Sequence[Shareable]) -> list[Any]:
+                if len(commands) == 1:
+                    return [await self._by_itself(commands[0])]
+                return await self.run(perform_together(commands), answers=reads)
+
+            combiner = AsyncCombiner(perform, most, self._limits, lingers=False, reads=reads)
+            combiner = self._lanes.setdefault(lane, combiner)
+        outcome = await combiner.perform(command)
+        if type(outcome) is Failed:
+            raise outcome.error
+        return outcome
+
+    async def _by_itself(self, command: Shareable) -> Any:
+        if type(command) is Read:
+            return await self._listed(command, None)
+        assert type(command) is Call
+        own = self._own if command.writes else self.collection
+        return await self._call(command, None, own(command.collection))
+
     async def _perform(self, command: Command, session: Session) -> Any:
         if type(command) is Call:
+            if command.ids and session is None and command.writes:
+                return await self._together(command)
             if session is not None and command.writes:
                 self.transactions.note(session, command)
-            collection = self._own(command.collection)
-            try:
-                return await getattr(collection, command.method)(
-                    *command.arguments, session=session, **command.options
-                )
-            except InvalidBSON as error:
-                return await self._reread(command, session, collection, error)
+            return await self._call(command, session, self._own(command.collection))
         if type(command) is Read:
             return await self._listed(command, session, own=True)
         if type(command) is Transact:

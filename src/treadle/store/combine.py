@@ -1,10 +1,10 @@
-"""Group commit: concurrent writes of one process share a transaction.
+"""Concurrent calls of one process share round trips: group commit, and what `plan/together.py` joins.
 
 Each caller still gets its own result or its own error, and waits no longer
 than its deadline: while it queues, nothing of it is written; while its group
-is being committed, the outcome is unknown. A group goes by the latest deadline
-in it. `Combiner` is for threads, `AsyncCombiner` for the tasks of an event
-loop; what a group does is in `engine/commit.py`.
+is under way, the outcome of a write is unknown. A group goes by the latest
+deadline in it. `Combiner` is for threads, `AsyncCombiner` for the tasks of an
+event loop; what a group does is in `engine/commit.py` and `plan/together.py`.
 """
 
 from __future__ import annotations
@@ -19,25 +19,35 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from treadle.engine.work import Work
 from treadle.graph.limits import Limits
 from treadle.plan.server_errors import surely_not_committed
+from treadle.plan.together import ALONE
 from treadle.store import deadline, shell
 
 
 class Combiner:
-    """Lets writes of several threads share one transaction.
+    """Lets calls of several threads go together.
 
     Whoever comes first goes alone, at once. Those who come meanwhile queue,
-    and when the first is done, the next takes the whole queue along. After a
-    group, the next leader waits a moment for those who are just coming back;
-    a single writer never waits.
+    and when the first is done, the next takes the whole queue along. With
+    `lingers`, the leader of a group that is smaller than the one before waits
+    a moment for those who are just coming back; a single caller never waits.
     """
 
-    def __init__(self, commit: Callable[[Sequence[Work[Any]]], list[Any]], most: int, limits: Limits) -> None:
-        self._commit = commit
+    def __init__(
+        self,
+        perform: Callable[[Sequence[Any]], list[Any]],
+        most: int,
+        limits: Limits,
+        *,
+        lingers: bool = True,
+        reads: bool = False,
+    ) -> None:
+        self._perform = perform
         self._most = most
         self._limits = limits
+        self._lingers = lingers
+        self._reads = reads
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -47,8 +57,8 @@ class Combiner:
         self._busy = False
         self._last_size = 1
 
-    def perform(self, work: Work[Any]) -> Any:
-        """The outcome of a work, or its own error."""
+    def perform(self, work: Any) -> Any:
+        """The outcome of a call, or its own error."""
         if self._process != os.getpid():
             # A fork took the queue along, but not the threads that stand in it.
             self._begin_anew()
@@ -58,6 +68,11 @@ class Combiner:
                 mine = _Waiting(work)
                 self._waiting.append(mine)
             self._busy = True
+        if mine is None and self._last_size == 1:
+            try:
+                return self._perform([work])[0]
+            finally:
+                self._hand_over()
         if mine is None:
             return self._lead([_Waiting(work)])
         try:
@@ -68,23 +83,21 @@ class Combiner:
             raise
         if mine.group:
             return self._lead(mine.group)
-        if mine.alone:
-            return self._commit([work])[0]
         if mine.error is not None:
             raise mine.error
-        return mine.outcome
+        return self._perform([work])[0] if mine.outcome is ALONE else mine.outcome
 
     def _await_turn(self, mine: _Waiting) -> None:
-        """Wait until this write is done, or is to lead a group."""
-        patience = min(mine.until, time.monotonic() + self._limits.retry_seconds)
-        if mine.woken.wait(max(0.0, patience - time.monotonic())):
+        """Wait until this call is done, or is to lead a group."""
+        seconds = _patience(mine.until, self._lingers, self._limits)
+        if mine.woken.wait(None if seconds == math.inf else max(0.0, seconds)):
             return
         with self._lock:
-            begun = not mine.group and mine not in self._waiting and not mine.alone
-        if not begun:
-            raise deadline.passed("queued behind other writes")
-        if mine.until < math.inf:
-            raise deadline.unknown()
+            if mine.woken.is_set():
+                return
+            begun = not mine.group and mine not in self._waiting
+        if not begun or mine.until < math.inf:
+            raise _too_late(begun, self._reads)
         # Its group is under way, and whoever leads that has a bound of its own.
         mine.woken.wait()
 
@@ -99,29 +112,30 @@ class Combiner:
         first, *others = group
         try:
             if not others:
-                return self._commit([first.work])[0]
+                return self._perform([first.work])[0]
             try:
-                outcomes = self._commit([each.work for each in group])
+                outcomes = self._perform([each.work for each in group])
             except BaseException as error:
                 # One bad write must not fail its neighbours: each tries by itself,
                 # unless the group may have been committed after all.
-                again = surely_not_committed(error)
+                again = self._reads or surely_not_committed(error)
                 for each in others:
-                    each.alone, each.error = again, None if again else shell.outcome_unknown(error)
+                    each.outcome, each.error = ALONE, None if again else shell.outcome_unknown(error)
                     each.woken.set()
-                if not again:
+                if not again or not isinstance(error, Exception):
                     raise
-                others = []
-                return self._commit([first.work])[0]
+                return self._perform([first.work])[0]
             for each, outcome in zip(others, outcomes[1:], strict=True):
                 each.outcome = outcome
                 each.woken.set()
-            return outcomes[0]
+            return self._perform([first.work])[0] if outcomes[0] is ALONE else outcomes[0]
         finally:
             self._hand_over()
 
     def _linger(self, group: list[_Waiting]) -> None:
         """Wait a moment for those who were in the last group too."""
+        if not self._lingers:
+            return
         if len(group) < self._last_size:
             time.sleep(self._limits.combine_seconds)
             with self._lock:
@@ -152,14 +166,13 @@ class Combiner:
 
 
 class _Waiting:
-    """A write in the queue, and how it ended."""
+    """A call in the queue, and how it ended."""
 
-    def __init__(self, work: Work[Any]) -> None:
+    def __init__(self, work: Any) -> None:
         self.work = work
         self.until = deadline.moment()
         self.woken = threading.Event()
         self.group: list[_Waiting] = []
-        self.alone = False
         self.outcome: Any = None
         self.error: Exception | None = None
 
@@ -181,8 +194,21 @@ def _take(waiting: deque[W], most: int, led_until: float = math.inf) -> list[W]:
     return group
 
 
+def _patience(until: float, lingers: bool, limits: Limits) -> float:
+    """How many seconds a call queues: without a deadline, for as long as others do who go alone."""
+    seconds = until - time.monotonic()
+    return min(seconds, limits.retry_seconds) if lingers else seconds
+
+
+def _too_late(begun: bool, reads: bool) -> deadline.TimedOut:
+    """The error of a call whose time is over while it queues, or while its group is under way."""
+    if reads:
+        return deadline.passed("reading together with others")
+    return deadline.unknown() if begun else deadline.passed("queued behind other writes")
+
+
 class AsyncCombiner:
-    """Lets writes of several tasks share one transaction.
+    """Lets calls of several tasks go together.
 
     Whoever comes first goes alone, at once. Those who come meanwhile queue,
     and when the first is done, the whole queue goes next. A group runs in a
@@ -191,36 +217,47 @@ class AsyncCombiner:
     """
 
     def __init__(
-        self, commit: Callable[[Sequence[Work[Any]]], Awaitable[list[Any]]], most: int, limits: Limits
+        self,
+        perform: Callable[[Sequence[Any]], Awaitable[list[Any]]],
+        most: int,
+        limits: Limits,
+        *,
+        lingers: bool = True,
+        reads: bool = False,
     ) -> None:
-        self._commit = commit
+        self._perform = perform
         self._most = most
         self._limits = limits
+        self._lingers = lingers
+        self._reads = reads
         self._waiting: deque[_AsyncWaiting] = deque()
         self._busy = False
         self._last_size = 1
         self._groups: set[asyncio.Task[None]] = set()
 
-    async def perform(self, work: Work[Any]) -> Any:
-        """The outcome of a work, or its own error."""
+    async def perform(self, work: Any) -> Any:
+        """The outcome of a call, or its own error."""
         if not self._busy:
             self._busy = True
             try:
-                return (await self._commit([work]))[0]
+                return (await self._perform([work]))[0]
             finally:
                 self._hand_over()
-        mine = _AsyncWaiting(work)
+        mine = _AsyncWaiting(work, self._reads)
         self._waiting.append(mine)
-        seconds = min(mine.until - time.monotonic(), self._limits.retry_seconds)
-        timer = asyncio.get_running_loop().call_later(seconds, mine.expire)
-        try:
+        seconds = _patience(mine.until, self._lingers, self._limits)
+        if seconds == math.inf:
             outcome = await mine.future
-        finally:
-            timer.cancel()
-        return (await self._commit([work]))[0] if outcome is _ALONE else outcome
+        else:
+            timer = asyncio.get_running_loop().call_later(seconds, mine.expire)
+            try:
+                outcome = await mine.future
+            finally:
+                timer.cancel()
+        return (await self._perform([work]))[0] if outcome is ALONE else outcome
 
     def _hand_over(self) -> None:
-        group = self._take(self._most)
+        group = self._take(self._most) if self._waiting else []
         self._busy = bool(group)
         if group:
             # As the one whose deadline is the latest, not as whoever was served before.
@@ -238,19 +275,19 @@ class AsyncCombiner:
 
     async def _lead(self, group: list[_AsyncWaiting]) -> None:
         try:
-            if len(group) < self._last_size:
+            if self._lingers and len(group) < self._last_size:
                 await asyncio.sleep(self._limits.combine_seconds)
                 group.extend(self._take(self._most - len(group), group[0].until))
             self._last_size = len(group)
-            outcomes: Sequence[Any] = await self._commit([each.work for each in group])
+            outcomes: Sequence[Any] = await self._perform([each.work for each in group])
         except BaseException as error:
             # One bad write must not fail its neighbours: each tries by itself,
             # unless the group may have been committed after all.
-            alone = len(group) > 1 and surely_not_committed(error)
+            alone = len(group) > 1 and (self._reads or surely_not_committed(error))
             for each in group:
                 if not each.future.done():
                     if alone:
-                        each.future.set_result(_ALONE)
+                        each.future.set_result(ALONE)
                     else:
                         each.future.set_exception(shell.outcome_unknown(error))
             if not isinstance(error, Exception):
@@ -264,10 +301,11 @@ class AsyncCombiner:
 
 
 class _AsyncWaiting:
-    """A write in the queue of a loop."""
+    """A call in the queue of a loop."""
 
-    def __init__(self, work: Work[Any]) -> None:
+    def __init__(self, work: Any, reads: bool) -> None:
         self.work = work
+        self.reads = reads
         self.until = deadline.moment()
         self.context = contextvars.copy_context()
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -276,9 +314,4 @@ class _AsyncWaiting:
     def expire(self) -> None:
         """Its time is over; where its group is under way, whoever set no deadline goes on waiting."""
         if not self.future.done() and not (self.begun and self.until == math.inf):
-            self.future.set_exception(
-                deadline.unknown() if self.begun else deadline.passed("queued behind other writes")
-            )
-
-
-_ALONE = object()
+            self.future.set_exception(_too_late(self.begun, self.reads))

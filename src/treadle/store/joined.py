@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from pymongo.asynchronous import client_session as asynchronous
+from pymongo.synchronous import client_session as synchronous
+
 from treadle.errors import UsageError
 
 
@@ -25,7 +28,16 @@ class Joined(NamedTuple):
     holder: Any
 
 
+# Where the driver keeps the session of a `bind()` block; older ones have no such block.
+_BOUND: list[ContextVar[Any]] = [
+    module._SESSION for module in (asynchronous, synchronous) if hasattr(module, "_SESSION")
+]
 _OPEN: ContextVar[tuple[Joined, ...]] = ContextVar("treadle_transactions", default=())
+
+
+def by_driver() -> bool:
+    """Whether the driver itself gives the caller's commands a session."""
+    return any(bound.get() is not None for bound in _BOUND)
 
 
 def current(store: Any) -> Any:

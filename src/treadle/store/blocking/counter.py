@@ -94,7 +94,7 @@ class Counter:
             return
         if self._kind == "durable":
             with deadline.within(self._store._seconds):
-                error = self._combiner.perform(sums)  # type: ignore[arg-type]
+                error = self._combiner.perform(sums)
             if error is not None:
                 raise error
             # In memory they only count towards the next flush.

@@ -7,7 +7,7 @@ import contextlib
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import GEN_CREATED, getgeneratorstate
 from typing import Any, TypeVar
 
@@ -46,8 +46,10 @@ from treadle.plan import (
 from treadle.plan.capabilities import Capabilities, read_capabilities
 from treadle.plan.decoding import RAW_CODEC_OPTIONS, Unreadable, codec_options, decoded, undecoded
 from treadle.plan.server_errors import is_passing
-from treadle.store import deadline, shell
+from treadle.plan.together import Failed, Shareable, lane_of, perform_together
+from treadle.store import deadline, joined, shell
 from treadle.store.blocking.transactions import in_transaction
+from treadle.store.combine import Combiner
 from treadle.store.deadline import Retries
 from treadle.store.ended import Transactions
 
@@ -97,6 +99,8 @@ class Runner:
         self.transactions = Transactions()
         self._collections: dict[str, Collection[Raw]] = {}
         self._decisive: dict[str, Collection[Raw]] = {}
+        # Who goes together with whom: by collection, and by kind of command.
+        self._lanes: dict[tuple[str, str], Combiner] = {}
 
     def collection(self, name: str) -> Collection[Raw]:
         """The collection as the caller's own reads see it."""
@@ -144,28 +148,57 @@ class Runner:
     def _answer(self, command: Command, session: Session) -> Any:
         """Perform a command for the caller, who chose where to read."""
         if type(command) is Call and not command.writes:
-            collection = self.collection(command.collection)
-            try:
-                return getattr(collection, command.method)(
-                    *command.arguments, session=session, **command.options
-                )
-            except InvalidBSON as error:
-                return self._reread(command, session, collection, error)
+            if command.ids and session is None:
+                return self._together(command)
+            return self._call(command, session, self.collection(command.collection))
         if type(command) is Read:
+            if command.ids and session is None:
+                return self._together(command)
             return self._listed(command, session)
         return self._perform(command, session)
 
+    def _call(self, command: Call, session: Session, collection: Collection[Raw]) -> Any:
+        try:
+            return getattr(collection, command.method)(*command.arguments, session=session, **command.options)
+        except InvalidBSON as error:
+            return self._reread(command, session, collection, error)
+
+    def _together(self, command: Shareable) -> Any:
+        """Perform a command together with those of other tasks who come at the same time."""
+        if self._shards is not None or joined.by_driver():
+            return self._by_itself(command)
+        lane = lane_of(command)
+        combiner = self._lanes.get(lane)
+        if combiner is None:
+            reads = lane[1] == "find"
+            most = self._limits.together_max
+
+            def perform(commands: Sequence[Shareable]) -> list[Any]:
+                if len(commands) == 1:
+                    return [self._by_itself(commands[0])]
+                return self.run(perform_together(commands), answers=reads)
+
+            combiner = Combiner(perform, most, self._limits, lingers=False, reads=reads)
+            combiner = self._lanes.setdefault(lane, combiner)
+        outcome = combiner.perform(command)
+        if type(outcome) is Failed:
+            raise outcome.error
+        return outcome
+
+    def _by_itself(self, command: Shareable) -> Any:
+        if type(command) is Read:
+            return self._listed(command, None)
+        assert type(command) is Call
+        own = self._own if command.writes else self.collection
+        return self._call(command, None, own(command.collection))
+
     def _perform(self, command: Command, session: Session) -> Any:
         if type(command) is Call:
+            if command.ids and session is None and command.writes:
+                return self._together(command)
             if session is not None and command.writes:
                 self.transactions.note(session, command)
-            collection = self._own(command.collection)
-            try:
-                return getattr(collection, command.method)(
-                    *command.arguments, session=session, **command.options
-                )
-            except InvalidBSON as error:
-                return self._reread(command, session, collection, error)
+            return self._call(command, session, self._own(command.collection))
         if type(command) is Read:
             return self._listed(command, session, own=True)
         if type(command) is Transact:

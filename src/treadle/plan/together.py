@@ -1,0 +1,306 @@
+"""Commands of several callers as one: reads, inserts, updates and deletions by id.
+
+A command that names its `ids` may go together with others of its kind. Each
+caller gets what its own command would have given it, or its own error. What
+cannot be told from the joint answer is not guessed: that command goes `ALONE`,
+as it would have without the others. So does each of them where one may be at
+fault and nothing was written.
+
+- Reads by id are one `$in`. No answer is older than its question: a group is
+  sent after all of its callers have asked.
+- Inserts are one unordered `insert_many`, which says of each document why it
+  was refused. They are encoded before anything is sent, so that a document
+  that cannot be encoded, or is large, fails nobody else.
+- An update shows the document after it, and a deletion the one before it,
+  which no bulk write does. So these share a transaction with a read. Updates
+  of one document do not: each would show what the others did, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import bson
+from bson import ObjectId
+from bson.raw_bson import RawBSONDocument
+from pymongo import UpdateOne
+from pymongo.errors import (
+    BulkWriteError,
+    DuplicateKeyError,
+    PyMongoError,
+    WriteConcernError,
+    WriteError,
+    WTimeoutError,
+)
+from pymongo.results import InsertOneResult
+
+from treadle.model.bson_types import CODEC_OPTIONS
+from treadle.model.storable import ENCODING_ERRORS
+from treadle.plan import (
+    Call,
+    Plan,
+    Raw,
+    Read,
+    bulk_write,
+    delete_many,
+    find,
+    insert_many,
+    server_facts,
+    transact,
+)
+from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document, refusals, surely_not_committed
+from treadle.query.keys import freeze
+
+Shareable: TypeAlias = Call | Read
+
+# Ids that one query asks for, and bytes that one insert sends; a message of the driver holds 48 MB.
+IDS_MAX = 1_000
+BYTES_MAX = 16 * 1024 * 1024
+# A larger document is sent by itself.
+LARGE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The outcome of one of several that raised; its neighbours are not concerned."""
+
+    error: Exception
+
+
+class _Alone:
+    """See `ALONE`."""
+
+    def __repr__(self) -> str:
+        return "ALONE"
+
+
+# In the place of an outcome: this one is to be performed by itself.
+ALONE = _Alone()
+
+
+class _Apart(Exception):
+    """A transaction that its callers had better not share."""
+
+
+def lane_of(command: Shareable) -> tuple[str, str]:
+    """Commands of the same lane may go together."""
+    method = command.method
+    return command.collection, "find" if method == "find_one" else method
+
+
+def perform_together(commands: Sequence[Shareable]) -> Plan[list[Any]]:
+    """The outcome of each command: its result, `Failed`, or `ALONE`; commands of one lane."""
+    _, method = lane_of(commands[0])
+    perform: Callable[[Sequence[Any]], Plan[list[Any]]] = _LANES[method]
+    return (yield from perform(commands))
+
+
+# -- reads -----------------------------------------------------------------------------------------
+
+
+def _find(commands: Sequence[Shareable]) -> Plan[list[Any]]:
+    alike: dict[str, list[int]] = {}
+    for place, command in enumerate(commands):
+        alike.setdefault(_asked(command), []).append(place)
+    outcomes: list[Any] = [ALONE] * len(commands)
+    for places in alike.values():
+        group = [commands[place] for place in places]
+        try:
+            answers = yield from _find_alike(group)
+        except Exception as error:
+            # One document that cannot be decoded is not its neighbours' concern.
+            concerned = is_about_one_document(error)
+            answers = [ALONE if concerned else Failed(error)] * len(group)
+        for place, answer in zip(places, answers, strict=True):
+            outcomes[place] = answer
+    return outcomes
+
+
+def _asked(command: Shareable) -> str:
+    """What is asked for besides the ids: equal where two reads can be one."""
+    filter, projection = _read_of(command)
+    return "" if len(filter) == 1 and projection is None else repr((_condition(filter), projection))
+
+
+def _read_of(command: Shareable) -> tuple[Raw, Any]:
+    filter, *rest = command.arguments
+    return filter, rest[0] if rest else None
+
+
+def _condition(filter: Raw) -> Raw:
+    return {name: value for name, value in filter.items() if name != "_id"}
+
+
+def _find_alike(commands: Sequence[Shareable]) -> Plan[list[Any]]:
+    """The documents of reads that differ in nothing but the ids."""
+    filter, projection = _read_of(commands[0])
+    condition, collection = _condition(filter), commands[0].collection
+    asked = {freeze(key): key for command in commands for key in command.ids}
+    keys, stored = list(asked.values()), dict[Any, Raw]()
+    for start in range(0, len(keys), IDS_MAX):
+        some = keys[start : start + IDS_MAX]
+        # One more than there can be, so that the server need not be asked for the end.
+        chosen, most = {"_id": {"$in": some}, **condition}, len(some) + 1
+        for raw in (yield from find(collection, chosen, projection, batch_size=most)):
+            stored[freeze(raw["_id"])] = raw
+    taken: set[Any] = set()
+    return [_own(command, stored, taken) for command in commands]
+
+
+def _own(command: Shareable, stored: dict[Any, Raw], taken: set[Any]) -> Any:
+    """The answer to one read; no document is handed out twice."""
+    raws = []
+    for key in command.ids:
+        frozen = freeze(key)
+        raw = stored.get(frozen)
+        if raw is None:
+            if type(key) is not ObjectId:
+                # By the collation of its collection, another text may be the same.
+                return ALONE
+            continue
+        if frozen in taken:
+            raw = bson.decode(bson.encode(raw, codec_options=CODEC_OPTIONS), CODEC_OPTIONS)
+        taken.add(frozen)
+        raws.append(raw)
+    if isinstance(command, Read):
+        return raws
+    return raws[0] if raws else None
+
+
+# -- inserts ---------------------------------------------------------------------------------------
+
+
+def _insert(commands: Sequence[Call]) -> Plan[list[Any]]:
+    outcomes: list[Any] = [ALONE] * len(commands)
+    batch: dict[int, RawBSONDocument] = {}
+    size = 0
+    for place, command in enumerate(commands):
+        try:
+            encoded = bson.encode(command.arguments[0], codec_options=CODEC_OPTIONS)
+        except ENCODING_ERRORS:
+            continue
+        if len(encoded) > LARGE_BYTES:
+            continue
+        if size + len(encoded) > BYTES_MAX:
+            yield from _insert_batch(commands, batch, outcomes)
+            batch, size = {}, 0
+        batch[place] = RawBSONDocument(encoded)
+        size += len(encoded)
+    if batch:
+        yield from _insert_batch(commands, batch, outcomes)
+    return outcomes
+
+
+def _insert_batch(
+    commands: Sequence[Call], batch: dict[int, RawBSONDocument], outcomes: list[Any]
+) -> Plan[None]:
+    places = list(batch)
+    refused: dict[int, Exception] = {}
+    try:
+        yield from insert_many(commands[0].collection, list(batch.values()), ordered=False)
+    except BulkWriteError as error:
+        for each in (error.details or {}).get("writeConcernErrors", ()):
+            # Stored, but not by a majority: nobody's insert is acknowledged.
+            refused = dict.fromkeys(places, _not_acknowledged(each))
+        refused |= {places[each["index"]]: _as_if_alone(each) for each in refusals(error)}
+    except Exception as error:
+        refused = dict.fromkeys(places, error)
+    for place in places:
+        stored = InsertOneResult(commands[place].ids[0], acknowledged=True)
+        outcomes[place] = Failed(refused[place]) if place in refused else stored
+
+
+def _as_if_alone(refusal: Raw) -> PyMongoError:
+    """The error that this document's own insert would have raised."""
+    details = {name: value for name, value in refusal.items() if name != "op"} | {"index": 0}
+    kind = DuplicateKeyError if details.get("code") == DUPLICATE_KEY else WriteError
+    return kind(details.get("errmsg", ""), details.get("code"), details)
+
+
+def _not_acknowledged(details: Raw) -> PyMongoError:
+    kind = WTimeoutError if (details.get("errInfo") or {}).get("wtimeout") else WriteConcernError
+    return kind(details.get("errmsg", ""), details.get("code"), details)
+
+
+# -- updates and deletions -----------------------------------------------------------------------------
+
+
+def _update(commands: Sequence[Call]) -> Plan[list[Any]]:
+    times = Counter(freeze(command.ids[0]) for command in commands)
+    group = [command for command in commands if times[freeze(command.ids[0])] == 1]
+
+    def body() -> Plan[dict[Any, Raw]]:
+        collection, keys = group[0].collection, [command.ids[0] for command in group]
+        operations = [UpdateOne(*command.arguments) for command in group]
+        result = yield from bulk_write(collection, operations, ordered=False)
+        afters = yield from _by_ids(collection, {"_id": {"$in": keys}}, len(keys))
+        if result.matched_count != sum(freeze(key) in afters for key in keys):
+            # By a collation, say, another document than the one of just this id.
+            raise _Apart
+        return afters
+
+    return (yield from _in_transaction(commands, group, body))
+
+
+def _delete(commands: Sequence[Call]) -> Plan[list[Any]]:
+    alike: dict[str, list[Call]] = {}
+    for command in commands:
+        alike.setdefault(_asked(command), []).append(command)
+    # Those of the most frequent condition; as a rule there is one.
+    group = list({freeze(each.ids[0]): each for each in max(alike.values(), key=len)}.values())
+
+    def body() -> Plan[dict[Any, Raw]]:
+        collection, keys = group[0].collection, [command.ids[0] for command in group]
+        chosen = {"_id": {"$in": keys}, **_condition(group[0].arguments[0])}
+        befores = yield from _by_ids(collection, chosen, len(keys))
+        if not befores.keys() <= {freeze(key) for key in keys}:
+            raise _Apart
+        if befores:
+            yield from delete_many(collection, {"_id": {"$in": [raw["_id"] for raw in befores.values()]}})
+        return befores
+
+    return (yield from _in_transaction(commands, group, body))
+
+
+def _by_ids(collection: str, chosen: Raw, most: int) -> Plan[dict[Any, Raw]]:
+    rows = yield from find(collection, chosen, batch_size=most + 1)
+    return {freeze(raw["_id"]): raw for raw in rows}
+
+
+def _in_transaction(
+    commands: Sequence[Call], group: Sequence[Call], body: Callable[[], Plan[dict[Any, Raw]]]
+) -> Plan[list[Any]]:
+    """The outcomes, of which those of the group are committed together; the others go alone."""
+    if len(group) < 2 or not (yield from server_facts()).transactions:
+        return [ALONE] * len(commands)
+    attempts = 0
+
+    def once() -> Plan[dict[Any, Raw]]:
+        # After a conflict with somebody else, those who are not concerned need not wait for the others.
+        nonlocal attempts
+        attempts += 1
+        if attempts > 1:
+            raise _Apart
+        return (yield from body())
+
+    together = {id(command) for command in group}
+    try:
+        documents = yield from transact(once)
+    except Exception as error:
+        # Nothing was written: whose fault it is, each finds out by itself.
+        failed: Any = ALONE if isinstance(error, _Apart) or surely_not_committed(error) else Failed(error)
+        return [failed if id(command) in together else ALONE for command in commands]
+    return [
+        documents.get(freeze(command.ids[0])) if id(command) in together else ALONE for command in commands
+    ]
+
+
+_LANES: dict[str, Callable[[Sequence[Any]], Plan[list[Any]]]] = {
+    "find": _find,
+    "insert_one": _insert,
+    "find_one_and_update": _update,
+    "find_one_and_delete": _delete,
+}

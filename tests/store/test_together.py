@@ -1,0 +1,801 @@
+"""Concurrent calls that share round trips: each caller gets what its own call would have given it.
+
+`Crowd` holds the lane of a kind of calls as if the first were under way,
+until all callers queue behind it; so that who goes with whom is no accident.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
+
+import pymongo
+import pytest
+from bson import ObjectId
+from pydantic import BaseModel
+from pymongo import AsyncMongoClient, MongoClient, common
+from pymongo.errors import PyMongoError
+
+from tests import faults
+from tests.support import Heard
+from treadle import AsyncStore, DataError, Document, DuplicateKey, Indexed, Store, TimedOut, UsageError
+from treadle.server.local import start
+
+WAIT_SECONDS_MAX = 50
+AGE_MAX = 100
+
+
+class Person(Document, collection="people"):
+    name: str
+    age: int = 0
+    slot: Annotated[int | None, Indexed(unique=True)] = None
+
+
+class Card(BaseModel):
+    name: str
+
+
+class Vehicle(Document, collection="vehicles", discriminator="kind"):
+    wheels: int = 4
+
+
+class Car(Vehicle, kind="car"): ...
+
+
+class Bike(Vehicle, kind="bike"):
+    wheels: int = 2
+
+
+MODELS = [Person, Vehicle, Car, Bike]
+Job = Callable[[Any], Any]
+
+
+class Crowd:
+    """Several callers of one Store at once, threads or tasks."""
+
+    def __init__(self, uri: str, database: str, tasks: bool) -> None:
+        self.heard = Heard()
+        self.tasks = tasks
+        self.runner = asyncio.Runner() if tasks else None
+        kind: Any = AsyncMongoClient if tasks else MongoClient
+        self.client: Any = kind(uri, event_listeners=[self.heard], appname="together")
+        self.store: Any = (AsyncStore if tasks else Store)(self.client[database], MODELS)
+
+    def close(self) -> None:
+        self.wait(self.client.close)
+        if self.runner is not None:
+            self.runner.close()
+
+    def wait(self, call: Callable[[], Any], seconds: float | None = None) -> Any:
+        """The result of one call, with a deadline or without one."""
+        if self.runner is None:
+            with pymongo.timeout(seconds):
+                return call()
+
+        async def awaited() -> Any:
+            with pymongo.timeout(seconds):
+                return await call()
+
+        return self.runner.run(awaited())
+
+    def lane(self, kind: str, collection: str = "people") -> Any:
+        return self.store.runner._lanes[collection, kind]
+
+    def together(self, kind: str, jobs: Sequence[Job], collection: str = "people") -> list[Any]:
+        """The results or errors of calls that queue behind one that is under way, then go together."""
+        lane = self.lane(kind, collection)
+        self.heard.clear()
+        return self._tasks(lane, jobs) if self.runner is not None else self._threads(lane, jobs)
+
+    def _tasks(self, lane: Any, jobs: Sequence[Job]) -> list[Any]:
+        async def all_of_them() -> list[Any]:
+            lane._busy = True
+            tasks = [asyncio.ensure_future(job(self.store)) for job in jobs]
+            while len(lane._waiting) < len(jobs):
+                await asyncio.sleep(0)
+            lane._hand_over()
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+        assert self.runner is not None
+        return self.runner.run(all_of_them())
+
+    def _threads(self, lane: Any, jobs: Sequence[Job]) -> list[Any]:
+        results: list[Any] = [None] * len(jobs)
+
+        def perform(number: int) -> None:
+            try:
+                results[number] = jobs[number](self.store)
+            except Exception as error:
+                results[number] = error
+
+        lane._busy = True
+        threads = [threading.Thread(target=perform, args=(at,), daemon=True) for at in range(len(jobs))]
+        for number, thread in enumerate(threads):
+            thread.start()
+            until = time.monotonic() + WAIT_SECONDS_MAX
+            while len(lane._waiting) <= number and time.monotonic() < until:
+                time.sleep(0.0005)
+        lane._hand_over()
+        for thread in threads:
+            thread.join(WAIT_SECONDS_MAX)
+        assert not any(thread.is_alive() for thread in threads)
+        return results
+
+
+@pytest.fixture(params=[False, True], ids=["threads", "tasks"])
+def crowd(request: pytest.FixtureRequest, server: Any, database: Any) -> Iterator[Crowd]:
+    Store(database, MODELS).setup(validation="enforce")
+    made = Crowd(server.uri, database.name, request.param)
+    first = made.wait(lambda: made.store.insert(Person(name="first")))
+    for call in (
+        lambda: made.store.get(Person, first.id),
+        lambda: made.store.update(Person, first.id, {"$inc": {"age": 1}}),
+        lambda: made.store.delete(Person, first.id),
+        lambda: made.store.get(Car, ObjectId()),
+        lambda: made.store.delete(Car, ObjectId()),
+    ):
+        made.wait(call)
+    yield made
+    made.close()
+
+
+def stored(database: Any, count: int) -> list[ObjectId]:
+    """So many people, whose names are their numbers."""
+    ids = [ObjectId() for _ in range(count)]
+    database.people.insert_many([{"_id": each, "name": str(n), "age": n} for n, each in enumerate(ids)])
+    return ids
+
+
+# -- reads ----------------------------------------------------------------------------------------
+
+
+def test_reads_by_id_are_one_query_and_each_gets_its_own(crowd: Crowd, database: Any) -> None:
+    ids = stored(database, 4)
+    missing = ObjectId()
+    results = crowd.together(
+        "find",
+        [
+            lambda store: store.get(Person, ids[0]),
+            lambda store: store.require(Person, ids[1]),
+            lambda store: store.find_one(Person, {"_id": ids[2]}),
+            lambda store: store.get_many(Person, [ids[3], missing, ids[0]]),
+            lambda store: store.get(Person, missing),
+            lambda store: store.get(Person, ids[0]),
+        ],
+    )
+    assert ["find"] == crowd.heard.names
+    first, second, third, many, none, again = results
+    assert ["0", "1", "2", "0"] == [first.name, second.name, third.name, again.name]
+    assert ["3", None, "0"] == [each and each.name for each in many]
+    assert none is None
+    assert again is not first
+    again.name = "changed"
+    assert "0" == first.name == many[2].name
+
+
+def test_cards_and_kinds_are_not_mixed_up(crowd: Crowd, database: Any) -> None:
+    ids = stored(database, 2)
+    results = crowd.together(
+        "find",
+        [lambda store: store.get(Person, ids[0], into=Card), lambda store: store.get(Person, ids[1])],
+    )
+    assert [Card(name="0"), 1] == [results[0], results[1].age]
+    car, bike = ObjectId(), ObjectId()
+    database.vehicles.insert_many(
+        [{"_id": car, "kind": "car", "wheels": 4}, {"_id": bike, "kind": "bike", "wheels": 2}]
+    )
+    jobs: list[Job] = [
+        lambda store: store.get(Car, car),
+        lambda store: store.get(Car, bike),
+        lambda store: store.get(Vehicle, bike),
+    ]
+    found = crowd.together("find", jobs, "vehicles")
+    assert [Car, type(None), Bike] == [type(each) for each in found]
+
+
+def test_a_document_that_cannot_be_read_is_nobody_elses_error(crowd: Crowd, database: Any) -> None:
+    ids = stored(database, 2)
+    bad = ObjectId()
+    database.people.insert_one(
+        {"_id": bad, "name": "bad", "age": {"no": "number"}}, bypass_document_validation=True
+    )
+    jobs: list[Job] = [lambda store, each=each: store.get(Person, each) for each in (ids[0], bad, ids[1])]
+    fine, refused, other = crowd.together("find", jobs)
+    assert ["0", "1"] == [fine.name, other.name]
+    assert isinstance(refused, DataError)
+
+
+def test_no_answer_is_older_than_its_question(crowd: Crowd, database: Any) -> None:
+    """What is written while a reader queues is what it reads."""
+    ids = stored(database, 2)
+    lane = crowd.lane("find")
+    perform = lane._perform
+    if crowd.tasks:
+
+        async def late(commands: Any) -> Any:
+            database.people.update_many({}, {"$set": {"age": 77}})
+            return await perform(commands)
+
+    else:
+
+        def late(commands: Any) -> Any:
+            database.people.update_many({}, {"$set": {"age": 77}})
+            return perform(commands)
+
+    lane._perform = late
+    results = crowd.together("find", [lambda store, each=each: store.get(Person, each) for each in ids])
+    assert [77, 77] == [each.age for each in results]
+    lane._perform = perform
+    # And one caller's own: nothing is remembered from one read to the next.
+    database.people.update_many({}, {"$set": {"age": 78}})
+    assert 78 == crowd.wait(lambda: crowd.store.get(Person, ids[0])).age
+
+
+# -- inserts --------------------------------------------------------------------------------------
+
+
+def test_inserts_are_one_command_and_each_gets_its_own_error(crowd: Crowd, database: Any) -> None:
+    database.people.insert_one({"_id": ObjectId(), "name": "there", "age": 1, "slot": 7})
+    database.command(
+        {
+            "collMod": "people",
+            "validator": {"$expr": {"$lte": ["$age", AGE_MAX]}},
+            "validationLevel": "strict",
+        }
+    )
+    people = [
+        Person(name="a"),
+        Person(name="taken", slot=7),
+        Person(name="old", age=AGE_MAX + 1),
+        Person(name="b"),
+        Person(name="huge", age=2**70),
+        Person(name="\ud800"),
+        Person(name="x" * 2_000_000),
+        Person(name="c", slot=8),
+    ]
+    jobs: list[Job] = [lambda store, each=each: store.insert(each) for each in people]
+    results = crowd.together("insert_one", jobs)
+    # One for all, one for the large document by itself.
+    assert ["insert", "insert"] == crowd.heard.names
+    assert {"w": "majority"} == crowd.heard.commands[0][1]["writeConcern"]
+    kept = [people[at] for at in (0, 3, 6, 7)]
+    assert kept == [results[at] for at in (0, 3, 6, 7)]
+    assert sorted(each.name for each in kept) == sorted(
+        each["name"] for each in database.people.find({"name": {"$ne": "there"}})
+    )
+    taken, old = results[1], results[2]
+    assert isinstance(taken, DuplicateKey)
+    assert {"slot": 7} == taken.details["keyValue"]
+    assert ("validator-refused", "value-not-storable", "value-not-storable") == (
+        old.code,
+        results[4].code,
+        results[5].code,
+    )
+    # The same as each gets by itself.
+    for at in (1, 2, 4, 5):
+        with pytest.raises(type(results[at])) as alone:
+            crowd.wait(lambda at=at: crowd.store.insert(people[at]))
+        assert str(alone.value) == str(results[at])
+        assert getattr(alone.value, "details", None) == getattr(results[at], "details", None)
+
+
+# -- updates and deletions ------------------------------------------------------------------------
+
+
+def test_updates_share_a_transaction_and_each_sees_its_own(crowd: Crowd, database: Any) -> None:
+    ids = stored(database, 4)
+    jobs: list[Job] = [
+        lambda store, each=each: store.update(Person, each, {"$inc": {"age": 10}})
+        for each in [*ids, ObjectId()]
+    ]
+    results = crowd.together("find_one_and_update", jobs)
+    assert ["update", "find", "commitTransaction"] == crowd.heard.names
+    assert {"w": "majority"} == crowd.heard.commands[-1][1]["writeConcern"]
+    assert [10, 11, 12, 13] == [each.age for each in results[:-1]]
+    assert results[-1] is None
+
+
+def test_updates_of_one_document_each_see_their_own(crowd: Crowd, database: Any) -> None:
+    ids = stored(database, 3)
+    jobs: list[Job] = [
+        lambda store, each=each: store.update(Person, each, {"$inc": {"age": 1}})
+        for each in [ids[0], ids[0], ids[0], ids[1], ids[2]]
+    ]
+    results = crowd.together("find_one_and_update", jobs)
+    assert [1, 2, 3] == sorted(each.age for each in results[:3])
+    assert [2, 3] == [each.age for each in results[3:]]
+
+
+def test_an_update_that_is_refused_fails_alone(crowd: Crowd, database: Any) -> None:
+    ids = stored(database, 3)
+    database.people.insert_one({"_id": ObjectId(), "name": "there", "age": 1, "slot": 7})
+    updates = [{"$inc": {"age": 1}}, {"$set": {"slot": 7}}, {"$set": {"slot": 8}}]
+    jobs: list[Job] = [
+        lambda store, each=each, update=update: store.update(Person, each, update)
+        for each, update in zip(ids, updates, strict=True)
+    ]
+    fine, taken, other = crowd.together("find_one_and_update", jobs)
+    assert isinstance(taken, DuplicateKey)
+    assert {"slot": 7} == taken.details["keyValue"]
+    assert (1, 8) == (fine.age, other.slot)
+    assert 1 == database.people.find_one({"_id": ids[1]})["age"]
+
+
+def test_deletions_share_a_transaction_and_each_gets_what_it_deleted(crowd: Crowd, database: Any) -> None:
+    ids = stored(database, 3)
+    jobs: list[Job] = [lambda store, each=each: store.delete(Person, each) for each in [*ids, ObjectId()]]
+    results = crowd.together("find_one_and_delete", jobs)
+    assert ["find", "delete", "commitTransaction"] == crowd.heard.names
+    assert ["0", "1", "2"] == [each.name for each in results[:-1]]
+    assert results[-1] is None
+    assert 0 == database.people.count_documents({})
+    ids = stored(database, 2)
+    twice: list[Job] = [
+        lambda store, each=each: store.delete(Person, each) for each in [ids[0], ids[0], ids[1]]
+    ]
+    one, two, other = crowd.together("find_one_and_delete", twice)
+    assert {None, "0"} == {one and one.name, two and two.name}
+    assert "1" == other.name
+
+
+def test_a_kind_deletes_nothing_of_another(crowd: Crowd, database: Any) -> None:
+    car, bike = ObjectId(), ObjectId()
+    database.vehicles.insert_many(
+        [{"_id": car, "kind": "car", "wheels": 4}, {"_id": bike, "kind": "bike", "wheels": 2}]
+    )
+    jobs: list[Job] = [lambda store, each=each: store.delete(Car, each) for each in (car, bike)]
+    deleted, none = crowd.together("find_one_and_delete", jobs, "vehicles")
+    assert (Car, None) == (type(deleted), none)
+    assert [bike] == [each["_id"] for each in database.vehicles.find()]
+
+
+def test_what_is_locked_by_somebody_else_holds_up_only_its_own_callers(crowd: Crowd, database: Any) -> None:
+    """A conflict in the transaction of a group: everybody goes alone, and none is lost."""
+    ids = stored(database, 3)
+    fine = [{"_id": ids[0]}, {"_id": ids[2]}]
+
+    def release() -> None:
+        until = time.monotonic() + WAIT_SECONDS_MAX
+        while database.people.count_documents({"$or": fine, "age": {"$gte": 100}}) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        session.abort_transaction()
+
+    with database.client.start_session() as session, session.start_transaction():
+        database.people.update_one({"_id": ids[1]}, {"$inc": {"age": 1000}}, session=session)
+        thread = threading.Thread(target=release)
+        thread.start()
+        jobs: list[Job] = [
+            lambda store, each=each: store.update(Person, each, {"$inc": {"age": 100}}) for each in ids
+        ]
+        results = crowd.together("find_one_and_update", jobs)
+        thread.join()
+    assert [100, 101, 102] == [each.age for each in results]
+
+
+# -- who goes alone -------------------------------------------------------------------------------
+
+
+def test_a_caller_with_a_session_or_transaction_waits_for_nobody(crowd: Crowd, database: Any) -> None:
+    ids = stored(database, 2)
+    for kind in ("find", "find_one_and_update"):
+        crowd.lane(kind)._busy = True
+    store = crowd.store
+    if crowd.tasks:
+
+        async def calls() -> tuple[Any, Any, Any]:
+            async with crowd.client.start_session() as session:
+                one = await store.get(Person, ids[0], session=session)
+            async with store.transaction():
+                two = await store.update(Person, ids[1], {"$inc": {"age": 5}})
+            if hasattr(crowd.client.start_session(), "bind"):
+                async with crowd.client.start_session() as session, session.bind():
+                    three = await store.get(Person, ids[1])
+            else:
+                three = two
+            return one, two, three
+
+        one, two, three = crowd.wait(calls)
+    else:
+        with crowd.client.start_session() as session:
+            one = store.get(Person, ids[0], session=session)
+        with store.transaction():
+            two = store.update(Person, ids[1], {"$inc": {"age": 5}})
+        three = two
+        if hasattr(crowd.client.start_session(), "bind"):
+            with crowd.client.start_session() as session, session.bind():
+                three = store.get(Person, ids[1])
+    assert ("0", 6, 6) == (one.name, two.age, three.age)
+
+
+def test_a_single_caller_sends_what_it_always_did(crowd: Crowd, database: Any) -> None:
+    ids = stored(database, 2)
+    crowd.heard.clear()
+    crowd.wait(lambda: crowd.store.get(Person, ids[0]))
+    crowd.wait(lambda: crowd.store.update(Person, ids[0], {"$inc": {"age": 1}}))
+    crowd.wait(lambda: crowd.store.delete(Person, ids[0]))
+    crowd.wait(lambda: crowd.store.insert(Person(name="new")))
+    assert ["find", "findAndModify", "findAndModify", "insert"] == crowd.heard.names
+    assert {"_id": ids[0]} == crowd.heard.commands[0][1]["filter"]
+
+
+def test_ids_that_a_collation_takes_for_equal_are_found(server: Any, database: Any) -> None:
+    class Word(Document, collection="words"):
+        id: str
+        n: int = 0
+
+    database.create_collection("words", collation={"locale": "en", "strength": 2})
+    database.words.insert_many([{"_id": "abc", "n": 1}, {"_id": "def", "n": 2}])
+
+    async def main() -> list[Any]:
+        async with AsyncMongoClient(server.uri) as client:
+            store = AsyncStore(client[database.name], [Word])
+            await store.get(Word, "x")
+            gets = await asyncio.gather(*(store.get(Word, each) for each in ("x", "ABC", "abc", "DEF", "no")))
+            await store.update(Word, "x", {"$inc": {"n": 1}})
+            updates = await asyncio.gather(
+                *(store.update(Word, each, {"$inc": {"n": 10}}) for each in ("x", "ABC", "def", "no"))
+            )
+            deletes = await asyncio.gather(*(store.delete(Word, each) for each in ("x", "ABC", "DEF", "no")))
+            return [[each and each.n for each in some] for some in (gets, updates, deletes)]
+
+    assert [[None, 1, 1, 2, None], [None, 11, 12, None], [None, 11, 12, None]] == asyncio.run(main())
+    assert 0 == database.words.count_documents({})
+
+
+# -- deadlines and cancellation -------------------------------------------------------------------
+
+
+def test_a_queued_call_waits_no_longer_than_its_deadline(crowd: Crowd, database: Any) -> None:
+    (first,) = stored(database, 1)
+    for kind, call in (
+        ("find", lambda: crowd.store.get(Person, first)),
+        ("find_one_and_update", lambda: crowd.store.update(Person, first, {"$inc": {"age": 1}})),
+        ("insert_one", lambda: crowd.store.insert(Person(name="late"))),
+    ):
+        lane = crowd.lane(kind)
+        lane._busy = True
+        with pytest.raises(TimedOut) as late:
+            crowd.wait(call, seconds=0.05)
+        assert "deadline-passed" == late.value.code
+        lane._hand_over()
+        assert not lane._busy
+    assert [(first, 0)] == [(each["_id"], each["age"]) for each in database.people.find()]
+
+
+def test_a_cancelled_task_leaves_the_others_alone(server: Any, database: Any) -> None:
+    Store(database, MODELS).setup()
+
+    async def main() -> list[Any]:
+        async with AsyncMongoClient(server.uri) as client:
+            store = AsyncStore(client[database.name], MODELS)
+            await store.insert(Person(name="first"))
+            lane = store.runner._lanes["people", "insert_one"]
+            lane._busy = True
+            tasks = [asyncio.ensure_future(store.insert(Person(name=str(n)))) for n in range(6)]
+            while len(lane._waiting) < 6:
+                await asyncio.sleep(0)
+            tasks[0].cancel()
+            tasks[3].cancel()
+            lane._hand_over()
+            await asyncio.sleep(0)
+            # Its group is under way now; what becomes of it is not known.
+            tasks[5].cancel()
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+    results = asyncio.run(main())
+    assert ["1", "2", "4"] == [each.name for each in results if isinstance(each, Person)]
+    names = {each["name"] for each in database.people.find()}
+    assert {"first", "1", "2", "4"} <= names <= {"first", "1", "2", "4", "5"}
+
+
+# -- random histories -----------------------------------------------------------------------------
+
+
+class History:
+    """One caller's own documents, and the states that each may be in after its calls."""
+
+    def __init__(self, number: int, seed: int) -> None:
+        self.chance = random.Random(seed * 1000 + number)
+        self.number = number
+        self.possible: dict[ObjectId, set[int | None]] = {}
+        # A write whose caller was cancelled may be done at any later time, so nobody asks for these again.
+        self.left: set[ObjectId] = set()
+        self.slots: set[int] = set()
+        self.doubtful_slots: set[int] = set()
+
+    def step(self, store: Any) -> tuple[str, Any, Callable[[Any], None], Callable[[], None]]:
+        """A call, a check of its result, and what to note where its outcome is not known."""
+        known = [key for key in self.possible if key not in self.left]
+        kind = self.chance.choice(["insert", "insert", "get", "get", "update", "update", "delete", "take"])
+        if kind in ("get", "update", "delete") and not known:
+            kind = "insert"
+        if kind == "insert":
+            return self._insert(store)
+        if kind == "take":
+            return self._take(store)
+        key = self.chance.choice(known)
+        return getattr(self, f"_{kind}")(store, key)
+
+    def _insert(self, store: Any) -> Any:
+        age = self.chance.choice([0, 1, 2, AGE_MAX + 1])
+        person = Person(name=str(self.number), age=age)
+        key = person.id
+
+        def check(result: Any) -> None:
+            if age > AGE_MAX:
+                assert "validator-refused" == getattr(result, "code", None), result
+                self.possible[key] = {None}
+            else:
+                assert (key, age) == (result.id, result.age), result
+                self.possible[key] = {age}
+
+        def doubt() -> None:
+            self.left.add(key)
+            self.possible[key] = {None} if age > AGE_MAX else {None, age}
+
+        return "insert", lambda: store.insert(person), check, doubt
+
+    def _take(self, store: Any) -> Any:
+        slot = self.chance.randrange(60)
+
+        def check(result: Any) -> None:
+            if isinstance(result, DuplicateKey):
+                assert {"slot": slot} == result.details["keyValue"]
+            else:
+                assert slot == result.slot, result
+                assert slot not in self.slots
+                self.slots.add(slot)
+
+        def doubt() -> None:
+            self.doubtful_slots.add(slot)
+
+        return "take", lambda: store.insert(Person(name=str(self.number), slot=slot)), check, doubt
+
+    def _get(self, store: Any, key: ObjectId) -> Any:
+        def check(result: Any) -> None:
+            age = None if result is None else result.age
+            assert age in self.possible[key], (age, self.possible[key])
+            assert result is None or (key, str(self.number)) == (result.id, result.name)
+            self.possible[key] = {age}
+
+        return "get", lambda: store.get(Person, key), check, lambda: None
+
+    def _update(self, store: Any, key: ObjectId) -> Any:
+        amount = self.chance.choice([1, 2, AGE_MAX + 1])
+
+        def check(result: Any) -> None:
+            before = self.possible[key]
+            if isinstance(result, Exception):
+                assert "validator-refused" == getattr(result, "code", None), result
+                assert amount > AGE_MAX
+                self.possible[key] = before - {None}
+            elif result is None:
+                assert None in before
+                self.possible[key] = {None}
+            else:
+                assert result.age - amount in before, (result.age, amount, before)
+                assert (key, str(self.number)) == (result.id, result.name)
+                self.possible[key] = {result.age}
+
+        def doubt() -> None:
+            self.left.add(key)
+            grown = {age + amount for age in self.possible[key] if age is not None and amount <= AGE_MAX}
+            self.possible[key] |= grown
+
+        return "update", lambda: store.update(Person, key, {"$inc": {"age": amount}}), check, doubt
+
+    def _delete(self, store: Any, key: ObjectId) -> Any:
+        def check(result: Any) -> None:
+            age = None if result is None else result.age
+            assert age in self.possible[key]
+            assert result is None or key == result.id
+            self.possible[key] = {None}
+
+        def doubt() -> None:
+            self.left.add(key)
+            self.possible[key].add(None)
+
+        return "delete", lambda: store.delete(Person, key), check, doubt
+
+
+def check_stored(database: Any, histories: Sequence[History]) -> None:
+    """Each document is in a state that its one writer allows; nothing is there that nobody wrote."""
+    people = {each["_id"]: each for each in database.people.find({"slot": None})}
+    for history in histories:
+        for key, possible in history.possible.items():
+            stored = people.pop(key, None)
+            assert (None if stored is None else stored["age"]) in possible
+    assert {} == people
+    slots = [each["slot"] for each in database.people.find({"slot": {"$ne": None}})]
+    assert len(slots) == len(set(slots))
+    acknowledged = [slot for history in histories for slot in history.slots]
+    assert len(acknowledged) == len(set(acknowledged))
+    doubtful = {slot for history in histories for slot in history.doubtful_slots}
+    assert set(acknowledged) <= set(slots) <= set(acknowledged) | doubtful
+
+
+def limited(database: Any) -> None:
+    """A validator that Python does not know of, so that the server refuses what the model takes."""
+    Store(database, MODELS).setup()
+    validator = {"$expr": {"$lte": ["$age", AGE_MAX]}}
+    database.command({"collMod": "people", "validator": validator, "validationLevel": "strict"})
+
+
+# TREADLE_TOGETHER=all takes 10,000 steps.
+ALL = os.environ.get("TREADLE_TOGETHER") == "all"
+TASKS, TASK_STEPS = 50, 200 if ALL else 40
+THREADS, THREAD_STEPS = 8, 60
+
+
+@pytest.mark.heavy
+def test_steps_of_tasks_with_cancellations(server: Any, database: Any) -> None:
+    limited(database)
+    histories = [History(number, seed=20) for number in range(TASKS)]
+    counted = {"done": 0, "cancelled": 0}
+
+    async def live(history: History, store: AsyncStore) -> None:
+        for _ in range(TASK_STEPS):
+            _, call, check, doubt = history.step(store)
+            task = asyncio.ensure_future(call())
+            if history.chance.random() < 0.1:
+                for _ in range(history.chance.randrange(1, 12)):
+                    await asyncio.sleep(0)
+                task.cancel()
+            try:
+                result = await task
+            except asyncio.CancelledError:
+                doubt()
+                counted["cancelled"] += 1
+                continue
+            except (DataError, UsageError) as error:
+                result = error
+            check(result)
+            counted["done"] += 1
+
+    async def main() -> None:
+        async with AsyncMongoClient(server.uri) as client:
+            store = AsyncStore(client[database.name], MODELS)
+            await asyncio.gather(*(live(history, store) for history in histories))
+
+    asyncio.run(main())
+    assert TASKS * TASK_STEPS == sum(counted.values())
+    assert counted["cancelled"] > TASK_STEPS
+    check_stored(database, histories)
+
+
+@pytest.mark.heavy
+def test_steps_of_threads(server: Any, database: Any) -> None:
+    limited(database)
+    histories = [History(number, seed=21) for number in range(THREADS)]
+    errors: list[BaseException] = []
+
+    def live(history: History, store: Store) -> None:
+        try:
+            for _ in range(THREAD_STEPS):
+                _, call, check, _ = history.step(store)
+                try:
+                    result = call()
+                except (DataError, UsageError) as error:
+                    result = error
+                check(result)
+        except BaseException as error:
+            errors.append(error)
+
+    with MongoClient[Any](server.uri) as client:
+        store = Store(client[database.name], MODELS)
+        threads = [threading.Thread(target=live, args=(each, store), daemon=True) for each in histories]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_SECONDS_MAX)
+    assert [] == errors
+    assert not any(thread.is_alive() for thread in threads)
+    check_stored(database, histories)
+
+
+# -- crash points ---------------------------------------------------------------------------------
+
+
+CLOSED = {"closeConnection": True}
+FAULTS: list[tuple[str, dict[str, Any]]] = [
+    ("closed", {"times": 1, **CLOSED}),
+    ("closed-twice", {"times": 2, **CLOSED}),
+    ("shutting-down", {"times": 2, "errorCode": 91, "errorLabels": ["RetryableWriteError"]}),
+    ("conflict", {"times": 1, "errorCode": 112, "errorLabels": ["TransientTransactionError"]}),
+    ("concern", {"times": 1, "writeConcernError": {"code": 64, "errmsg": "waiting timed out"}}),
+    ("reply-lost", {"times": 1, "proxy": True}),
+    ("reply-lost-twice", {"times": 2, "proxy": True}),
+]
+KINDS = ["insert_one", "find", "find_one_and_update", "find_one_and_delete"]
+COMMANDS_MAX = 12
+CALLERS = 4
+
+
+@pytest.fixture(scope="module")
+def struck() -> Iterator[tuple[Any, faults.Proxy]]:
+    interval, common.MIN_HEARTBEAT_INTERVAL = common.MIN_HEARTBEAT_INTERVAL, 0.005
+    parameters = {"enableTestCommands": 1, "transactionLifetimeLimitSeconds": 3}
+    with start(parameters=parameters) as server, faults.Proxy(server) as proxy:
+        yield server, proxy
+    common.MIN_HEARTBEAT_INTERVAL = interval
+
+
+@pytest.mark.heavy
+@pytest.mark.server
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "fault"), FAULTS, ids=[name for name, _ in FAULTS])
+def test_a_fault_at_each_command_of_a_group(
+    struck: tuple[Any, faults.Proxy], kind: str, name: str, fault: dict[str, Any]
+) -> None:
+    """Who was answered has what it was told, once; who was not has it once or not at all."""
+    server, proxy = struck
+    data = {key: value for key, value in fault.items() if key not in ("times", "proxy")}
+    heard = faults.Heard()
+    uri = proxy.uri if "proxy" in fault else f"{server.uri}&serverMonitoringMode=poll"
+    points = 0
+    with (
+        MongoClient[Any](server.uri) as plain,
+        MongoClient[Any](uri, event_listeners=[heard], appname="struck") as client,
+    ):
+        database = plain["struck"]
+        database.drop_collection("people")
+        Store(database, MODELS).setup()
+        crowd = Crowd.__new__(Crowd)
+        crowd.tasks, crowd.runner, crowd.heard = False, None, Heard()
+        crowd.store = Store(client["struck"], MODELS)
+        one = crowd.store.insert(Person(name="first"))
+        crowd.store.get(Person, one.id)
+        crowd.store.update(Person, one.id, {"$inc": {"age": 1}})
+        crowd.store.delete(Person, one.id)
+        for skip in range(COMMANDS_MAX):
+            database.people.delete_many({})
+            ids = stored(database, CALLERS)
+            new = [Person(name=str(number)) for number in range(CALLERS)]
+            jobs: dict[str, list[Job]] = {
+                "insert_one": [lambda store, each=each: store.insert(each) for each in new],
+                "find": [lambda store, each=each: store.get(Person, each) for each in ids],
+                "find_one_and_update": [
+                    lambda store, each=each: store.update(Person, each, {"$inc": {"age": 10}}) for each in ids
+                ],
+                "find_one_and_delete": [lambda store, each=each: store.delete(Person, each) for each in ids],
+            }
+            heard.clear()
+            strike: Any = (
+                proxy.drop_reply(skip, names=faults.COMMANDS, times=fault["times"])
+                if "proxy" in fault
+                else faults.fail_point(plain, heard, skip=skip, times=fault["times"], app="struck", **data)
+            )
+            with strike:
+                results = crowd.together(kind, jobs[kind])
+                met = sum(each in faults.COMMANDS for each in heard.names) > skip
+            plain.admin.command({"killAllSessions": []})
+            there = {each["_id"]: each for each in database.people.find()}
+            for number, (key, result) in enumerate(zip(ids, results, strict=True)):
+                _check_struck(kind, number, new[number].id if kind == "insert_one" else key, result, there)
+            if not met:
+                assert not any(isinstance(each, Exception) for each in results)
+                break
+            points += 1
+    assert points >= 1
+
+
+def _check_struck(kind: str, number: int, key: Any, result: Any, there: dict[Any, Any]) -> None:
+    failed = isinstance(result, Exception)
+    if failed:
+        assert isinstance(result, (PyMongoError, DataError)), result
+    else:
+        assert (key, str(number)) == (result.id, result.name)
+    if kind == "insert_one":
+        assert key in there or failed
+    elif kind == "find_one_and_delete":
+        assert key not in there or failed
+    else:
+        grown = number + (10 if kind == "find_one_and_update" else 0)
+        assert there[key]["age"] in ({number, grown} if failed else {grown})
+        assert failed or grown == result.age
