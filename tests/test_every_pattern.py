@@ -38,7 +38,8 @@ from treadle.patterns.archive.rule import Archive
 from treadle.patterns.attributes import Attributes
 from treadle.patterns.bucket.rule import Bucket
 from treadle.patterns.bucket.time_series import TimeSeries
-from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
+from treadle.patterns.computed.aggregates import Average, Count, Formula, Max, Min, Sum
+from treadle.patterns.computed.collect import Collect
 from treadle.patterns.extended_reference import ExtendedReference
 from treadle.patterns.history.rule import History
 from treadle.patterns.links import Links
@@ -153,6 +154,7 @@ class Product(Document, collection="products"):
     worst: Annotated[int | None, Min(Review, "rating", by="product_id")] = None
     best: Annotated[int | None, Max(Review, "rating", by="product_id")] = None
     doubled: Annotated[int | None, Formula({"$multiply": ["$count", 2]})] = None
+    ratings: Annotated[list[int], Collect(Review, "rating", by="product_id", size=3)] = []
 
 
 class Shelf(Document, collection="shelves"):

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from treadle.patterns.attributes import Attributes
     from treadle.patterns.bucket.rule import Bucket
     from treadle.patterns.bucket.time_series import TimeSeries
-    from treadle.patterns.computed import Average, Count, Formula, Max, Min, Sum
+    from treadle.patterns.computed.aggregates import Average, Count, Formula, Max, Min, Sum
+    from treadle.patterns.computed.collect import Collect
     from treadle.patterns.extended_reference import ExtendedReference
     from treadle.patterns.history.rule import History
     from treadle.patterns.links import Links
@@ -92,6 +93,7 @@ __all__ = [
     "ChangeStatus",
     "Changed",
     "ChildReferences",
+    "Collect",
     "Conflict",
     "Count",
     "CreatedAt",
@@ -172,15 +174,16 @@ _HOMES = {
     "Archive": "patterns.archive.rule",
     "AsyncStore": "store.async_store",
     "Attributes": "patterns.attributes",
-    "Average": "patterns.computed",
+    "Average": "patterns.computed.aggregates",
     "Bucket": "patterns.bucket.rule",
     "Bulk": "graph.operations",
     "BulkFailed": "errors",
     "ChangeStatus": "upkeep.replacing",
     "Changed": "graph.outcomes",
     "ChildReferences": "patterns.tree.child_references",
+    "Collect": "patterns.computed.collect",
     "Conflict": "errors",
-    "Count": "patterns.computed",
+    "Count": "patterns.computed.aggregates",
     "CreatedAt": "graph.lifecycle",
     "DataError": "errors",
     "Day": "patterns.rollup",
@@ -193,7 +196,7 @@ _HOMES = {
     "Failure": "errors",
     "FieldSummary": "graph.outcomes",
     "Finding": "graph.outcomes",
-    "Formula": "patterns.computed",
+    "Formula": "patterns.computed.aggregates",
     "History": "patterns.history.rule",
     "Hour": "patterns.rollup",
     "Id": "model.bson_types",
@@ -204,12 +207,12 @@ _HOMES = {
     "Limits": "graph.limits",
     "Links": "patterns.links",
     "MaterializedPath": "patterns.tree.materialized_path",
-    "Max": "patterns.computed",
+    "Max": "patterns.computed.aggregates",
     "Measured": "model.pairs",
     "Migrated": "upkeep.migrations.run",
     "Migration": "patterns.schema_versioning",
     "MigrationRun": "upkeep.migrations.log",
-    "Min": "patterns.computed",
+    "Min": "patterns.computed.aggregates",
     "Minute": "patterns.rollup",
     "Month": "patterns.rollup",
     "NotFound": "errors",
@@ -232,7 +235,7 @@ _HOMES = {
     "State": "graph.outcomes",
     "Store": "store.blocking.store",
     "Subset": "patterns.subset",
-    "Sum": "patterns.computed",
+    "Sum": "patterns.computed.aggregates",
     "Summary": "graph.outcomes",
     "TimeSeries": "patterns.bucket.time_series",
     "TimedOut": "store.deadline",

@@ -18,7 +18,7 @@ from pymongo.errors import OperationFailure
 
 from treadle import Average, Count, Document, ExtendedReference, Id, Max, Store, Subset, Sum
 from treadle.engine import fill, inserts, pipelines, react
-from treadle.patterns.computed import AverageRule, CountRule, ExtremeRule, SumRule
+from treadle.patterns.computed.aggregates import AverageRule, CountRule, ExtremeRule, SumRule
 from treadle.patterns.extended_reference import ReferenceRule
 from treadle.patterns.subset import SubsetRule
 from treadle.plan import update_many

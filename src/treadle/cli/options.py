@@ -37,3 +37,7 @@ ThrottleOption = Annotated[
 LIMIT_DEFAULT = 50
 LimitOption = Annotated[int, typer.Option("--limit", metavar="N", min=0, help="The most rows of a table.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+FieldsOption = Annotated[
+    list[str] | None,
+    typer.Option("--field", help="Only this maintained field; may be repeated.", show_default=False),
+]

@@ -10,6 +10,7 @@ from treadle.cli.application import call_with_progress, pace
 from treadle.cli.options import (
     LIMIT_DEFAULT,
     AppOption,
+    FieldsOption,
     JsonOption,
     LimitOption,
     ModelsArgument,
@@ -23,6 +24,7 @@ def repair(
     app_name: AppOption,
     models: ModelsArgument = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be mended.")] = False,
+    fields: FieldsOption = None,
     throttle: ThrottleOption = None,
     limit: LimitOption = LIMIT_DEFAULT,
     as_json: JsonOption = False,
@@ -34,9 +36,10 @@ def repair(
     \b
     Example:
       treadle repair --app shop.models:store
+      treadle repair --app shop.models:store Product --field review_count
     """
     if dry_run:
-        verify(app_name, models, limit=limit, as_json=as_json)
+        verify(app_name, models, fields=fields, limit=limit, as_json=as_json)
         return
-    mended = call_with_progress(app_name, "repair", models, throttle=pace(throttle))
+    mended = call_with_progress(app_name, "repair", models, fields=fields, throttle=pace(throttle))
     say(f'{{"mended": {mended}}}' if as_json else f"Mended {counted(mended, 'document')}.")

@@ -15,6 +15,7 @@ from treadle.cli.options import (
     FINDINGS,
     LIMIT_DEFAULT,
     AppOption,
+    FieldsOption,
     JsonOption,
     LimitOption,
     ModelsArgument,
@@ -42,6 +43,7 @@ def verify(
         typer.Option("--since", help="Only what changed since then (UTC), and follows.", show_default=False),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a verify that was interrupted.")] = False,
+    fields: FieldsOption = None,
     throttle: ThrottleOption = None,
     limit: LimitOption = LIMIT_DEFAULT,
     as_json: JsonOption = False,
@@ -57,7 +59,14 @@ def verify(
       treadle verify --app shop.models:store --sample 0.01 --throttle gentle
     """
     findings = call_with_progress(
-        app_name, "verify", models, sample=sample, since=since, resume=resume, throttle=pace(throttle)
+        app_name,
+        "verify",
+        models,
+        sample=sample,
+        since=since,
+        resume=resume,
+        fields=fields,
+        throttle=pace(throttle),
     )
     if as_json:
         print_extended_json([asdict(each) for each in findings])

@@ -11,7 +11,7 @@ from treadle.model.bson_types import Id
 from treadle.model.document import Document
 from treadle.patterns.approximation.rule import Approximate
 from treadle.patterns.bucket.rule import Bucket
-from treadle.patterns.computed import Average, Count
+from treadle.patterns.computed.aggregates import Average, Count
 from treadle.patterns.extended_reference import ExtendedReference
 from treadle.patterns.outlier.rule import Outlier
 from treadle.patterns.subset import Subset

@@ -21,7 +21,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from treadle.engine.commit import commit_on
 from treadle.engine.groups import require_indexes
 from treadle.engine.ledger import Ledger
-from treadle.engine.react import copy_to, feeds_beyond
+from treadle.engine.react import UNBOUNDED, copy_to, feeds_beyond, react
 from treadle.engine.set_aside import around
 from treadle.engine.standalone import ByIntents
 from treadle.engine.transaction import ByTransaction
@@ -147,13 +147,23 @@ class WriteProtocol:
             last = keys[-1]
         return done
 
-    def commit(self, works: Sequence[Work[Any]], *, inside: bool = False) -> Plan[list[Any]]:
-        """The outcomes of works that share one commit; or of one `inside` a transaction of the caller."""
+    def commit(
+        self, works: Sequence[Work[Any]], *, inside: bool = False, ledger: Ledger | None = None
+    ) -> Plan[list[Any]]:
+        """The outcomes of works that share one commit; or of one `inside` a transaction of the caller.
+
+        With a `ledger` its changes are only noted there, for `settle`.
+        """
         commit = yield from self._commit_here()
         if inside:
             (work,) = works
-            return [(yield from ByTransaction(self.graph, commit.server).inside(work))]
+            return [(yield from ByTransaction(self.graph, commit.server).inside(work, ledger))]
         return (yield from commit.perform(works, self._writer()))
+
+    def settle(self, ledger: Ledger) -> Plan[None]:
+        """Inside a transaction of the caller, let everything follow that was noted."""
+        server = (yield from self._commit_here()).server
+        yield from react(self.graph, server, ledger, copies_max=UNBOUNDED)
 
     def _commit_here(self) -> Plan[Commit]:
         """The way to commit that this server has; asked once."""

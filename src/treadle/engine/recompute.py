@@ -271,12 +271,22 @@ class Recomputation:
         paths = [*self.paths, *(formula.path for formula in self.formulas)]
         return any(not same(value_at(document, path), value_at(right, path)) for path in paths)
 
-    def rewrite(self, sets: Raw, document: Raw, right: Raw, sides: Sides = NONE) -> list[Raw]:
-        """The update that sets values, with the dates of those that change, and lets formulas follow."""
+    def rewrite(
+        self,
+        sets: Raw,
+        document: Raw,
+        right: Raw,
+        sides: Sides = NONE,
+        dated: Sequence[GatherRule] = (),
+    ) -> list[Raw]:
+        """The update that sets values, with the dates of those that change, and lets formulas follow.
+
+        `dated` are rules whose dates are set in any case.
+        """
         refuse_unfit(self.gathers, {path: value_at(right, path) for path in self._gathered})
         changed = [
             rule
             for rule in self._dated
             if any(not same(value_at(document, path), value_at(right, path)) for path in rule.empty())
         ]
-        return update_pipeline(self.entry, {**sets, **stamps_of(changed)}, {}, sides)
+        return update_pipeline(self.entry, {**sets, **stamps_of([*changed, *dated])}, {}, sides)

@@ -35,7 +35,7 @@ from treadle.engine.work import Commit, Failed, Work, Writer, as_they_are_now
 from treadle.errors import DataError, UsageError
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
-from treadle.graph.pattern import REVISION, Entry
+from treadle.graph.pattern import REVISION, Entry, Rule
 from treadle.model.logs import logger
 from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Plan, Raw, by_id, delete_one, find, find_one, find_one_and_update, update_one, wait
@@ -164,11 +164,13 @@ class ByIntents(Commit):
         yield from self._settle(ledger)
         return outcome
 
-    def mend(self, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
+    def mend(
+        self, entry: Entry[Any], keys: Sequence[Any], without: frozenset[Rule] = frozenset()
+    ) -> Plan[list[Any]]:
         changed = []
         for key in keys:
             ledger = IntentLedger("repair")
-            if (yield from self._refresh(entry, key, None, ledger)):
+            if (yield from self._refresh(entry, key, None, ledger, without=without)):
                 changed.append(key)
                 documents = yield from find(entry.collection, entry.at(key), {"_id": 1})
                 ids = [each["_id"] for each in documents]
@@ -233,7 +235,9 @@ class ByIntents(Commit):
             for path, pairs in intent.get("names") or []:
                 for name in (name for identity, name in pairs if freeze(identity) == freeze(key)):
                     put(before, path, name)
-            pending += yield from self._follow(entry, before, by_id(key), intent["feeds"], ledger)
+            pending += yield from self._follow(
+                entry, before, by_id(key), intent["feeds"], ledger, written=True
+            )
         seen: set[Any] = set()
         for _ in range(self.graph.limits.standalone_chain_max):
             following: list[tuple[Entry[Any], Any]] = []
@@ -259,29 +263,48 @@ class ByIntents(Commit):
             yield from self._refresh(entry, entry.key_of(document))
 
     def _follow(
-        self, entry: Entry[Any], before: Raw, which: Raw, feeds: Raw, ledger: IntentLedger
+        self,
+        entry: Entry[Any],
+        before: Raw,
+        which: Raw,
+        feeds: Raw,
+        ledger: IntentLedger,
+        *,
+        written: bool = False,
     ) -> Plan[list[tuple[Entry[Any], Any]]]:
         """Recompute the targets of a document; those targets. One that cannot be read is set aside.
 
         Of what it was `before`, its id and the names that it had are known.
+        `written` says that a caller wrote it, and not Treadle.
         """
-        following = self._follow_one(entry, before, which, feeds, ledger)
+        following = self._follow_one(entry, before, which, feeds, ledger, written)
         return (yield from around(entry.model.__name__, entry.collection, before["_id"], following)) or []
 
     def _follow_one(
-        self, entry: Entry[Any], before: Raw, which: Raw, feeds: Raw, ledger: IntentLedger
+        self,
+        entry: Entry[Any],
+        before: Raw,
+        which: Raw,
+        feeds: Raw,
+        ledger: IntentLedger,
+        written: bool,
     ) -> Plan[list[tuple[Entry[Any], Any]]]:
         document = yield from find_one(entry.collection, which)
         targets: dict[tuple[str, Any], tuple[Entry[Any], Any]] = {}
+        dated: dict[tuple[str, Any], list[GatherRule]] = {}
         gathers = entry.feeding(GatherRule)
         current = (yield from keys_now(gathers, [document])) if document is not None else {}
         for rule in gathers:
             keys = [*feeds.get(rule.place.label, []), *current.get(rule, [])]
             for target_key in (yield from targets_of(rule, keys)):
                 # The rules of several kinds may lead to one document; what it is, is seen when it is read.
-                targets[(rule.target.collection, freeze(target_key))] = (rule.target.root, target_key)
-        for target, target_key in targets.values():
-            yield from self._refresh(target, target_key, None, ledger)
+                mark = (rule.target.collection, freeze(target_key))
+                targets[mark] = (rule.target.root, target_key)
+                if written and not rule.empty():
+                    # It has nothing but a date.
+                    dated.setdefault(mark, []).append(rule)
+        for mark, (target, target_key) in targets.items():
+            yield from self._refresh(target, target_key, None, ledger, dated.get(mark, ()))
         reached = list(targets.values())
         if document is None:
             # Deleted: what refers to it is dealt with, under intents of its own.
@@ -329,14 +352,26 @@ class ByIntents(Commit):
                 yield from around(label, rule.target.collection, each["_id"], copying)
 
     def _refresh(
-        self, entry: Entry[Any], key: Any, cards: Raw | None = None, ledger: IntentLedger | None = None
+        self,
+        entry: Entry[Any],
+        key: Any,
+        cards: Raw | None = None,
+        ledger: IntentLedger | None = None,
+        dated: Sequence[GatherRule] = (),
+        without: frozenset[Rule] = frozenset(),
     ) -> Plan[bool]:
         """Bring one document up to date; whether it changed. One that stands in the way is set aside."""
-        recomputing = self._recompute(entry, key, cards, ledger)
+        recomputing = self._recompute(entry, key, cards, ledger, dated, without)
         return bool((yield from around(entry.model.__name__, entry.collection, key, recomputing)))
 
     def _recompute(
-        self, entry: Entry[Any], key: Any, cards: Raw | None, ledger: IntentLedger | None
+        self,
+        entry: Entry[Any],
+        key: Any,
+        cards: Raw | None,
+        ledger: IntentLedger | None,
+        dated: Sequence[GatherRule],
+        without: frozenset[Rule],
     ) -> Plan[bool]:
         """Recompute everything that one document derives; whether it changed.
 
@@ -358,7 +393,7 @@ class ByIntents(Commit):
                 made = True
                 continue
             entry = entry.of(document)
-            recomputation = Recomputation.of(entry)
+            recomputation = Recomputation.of(entry, None, without)
             right = yield from self._expected(recomputation, document, cards)
             sets = recomputation.sets(document, right, whole=True)
             unchanged = _unchanged(entry, document, sets)
@@ -371,7 +406,7 @@ class ByIntents(Commit):
                     return True
                 continue
             # Written even where nothing changes: a slower writer must notice.
-            pipeline = recomputation.rewrite(sets, document, right)
+            pipeline = recomputation.rewrite(sets, document, right, dated=dated)
             after = yield from find_one_and_update(entry.collection, unchanged, pipeline)
             if after is not None:
                 paths = [rule.path for rule in recomputation.formulas]

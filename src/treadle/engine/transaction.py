@@ -20,7 +20,7 @@ from treadle.engine.recompute import Recomputation
 from treadle.engine.rewrite import rewrite
 from treadle.engine.set_aside import set_aside
 from treadle.engine.work import Commit, Work, Writer, as_they_are_now
-from treadle.graph.pattern import REVISION, Entry
+from treadle.graph.pattern import REVISION, Entry, Rule
 from treadle.model.logs import logger
 from treadle.plan import Plan, Raw, transact, update_many
 from treadle.plan.server_errors import is_about_one_document
@@ -69,8 +69,13 @@ class ByTransaction(Commit):
         pairs = zip(merged, outcomes, strict=True)
         return [each for (_, parts), outcome in pairs for each in split(parts, outcome)]
 
-    def inside(self, work: Work[Any]) -> Plan[Any]:
-        """One work inside the caller's own transaction, with nothing left for later."""
+    def inside(self, work: Work[Any], ledger: Ledger | None = None) -> Plan[Any]:
+        """One work inside the caller's own transaction, with nothing left for later.
+
+        With a `ledger` what follows from it waits, and is noted there.
+        """
+        if ledger is not None:
+            return (yield from work.body(self.graph, self.server, ledger))
         body = partial(work.body, self.graph, self.server)
         outcome = yield from self._followed(body, joined=True)
         return (yield from _final([work], [outcome]))[0]
@@ -92,8 +97,10 @@ class ByTransaction(Commit):
 
     # -- repair --------------------------------------------------------------------------------
 
-    def mend(self, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
-        recomputation = Recomputation.of(entry)
+    def mend(
+        self, entry: Entry[Any], keys: Sequence[Any], without: frozenset[Rule] = frozenset()
+    ) -> Plan[list[Any]]:
+        recomputation = Recomputation.of(entry, None, without)
 
         def attempt(some: Sequence[Any]) -> Plan[list[Any]]:
             def hold() -> Plan[None]:

@@ -171,8 +171,13 @@ class Commit:
         """Run a body that writes documents and notes it, and let others follow."""
         raise NotImplementedError  # pragma: no cover
 
-    def mend(self, entry: Entry[Any], keys: Sequence[Any]) -> Plan[list[Any]]:
-        """Recompute what these documents derive, and what that feeds; the keys of those that changed."""
+    def mend(
+        self, entry: Entry[Any], keys: Sequence[Any], without: frozenset[Rule] = frozenset()
+    ) -> Plan[list[Any]]:
+        """Recompute what these documents derive, and what that feeds; the keys of those that changed.
+
+        `without` some rules, whose values stay as they are.
+        """
         raise NotImplementedError  # pragma: no cover
 
     def look(self, look: Callable[[], Plan[R]]) -> Plan[R]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -51,3 +52,8 @@ def sibling(place: Place, name: str, keyword: str) -> str:
             code="source-field-missing",
         )
     return ".".join([*(step.stored for step in place.steps), field.stored])
+
+
+def snake(name: str) -> str:
+    """`BlogPost` as `blog_post`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

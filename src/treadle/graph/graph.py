@@ -96,11 +96,12 @@ class Graph:
             for place, pattern in declarations(entry):
                 if not kinds.is_inherited(entry, place, pattern):
                     rule = pattern.bind(place, self)
-                    rule.declared = pattern
                     if isinstance(place, ShadowPlace):
                         # The declaration that it replaces was bound just before.
                         replace(rule, entry.rules[-1])
-                    self._place(entry, rule)
+                    for own in (rule, *rule.companions()):
+                        own.declared = pattern
+                        self._place(entry, own)
         kinds.spread(self)
         for entry in self.entries.values():
             entry.forget_lookups()

@@ -146,7 +146,8 @@ class AsyncWriter:
     async def _commit(self, works: Sequence[Work[Any]], session: Session = None) -> list[Any]:
         try:
             inside = session is not None and session.in_transaction
-            return await self.runner.run(self.protocol.commit(works, inside=inside), session)
+            ledger = joined.deferring(self, session) if inside else None
+            return await self.runner.run(self.protocol.commit(works, inside=inside, ledger=ledger), session)
         except BaseException:
             if self.protocol.interrupted:
                 # If it fails, the next write tries again.

@@ -109,7 +109,7 @@ def note(entries: Iterable[Entry[Any]], findings: Sequence[Finding]) -> Plan[lis
     for entry in entries:
         mine = [each.path for each in findings if each.model == entry.model.__name__]
         rules = [
-            {"rule": rule.place.label, "findings": sum(_is_of(rule, path) for path in mine)}
+            {"rule": rule.place.label, "findings": sum(is_of(rule, path) for path in mine)}
             for rule in entry.rules
         ]
         counted += rules
@@ -123,9 +123,10 @@ def note(entries: Iterable[Entry[Any]], findings: Sequence[Finding]) -> Plan[lis
 
 def rule_of(entry: Entry[Any], path: str) -> Rule | None:
     """The rule that maintains a path of a finding."""
-    return next((rule for rule in entry.rules if _is_of(rule, path)), None)
+    return next((rule for rule in entry.rules if is_of(rule, path)), None)
 
 
-def _is_of(rule: Rule, path: str) -> bool:
+def is_of(rule: Rule, path: str) -> bool:
+    """Whether a path of a finding is one that a rule maintains."""
     bare = plain(path)
     return bare == rule.path or bare.startswith(rule.path + ".") or bare.endswith(f".state.{rule.path}")

@@ -15,8 +15,9 @@ from treadle.engine.groups import differing, keys_found, require_indexes
 from treadle.engine.pages import chunks, go_through
 from treadle.engine.recompute import Recomputation
 from treadle.engine.set_aside import around, set_aside
+from treadle.errors import UsageError
 from treadle.graph.graph import Graph
-from treadle.graph.outcomes import Report
+from treadle.graph.outcomes import Finding, Report
 from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
@@ -24,7 +25,43 @@ from treadle.plan.decoding import RawId
 from treadle.query.keys import distinct, freeze
 from treadle.upkeep import fingerprints, position
 from treadle.upkeep.closed import NOT_YET, is_closed, scheduled_bounds
+from treadle.upkeep.findings import is_of
 from treadle.upkeep.verify import examined, own, verify, within
+
+
+def rules_of(entries: Sequence[Entry[Any]], fields: Sequence[str]) -> frozenset[Rule]:
+    """The rules that maintain these fields, by their Python or stored names."""
+    chosen: set[Rule] = set()
+    if isinstance(fields, str) or not fields:
+        raise UsageError(
+            f"fields={fields!r}; it takes a list of fields, such as fields=['review_count']",
+            code="fields-invalid",
+        )
+    for field in fields:
+        mine = {rule for entry in entries for rule in entry.rules if _is_named(rule, field)}
+        if not mine:
+            names = ", ".join(entry.model.__name__ for entry in entries)
+            known = sorted({_python_path(rule) for entry in entries for rule in entry.rules})
+            raise UsageError(
+                f"{names} maintains no field {field!r}; it maintains {', '.join(known) or 'nothing'}",
+                code="fields-invalid",
+            )
+        chosen |= mine
+    return frozenset(chosen)
+
+
+def _python_path(rule: Rule) -> str:
+    return ".".join([*(step.name for step in rule.place.steps), rule.place.field.name])
+
+
+def _is_named(rule: Rule, field: str) -> bool:
+    paths = {rule.path, _python_path(rule)}
+    return any(field == path or path.startswith(f"{field}.") for path in paths)
+
+
+def is_about(rules: frozenset[Rule], finding: Finding) -> bool:
+    """Whether a finding is about one of these rules."""
+    return any(is_of(rule, finding.path) for rule in rules if rule.target.model.__name__ == finding.model)
 
 
 def in_order(entries: Iterable[Entry[Any]]) -> list[Entry[Any]]:
@@ -82,18 +119,27 @@ def _page(entry: Entry[Any]) -> int:
 
 
 def repair(
-    graph: Graph, server: Capabilities, entries: Iterable[Entry[Any]], report: Report | None = None
+    graph: Graph,
+    server: Capabilities,
+    entries: Iterable[Entry[Any]],
+    report: Report | None = None,
+    only: frozenset[Rule] | None = None,
 ) -> Plan[int]:
-    """Mend what `verify` finds, until it finds nothing more; how many documents were mended."""
+    """Mend what `verify` finds, until it finds nothing more; how many documents were mended.
+
+    With `only`, what is about these rules; the rest stays as it is.
+    """
     listed = list(entries)
     chosen = in_order(listed)
     mended: set[Any] = set()
     laid_out = 0
     for entry in listed:
-        if entry.layout is not None:
+        if entry.layout is not None and only is None:
             laid_out += yield from entry.layout.repair(server, report)
     for _ in range(graph.limits.rebuild_rounds_max):
         findings = yield from verify(graph, server, chosen, report)
+        if only is not None:
+            findings = [each for each in findings if is_about(only, each)]
         progress = False
         for entry in chosen:
             mine = [
@@ -105,20 +151,28 @@ def repair(
             keys = distinct(each.document_id for each in mine)
             if entry.group is not None:
                 keys = yield from keys_found(entry, mine)
-            done = yield from mend(graph, server, entry, keys)
+            done = yield from mend(graph, server, entry, keys, only=only)
             progress = progress or bool(done)
             mended.update((entry.collection, freeze(key)) for key in done)
         if not progress:
-            yield from fingerprints.rebuilt(listed)
+            if only is None:
+                yield from fingerprints.rebuilt(listed)
             break
     return len(mended) + laid_out
 
 
-def repair_some(graph: Graph, server: Capabilities, entry: Entry[Any], ids: Sequence[Any]) -> Plan[list[Any]]:
+def repair_some(
+    graph: Graph,
+    server: Capabilities,
+    entry: Entry[Any],
+    ids: Sequence[Any],
+    only: frozenset[Rule] | None = None,
+) -> Plan[list[Any]]:
     """Mend these documents of one model; the keys of those that changed."""
     chosen = {"_id": {"$in": distinct(ids)}, **entry.exactly}
     documents = yield from find(entry.collection, chosen, entry.key_projection())
-    return (yield from mend(graph, server, entry, [entry.key_of(each) for each in documents]))
+    keys = [entry.key_of(each) for each in documents]
+    return (yield from mend(graph, server, entry, keys, only=only))
 
 
 def mend(
@@ -128,11 +182,13 @@ def mend(
     keys: Sequence[Any],
     *,
     before: Callable[[], Plan[None]] | None = None,
+    only: frozenset[Rule] | None = None,
 ) -> Plan[list[Any]]:
     """Bring these documents in order, and what they feed, a page at a time; the keys of those that changed.
 
-    `before` is done first for each page.
+    `before` is done first for each page. With `only`, what these rules maintain.
     """
+    without = frozenset[Rule]() if only is None else frozenset(entry.rules) - only
     if keys and entry.group is not None:
         yield from require_indexes([] if entry.group.key.identity else [entry.group])
     changed: list[Any] = []
@@ -140,9 +196,10 @@ def mend(
         if before is not None:
             yield from before()
         for rule in entry.answering("mend"):
-            changed += yield from _mend_by_rule(graph, server, rule, some)
-        if Recomputation.of(entry).rules:
-            changed += yield from commit_on(graph, server).mend(entry, some)
+            if rule not in without:
+                changed += yield from _mend_by_rule(graph, server, rule, some)
+        if Recomputation.of(entry, None, without).rules:
+            changed += yield from commit_on(graph, server).mend(entry, some, without)
     return distinct(changed)
 
 

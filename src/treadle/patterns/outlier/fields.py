@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import compress
 from typing import Annotated, Any, get_args
@@ -12,7 +11,7 @@ from pydantic.alias_generators import to_camel
 from pymongo import IndexModel
 
 from treadle.errors import DataError, DeclarationError, UsageError
-from treadle.graph.binding import sibling
+from treadle.graph.binding import sibling, snake
 from treadle.graph.calls import ArrayRule
 from treadle.graph.pattern import TRANSACTIONS, Models, Pattern, Place
 from treadle.model.bson_types import RESERVED
@@ -273,11 +272,6 @@ def first_of_each(items: Sequence[Any], known: Sequence[Any] = ()) -> list[bool]
 def distinct(items: Sequence[Any]) -> list[Any]:
     """Items without repetitions."""
     return list(compress(items, first_of_each(items)))
-
-
-def snake(name: str) -> str:
-    """`BlogPost` as `blog_post`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def singular(name: str) -> str:

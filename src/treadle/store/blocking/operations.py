@@ -34,6 +34,7 @@ class Operations(Past):
         sample: float | None = None,
         since: datetime | None = None,
         resume: bool = False,
+        fields: Sequence[str] | None = None,
         throttle: Throttle = None,
         progress: Report | None = None,
     ) -> list[Finding]:
@@ -41,37 +42,43 @@ class Operations(Past):
 
         `sample=0.01` looks at one percent of the documents, `since=` at what
         changed since then and what follows from it, `resume=True` goes on
-        where a verify of the same models was interrupted.
+        where a verify of the same models was interrupted. With `fields`, what
+        is about these fields.
         """
         proof.check(sample, since, resume)
         entries = self.graph.chosen(models)
+        only = None if fields is None else rebuild.rules_of(entries, fields)
         server = self._capabilities()
         whole = sample is None and since is None
         options: dict[str, Any] = {"sample": sample, "since": since, "resume": resume}
         with self._owning() as owner:
             job = self._job("verify", models, owner, throttle, progress, every_page=whole)
-            return self.runner.run(
+            found = self.runner.run(
                 proof.prove(self.graph, server, entries, job, is_dead=shell.is_dead, **options)
             )
+        return found if only is None else [each for each in found if rebuild.is_about(only, each)]
 
     def repair(
         self,
         *models: type[Document],
         ids: Sequence[Any] | None = None,
+        fields: Sequence[str] | None = None,
         throttle: Throttle = None,
         progress: Report | None = None,
     ) -> int:
         """Mend what `verify` finds, while writers go on; how many documents were mended.
 
-        With `ids`, only these documents of one model.
+        With `ids`, only these documents of one model; with `fields`, only
+        these fields, and the formulas that follow from them.
         """
         entries = self.graph.chosen(models)
+        only = None if fields is None else rebuild.rules_of(entries, fields)
         server = self._capabilities()
         if ids is not None:
             (entry,) = entries
-            return len(self.runner.run(rebuild.repair_some(self.graph, server, entry, ids)))
+            return len(self.runner.run(rebuild.repair_some(self.graph, server, entry, ids, only)))
         with self._recorded("repair", models, throttle, progress) as job:
-            work = rebuild.repair(self.graph, server, entries, job)
+            work = rebuild.repair(self.graph, server, entries, job, only)
             mended = self.runner.run(retries.settling(self.graph, server, entries, work))
         self.runner.run(findings.look_again(self.graph, server, entries))
         return mended

@@ -17,6 +17,7 @@ from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
 from treadle.engine.bulk import BulkWrite
+from treadle.engine.ledger import Ledger
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.operations import Bulk, Insert, Operation, Replace, Returns, Upserted
@@ -25,7 +26,7 @@ from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.plan import Raw, database_command
 from treadle.query.safety import Sort
-from treadle.store import shell
+from treadle.store import joined, shell
 from treadle.store.blocking.array import Array
 from treadle.store.blocking.counter import Counter
 from treadle.store.blocking.due import run_due
@@ -357,6 +358,32 @@ class Store(Operations):
                     commit(session, Retries(self.graph.limits))
                 except PyMongoError as error:
                     raise shell.clear(error) from error.__cause__
+
+    @contextmanager
+    def deferred(self) -> Generator[ClientSession]:
+        """A transaction in which derived values follow once, at the end of the block.
+
+        Each target is then written once for all writes of the block; until
+        then reads inside show it as it was before. Inside a `transaction()`
+        block it belongs to that transaction, else it commits at its end.
+        """
+        self._capabilities().require_transactions("deferred()")
+        session = self._within(None)
+        if session is None:
+            with self.transaction() as own, self._deferring(own):
+                yield own
+        elif joined.deferring(self, session) is not None:
+            yield session
+        else:
+            with self._deferring(session):
+                yield session
+
+    @contextmanager
+    def _deferring(self, session: ClientSession) -> Generator[None]:
+        ledger = Ledger(whole=True, joined=True)
+        with joining(self, session, ledger):
+            yield
+        self.runner.run(self.protocol.settle(ledger), session)
 
     def with_transaction(self, work: Callable[[ClientSession], R]) -> R:
         """Run `work(session)` in a transaction, again after a conflict; its calls take `session=`."""

@@ -43,12 +43,15 @@ _WIDE = decimal.Context(prec=100, traps=[decimal.InvalidOperation])
 
 @dataclass(frozen=True)
 class _Aggregate(Pattern):
-    """What the five declarations share."""
+    """What these declarations share."""
 
     pattern: ClassVar[str] = "computed"
 
     def bind(self, place: Place, graph: Models) -> Rule:
         check_maintenance(place, getattr(self, "maintain", "write"), getattr(self, "every", None))
+        return self._rule(place, graph)
+
+    def _rule(self, place: Place, graph: Models) -> Rule:
         return RULES[type(self)](place, graph, self)
 
 

@@ -1,0 +1,177 @@
+"""Collect: all distinct values, sorted, up to a bound; exact after every write."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from treadle import Collect, DeclarationError, Document, Rollup
+
+STEPS = 80
+SIZE = 3
+
+
+class Part(BaseModel):
+    product: int
+    color: str | None = None
+
+
+class Use(Document, collection="uses"):
+    product: int | None = None
+    tag: str | None = None
+    words: list[str] = []
+    parts: list[Part] = []
+
+
+def product(**how: Any) -> Any:
+    class Product(Document, collection="products"):
+        id: int
+        tags: Annotated[list[str], Collect(Use, "tag", by="product", size=SIZE, **how)] = []
+        chosen: Annotated[
+            list[str], Collect(Use, "tag", by="product", where={"words": {"$ne": []}}, size=SIZE, **how)
+        ] = []
+        words: Annotated[set[str], Collect(Use, "words", by="product", **how)] = set()
+        colors: Annotated[list[str], Collect(Use, "parts.color", by="parts.product", size=SIZE, **how)] = []
+        upper: Annotated[list[str], Collect(Use, {"$toUpper": "$tag"}, by="product", **how)] = []
+
+    return Product
+
+
+def check(database: Any) -> None:
+    uses = list(database["uses"].find())
+    for each in database["products"].find():
+        own = [use for use in uses if use.get("product") == each["_id"]]
+        tags = sorted({use["tag"] for use in own if use.get("tag") is not None})
+        chosen = sorted({use["tag"] for use in own if use.get("tag") is not None and use["words"]})
+        colors = {
+            part.get("color") for use in uses for part in use["parts"] if part["product"] == each["_id"]
+        }
+        expected = {
+            "tags": tags[:SIZE],
+            "chosen": chosen[:SIZE],
+            "words": sorted({word for use in own for word in use["words"]}),
+            "colors": sorted(colors - {None})[:SIZE],
+            "upper": sorted({(use.get("tag") or "").upper() for use in own}),
+        }
+        assert expected == {name: each.get(name, []) for name in expected}
+
+
+def write(store: Any, chance: random.Random) -> None:
+    """One random write of a source."""
+
+    def new() -> dict[str, Any]:
+        parts = [Part(product=chance.randrange(3), color=chance.choice(["r", "g", "b", "c", None]))]
+        return {
+            "product": chance.choice([0, 1, 2, None]),
+            "tag": chance.choice([*"abcdef", None]),
+            "words": chance.sample("uvwxyz", chance.randrange(3)),
+            "parts": parts * chance.randrange(3),
+        }
+
+    uses = list(store.find(Use))
+    act = chance.randrange(6) if uses else 0
+    if act == 0:
+        store.insert_many([Use(**new()), Use(**new())])
+    elif act == 1:
+        store.change(chance.choice(uses), **new())
+    elif act == 2:
+        store.update_many(Use, {"tag": chance.choice("abcdef")}, {"$set": {"tag": chance.choice("abcdef")}})
+    elif act == 3:
+        store.delete(Use, chance.choice(uses).id)
+    elif act == 4:
+        store.update(Use, chance.choice(uses).id, {"$push": {"words": chance.choice("uvwxyz")}})
+    else:
+        store.update(Use, chance.choice(uses).id, {"$unset": {"tag": ""}})
+
+
+def test_the_values_follow_a_random_history(run, database):
+    Product = product()
+    store = run.store([Use, Product])
+    store.setup()
+    store.insert_many([Product(id=0), Product(id=1)])
+    chance = random.Random(5)
+    for number in range(STEPS):
+        write(store, chance)
+        if number == STEPS // 2:
+            store.insert(Product(id=2))
+        check(database)
+    assert [] == store.verify()
+
+
+def test_the_first_values_move_up_when_one_leaves(run, database):
+    """Beyond the bound stands what only the sources know."""
+    Product = product()
+    store = run.store([Use, Product])
+    store.setup()
+    store.insert(Product(id=0))
+    uses = store.insert_many([Use(product=0, tag=tag) for tag in "dcbaa"])
+    assert ["a", "b", "c"] == store.get(Product, 0).tags
+    store.delete(Use, uses[3].id)
+    assert ["a", "b", "c"] == store.get(Product, 0).tags
+    store.delete(Use, uses[4].id)
+    assert ["b", "c", "d"] == store.get(Product, 0).tags
+
+
+@pytest.mark.parametrize(
+    "how", [{"maintain": "stream"}, {"maintain": "schedule", "every": timedelta(hours=1)}]
+)
+def test_the_worker_and_schedules_collect_too(run, database, how):
+    Product = product(**how)
+    store = run.store([Use, Product])
+    store.setup()
+    store.insert_many([Product(id=0), Product(id=1)])
+    chance = random.Random(6)
+    for number in range(3):
+        for _ in range(8):
+            write(store, chance)
+        if how["maintain"] == "stream":
+            store.worker().run_until_idle()
+        else:
+            store.rebuild(Product) if number else store.run_due()
+        check(database)
+        assert [] == store.verify()
+
+
+def test_tampering_is_found_and_repaired(run, database):
+    Product = product()
+    store = run.store([Use, Product])
+    store.setup()
+    store.insert_many([Product(id=0), Product(id=1)])
+    store.insert(Use(product=0, tag="a"))
+    database["products"].update_many({}, {"$set": {"tags": ["b", "a"]}})
+    assert [0, 1] == [each.document_id for each in store.verify() if each.path == "tags"]
+    assert 2 == store.repair()
+    check(database)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "field", "options", "code"),
+    [
+        (int, "tag", {}, "maintained-type"),
+        (list[int], "tag", {}, "maintained-type"),
+        (list[str] | None, "tag", {}, "maintained-type"),
+        (list[str], "tag", {"size": 0}, "pattern-keyword"),
+        (list[str], "tag", {"size": 5000}, "pattern-keyword"),
+        (list[str], "tug", {}, "source-field-missing"),
+    ],
+)
+def test_what_cannot_be_collected_is_refused(run, annotation, field, options, code):
+    class Other(Document, collection="others"):
+        tags: Annotated[annotation, Collect(Use, field, by="product", **options)] = None  # type: ignore[valid-type]
+        id: int
+
+    with pytest.raises(DeclarationError, match=code):
+        run.store([Use, Other])
+
+
+def test_a_rollup_does_not_collect(run):
+    class ByTag(Document, collection="by_tag", rollup=Rollup(Use, keys={"id": "tag"})):
+        id: str
+        products: Annotated[list[int], Collect("product")] = []
+
+    with pytest.raises(DeclarationError, match="rollup-source"):
+        run.store([Use, ByTag])

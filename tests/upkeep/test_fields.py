@@ -1,0 +1,96 @@
+"""`verify(fields=…)` and `repair(fields=…)`: one field, and the others stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+from pymongo import MongoClient
+
+from treadle import Count, Document, ExtendedReference, Formula, Id, Store, Sum, UsageError
+from treadle.server.local import start
+
+
+class Review(Document, collection="reviews"):
+    product_id: int
+    rating: int = 0
+    author_id: Id | None = None
+
+
+class Figures(BaseModel):
+    total: Annotated[int, Sum(Review, "rating", by="product_id")] = 0
+
+
+class Product(Document, collection="products", naming="camel"):
+    id: int
+    name: str = ""
+    review_count: Annotated[int, Count(Review, by="product_id")] = 0
+    figures: Figures = Figures()
+    twice: Annotated[int | None, Formula({"$multiply": [2, "$reviewCount"]})] = None
+
+
+class Note(Document, collection="notes"):
+    product_id: int
+    title: Annotated[str | None, ExtendedReference(Product, by="product_id", field="name")] = None
+
+
+MODELS: list[type[Document]] = [Review, Product, Note]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Generator[Any]:
+    with start(replica_set=False) as server, MongoClient[Any](server.uri) as client:
+        yield client["fields"]
+
+
+@pytest.fixture(params=["transactions", "standalone"])
+def opened(request: pytest.FixtureRequest, run: Any, database: Any, alone: Any) -> Any:
+    """A store in which every value is wrong, and its database."""
+    raw = database if request.param == "transactions" else alone
+    for name in ("products", "reviews", "notes"):
+        raw[name].delete_many({})
+    store = run.store(MODELS) if request.param == "transactions" else Store(alone, MODELS)
+    store.setup()
+    store.insert(Product(id=1, name="Loom"))
+    store.insert_many([Review(product_id=1, rating=4), Review(product_id=1, rating=5)])
+    store.insert(Note(product_id=1))
+    raw["products"].update_one({}, {"$set": {"reviewCount": 7, "figures.total": 7, "twice": 7}})
+    raw["notes"].update_one({}, {"$set": {"title": "wrong"}})
+    # Without transactions a document that is mended is recomputed as a whole, with what follows from it.
+    return store, raw, request.param == "transactions"
+
+
+def stored(raw: Any) -> tuple[Any, Any, Any]:
+    product = raw["products"].find_one()
+    return product["reviewCount"], product["figures"]["total"], raw["notes"].find_one()["title"]
+
+
+def test_one_field_is_mended_and_the_others_are_not(opened):
+    store, raw, others_stay = opened
+    assert {"reviewCount"} == {each.path for each in store.verify(Product, fields=["review_count"])}
+    assert 1 == store.repair(Product, fields=["review_count"])
+    assert ((2, 7, "wrong") if others_stay else (2, 9, "Loom")) == stored(raw)
+    assert 4 == store.get(Product, 1).twice
+    assert 0 == store.repair(Product, fields=["review_count"])
+    assert others_stay == store.repair(Product, fields=["figures"])
+    assert others_stay == store.repair(Note, fields=["title"])
+    assert (2, 9, "Loom") == stored(raw)
+    assert [] == store.verify()
+
+
+def test_fields_go_with_ids(opened):
+    store, raw, others_stay = opened
+    assert 1 == store.repair(Product, ids=[1], fields=["figures.total"])
+    assert ((7, 9, "wrong") if others_stay else (2, 9, "Loom")) == stored(raw)
+
+
+@pytest.mark.parametrize("fields", [["name"], ["reviews"], [], "review_count"])
+def test_what_is_not_maintained_is_refused(opened, fields):
+    store, raw, others_stay = opened
+    with pytest.raises(UsageError, match="fields-invalid"):
+        store.repair(Product, fields=fields)
+    with pytest.raises(UsageError, match="fields-invalid"):
+        store.verify(Product, fields=fields)
+    assert (7, 7, "wrong") == stored(raw), others_stay
