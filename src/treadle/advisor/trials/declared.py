@@ -16,7 +16,14 @@ from treadle.graph.graph import Graph
 from treadle.model.document import Document
 from treadle.patterns.approximation.rule import ApproximateRule
 from treadle.patterns.bucket.rule import Bucket, BucketRule
-from treadle.patterns.computed import AverageRule, ComputedRule, CountRule, ExtremeRule, Max, SumRule
+from treadle.patterns.computed.aggregates import (
+    AverageRule,
+    ComputedRule,
+    CountRule,
+    ExtremeRule,
+    Max,
+    SumRule,
+)
 from treadle.patterns.extended_reference import ReferenceRule
 from treadle.patterns.outlier.rule import OutlierRule
 from treadle.patterns.subset import SubsetRule
