@@ -42,8 +42,10 @@ class Scenario:
 
     sources = "sources"
     targets = "targets"
+    values = VALUES
 
-    def models(self, maintain: str) -> list[type[Document]]:
+    def models(self, maintain: str, **source: Any) -> list[type[Document]]:
+        """The source, declared with further keywords, and the target."""
         raise NotImplementedError
 
     def good(self, number: int) -> dict[str, Any]:
@@ -67,7 +69,7 @@ class Scenario:
         """The ids of sources with poison, and the sources."""
         return [
             (f"bad {number} {place}", source)
-            for number, value in enumerate(VALUES.values())
+            for number, value in enumerate(self.values.values())
             for place, source in enumerate(self.poisoned(value))
         ]
 
@@ -104,8 +106,8 @@ class Copies(Scenario):
 
     sources, targets = "customers", "orders"
 
-    def models(self, maintain: str) -> list[type[Document]]:
-        class Customer(Document, collection="customers", validation="off"):
+    def models(self, maintain: str, **source: Any) -> list[type[Document]]:
+        class Customer(Document, collection="customers", validation="off", **source):
             id: Any = None
             name: Any = None
             place: Any = None
@@ -157,8 +159,8 @@ class Values(Scenario):
 
     sources, targets = "reviews", "products"
 
-    def models(self, maintain: str) -> list[type[Document]]:
-        class Review(Document, collection="reviews", validation="off"):
+    def models(self, maintain: str, **source: Any) -> list[type[Document]]:
+        class Review(Document, collection="reviews", validation="off", **source):
             id: Any = None
             target_id: Any = None
             rating: Any = None
@@ -202,8 +204,8 @@ class Newest(Scenario):
 
     sources, targets = "notes", "shelves"
 
-    def models(self, maintain: str) -> list[type[Document]]:
-        class Note(Document, collection="notes", validation="off"):
+    def models(self, maintain: str, **source: Any) -> list[type[Document]]:
+        class Note(Document, collection="notes", validation="off", **source):
             id: Any = None
             target_id: Any = None
             text: Any = None
@@ -236,8 +238,8 @@ class Groups(Scenario):
 
     sources, targets = "sales", "days"
 
-    def models(self, maintain: str) -> list[type[Document]]:
-        class Sale(Document, collection="sales", validation="off"):
+    def models(self, maintain: str, **source: Any) -> list[type[Document]]:
+        class Sale(Document, collection="sales", validation="off", **source):
             id: Any = None
             shop: Any = None
             at: Any = None

@@ -150,34 +150,46 @@ def test_writes_go_on(database, quiet, name):
     settled(store, scenario, database)
 
 
-@pytest.mark.parametrize("transactions", [True, False], ids=["transactions", "standalone"])
-def test_a_store_starts_whatever_a_crash_left(request, database, quiet, transactions):
-    """Intents of every poison, as a process leaves them that was killed before its copies followed."""
-    scenario = SCENARIOS["extended-reference"]
-    if not transactions:
-        database = request.getfixturevalue("plain")
-    store = Store(database, scenario.models("write"))
-    store.setup()
-    scenario.fill(database)
-    keys = [*(key for key, _ in scenario.poison()), *GOOD]
-    labels = ("Order.customer", "Order.customer_name")
-    if transactions:
-        intents = [
-            {"_id": {"kind": "fan-out", "rule": label, "key": key}, "n": 1, "after": None}
-            for key in keys
-            for label in labels
-        ]
-    else:
-        rest = {"feeds": {}, "cards": [], "collection": "customers", "owner": ""}
-        intents = [{"_id": {"kind": "write", "n": key}, "keys": [key], **rest} for key in keys]
-    database["treadle.intents"].insert_many(intents)
-    with Store(database, scenario.models("write")) as started:
+def recovered(store: Any, scenario: Scenario, database: Any) -> None:
+    """A new Store does what was left, and goes on without what it cannot do."""
+    with Store(database, list(store.graph.entries)) as started:
         assert 0 == database["treadle.intents"].count_documents({})
         settled(started, scenario, database)
         scenario.mend(database)
         started.recover()
         started.repair()
         mended(started, scenario, database)
+
+
+def test_a_store_starts_whatever_a_crash_left(database, quiet):
+    """Fan-outs of every poison, as a process leaves them that was killed before its copies followed."""
+    scenario = SCENARIOS["extended-reference"]
+    store = Store(database, scenario.models("write"))
+    store.setup()
+    scenario.fill(database)
+    keys = [*(key for key, _ in scenario.poison()), *GOOD]
+    database["treadle.intents"].insert_many(
+        {"_id": {"kind": "fan-out", "rule": label, "key": key}, "n": 1, "after": None}
+        for key in keys
+        for label in ("Order.customer", "Order.customer_name")
+    )
+    recovered(store, scenario, database)
+
+
+@pytest.mark.parametrize("name", sorted(set(EVERY) - {"rollup"}))
+def test_a_store_starts_whatever_a_crash_left_without_transactions(plain, quiet, name):
+    """Intents of every write, which the writer did not live to follow; of a rollup they name the groups."""
+    scenario = SCENARIOS[name]
+    store = Store(plain, scenario.models("write"))
+    store.setup()
+    scenario.fill(plain)
+    rest = {"feeds": {}, "cards": [], "owner": ""}
+    plain["treadle.intents"].insert_many(
+        {"_id": {"kind": "write", "n": [where, key]}, "keys": [key], "collection": where, **rest}
+        for key in [*(key for key, _ in scenario.poison()), *GOOD]
+        for where in (scenario.sources, scenario.targets)
+    )
+    recovered(store, scenario, plain)
 
 
 @pytest.mark.parametrize("name", ["extended-reference", "computed"])

@@ -197,7 +197,14 @@ def _listed_parents(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> d
     among = {freeze(raw["_id"]) for raw in raws}
     parents: dict[Any, Any] = {}
     for raw, explicit in zip(raws, stated, strict=True):
-        for child in (tree.get(raw, "children") or []) if explicit is UNSTATED else ():
+        children = tree.get(raw, "children") or []
+        if not isinstance(children, list):
+            raise UsageError(
+                f"{tree.entry.model.__name__}.{tree.children} is no list; build the node through its "
+                "constructor",
+                code="model-inconsistent",
+            )
+        for child in children if explicit is UNSTATED else ():
             if freeze(child) not in among:
                 raise UsageError(
                     f"{tree.entry.model.__name__}.{tree.children} names {child!r}, which is not inserted "

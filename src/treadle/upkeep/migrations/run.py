@@ -183,8 +183,12 @@ def _target(lineage: Lineage, to: int | None) -> int:
 
 
 def status(entry: Entry[Any]) -> Plan[dict[int, int]]:
-    """How many documents there are of each version."""
-    version = {"$ifNull": [f"${_members(entry)[0][1].field}", 1]}
+    """How many documents there are of each version; under 0 those whose version is none."""
+    version: Raw = {"$ifNull": [f"${_members(entry)[0][1].field}", 1]}
+    bounds = [{"$gte": [version, 1]}, {"$lt": [version, 2**31]}]
+    whole = {"$and": [*bounds, {"$eq": [version, {"$trunc": version}]}]}
+    # Each in its own condition: what is no number cannot be cut to a whole one.
+    version = {"$cond": [{"$isNumber": version}, {"$cond": [whole, {"$toInt": version}, 0]}, 0]}
     rows = yield from aggregate(
         entry.collection,
         [
@@ -193,10 +197,7 @@ def status(entry: Entry[Any]) -> Plan[dict[int, int]]:
             {"$sort": {"_id": 1}},
         ],
     )
-    counts: dict[int, int] = {}
-    for row in rows:
-        counts[row["_id"]] = counts.get(row["_id"], 0) + row["n"]
-    return counts
+    return {row["_id"]: row["n"] for row in rows}
 
 
 def set_aside(entry: Entry[Any]) -> Plan[list[SetAside]]:
@@ -210,7 +211,7 @@ def set_aside(entry: Entry[Any]) -> Plan[list[SetAside]]:
 def put_aside(run: Run, key: Any, reason: str) -> Plan[None]:
     """Note a document that cannot be migrated, with the reason, and go on."""
     # Not one more where it was noted already.
-    run.aside += yield from note_aside(run.label, run.entry.collection, key, reason)
+    run.aside += yield from note_aside(run.label, run.entry.collection, key, reason, "migration-failed")
 
 
 def write_each(run: Run, writes: Sequence[tuple[Any, Any]]) -> Plan[tuple[int, int]]:
