@@ -87,12 +87,14 @@ class AsyncOperations(AsyncPast):
         *models: type[Document],
         shadow: bool = False,
         swap: bool = True,
+        resume: bool = False,
         throttle: Throttle = None,
         progress: Report | None = None,
     ) -> int:
         """Recompute every maintained value, as after a pattern was added to old data.
 
-        With `shadow`, only fields with `Replaces(…)`: their new values are
+        `resume=True` notes every page, and goes on where such a rebuild of the
+        same models was interrupted. With `shadow`, only fields with `Replaces(…)`: their new values are
         built beside the old ones, proven, and swapped in; without `swap` they
         stay beside. Interrupted, it goes on where it was.
         """
@@ -102,7 +104,7 @@ class AsyncOperations(AsyncPast):
             async with self._recorded("shadow rebuild", models, throttle, progress) as job:
                 work = replacing.rebuild_beside(self.graph, server, entries, job, swap=swap)
                 return await self.runner.run(retries.settling(self.graph, server, entries, work))
-        async with self._recorded("rebuild", models, throttle, progress) as job:
+        async with self._recorded("rebuild", models, throttle, progress, resume=resume) as job:
             work = rebuild.rebuild(self.graph, server, entries, job)
             return await self.runner.run(retries.settling(self.graph, server, entries, work))
 
@@ -218,11 +220,19 @@ class AsyncOperations(AsyncPast):
 
     @asynccontextmanager
     async def _recorded(
-        self, kind: str, models: Sequence[type[Document]], throttle: Throttle, progress: Report | None
+        self,
+        kind: str,
+        models: Sequence[type[Document]],
+        throttle: Throttle,
+        progress: Report | None,
+        *,
+        resume: bool = False,
     ) -> AsyncGenerator[Job]:
-        """A job whose row says how it ended."""
+        """A job whose row says how it ended; with `resume`, the row of one that did not."""
         async with self._owning() as owner:
-            job = self._job(kind, models, owner, throttle, progress)
+            job = self._job(kind, models, owner, throttle, progress, every_page=resume)
+            if resume:
+                await self.runner.run(jobs.take_over(job, shell.is_dead))
             await self.runner.run(job.begin())
             try:
                 yield job

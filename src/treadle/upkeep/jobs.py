@@ -347,6 +347,24 @@ def quiet_seconds(row: Raw) -> Plan[float]:
     return float((now - row["updated"]).total_seconds())
 
 
+def take_over(job: Job, is_dead: Callable[[str], bool]) -> Plan[bool]:
+    """Go on where the last run of this kind over these models was interrupted; whether there is one."""
+    row = yield from unfinished(job.kind, job.models)
+    if row is None:
+        return False
+    if row["state"] in ("running", "paused") and not is_dead(row["owner"]):
+        if (yield from quiet_seconds(row)) <= job.limits.job_lost_seconds:
+            raise DataError(
+                f"that {job.kind} still runs, in {row['owner']}; wait for it, or stop it", code="job-running"
+            )
+    job.identity = row["_id"]
+    job.finished = list(row.get("finished", []))
+    at = row.get("at")
+    if at is not None:
+        job.begun[at["model"]] = at["after"]
+    return True
+
+
 def unfinished(kind: str, models: Sequence[str]) -> Plan[Raw | None]:
     """The last job of a kind over these models that did not come to its end."""
     rows = yield from find(COLLECTION, {"kind": kind, "models": list(models)}, sort=[("_id", -1)], limit=1)

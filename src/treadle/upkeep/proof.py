@@ -12,7 +12,7 @@ from pymongo.errors import OperationFailure
 
 from treadle.engine.pages import chunks, projection_of
 from treadle.engine.set_aside import readable
-from treadle.errors import DataError, UsageError
+from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import Entry, Rule
@@ -110,20 +110,8 @@ def _resume(
     is_dead: Callable[[str], bool],
 ) -> Plan[list[Finding]]:
     """Take over the row of the last verify that did not end; what it found and is still wrong."""
-    row = yield from jobs.unfinished("verify", job.models)
-    if row is None:
+    if not (yield from jobs.take_over(job, is_dead)):
         return []
-    if row["state"] in ("running", "paused") and not is_dead(row["owner"]):
-        quiet = yield from jobs.quiet_seconds(row)
-        if quiet <= graph.limits.job_lost_seconds:
-            raise DataError(
-                f"that verify still runs, in {row['owner']}; wait for it, or stop it", code="job-running"
-            )
-    job.identity = row["_id"]
-    job.finished = list(row.get("finished", []))
-    at = row.get("at")
-    if at is not None:
-        job.begun[at["model"]] = at["after"]
     begun = [entry for entry in entries if entry.model.__name__ in {*job.finished, *job.begun}]
     return (yield from findings.look_again(graph, server, begun, job=job.identity))
 

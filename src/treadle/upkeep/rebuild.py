@@ -26,6 +26,7 @@ from treadle.query.keys import distinct, freeze
 from treadle.upkeep import fingerprints, position
 from treadle.upkeep.closed import NOT_YET, is_closed, scheduled_bounds
 from treadle.upkeep.findings import is_of
+from treadle.upkeep.jobs import Job
 from treadle.upkeep.verify import examined, own, verify, within
 
 
@@ -84,8 +85,12 @@ def rebuild(
     if streamed and server.streams:
         # What changes from here on is the worker's; what was before is seen by the scan.
         yield from position.begin(graph.limits)
+    job = report if isinstance(report, Job) else None
     for entry in chosen:
-        visited += yield from _rebuild(graph, server, entry, report)
+        if job is None or entry.model.__name__ not in job.finished:
+            visited += yield from _rebuild(graph, server, entry, report)
+        if job is not None:
+            yield from job.model_done(entry.model.__name__)
     if server.streams:
         yield from position.built(streamed)
     yield from fingerprints.rebuilt(listed)

@@ -41,8 +41,8 @@ from treadle.upkeep.events import Watch
 from treadle.upkeep.late_data import needs_before
 
 log = logger(__name__)
-# Whether validators that began with warnings are made binding.
-Enforcement: TypeAlias = Literal["enforce"] | None
+# Whether validators that began with warnings are made binding, or those that are there are left alone.
+Enforcement: TypeAlias = Literal["enforce", "keep"] | None
 
 # The collections that transactions write to; see "State in the database" in docs/architecture.md.
 STATE = frozenset(
@@ -63,14 +63,15 @@ STATE = frozenset(
 
 def setup(graph: Graph, dry_run: bool = False, validation: Enforcement = None) -> Plan[list[Action]]:
     """Make the database as the models declare; the list of actions."""
-    if validation not in (None, "enforce"):
+    if validation not in (None, "enforce", "keep"):
         raise UsageError(
-            f"setup has validation={validation!r}; it takes 'enforce', or nothing", code="setup-invalid"
+            f"setup has validation={validation!r}; it takes 'enforce', 'keep', or nothing",
+            code="setup-invalid",
         )
     server = graph.check_server((yield from read_capabilities(graph.uses | {"validators"})))
     for zone, day in (yield from zones.wrong_zones(zones.declared_zones(graph))).items():
         log.warning("%s", zones.describe(zone, day))
-    plan = _setup(graph, server, enforce=validation == "enforce")
+    plan = _setup(graph, server, validation)
     return (yield from dry(plan, [])) if dry_run else (yield from plan)
 
 
@@ -93,7 +94,7 @@ def missing_indexes(graph: Graph) -> Plan[list[Action]]:
     return actions
 
 
-def _setup(graph: Graph, server: Capabilities, *, enforce: bool) -> Plan[list[Action]]:
+def _setup(graph: Graph, server: Capabilities, validation: Enforcement) -> Plan[list[Action]]:
     existing = yield from existing_collections()
     # One per collection; a family's root speaks for all its kinds.
     entries = [*graph.by_collection.values(), *graph.sides.values()]
@@ -117,7 +118,10 @@ def _setup(graph: Graph, server: Capabilities, *, enforce: bool) -> Plan[list[Ac
         if entry.layout is not None:
             yield from entry.layout.setup(existing, actions)
             continue
-        yield from _set_up_collection(entry, server, existing.get(entry.collection), actions, enforce=enforce)
+        if validation != "keep" or entry.collection not in existing:
+            enforce = validation == "enforce"
+            now = existing.get(entry.collection)
+            yield from _set_up_collection(entry, server, now, actions, enforce=enforce)
         yield from set_up_indexes(entry, missing[entry.collection], changes[entry.collection], actions)
     if server.sharded or graph.shards.keys:
         # No collection is made inside a transaction over several shards.

@@ -88,12 +88,14 @@ class Operations(Past):
         *models: type[Document],
         shadow: bool = False,
         swap: bool = True,
+        resume: bool = False,
         throttle: Throttle = None,
         progress: Report | None = None,
     ) -> int:
         """Recompute every maintained value, as after a pattern was added to old data.
 
-        With `shadow`, only fields with `Replaces(…)`: their new values are
+        `resume=True` notes every page, and goes on where such a rebuild of the
+        same models was interrupted. With `shadow`, only fields with `Replaces(…)`: their new values are
         built beside the old ones, proven, and swapped in; without `swap` they
         stay beside. Interrupted, it goes on where it was.
         """
@@ -103,7 +105,7 @@ class Operations(Past):
             with self._recorded("shadow rebuild", models, throttle, progress) as job:
                 work = replacing.rebuild_beside(self.graph, server, entries, job, swap=swap)
                 return self.runner.run(retries.settling(self.graph, server, entries, work))
-        with self._recorded("rebuild", models, throttle, progress) as job:
+        with self._recorded("rebuild", models, throttle, progress, resume=resume) as job:
             work = rebuild.rebuild(self.graph, server, entries, job)
             return self.runner.run(retries.settling(self.graph, server, entries, work))
 
@@ -219,11 +221,19 @@ class Operations(Past):
 
     @contextmanager
     def _recorded(
-        self, kind: str, models: Sequence[type[Document]], throttle: Throttle, progress: Report | None
+        self,
+        kind: str,
+        models: Sequence[type[Document]],
+        throttle: Throttle,
+        progress: Report | None,
+        *,
+        resume: bool = False,
     ) -> Generator[Job]:
-        """A job whose row says how it ended."""
+        """A job whose row says how it ended; with `resume`, the row of one that did not."""
         with self._owning() as owner:
-            job = self._job(kind, models, owner, throttle, progress)
+            job = self._job(kind, models, owner, throttle, progress, every_page=resume)
+            if resume:
+                self.runner.run(jobs.take_over(job, shell.is_dead))
             self.runner.run(job.begin())
             try:
                 yield job

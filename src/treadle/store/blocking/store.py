@@ -146,7 +146,8 @@ class Store(Operations):
         """Create and change what the models need; the list of what was done.
 
         The validator of a collection that holds documents and had none begins
-        with warnings; `validation="enforce"` makes it binding.
+        with warnings; `validation="enforce"` makes it binding, and
+        `validation="keep"` changes no validator of a collection that is there.
         """
         done = self.runner.run(set_up.setup(self.graph, dry_run, validation))
         self._unready = self._unready and dry_run

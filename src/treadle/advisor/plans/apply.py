@@ -1,0 +1,179 @@
+"""A plan carried out on a live database: set up, keep former values, fill, follow; each step verified.
+
+Writers that know nothing of it go on meanwhile. What they change after the
+fill began is in the server's history, and the worker applies it before a step
+is verified. Each step that is done is noted in `treadle.plans`; a run that was
+killed goes on with the first that is not, and a fill with its last page.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pymongo.database import Database
+
+from treadle.advisor.plans import before
+from treadle.advisor.plans.folder import ChangePlan, Step
+from treadle.advisor.plans.models import load_models
+from treadle.advisor.plans.settle import catch_up, verified
+from treadle.errors import DataError, UsageError
+from treadle.graph.outcomes import Finding, Progress
+from treadle.model.document import Document
+from treadle.store.blocking.store import Store
+
+FINDINGS_NAMED_MAX = 5
+Tell = Callable[[str], None]
+
+
+class Application:
+    """One plan and one database."""
+
+    def __init__(
+        self,
+        database: Database[Any],
+        plan: ChangePlan,
+        *,
+        throttle: Any = None,
+        tell: Tell = lambda text: None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        before.require_database(database, plan)
+        self.plan = plan
+        self.store = Store(database, models=load_models(plan.models))
+        self.database: Database[Any] = self.store.database
+        self._throttle = throttle
+        self._tell = tell
+        self._progress = progress
+
+    def dry_run(self) -> list[str]:
+        """Everything that `run` would do, after the same checks; nothing is changed."""
+        row = self._row()
+        if row is None:
+            before.check(self.store, self.plan)
+        lines = []
+        for step in self.plan.steps:
+            if row is not None and step.name in row["done"]:
+                lines.append(f"{step.name}: done already.")
+                continue
+            lines.append(f"{step.name}: {step.what}")
+            if step.kind == "set up":
+                lines += [f"  {action}" for action in self.store.setup(dry_run=True, validation="keep")]
+            elif step.kind == "fill":
+                documents = self.database[self._entry(step).collection].estimated_document_count()
+                lines.append(f"  {documents:,} documents, about {step.seconds:,.0f} s. {step.load}.")
+            lines.append(f"  To undo: {step.undo}")
+        return lines
+
+    def run(self) -> None:
+        """Carry out the steps that are not done yet."""
+        row = self._row()
+        if row is None:
+            before.check(self.store, self.plan)
+            row = before.begin(self.store, self.plan)
+        elif row["done"]:
+            self._tell(f"Going on after: {', '.join(row['done'])}.")
+        for number, step in enumerate(self.plan.steps, 1):
+            if step.name in row["done"]:
+                continue
+            self._tell(f"{number} of {len(self.plan.steps)}: {step.name}. {step.what}")
+            began = time.monotonic()
+            self._carry_out(step)
+            before.step_done(self.database, self.plan, step.name)
+            self._tell(f"  done in {time.monotonic() - began:,.1f} s")
+        before.mark(self.database, self.plan, state="applied")
+
+    def _row(self) -> before.Row | None:
+        self._require_streams()
+        row = before.row_of(self.database, self.plan)
+        if row is not None and row["state"] == "applied":
+            raise UsageError(
+                f"This plan is applied to {self.database.name} already; treadle prove shows what it gains, "
+                "treadle undo takes it back.",
+                code="plan-applied",
+            )
+        if row is not None and row["state"] == "undoing":
+            raise UsageError(
+                "This plan is half undone; finish with treadle undo, then apply it again.",
+                code="plan-half-undone",
+            )
+        return row
+
+    def _require_streams(self) -> None:
+        if self.plan.maintain == "stream" and not self.store._capabilities().streams:
+            raise UsageError(
+                "The plan follows the change stream, which this server does not have: it is no replica set. "
+                "Make it one (rs.initiate()), or make the plan with --maintain write, for applications all "
+                "of whose writers use Treadle.",
+                code="plan-needs-stream",
+            )
+
+    def _entry(self, step: Step) -> Any:
+        return self.store.graph.entry(self._model(step))
+
+    def _model(self, step: Step) -> type[Document]:
+        return next(model for model in self.store.graph.entries if model.__name__ == step.about)
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def _carry_out(self, step: Step) -> None:
+        if step.kind == "set up":
+            for action in self.store.setup(validation="keep"):
+                self._tell(f"  {action}")
+            left = self.store.setup(dry_run=True, validation="keep")
+            if left:
+                raise DataError(f"Set-up left something to do: {left[0]}.", code="plan-not-verified")
+        elif step.kind == "keep":
+            self._keep(step)
+        elif step.kind == "fill":
+            self._fill(step)
+        else:
+            handled = catch_up(self.store)
+            self._require_right(verified(self.store, verify=list))
+            self._tell(f"  applied {handled:,} changes that were made meanwhile")
+
+    def _keep(self, step: Step) -> None:
+        """Copy what the plan takes over, on the server, so that every value stays as it is."""
+        fields = self.plan.fields(step.about, adopted=True)
+        row = {
+            "f": {field: f"${field}" for field in fields},
+            "keys": {"$map": {"input": {"$objectToArray": "$$ROOT"}, "in": "$$this.k"}},
+        }
+        # What an interrupted run has copied stays as it is.
+        into = {"into": before.FORMER + step.about, "whenMatched": "keepExisting", "whenNotMatched": "insert"}
+        self.database[step.about].aggregate([{"$project": row}, {"$merge": into}])
+
+    def _fill(self, step: Step) -> None:
+        model, entry, began = self._model(step), self._entry(step), time.monotonic()
+
+        def report(progress: Progress) -> None:
+            if self._progress is not None:
+                self._progress(progress)
+            if time.monotonic() - began > step.stop_seconds:
+                raise _stopped(f"it took longer than {step.stop_seconds:,.0f} s")
+
+        self.store.rebuild(model, resume=True, throttle=self._throttle, progress=report)
+        aside = [each for each in self.store.set_aside() if each.collection == entry.collection]
+        if len(aside) > step.stop_set_aside:
+            raise _stopped(f"{len(aside):,} documents of {entry.collection} were set aside")
+        findings = verified(self.store, model)
+        self._require_right([each for each in findings if each.pattern != "set-aside"])
+
+    def _require_right(self, findings: list[Finding]) -> None:
+        if findings:
+            listed = "; ".join(
+                f"{each.model} {each.document_id!r} {each.path}" for each in findings[:FINDINGS_NAMED_MAX]
+            )
+            raise DataError(
+                f"{len(findings):,} values are not what they should be: {listed}. Run treadle apply again, or "
+                "treadle undo.",
+                code="plan-not-verified",
+            )
+
+
+def _stopped(reason: str) -> DataError:
+    return DataError(
+        f"The step was stopped: {reason}. treadle apply goes on from here, treadle undo takes it back.",
+        code="plan-stopped",
+    )

@@ -1,0 +1,212 @@
+"""A plan taken back: documents, indexes and options are what they would be without it.
+
+What the plan made is named in its row of `treadle.plans`; nothing else is
+touched. Every part can be done twice, so an undo that was killed is run again.
+The row goes last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pymongo.database import Database
+from pymongo.errors import OperationFailure
+
+from treadle.advisor.plans import before
+from treadle.advisor.plans.apply import Tell
+from treadle.advisor.plans.folder import ChangePlan
+from treadle.advisor.plans.models import load_models
+from treadle.advisor.plans.settle import is_followed
+from treadle.errors import UsageError
+from treadle.graph.outcomes import Progress
+from treadle.store.blocking.store import Store
+
+PAGE = 1_000
+INDEX_NOT_FOUND = 27
+_OPTIONS = ("validator", "validationLevel", "validationAction")
+_NONE = {"validator": {}, "validationLevel": "strict", "validationAction": "error"}
+
+
+class Undoing:
+    """One plan and one database."""
+
+    def __init__(
+        self,
+        database: Database[Any],
+        plan: ChangePlan,
+        *,
+        throttle: float | None = None,
+        tell: Tell = lambda text: None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        before.require_database(database, plan)
+        self.database = database
+        self.plan = plan
+        self._throttle = throttle
+        self._tell = tell
+        self._progress = progress
+        row = before.row_of(database, plan)
+        if row is None:
+            raise UsageError(
+                f"This plan is not applied to {database.name}, or was undone already; there is nothing to undo.",
+                code="plan-not-applied",
+            )
+        self.row = row
+
+    def dry_run(self) -> list[str]:
+        """Everything that `run` would do; nothing is changed."""
+        lines = []
+        for collection in self.row["collections"]:
+            documents = self.database[collection].count_documents(self._touched(collection))
+            fields = ", ".join(self._fields(collection))
+            lines.append(f"remove {fields} from {documents:,} documents of {collection}")
+            if self._has_former(collection):
+                adopted = ", ".join(self.plan.fields(collection, adopted=True))
+                lines.append(f"write the former values of {adopted} back to {collection}")
+            lines += [f"drop the index {name} of {collection}" for name in self._indexes(collection)]
+            lines += [f"change {collection}: {command}" for command in self._commands(collection)]
+        return [*lines, *(f"drop the collection {name}" for name in self._state())]
+
+    def run(self) -> None:
+        """Take everything back that the plan made."""
+        self._require_no_worker()
+        before.mark(self.database, self.plan, state="undoing")
+        for collection in self.row["collections"]:
+            self._restore(collection)
+            self._remove(collection)
+            for name in self._indexes(collection):
+                self._tell(f"drop the index {name} of {collection}")
+                self._drop_index(collection, name)
+            for command in self._commands(collection):
+                self._tell(f"change {collection}: {command}")
+                self.database.command({"collMod": collection, **command})
+        for name in self._state():
+            self._tell(f"drop the collection {name}")
+            self.database.drop_collection(name)
+
+    def _require_no_worker(self) -> None:
+        if is_followed(Store(self.database, models=load_models(self.plan.models))):
+            raise UsageError(
+                "A worker follows the plan's values and would write them again; stop treadle watch first.",
+                code="plan-worker-running",
+            )
+
+    # -- documents ---------------------------------------------------------------------------
+
+    def _fields(self, collection: str) -> list[str]:
+        return [*self.plan.fields(collection, adopted=False), before.RESERVED]
+
+    def _touched(self, collection: str) -> dict[str, Any]:
+        return {"$or": [{field: {"$exists": True}} for field in self._fields(collection)]}
+
+    def _remove(self, collection: str) -> None:
+        """Remove the plan's own fields, page by page, until a pass finds none."""
+        documents = self.database[collection]
+        removal = {"$unset": dict.fromkeys(self._fields(collection), "")}
+        total = documents.estimated_document_count()
+        done = 0
+        while True:
+            found = 0
+            for ids in self._pages(collection):
+                began = time.monotonic()
+                documents.update_many({"_id": {"$in": ids}}, removal)
+                found += len(ids)
+                self._report(collection, done + found, total)
+                self._rest(len(ids), time.monotonic() - began)
+            if not found:
+                break
+            done += found
+        self._tell(f"removed {', '.join(self._fields(collection))} from {done:,} documents of {collection}")
+
+    def _pages(self, collection: str) -> Iterator[list[Any]]:
+        with self.database[collection].find(self._touched(collection), {"_id": 1}, batch_size=PAGE) as cursor:
+            ids: list[Any] = []
+            for each in cursor:
+                ids.append(each["_id"])
+                if len(ids) == PAGE:
+                    yield ids
+                    ids = []
+            if ids:
+                yield ids
+
+    def _report(self, collection: str, done: int, total: int) -> None:
+        if self._progress is not None:
+            self._progress(Progress(collection, min(done, total), total))
+
+    def _rest(self, documents: int, worked: float) -> None:
+        if self._throttle is not None:
+            time.sleep(max(0.0, documents / self._throttle - worked))
+
+    def _has_former(self, collection: str) -> bool:
+        return before.FORMER + collection in self.database.list_collection_names()
+
+    def _restore(self, collection: str) -> None:
+        """Write former values back, on the server, at the place that the field had."""
+        if not self._has_former(collection):
+            return
+        fields = self.plan.fields(collection, adopted=True)
+        kept = {
+            field: {"$cond": [_is_missing(f"$$new.f.{field}"), "$$REMOVE", f"$$new.f.{field}"]} for field in fields
+        }
+        # A field that is written where there is none comes last; only then is the order another.
+        moved = {
+            "$or": [
+                {"$and": [_is_missing(f"${field}"), {"$not": [_is_missing(f"$$new.f.{field}")]}]} for field in fields
+            ]
+        }
+        stages = [
+            {"$set": {f"{before.RESERVED}.moved": moved}},
+            {"$set": kept},
+            {"$replaceWith": {"$cond": [f"${before.RESERVED}.moved", _reordered(), "$$ROOT"]}},
+            {"$unset": before.RESERVED},
+        ]
+        into = {"into": collection, "on": "_id", "whenMatched": stages, "whenNotMatched": "discard"}
+        self.database[before.FORMER + collection].aggregate([{"$merge": into}])
+        self._tell(f"wrote the former values of {', '.join(fields)} back to {collection}")
+
+    # -- indexes, options, state -------------------------------------------------------------------
+
+    def _indexes(self, collection: str) -> list[str]:
+        present = before.indexes_of(self.database, collection)
+        return [name for name in self.row["indexes_made"].get(collection, []) if name in present]
+
+    def _drop_index(self, collection: str, name: str) -> None:
+        try:
+            self.database[collection].drop_index(name)
+        except OperationFailure as error:
+            if error.code != INDEX_NOT_FOUND:
+                raise
+
+    def _commands(self, collection: str) -> list[dict[str, Any]]:
+        """What brings the options of a collection back."""
+        former = next(each for each in self.row["before"]["options"] if each["name"] == collection)["options"]
+        now = before.options_of(self.database)[collection]["options"]
+        commands: list[dict[str, Any]] = []
+        images = "changeStreamPreAndPostImages"
+        if now.get(images) != former.get(images):
+            commands.append({images: former.get(images, {"enabled": False})})
+        if any(now.get(name) != former.get(name) for name in _OPTIONS):
+            commands.append({name: former.get(name, _NONE[name]) for name in _OPTIONS})
+        return commands
+
+    def _state(self) -> list[str]:
+        """Treadle's own collections that came with the plan; its row is in the last one."""
+        names = set(self.database.list_collection_names()) - set(self.row["before"]["names"])
+        ours = sorted(name for name in names if name.startswith("treadle."))
+        return [*(name for name in ours if name != before.PLANS), before.PLANS]
+
+
+def _is_missing(expression: str) -> dict[str, Any]:
+    return {"$eq": [{"$type": expression}, "missing"]}
+
+
+def _reordered() -> dict[str, Any]:
+    """The document with the fields that it had before first, in the order that they had."""
+    pairs = {"$objectToArray": "$$ROOT"}
+    known = {"$filter": {"input": pairs, "cond": {"$eq": ["$$this.k", "$$key"]}}}
+    former = {"$map": {"input": "$$new.keys", "as": "key", "in": {"$first": known}}}
+    there = {"$filter": {"input": former, "cond": {"$ne": [{"$ifNull": ["$$this", None]}, None]}}}
+    since = {"$filter": {"input": pairs, "cond": {"$not": [{"$in": ["$$this.k", "$$new.keys"]}]}}}
+    return {"$arrayToObject": {"$concatArrays": [there, since]}}
