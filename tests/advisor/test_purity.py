@@ -20,12 +20,15 @@ TRIAL_READERS = {
     "trial.py",
     "writes.py",
 }
+# What applies, proves and takes back a plan.
+PLAN_READERS = {"apply.py", "before.py", "undo.py"}
 PURE = [
     module
     for module, path in MODULES.items()
     if ADVISOR in path.parents
     and (path.name not in READERS or path.parent.name == "rules")
     and not (path.parent.name == "trials" and path.name in TRIAL_READERS)
+    and not (path.parent.name == "plans" and path.name in PLAN_READERS)
 ]
 OUTSIDE = {"pymongo", "time", "random", "threading", "asyncio", "socket", "os"}
 

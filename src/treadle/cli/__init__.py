@@ -23,6 +23,7 @@ except ModuleNotFoundError:
 from typer.core import TyperGroup
 
 from treadle.cli import (
+    apply,
     archive,
     controls,
     decide,
@@ -30,6 +31,7 @@ from treadle.cli import (
     doctor,
     explain,
     migrate,
+    prove,
     rebuild,
     record,
     repair,
@@ -39,6 +41,7 @@ from treadle.cli import (
     setup,
     status,
     tree,
+    undo,
     verify,
     watch,
 )
@@ -81,6 +84,9 @@ _MODULES = (
     demo,
     scan,
     record,
+    apply,
+    prove,
+    undo,
     explain,
     decide,
     setup,

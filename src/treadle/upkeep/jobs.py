@@ -352,11 +352,11 @@ def take_over(job: Job, is_dead: Callable[[str], bool]) -> Plan[bool]:
     row = yield from unfinished(job.kind, job.models)
     if row is None:
         return False
-    if row["state"] in ("running", "paused") and not is_dead(row["owner"]):
-        if (yield from quiet_seconds(row)) <= job.limits.job_lost_seconds:
-            raise DataError(
-                f"that {job.kind} still runs, in {row['owner']}; wait for it, or stop it", code="job-running"
-            )
+    runs = row["state"] in ("running", "paused") and not is_dead(row["owner"])
+    if runs and (yield from quiet_seconds(row)) <= job.limits.job_lost_seconds:
+        raise DataError(
+            f"that {job.kind} still runs, in {row['owner']}; wait for it, or stop it", code="job-running"
+        )
     job.identity = row["_id"]
     job.finished = list(row.get("finished", []))
     at = row.get("at")

@@ -20,7 +20,8 @@ APART = (
     "extended-reference", "subset", "bucket", "outlier", "polymorphic", "schema-versioning", "tree",
     "approximation", "huge-array", "blobs", "mixed-types", "query-without-index", "too-many-indexes",
 )  # fmt: skip
-SUBSETS = 12
+SUBSETS = 4
+READ_MAX = 100
 LIMITS = Limits(index_age_seconds_min=0.0)
 
 
@@ -31,14 +32,15 @@ def report_on(database: Any, *codes: str) -> Report:
 
 
 def check(text: str, database: Any) -> Store:
-    """It runs, a dry set-up accepts it, and it reads every stored document."""
+    """It runs, a dry set-up accepts it, and it reads what is stored."""
     assert not re.search(r"\w_2\b", text), text
     assert all(len(line) <= 110 for line in text.splitlines())
     store = Store(database, models=load_models(text))
     store.setup(dry_run=True)
     for model, entry in store.graph.entries.items():
         if entry.layout is None:
-            assert store.count(model, {}) == sum(1 for _ in store.find(model, {}))
+            stored = store.count(model, {})
+            assert min(READ_MAX, stored) == sum(1 for _ in store.find(model, {}, limit=READ_MAX))
     return store
 
 

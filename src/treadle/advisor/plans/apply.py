@@ -166,8 +166,8 @@ class Application:
                 f"{each.model} {each.document_id!r} {each.path}" for each in findings[:FINDINGS_NAMED_MAX]
             )
             raise DataError(
-                f"{len(findings):,} values are not what they should be: {listed}. Run treadle apply again, or "
-                "treadle undo.",
+                f"{len(findings):,} values are not what they should be: {listed}. Run treadle apply again, "
+                "or treadle undo.",
                 code="plan-not-verified",
             )
 

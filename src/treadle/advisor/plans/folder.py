@@ -91,7 +91,9 @@ class ChangePlan:
 
 def write(plan: ChangePlan, folder: Path, readme: str) -> None:
     """Write the files of a plan; refuses a folder that holds anything else."""
-    others = {each.name for each in folder.iterdir()} - {PLAN, MODELS, README, READS} if folder.is_dir() else set()
+    others = (
+        {each.name for each in folder.iterdir()} - {PLAN, MODELS, README, READS} if folder.is_dir() else set()
+    )
     if others or folder.is_file():
         raise UsageError(
             f"-o {folder} holds other files; name a folder that is empty or not there yet",
@@ -105,7 +107,9 @@ def write(plan: ChangePlan, folder: Path, readme: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MODELS).write_text(text, encoding="utf-8")
         (folder / README).write_text(readme, encoding="utf-8")
-        (folder / PLAN).write_text(json.dumps(described, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / PLAN).write_text(
+            json.dumps(described, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
     except OSError as error:
         raise UsageError(f"-o {folder} cannot be written: {error.strerror}.", code="output-invalid") from None
 

@@ -26,9 +26,9 @@ from treadle.upkeep.set_up import maintenance_indexes
 # What adds fields and indexes, and nothing else.
 APPLICABLE = frozenset({"extended-reference", "computed", "subset", "query-without-index"})
 NEEDS_CODE = {
-    "approximation": "It changes how the application counts, not what is stored; the declaration is in the report.",
-    "bucket": "It moves documents to another collection; that is a migration, which the application must know of.",
-    "outlier": "It moves items out of documents that others read whole; that is for the application to adopt.",
+    "approximation": "It changes how the application counts, and nothing that is stored.",
+    "bucket": "It moves documents to another collection, which the application must know of.",
+    "outlier": "It moves items out of documents that others read whole.",
     "tree": "Writers that do not use Treadle would leave the ancestors wrong; declare it in the application.",
 }
 # Where a trial does not say how long the change takes.
@@ -40,7 +40,9 @@ STOP_SET_ASIDE_SHARE = 0.001
 INDEX_WEIGHT = 0.05
 
 
-def make(report: Report, trial: TrialReport, *, identity: str, made: str, maintain: str = "stream") -> ChangePlan:
+def make(
+    report: Report, trial: TrialReport, *, identity: str, made: str, maintain: str = "stream"
+) -> ChangePlan:
     """The plan for what the trial supports; raises where that is nothing."""
     chosen, left_out = _chosen(report, trial)
     combined = combine(report.scan, chosen, maintain)
@@ -126,7 +128,8 @@ def _set_up(indexes: dict[str, list[str]], documents: int, seconds: float) -> St
     return Step(
         "set up",
         "set up",
-        what + "Let the server keep former states of documents where the worker needs them. No validator changes.",
+        what
+        + "Let the server keep former states of documents where the worker needs them. No validator changes.",
         "Drop these indexes, and stop keeping former states where that was not so before.",
         documents=documents,
         seconds=round(seconds, 1),
@@ -140,7 +143,7 @@ def _keep(combined: Combined, collection: str, documents: int) -> Step:
     return Step(
         f"keep former values of {collection}",
         "keep",
-        f"Copy {names(fields)} of every document of {collection} to treadle.former.{collection}, as they are before.",
+        f"Copy {names(fields)} of every document of {collection} to treadle.former.{collection} first.",
         "Write the former values back, and drop that collection.",
         about=collection,
         documents=documents,

@@ -41,7 +41,9 @@ def catch_up(store: Store) -> int:
         return 0
 
 
-def verified(store: Store, *models: type[Any], verify: Callable[[], list[Finding]] | None = None) -> list[Finding]:
+def verified(
+    store: Store, *models: type[Any], verify: Callable[[], list[Finding]] | None = None
+) -> list[Finding]:
     """The findings of `verify` that remain when the worker has caught up."""
     catch_up(store)
     findings = verify() if verify is not None else store.verify(*models)

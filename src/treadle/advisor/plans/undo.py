@@ -50,7 +50,7 @@ class Undoing:
         row = before.row_of(database, plan)
         if row is None:
             raise UsageError(
-                f"This plan is not applied to {database.name}, or was undone already; there is nothing to undo.",
+                f"This plan is not applied to {database.name}, or was undone; there is nothing to undo.",
                 code="plan-not-applied",
             )
         self.row = row
@@ -148,12 +148,14 @@ class Undoing:
             return
         fields = self.plan.fields(collection, adopted=True)
         kept = {
-            field: {"$cond": [_is_missing(f"$$new.f.{field}"), "$$REMOVE", f"$$new.f.{field}"]} for field in fields
+            field: {"$cond": [_is_missing(f"$$new.f.{field}"), "$$REMOVE", f"$$new.f.{field}"]}
+            for field in fields
         }
         # A field that is written where there is none comes last; only then is the order another.
         moved = {
             "$or": [
-                {"$and": [_is_missing(f"${field}"), {"$not": [_is_missing(f"$$new.f.{field}")]}]} for field in fields
+                {"$and": [_is_missing(f"${field}"), {"$not": [_is_missing(f"$$new.f.{field}")]}]}
+                for field in fields
             ]
         }
         stages = [

@@ -1,0 +1,81 @@
+"""Databases that a plan is applied to, and a comparison of everything in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bson import ObjectId
+from bson.codec_options import CodecOptions
+from bson.raw_bson import RawBSONDocument
+
+from tests.advisor.symptoms import at, profiled
+from treadle.advisor import Report, scan
+from treadle.advisor.plans.folder import ChangePlan
+from treadle.advisor.plans.make import make
+from treadle.advisor.trials.results import TrialReport, TrialResult, WorkloadSummary
+
+PRODUCTS, REVIEWS = 30, 400
+
+
+def shop(database: Any) -> list[ObjectId]:
+    """Products and reviews that are counted, paged and joined."""
+    products = [ObjectId() for _ in range(PRODUCTS)]
+    database["products"].insert_many(
+        [{"_id": each, "name": f"p{n}", "price": 9.5} for n, each in enumerate(products)]
+    )
+    database["reviews"].insert_many(
+        [
+            {
+                "_id": n if n % 2 else f"r{n}",
+                "product_id": products[n % PRODUCTS],
+                "rating": n % 5,
+                "date": at(n / 10),
+                **({"extra": {"b": 1, "a": [n]}} if n % 3 else {}),
+            }
+            for n in range(REVIEWS)
+        ]
+    )
+    database["reviews"].create_index([("rating", 1)])
+    read(database, products)
+    return products
+
+
+def read(database: Any, products: list[ObjectId]) -> None:
+    with profiled(database):
+        for each in products[:20]:
+            matching: dict[str, Any] = {"$match": {"product_id": each}}
+            database["reviews"].count_documents({"product_id": each})
+            list(database["reviews"].find({"product_id": each}).sort("date", -1).limit(3))
+            join = {"from": "products", "localField": "product_id", "foreignField": "_id", "as": "p"}
+            for _ in range(4):
+                list(database["reviews"].aggregate([matching, {"$lookup": join}]))
+
+
+def plan_for(database: Any, *codes: str) -> ChangePlan:
+    """A plan for the findings of these codes, as if a trial had supported them."""
+    report: Report = scan(database)
+    results = tuple(
+        TrialResult(each.code, each.where, each.declaration, "do", "It pays.")
+        for each in report.findings
+        if each.code in codes
+    )
+    assert set(codes) == {each.code for each in results}
+    trial = TrialReport(database.name, "6.0", WorkloadSummary(1.0, 1, 1, 0), (), results)
+    return make(report, trial, identity=str(ObjectId()), made="2025-01-01T00:00:00+00:00")
+
+
+def everything(database: Any) -> dict[str, Any]:
+    """Every document byte for byte, every index and every option."""
+    raw = CodecOptions(document_class=RawBSONDocument)
+    found: dict[str, Any] = {}
+    for each in database.list_collections():
+        name = each["name"]
+        if name.startswith("system."):
+            continue
+        found[name] = (
+            each["type"],
+            each.get("options"),
+            sorted((dict(index) for index in database[name].list_indexes()), key=lambda index: index["name"]),
+            sorted(document.raw for document in database[name].with_options(raw).find()),
+        )
+    return found

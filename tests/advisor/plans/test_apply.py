@@ -1,0 +1,223 @@
+"""A plan is applied beside raw writers, survives a kill, and is taken back byte for byte."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.advisor.plans.shops import everything, plan_for, shop
+from treadle.advisor.plans import before
+from treadle.advisor.plans.apply import Application
+from treadle.advisor.plans.folder import ChangePlan, Place
+from treadle.advisor.plans.models import load_models
+from treadle.advisor.plans.settle import verified
+from treadle.advisor.plans.undo import Undoing
+from treadle.errors import DataError, TreadleError, UsageError
+from treadle.graph.outcomes import Progress
+from treadle.store.blocking.store import Store
+
+CODES = ("computed", "extended-reference", "subset")
+
+
+def code_of(call: Any) -> str:
+    with pytest.raises(TreadleError) as refused:
+        call()
+    return refused.value.code
+
+
+def test_apply_fills_and_undo_leaves_no_difference(database: Any) -> None:
+    """A dry run of either changes nothing."""
+    products = shop(database)
+    plan = plan_for(database, *CODES)
+    was = everything(database)
+    listed = Application(database, plan).dry_run()
+    assert any("create index" in line for line in listed)
+    assert was == everything(database)
+    Application(database, plan).run()
+    product = database["products"].find_one({"_id": products[3]})
+    reviews = database["reviews"]
+    assert reviews.count_documents({"product_id": products[3]}) == product["review_count"]
+    assert 3 == len(product["recent_reviews"])
+    assert {"name": "p3", "price": 9.5} == reviews.find_one({"product_id": products[3]})["product"]
+    applied = everything(database)
+    assert set(was) < set(applied)
+    assert any("remove" in line for line in Undoing(database, plan).dry_run())
+    assert applied == everything(database)
+    Undoing(database, plan).run()
+    assert was == everything(database)
+
+
+def test_writes_of_others_stay_and_are_followed(database: Any) -> None:
+    """Raw writers go on during apply; afterwards the values are right, and undo keeps what was written."""
+    products = shop(database)
+    plan = plan_for(database, *CODES)
+    twin = database.client[f"{database.name}_twin"]
+    for name in ("products", "reviews"):
+        twin[name].insert_many(database[name].find())
+    ended = threading.Event()
+    written = 0
+
+    def write() -> None:
+        nonlocal written
+        while not ended.is_set() or written < 50:
+            for each in (database, twin):
+                each["reviews"].insert_one(
+                    {"_id": -written - 1, "product_id": products[written % 7], "rating": 1}
+                )
+                each["products"].update_one({"_id": products[written % 5]}, {"$set": {"name": f"n{written}"}})
+                each["reviews"].delete_one({"_id": written * 2 + 1})
+            written += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        Application(database, plan).run()
+    finally:
+        ended.set()
+        writer.join()
+    try:
+        store = Store(database, models=load_models(plan.models))
+        assert [] == verified(store)
+        for each in database["products"].find():
+            assert database["reviews"].count_documents({"product_id": each["_id"]}) == each["review_count"]
+        Undoing(database, plan).run()
+        for name in ("products", "reviews"):
+            assert everything(twin)[name][3] == everything(database)[name][3]
+    finally:
+        database.client.drop_database(twin.name)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_a_killed_apply_goes_on_where_it_was(database: Any) -> None:
+    shop(database)
+    plan = plan_for(database, *CODES)
+    was = everything(database)
+    seen: list[Progress] = []
+
+    def kill(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.model == "Review" and progress.done >= 200:
+            raise Killed
+
+    with pytest.raises(Killed):
+        Application(database, plan, progress=kill).run()
+    row = before.row_of(database, plan)
+    assert row is not None
+    assert ("applying", ["set up"]) == (row["state"], row["done"][:1])
+    # The job row says "running", as after a kill; its process has ended.
+    database["treadle.jobs"].update_many({}, {"$set": {"updated": dt.datetime(2025, 1, 1)}})
+    visited: list[int] = []
+    Application(database, plan, progress=lambda each: visited.append(each.done)).run()
+    assert [] == verified(Store(database, models=load_models(plan.models)))
+    # The pages that were done are not done again.
+    assert max(visited) < 400
+    Undoing(database, plan).run()
+    assert was == everything(database)
+
+
+def test_a_half_applied_plan_is_undone(database: Any) -> None:
+    shop(database)
+    plan = plan_for(database, *CODES)
+    was = everything(database)
+
+    def kill(progress: Progress) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        Application(database, plan, progress=kill).run()
+    assert was != everything(database)
+    Undoing(database, plan).run()
+    assert was == everything(database)
+
+
+def adopting(plan: ChangePlan) -> ChangePlan:
+    """The same plan, with copies that documents have already."""
+    return replace(
+        plan,
+        places=tuple(Place(each.collection, each.field, each.field == "product") for each in plan.places),
+    )
+
+
+def test_taken_over_copies_get_their_former_values_back(database: Any) -> None:
+    """Also where the copy stands in the middle, is null, missing, or of an odd type."""
+    shop(database)
+    report_plan = plan_for(database, "extended-reference")
+    values: list[Any] = [{"name": "stale", "price": 1}, None, 7, {"price": 2, "name": "turned"}]
+    documents = list(database["reviews"].find())
+    for number, each in enumerate(documents):
+        rating = each.pop("rating")
+        if number % 5:
+            each["product"] = values[number % 4]
+        if number % 7 == 0:
+            each["product_id"] = "nobody"
+        each["rating"] = rating
+        database["reviews"].replace_one({"_id": each["_id"]}, each)
+    was = everything(database)
+    assert "plan-field-taken" == code_of(lambda: Application(database, report_plan).run())
+    assert was == everything(database)
+    plan = with_keep(adopting(report_plan))
+    Application(database, plan).run()
+    assert {"name", "price"} == set(
+        database["reviews"].find_one({"product_id": {"$ne": "nobody"}})["product"]
+    )
+    Undoing(database, plan).run()
+    assert was == everything(database)
+
+
+def with_keep(plan: ChangePlan) -> ChangePlan:
+    step = replace(plan.steps[0], name="keep former values of reviews", kind="keep", about="reviews")
+    return replace(plan, steps=(plan.steps[0], step, *plan.steps[1:]))
+
+
+def test_what_cannot_be_is_refused_in_a_sentence(database: Any) -> None:
+    shop(database)
+    plan = plan_for(database, "computed")
+    other = database.client[f"{database.name}_other"]
+    was = everything(database)
+    assert "plan-other-database" == code_of(lambda: Application(other, plan).run())
+    assert "plan-other-database" == code_of(
+        lambda: Application(other, replace(plan, database=other.name)).run()
+    )
+    assert "plan-not-applied" == code_of(lambda: Undoing(database, plan))
+    Application(database, plan).run()
+    assert "plan-applied" == code_of(lambda: Application(database, plan).run())
+    again = replace(plan, id="another")
+    assert "plan-treadle-in-use" == code_of(lambda: Application(database, again).run())
+    before.mark(database, plan, state="undoing")
+    assert "plan-half-undone" == code_of(lambda: Application(database, plan).run())
+    Undoing(database, plan).run()
+    assert was == everything(database)
+    assert "plan-not-applied" == code_of(lambda: Undoing(database, plan))
+
+
+def test_a_step_stops_at_its_threshold_and_a_worker_forbids_undo(database: Any) -> None:
+    shop(database)
+    plan = plan_for(database, "computed")
+    steps = tuple(replace(each, stop_seconds=-1.0) for each in plan.steps)
+    with pytest.raises(DataError, match="took longer") as stopped:
+        Application(database, replace(plan, steps=steps)).run()
+    assert "plan-stopped" == stopped.value.code
+    Application(database, plan).run()
+    store = Store(database, models=load_models(plan.models))
+    worker = store.worker()
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        for _ in range(600):
+            if worker.leading:
+                break
+            ended = threading.Event()
+            ended.wait(0.1)
+        with pytest.raises(UsageError, match="stop treadle watch first"):
+            Undoing(database, plan).run()
+    finally:
+        worker.stop()
+        thread.join()
+    Undoing(database, plan).run()
