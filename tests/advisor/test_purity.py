@@ -21,7 +21,7 @@ TRIAL_READERS = {
     "writes.py",
 }
 # What applies, proves and takes back a plan.
-PLAN_READERS = {"apply.py", "before.py", "undo.py"}
+PLAN_READERS = {"apply.py", "before.py", "settle.py", "undo.py"}
 PURE = [
     module
     for module, path in MODULES.items()

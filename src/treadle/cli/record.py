@@ -42,7 +42,7 @@ def record(
     after Ctrl-C. Writes nothing else to the server. The file holds values of
     your documents, unless --redact is given; only you may read it (mode 0600).
 
-    \\b
+    \b
     Example:
       treadle record mongodb://localhost:27017/shop -o shop.workload --seconds 60
       treadle record mongodb://localhost:27017/shop -o shop.workload --redact

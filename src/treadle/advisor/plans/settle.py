@@ -7,13 +7,16 @@ A value that stays as it was, though the worker has seen everything, is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from treadle.engine.lease import holder
 from treadle.errors import DataError
 from treadle.graph.outcomes import Finding
-from treadle.plan import Plan, find
+from treadle.model.bson_types import RESERVED
+from treadle.plan import find
 from treadle.query.keys import freeze
 from treadle.store.blocking.store import Store
 from treadle.upkeep.position import NAME
@@ -21,6 +24,9 @@ from treadle.upkeep.verify import confirm
 
 ROUNDS_MAX = 30
 PAGE = 500
+# How long to wait for a worker that leads, and how often to look.
+FOLLOWED_SECONDS_MAX = 60.0
+FOLLOWED_LOOK_SECONDS = 0.2
 
 
 def is_followed(store: Store) -> bool:
@@ -29,60 +35,79 @@ def is_followed(store: Store) -> bool:
 
 
 def catch_up(store: Store) -> int:
-    """Apply every change that was made before this call; how many there were."""
+    """Apply every change that was made before this call, or let the worker that leads do so; how many."""
     if not any(rule.maintain == "stream" for rule in store.graph.rules):
         return 0
+    if not is_followed(store):
+        with contextlib.suppress(LeaseBusy):
+            return _run(store)
+    deadline = time.monotonic() + FOLLOWED_SECONDS_MAX
+    while store.worker().lag().events and time.monotonic() < deadline:
+        time.sleep(FOLLOWED_LOOK_SECONDS)
+    return 0
+
+
+class LeaseBusy(Exception):
+    """`treadle watch` began to lead meanwhile."""
+
+
+def _run(store: Store) -> int:
     try:
         return int(store.worker().run_until_idle())
     except DataError as error:
-        # `treadle watch` leads already, and does this.
-        if error.code != "lease-busy":
-            raise
-        return 0
+        if error.code == "lease-busy":
+            raise LeaseBusy from error
+        raise
 
 
 def verified(
     store: Store, *models: type[Any], verify: Callable[[], list[Finding]] | None = None
 ) -> list[Finding]:
-    """The findings of `verify` that remain when the worker has caught up."""
+    """The findings of `verify` that remain when the worker has caught up.
+
+    A document that the worker has written since the last look was late, and
+    is looked at again.
+    """
     catch_up(store)
     findings = verify() if verify is not None else store.verify(*models)
+    seen: dict[Any, Any] = {}
     for _ in range(ROUNDS_MAX):
         if not findings:
             return []
+        revisions, findings = _look_again(store, findings)
+        now = {
+            _place(each): (revisions.get(_document(each)), each.stored, each.expected) for each in findings
+        }
+        if now and all(seen.get(place) == values for place, values in now.items()):
+            return findings
+        seen = now
         catch_up(store)
-        again = _look_again(store, findings)
-        before = {_place(each): each for each in findings}
-        if again and all(_same(before.get(_place(each)), each) for each in again):
-            return again
-        findings = again
     return findings
 
 
+def _document(finding: Finding) -> Any:
+    return finding.model, freeze(finding.document_id)
+
+
 def _place(finding: Finding) -> Any:
-    return finding.model, freeze(finding.document_id), finding.path
+    return *_document(finding), finding.path
 
 
-def _same(before: Finding | None, now: Finding) -> bool:
-    return before is not None and (before.stored, before.expected) == (now.stored, now.expected)
-
-
-def _look_again(store: Store, findings: Sequence[Finding]) -> list[Finding]:
-    """The same documents, examined once more."""
+def _look_again(store: Store, findings: Sequence[Finding]) -> tuple[dict[Any, Any], list[Finding]]:
+    """The revisions of these documents, and what is wrong with them when they are examined after that."""
     by_model: dict[str, list[Any]] = {}
     for each in findings:
         by_model.setdefault(each.model, []).append(each.document_id)
     again: list[Finding] = []
+    revisions: dict[Any, Any] = {}
     for model, entry in store.graph.entries.items():
         ids = by_model.get(model.__name__, [])
         for start in range(0, len(ids), PAGE):
-            again += store.runner.run(_examined(store, entry, ids[start : start + PAGE]))
-    return again
-
-
-def _examined(store: Store, entry: Any, ids: list[Any]) -> Plan[list[Finding]]:
-    documents = yield from find(entry.collection, {"_id": {"$in": ids}})
-    findings: list[Finding] = []
-    for exact, own in entry.by_class(documents):
-        findings += yield from confirm(store.graph, store._capabilities(), exact, own)
-    return findings
+            documents = store.runner.run(find(entry.collection, {"_id": {"$in": ids[start : start + PAGE]}}))
+            for raw in documents:
+                state = raw.get(RESERVED)
+                revision = state.get("n") if isinstance(state, Mapping) else None
+                revisions[model.__name__, freeze(raw["_id"])] = revision
+            for exact, own in entry.by_class(documents):
+                again += store.runner.run(confirm(store.graph, store._capabilities(), exact, own))
+    return revisions, again
