@@ -29,6 +29,8 @@ from treadle.web.wording import ago, duration, number, when
 
 FOLDER = Path(__file__).parent
 INTERVAL_SECONDS = 2.0
+# As a response carries them.
+ADDED = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
 log = logger(__name__)
 
@@ -89,8 +91,7 @@ class Guard:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                message = {**message, "headers": [*message["headers"], *added]}
+                message = {**message, "headers": [*message["headers"], *ADDED]}
             await send(message)
 
         request = Request(scope, receive)
