@@ -1,15 +1,24 @@
 """A declaration is changed beside the old one: built, proven, swapped, taken back, ended."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import pytest
 from bson import ObjectId
+from pydantic import BaseModel
 
 from tests.upkeep.changed_shop import FIELDS, After, Before, During, Review, given, shown
-from treadle import Count, DataError, DeclarationError, Document, Formula, Replaces, UsageError
+from treadle import (
+    Count,
+    DataError,
+    DeclarationError,
+    Document,
+    ExtendedReference,
+    Formula,
+    Id,
+    Replaces,
+    UsageError,
+)
 from treadle.graph.graph import Graph
 
 RATINGS = [[1, 4, 5], [2], [], [3, 3, 5, 1]]
@@ -212,3 +221,88 @@ def test_what_cannot_be_swapped_is_refused_by_name():
     )
     assert "Product.total has Replaces" in refused([Replaces(count)])
     assert "Product.total has Replaces" in refused([count, Replaces("count")])
+
+
+# -- what follows from a changed field, and fields that the worker maintains -----------------------------
+
+
+class Vote(Document, collection="votes"):
+    shop_id: Id
+    stars: int
+
+
+def shop_of(field: list[Any]) -> list[type[Document]]:
+    """A shop whose votes are counted, with what others make of that."""
+
+    class Shop(Document, collection="shops"):
+        name: str = ""
+        votes: Annotated[int, *field] = 0
+        twice: Annotated[int | None, Formula({"$multiply": ["$votes", 2]})] = None
+
+    class ShopCard(BaseModel):
+        votes: int
+
+    class Visit(Document, collection="visits"):
+        shop_id: Id
+        shop: Annotated[ShopCard | None, ExtendedReference(Shop, by="shop_id")] = None
+
+    return [Vote, Shop, Visit]
+
+
+def test_what_is_made_of_the_field_follows_the_swap(run, database):
+    old, new = Count(Vote, by="shop_id"), Count(Vote, by="shop_id", where={"stars": {"$gt": 1}})
+    store = run.store(shop_of([old]))
+    store.setup()
+    _, shop, visit = store.graph.entries
+    one = store.insert(shop(name="loom"))
+    store.insert_many([Vote(shop_id=one.id, stars=stars) for stars in (1, 2, 3)])
+    store.insert(visit(shop_id=one.id))
+    store = run.store(shop_of([new, Replaces(old)]))
+    store.setup()
+    _, shop, _ = store.graph.entries
+
+    def seen() -> Any:
+        stored, copy = database["shops"].find_one(), database["visits"].find_one()
+        return stored["votes"], stored["twice"], copy["shop"]["votes"]
+
+    assert (3, 6, 3) == seen()
+    store.rebuild(shop, shadow=True)
+    assert (2, 4, 2) == seen()
+    store.insert(Vote(shop_id=one.id, stars=1))
+    assert (2, 4, 2) == seen()
+    store.insert(Vote(shop_id=one.id, stars=2))
+    assert (3, 6, 3) == seen()
+    assert 1 == store.undo_rebuild("Shop.votes")
+    assert (5, 10, 5) == seen()
+    assert [] == store.verify()
+
+
+def test_the_worker_keeps_both_declarations_right(run, database):
+    """Whoever writes: these are votes that Treadle did not write."""
+    old = Count(Vote, by="shop_id", maintain="stream")
+    new = Count(Vote, by="shop_id", where={"stars": {"$gt": 1}}, maintain="stream")
+    key = database["shops"].insert_one({"name": "loom"}).inserted_id
+
+    def vote(*stars: int) -> None:
+        database["votes"].insert_many([{"shop_id": key, "stars": each} for each in stars])
+
+    store = run.store(shop_of([old]))
+    store.setup()
+    vote(1, 2)
+    store.worker().run_until_idle()
+    store = run.store(shop_of([new, Replaces(old)]))
+    store.setup()
+    worker = store.worker()
+    worker.run_until_idle()
+    vote(1, 3)
+    worker.run_until_idle()
+    assert 4 == database["shops"].find_one()["votes"]
+    _, shop, _ = store.graph.entries
+    store.rebuild(shop, shadow=True)
+    assert 2 == database["shops"].find_one()["votes"]
+    vote(1, 3)
+    worker.run_until_idle()
+    assert 3 == database["shops"].find_one()["votes"]
+    assert 1 == store.undo_rebuild("Shop.votes")
+    assert 6 == database["shops"].find_one()["votes"]
+    assert [] == store.verify()

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.heavy
 WAIT_SECONDS_MAX = 60.0
 WRITES = ["insert", "update", "findAndModify", "commitTransaction"]
 LIMITS = Limits(rebuild_page=4, swap_page=4)
-PRODUCTS, KILLS, WRITERS = 20, 5, 2
+PRODUCTS, KILLS, WRITERS = 12, 3, 2
 
 
 def change_until(uri: str, database: str, back: bool, skip: int) -> None:

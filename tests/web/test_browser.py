@@ -20,7 +20,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.advisor import chromium
 from tests.cli.invoke import start
-from tests.upkeep.marketplace import working
+from tests.upkeep.marketplace import wait_for, working
 from tests.web import shop
 from treadle import Store
 
@@ -84,7 +84,7 @@ def serve(server, database, store, tmp_path: Path) -> Generator[Any]:
 
 def end(process: subprocess.Popen[str]) -> None:
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=90)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_an_operator_follows_the_graph_pauses_a_rule_and_sees_it_catch_up(serve,
         page.get_by_role("button", name="Resume").click()
         expect(page.locator("#events")).to_have_text("0")
         expect(page.locator("#state .badge").first).not_to_have_text("paused")
-        assert 10 == database["products"].find_one({"_id": store.keys[1]})["review_count"]
+        wait_for(lambda: database["products"].find_one({"_id": store.keys[1]})["review_count"] == 10)
 
 
 @pytest.mark.heavy
@@ -168,6 +168,7 @@ def test_it_is_dark_narrow_and_usable_without_javascript(serve, browser, store, 
         ("plain", {"java_script_enabled": False}),
     ):
         context = browser.new_context(**options)
+        context.set_default_timeout(WAIT_MILLISECONDS)
         shown = context.new_page()
         for path in ("", "rules/Product.review_count", "set-aside", "verify", "jobs", "advice"):
             shown.goto(address + path)

@@ -63,7 +63,7 @@ def test_it_serves_a_store_of_either_kind_and_ends_when_told_to(folder, app, dat
             text = urllib.request.urlopen(f"{address}api/status").read()
             assert b'"error": null' in text
             process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=90)
             assert "Traceback" not in errors
         finally:
             process.kill()

@@ -3,7 +3,10 @@
 "use strict";
 (function () {
   if (!window.EventSource || !document.querySelector("[data-live]")) return;
-  let busy = false;
+  let busy = false, pressed = false;
+  // What is just being clicked stays, or the click would be lost.
+  addEventListener("pointerdown", () => { pressed = true; });
+  for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => { pressed = false; });
   async function refresh() {
     if (busy || document.hidden) return;
     busy = true;
@@ -12,6 +15,7 @@
       if (!reply.ok) return;
       const fresh = new DOMParser().parseFromString(await reply.text(), "text/html");
       for (const part of document.querySelectorAll("[data-live][id]")) {
+        if (pressed) return;
         const other = fresh.getElementById(part.id);
         if (!other || part.innerHTML === other.innerHTML) continue;
         const used = document.activeElement;
