@@ -94,6 +94,20 @@ def test_the_page_runs(page, module, database, uri):
     perform(page, module)
 
 
+def test_ten_everyday_tasks_take_fewer_lines_than_with_beanie():
+    """What is compared is run by the page itself, which asserts that both give the same."""
+    text = (ROOT / "docs" / "coming-from" / "beanie.md").read_text()
+    tasks = re.split(r"^### \d+\. ", text, flags=re.MULTILINE)[1:]
+    tasks[-1] = tasks[-1].partition("### All of them")[0]
+    assert 10 == len(tasks)
+    lines = [
+        [sum(bool(line.strip()) for line in found[2].splitlines()) for found in FENCE.finditer(task)]
+        for task in tasks
+    ]
+    assert all(2 == len(pair) for pair in lines)
+    assert sum(treadle for _, treadle in lines) < sum(beanie for beanie, _ in lines)
+
+
 @pytest.mark.server
 def test_the_testing_page_is_a_test_suite_that_passes(tmp_path):
     files = []
