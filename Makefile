@@ -83,6 +83,7 @@ torture: $(VENV)/installed ## three servers on this machine, and 200 failovers u
 
 docs: $(VENV)/installed ## build the site into build/site; a broken link is an error
 	$(RUN)/python docs/write_cli_reference.py
+	$(RUN)/python docs/write_api_reference.py
 	$(RUN)/python docs/draw_rooms.py
 	$(RUN)/python -m sphinx -q -W --keep-going -b html -c docs -d build/doctrees . build/site
 	@echo build/site/index.html

@@ -8,6 +8,7 @@ What is not in NAVIGATION fails the build, and so does a broken link.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ NAVIGATION = {
         "models",
         "store",
         "fastapi",
+        "adopting",
+        "beside-another-odm",
         "operations",
         "dashboard",
         "deploying",
@@ -51,7 +54,7 @@ NAVIGATION = {
         "local-server",
     ],
     "Coming from": ["coming-from/pymongo", "coming-from/beanie", "coming-from/mongoengine"],
-    "Reference": ["cli", "cli-reference", "errors", "extending", "architecture"],
+    "Reference": ["api-reference", "cli", "cli-reference", "errors", "extending", "architecture"],
     "Project": ["/examples/README", "/benchmarks/RESULTS", "/CONTRIBUTING", "/SECURITY", "/CHANGELOG"],
 }
 
@@ -84,6 +87,7 @@ html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True, "footer_icons": []}
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 templates_path: list[str] = []
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
@@ -112,8 +116,17 @@ def link_home(app: Any, exception: Exception | None) -> None:
         )
 
 
+def write_texts(app: Any, exception: Exception | None) -> None:
+    """The text of every page, for excerpts of a search in a folder (static/site.js)."""
+    if exception is None and app.builder.format == "html":
+        texts = {name: app.env.get_doctree(name).astext() for name in sorted(app.env.found_docs)}
+        static = Path(app.outdir) / "_static"
+        (static / "texts.js").write_text(f"window.treadleTexts = {json.dumps(texts)};\n")
+
+
 def setup(app: Any) -> dict[str, bool]:
     app.connect("source-read", add_navigation)
     app.connect("source-read", name_folders)
     app.connect("build-finished", link_home)
+    app.connect("build-finished", write_texts)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,14 +7,23 @@ that no navigation shows, a picture that is not there.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+import treadle
+from tests.advisor import chromium
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+WAIT_MILLISECONDS = 40_000
 FOREIGN_STYLE = r"(?:url\(|@import)\s*['\"]?((?:https?:)?//[^'\")\s]+)"
 FOREIGN_LINK = r"href=['\"](http[^'\"]+)"
 COMMAND = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-c", "docs"]
@@ -58,6 +67,33 @@ def test_the_site_is_whole_and_needs_no_network(tmp_path):
     assert all(word in index for word in ("docs/patterns/bucket", "docs/limits"))
     assert "prefers-color-scheme:dark" in (site / "_static" / "styles" / "furo.css").read_text()
 
+    in_a_browser(site)
+
+
+def in_a_browser(site: Path) -> None:
+    """Blocks are copied without prompts and output; a search from the folder shows excerpts."""
+    path, why = chromium.find()
+    if path is None:
+        if os.environ.get("CI"):
+            pytest.fail(why)
+        pytest.skip(why)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=chromium.ARGUMENTS)
+        context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+        page = context.new_page()
+        page.set_default_timeout(WAIT_MILLISECONDS)
+        page.goto((site / "docs" / "tutorial.html").as_uri())
+        block = page.locator("div.highlight", has_text="--dry-run").first
+        block.hover()
+        block.locator("button.copy").click()
+        page.wait_for_selector("button.copy:has-text('Copied')")
+        expected = "treadle setup --app shop:store --dry-run\ntreadle setup --app shop:store"
+        assert expected == page.evaluate("navigator.clipboard.readText()")
+        page.goto((site / "search.html").as_uri() + "?q=DBRef")
+        excerpt = page.locator("#search-results li:has-text('Beside another ODM') p.context")
+        expect(excerpt.first).to_contain_text("DBRef", timeout=WAIT_MILLISECONDS)
+        browser.close()
+
 
 def foreign_or_missing(page: Path) -> list[tuple[str, str]]:
     """What a page would fetch from elsewhere, and what is not where it looks for it."""
@@ -81,10 +117,24 @@ def test_the_picture_says_in_words_what_it_shows():
     assert [] == [name for name in drawn if name.lower() not in description.lower()]
 
 
-def test_the_command_line_reference_is_what_the_command_line_says():
-    """Run python docs/write_cli_reference.py after a change of the command line."""
-    path = DOCS / "write_cli_reference.py"
-    specification = importlib.util.spec_from_file_location("write_cli_reference", path)
-    script = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(script)
-    assert script.page() == script.PAGE.read_text(), f"out of date; run python {path.relative_to(ROOT)}"
+def script(name: str) -> Any:
+    """A module of docs/ that writes a page."""
+    specification = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["write_cli_reference", "write_api_reference"])
+def test_a_reference_is_what_the_library_says(name):
+    """Run the script after a change of the command line, or of a signature or docstring."""
+    writer = script(name)
+    assert writer.page() == writer.PAGE.read_text(), f"out of date; run python docs/{name}.py"
+
+
+def test_the_reference_has_every_public_name():
+    headings = set(re.findall(r"^#{3,4} (\S+)$", (DOCS / "api-reference.md").read_text(), re.MULTILINE))
+    assert set() == set(treadle.__all__) - headings
+    calls = {f"Store.{name}" for name in dir(treadle.Store) if not name.startswith("_")}
+    plain = {f"Store.{name}" for name in ("database", "graph", "protocol", "runner", "limits", "timeout")}
+    assert set() == calls - headings - plain
