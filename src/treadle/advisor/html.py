@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from treadle.advisor.facts import CollectionFacts, FieldFacts
 from treadle.advisor.interface import Finding
@@ -112,6 +112,11 @@ _SEVERITIES = {"problem": "should be fixed soon", "warning": "is worth changing"
 
 def html(report: Report, before: str = "") -> str:
     """The whole file; `before` is escaped HTML that goes above the findings."""
+    return page(f"{report.scan.database} – Treadle scan", _parts(report, before))
+
+
+def page(title: str, parts: Iterable[str], style: str = "") -> str:
+    """One inert file of escaped parts: it runs one script, by its hash, and requests nothing."""
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
     return (
@@ -119,8 +124,8 @@ def html(report: Report, before: str = "") -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="referrer" content="no-referrer">'
-        f"<title>{text(report.scan.database)} – Treadle scan</title><style>{STYLE}</style></head><body><main>"
-        + "".join(_parts(report, before))
+        f"<title>{text(title)}</title><style>{STYLE}{style}</style></head><body><main>"
+        + "".join(parts)
         + f"</main><script>{SCRIPT}</script></body></html>\n"
     )
 
@@ -192,13 +197,13 @@ def _finding(each: Finding) -> str:
         f"{text(each.rule.costs)}</p>"
         f"<p><b>Gains</b> {text(each.rule.gains)}</p><p><b>When not</b> {text(each.rule.when_not)}</p></div>"
         f"<h4>Declaration</h4><div class='code'><button hidden type='button'>Copy</button>"
-        f"<pre><code>{_code(each.declaration)}</code></pre></div>"
+        f"<pre><code>{code(each.declaration)}</code></pre></div>"
         + (f"<ol class='advice'>{steps}</ol>" if steps else "")
         + f"<p class='quiet advice'>{text(each.code)}{pattern} · confidence {each.confidence}</p></article>"
     )
 
 
-def _code(source: str) -> str:
+def code(source: str) -> str:
     return "\n".join(text(line) for line in source.rstrip("\n").split("\n"))
 
 

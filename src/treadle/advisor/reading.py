@@ -117,9 +117,17 @@ class Reader:
         """All documents that match; `options` are those of PyMongo's find."""
         return _rows(lambda: self._cursor(collection, condition, projection, **options))
 
-    def stream(self, collection: str, projection: Mapping[str, Any], **options: Any) -> Iterator[Row]:
+    def stream(
+        self,
+        collection: str,
+        projection: Mapping[str, Any] | None = None,
+        condition: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Iterator[Row]:
         """One document after another, where all at once would be too many."""
-        with translate_errors(lambda: self._cursor(collection, {}, projection, **options)) as cursor:
+        with translate_errors(
+            lambda: self._cursor(collection, condition or {}, projection, **options)
+        ) as cursor:
             while (row := translate_errors(lambda: next(cursor, None))) is not None:
                 yield row
 

@@ -39,6 +39,8 @@ class Card:
     source: str
     # The field of the source -> where its copy is.
     paths: Mapping[str, str] = field(hash=False)
+    # What the reference holds of the source.
+    key: str = "_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Value:
     operator: str
     of: str
     where: Mapping[str, Any] = field(hash=False)
+    # What the sources' reference holds of the target.
+    key: str = "_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class First:
     # The field of the source -> its name in the card.
     fields: Mapping[str, str] = field(hash=False)
     where: Mapping[str, Any] = field(hash=False)
+    key: str = "_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +152,13 @@ def _pattern(rule: Any) -> Any:
             each.source: rule.path if each.card is None else f"{rule.path}.{each.card}"
             for each in rule.copied
         }
-        return Card(rule.target.collection, rule.path, rule.reference_path, rule.source.collection, paths)
+        ends = (rule.target.collection, rule.path, rule.reference_path, rule.source.collection)
+        return Card(*ends, paths, rule.to)
     if isinstance(rule, SubsetRule) and rule.target.group is None:
         fields = {source: card for card, source in rule.card.items()}
         return First(
             rule.target.collection, rule.path, rule.source.collection, rule.by.stored,
-            tuple(rule.sort), rule.size, fields, dict(rule.where),
+            tuple(rule.sort), rule.size, fields, dict(rule.where), rule.to or "_id",
         )  # fmt: skip
     if isinstance(rule, ComputedRule) and rule.target.group is None:
         return _value(rule)
@@ -182,6 +188,7 @@ def _value(rule: ComputedRule) -> Value | None:
         operator,
         of,
         dict(rule.where),
+        rule.to or "_id",
     )
 
 

@@ -81,7 +81,7 @@ class JoinRewriter:
         if not isinstance(body, Mapping):
             raise CannotRewrite
         for card in self.cards:
-            joins = (card.source, card.by, "_id")
+            joins = (card.source, card.by, card.key)
             if joins != tuple(body.get(key) for key in ("from", "localField", "foreignField")):
                 continue
             alias = str(body.get("as"))
@@ -101,7 +101,10 @@ class JoinRewriter:
         if len(pipeline) != 1 or not isinstance(projection := pipeline[0].get("$project"), Mapping):
             return False
         shown = {name for name, value in projection.items() if value in (1, True)}
-        return len(shown) + (projection.get("_id") == 0) == len(projection) and shown <= {*card.paths, "_id"}
+        return len(shown) + (projection.get("_id") == 0) == len(projection) and shown <= {
+            *card.paths,
+            card.key,
+        }
 
     def _unwound(self, alias: str, body: Any) -> list[dict[str, Any]]:
         card, _ = self.aliases[alias]
@@ -156,7 +159,7 @@ class JoinRewriter:
     def _path(self, path: str) -> str:
         alias, _, rest = path.partition(".")
         card, _ = self.aliases[alias]
-        if rest == "_id":
+        if rest == card.key:
             return card.by
         if not rest:
             return card.place

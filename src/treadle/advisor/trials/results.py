@@ -40,6 +40,7 @@ class Side:
     documents_examined: float
     bytes: float
     commands: float
+    mean_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from treadle.advisor.trials.results import Measured
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 SPREAD_MIN = 1.25
 # One run that the machine interrupted counts for at most this many times the usual one.
-OUTLIER_FACTOR = 5.0
+OUTLIER_FACTOR = 2.0
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -43,6 +43,11 @@ def ranged(rounds: Sequence[float]) -> Measured:
     return Measured(statistics.median(rounds), min(rounds), max(rounds)) if rounds else Measured(0, 0, 0)
 
 
+def typical(rounds: Sequence[Sequence[float]]) -> float:
+    """What a unit takes, over all units: the mean of the median of each over the rounds."""
+    return statistics.fmean(statistics.median(times) for times in zip(*rounds, strict=True))
+
+
 def tamed(rounds: Sequence[Sequence[float]]) -> list[list[float]]:
     """Times by round and unit, each at most a few times what that unit usually takes."""
     usual = [statistics.median(times) for times in zip(*rounds, strict=True)]
@@ -53,6 +58,8 @@ def tamed(rounds: Sequence[Sequence[float]]) -> list[list[float]]:
 
 
 def ratio(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> Measured:
-    """Time before over time after, round by round."""
+    """Time before over time after: what is typical, and how far rounds are apart."""
     pairs = zip(tamed(before), tamed(after), strict=True)
-    return predicted([sum(first) / max(sum(second), 1e-9) for first, second in pairs])
+    spread = predicted([sum(first) / max(sum(second), 1e-9) for first, second in pairs])
+    value = typical(before) / max(typical(after), 1e-9)
+    return Measured(value, value * spread.low / spread.value, value * spread.high / spread.value)

@@ -103,14 +103,54 @@ def chosen(requests: Iterable[Request], patterns: Patterns, kept_max: int = UNIT
 
 
 def chosen_writes(requests: Iterable[Request], patterns: Patterns, kept_max: int = UNITS_MAX) -> list[Group]:
-    """The writes of collections that the patterns read or write."""
-    concerned = patterns.collections
+    """The writes after which a pattern has something to do."""
+    watched = watched_fields(patterns)
+    return grouped(requests, patterns, lambda unit: _concerns(unit[0], watched), kept_max)
 
-    def wanted(unit: Unit) -> bool:
-        request = unit[0]
-        return not request.is_read and request.collection in concerned
 
-    return grouped(requests, patterns, wanted, kept_max)
+def watched_fields(patterns: Patterns) -> dict[str, set[str] | None]:
+    """Per collection the fields whose change a pattern follows; None where it is every write."""
+    watched: dict[str, set[str] | None] = {}
+
+    def watch(collection: str, *fields: str) -> None:
+        known = watched.setdefault(collection, set())
+        if known is not None:
+            known.update(fields)
+
+    for card in patterns.cards:
+        watch(card.source, *card.paths)
+        watch(card.collection, card.by)
+    for value in patterns.values:
+        watch(value.source, value.by, *([value.of] if value.of else []), *value.where)
+        watch(value.collection)
+    for first in patterns.firsts:
+        watch(first.source, first.by, *first.fields, *(path for path, _ in first.sort), *first.where)
+        watch(first.collection)
+    for counter in patterns.counters:
+        watch(counter.collection, counter.place)
+    for array in patterns.arrays:
+        watch(array.collection, array.place)
+    watched.update((each.collection, None) for each in patterns.readings)
+    return watched
+
+
+def _concerns(request: Request, watched: Mapping[str, set[str] | None]) -> bool:
+    if request.is_read or request.collection not in watched:
+        return False
+    fields = watched[request.collection]
+    update = request.body.get("u", request.body.get("update"))
+    if fields is None or not isinstance(update, Mapping):
+        return True
+    if not next(iter(update), "").startswith("$"):
+        return True
+    changed = {
+        str(path) for operands in update.values() if isinstance(operands, Mapping) for path in operands
+    }
+    return any(_overlap(one, other) for one in changed for other in fields)
+
+
+def _overlap(one: str, other: str) -> bool:
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
 # -- in words ---------------------------------------------------------------------------------

@@ -145,10 +145,10 @@ class Workload:
             except _UNREADABLE:
                 raise _invalid(self.path, f"has no request in line {number:,}") from None
 
-    def profile_documents(self) -> Iterator[dict[str, Any]]:
-        """The requests as documents of the profiler, for a scan."""
+    def profile_documents(self, database: str | None = None) -> Iterator[dict[str, Any]]:
+        """The requests as documents of the profiler, for a scan; of another database where one is named."""
         for request in self:
-            yield request.as_profile(self.database, self.started)
+            yield request.as_profile(database or self.database, self.started)
 
     def summary(self) -> WorkloadSummary:
         """Counts over the whole file; one pass."""

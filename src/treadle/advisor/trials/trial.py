@@ -1,0 +1,371 @@
+"""Tries what a scan found: with recorded requests, on a copy in a private server.
+
+The copy is made once. For each finding a second copy gets the pattern: set up
+and rebuilt by Treadle from the advisor's own declaration. Then both answer the
+same requests. Nothing is written to the scanned database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+from pymongo import MongoClient
+from pymongo.database import Database
+from pymongo.errors import PyMongoError
+
+from treadle.advisor.interface import Finding
+from treadle.advisor.plans.models import combine, load_models
+from treadle.advisor.report import Report
+from treadle.advisor.trials.compare import ROUNDS, compare_reads, count_differences
+from treadle.advisor.trials.copying import Copier, clone
+from treadle.advisor.trials.declared import Patterns, patterns_of
+from treadle.advisor.trials.families import collections_of, touched
+from treadle.advisor.trials.perform import Row
+from treadle.advisor.trials.results import Copied, RequestResult, Storage, TrialReport, TrialResult
+from treadle.advisor.trials.rewrite import Rewritten
+from treadle.advisor.trials.rewrite import unchanged as unchanged_read
+from treadle.advisor.trials.units import Group, Unit, chosen, chosen_writes, grouped
+from treadle.advisor.trials.verdict import Trial, judge
+from treadle.advisor.trials.workload_file import Workload
+from treadle.advisor.trials.writes import WriteTrial, counter_of
+from treadle.errors import TreadleError, UsageError
+from treadle.model.document import Document
+from treadle.server.local import start
+from treadle.store.blocking.store import Store
+
+DOCUMENTS = 100_000
+PROFILE_BYTES = 32_000_000
+BEFORE = "before"
+# Findings that change how the server finds documents and not what is asked.
+INDEX_CODES = frozenset({"query-without-index", "case-insensitive-search"})
+TOGETHER = "together"
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A finding with the models that its declaration makes."""
+
+    finding: Finding
+    models: Sequence[type[Document]]
+    patterns: Patterns
+    text: str
+
+
+def try_findings(
+    database: Database[Any],
+    report: Report,
+    workload: Workload,
+    *,
+    only: Iterable[str] = (),
+    documents: int = DOCUMENTS,
+    progress: Progress | None = None,
+    rounds: int = ROUNDS,
+) -> TrialReport:
+    """Try the findings of a scan, each by itself and those that pay together.
+
+    `only` names findings as `CODE@PLACE`, or by their code alone. What cannot
+    be tried is in the report too, without evidence.
+    """
+    findings = select(report, only)
+    say = progress or (lambda what, done, total: None)
+    ready: list[Candidate] = []
+    hopeless: dict[str, TrialResult] = {}
+    for finding in findings:
+        made = _candidate(report, finding)
+        if isinstance(made, Candidate):
+            ready.append(made)
+        else:
+            hopeless[_key(finding)] = _without_evidence(finding, made)
+    summary = workload.summary()
+    results: dict[str, TrialResult] = {}
+    together = None
+    notes: list[str] = []
+    copied: tuple[Copied, ...] = ()
+    if ready:
+        with _private() as client:
+            bench = _Bench(client, report, workload, summary.seconds, say, rounds)
+            copied = bench.copy(database, ready, documents)
+            for number, candidate in enumerate(ready):
+                say(_key(candidate.finding), number, len(ready))
+                results[_key(candidate.finding)] = bench.try_one(candidate)
+            paying = [each for each in ready if results[_key(each.finding)].verdict == "do"]
+            if len(paying) > 1:
+                say(TOGETHER, len(ready), len(ready))
+                together = bench.try_together(paying)
+            notes += bench.notes
+    found = {**results, **hopeless}
+    return TrialReport(
+        report.scan.database,
+        ".".join(map(str, report.scan.version)),
+        summary,
+        copied,
+        tuple(found[_key(each)] for each in findings),
+        together,
+        tuple(dict.fromkeys(notes)),
+    )
+
+
+def select(report: Report, only: Iterable[str]) -> list[Finding]:
+    """The findings that are named; all of them where none is."""
+    names = list(only)
+    chosen_findings = [
+        each for each in report.findings if not names or _key(each) in names or each.code in names
+    ]
+    known = {name for each in report.findings for name in (_key(each), each.code)}
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"The scan has no finding {name!r}; it has "
+                f"{', '.join(map(_key, report.findings)) or 'none'}.",
+                code="finding-unknown",
+            )
+    return chosen_findings
+
+
+def _key(finding: Finding) -> str:
+    return f"{finding.code}@{finding.where}"
+
+
+def _without_evidence(finding: Finding, reason: str) -> TrialResult:
+    return TrialResult(finding.code, finding.where, finding.declaration, "no evidence", reason)
+
+
+def _candidate(report: Report, finding: Finding) -> Candidate | str:
+    """The models of a finding; a sentence where it cannot be tried."""
+    combined = combine(report.scan, [finding], maintain=None)
+    if combined.left_out:
+        return f"It cannot be tried: {combined.left_out[0][1]}"
+    try:
+        models = load_models(combined.text)
+        patterns = patterns_of(models)
+    except TreadleError as error:
+        return f"Its declaration is refused ({error.code})."
+    if patterns.empty and finding.code not in INDEX_CODES:
+        return "A trial has no way to try it: it changes no request."
+    return Candidate(finding, models, patterns, combined.text)
+
+
+@contextlib.contextmanager
+def _private() -> Iterator[MongoClient[Any]]:
+    """A server of its own, gone afterwards; what the Store logs about it is of no interest."""
+    logger = logging.getLogger("treadle")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with start() as server:
+            client: MongoClient[Any] = MongoClient(server.uri)
+            with client:
+                yield client
+    finally:
+        logger.setLevel(level)
+
+
+@dataclass(slots=True)
+class _Bench:
+    """The private server, with the copy in the database `before`."""
+
+    client: MongoClient[Any]
+    report: Report
+    workload: Workload
+    seconds: float
+    say: Progress
+    rounds: int
+    notes: list[str] = field(default_factory=list)
+    # How many documents one on the copy stands for.
+    scale: float = 1.0
+    number: int = 0
+
+    @property
+    def before(self) -> Database[Any]:
+        return self.client[BEFORE]
+
+    def copy(
+        self, database: Database[Any], candidates: Sequence[Candidate], documents: int
+    ) -> tuple[Copied, ...]:
+        names, named = touched(self.workload)
+        for candidate in candidates:
+            names |= {candidate.finding.collection, *candidate.patterns.collections}
+        scanned = self.report.scan.collections
+        present = sorted(name for name in names if name in scanned and scanned[name].plain)
+        copier = Copier(
+            database,
+            self.before,
+            self.report.scan,
+            documents,
+            {} if self.workload.redacted else named,
+            self.say,
+        )
+        preferred = [(each.finding.collection, each.finding.path) for each in candidates]
+        copied = copier.run(present, preferred)
+        self.notes += copier.notes
+        if self.workload.redacted:
+            self.notes.append("The workload is redacted: requests name no document that is there.")
+        self.scale = sum(each.of for each in copied) / max(1, sum(each.documents for each in copied))
+        _widen_profile(self.before)
+        return copied
+
+    def try_one(self, candidate: Candidate) -> TrialResult:
+        finding = candidate.finding
+        return self._try(
+            candidate.models, candidate.patterns, (finding.code, finding.where, candidate.text), finding
+        )
+
+    def try_together(self, candidates: Sequence[Candidate]) -> TrialResult | None:
+        combined = combine(self.report.scan, [each.finding for each in candidates], maintain=None)
+        self.notes += [
+            f"{_key(finding)} is not part of the trial together: {reason}"
+            for finding, reason in combined.left_out
+        ]
+        places = ", ".join(_key(each) for each in combined.findings)
+        try:
+            models = load_models(combined.text)
+            return self._try(models, patterns_of(models), (TOGETHER, places, combined.text), None)
+        except TreadleError as error:
+            self.notes.append(f"The findings cannot be declared together ({error.code}).")
+            return None
+
+    # -- one trial -----------------------------------------------------------------------------
+
+    def _try(
+        self,
+        models: Sequence[type[Document]],
+        patterns: Patterns,
+        names: tuple[str, str, str],
+        finding: Finding | None,
+    ) -> TrialResult:
+        rewrite: Patterns | Callable[[Unit], Rewritten | None] = patterns
+        if patterns.empty and finding is not None:
+            groups, rewrite = self._same_reads(finding), unchanged_read
+            writes: list[Group] = []
+        else:
+            groups = chosen(self.workload, patterns)
+            writes = chosen_writes(self.workload, patterns)
+        counted = any(counter_of(each.first, patterns.counters) for each in writes)
+        if not groups and not counted:
+            return TrialResult(*names, "no evidence", "No recorded request is changed by it.")
+        self.number += 1
+        after = self.client[f"after{self.number}"]
+        try:
+            return self._measure(models, patterns, names, (groups, writes), rewrite, after)
+        except TreadleError as error:
+            return TrialResult(*names, "no evidence", f"Treadle refuses it on the copy ({error.code}).")
+        except PyMongoError as error:
+            return TrialResult(*names, "no evidence", f"It failed on the copy ({type(error).__name__}).")
+        finally:
+            self.client.drop_database(after.name)
+
+    def _measure(
+        self,
+        models: Sequence[type[Document]],
+        patterns: Patterns,
+        names: tuple[str, str, str],
+        requests: tuple[list[Group], list[Group]],
+        rewrite: Patterns | Callable[[Unit], Rewritten | None],
+        after: Database[Any],
+    ) -> TrialResult:
+        groups, writes = requests
+        needed = {
+            name for group in groups for unit in group.units for each in unit for name in collections_of(each)
+        }
+        needed |= set(patterns.models)
+        present = sorted(needed & set(self.before.list_collection_names()))
+        clone(self.before, after, present)
+        _widen_profile(after)
+        with Store(after, models=list(models)) as store:
+            begin = perf_counter()
+            store.setup()
+            store.rebuild()
+            change = (perf_counter() - begin) * self.scale
+            results, untried = compare_reads(
+                self.before, after, groups, rewrite, self.seconds, rounds=self.rounds, count=count_work
+            )
+            storage = _storage(self.before, after, present)
+            trial = WriteTrial(self.before, store, patterns, self.seconds, count_work)
+            written, unwritten = trial.run(writes)
+            if written and not unwritten and not patterns.readings:
+                # After the writes too: what was copied must have followed.
+                results = _compared_again(results, *count_differences(self.before, after, groups, rewrite))
+        self.notes += [f"{names[0]}@{names[1]}, not tried: {each}" for each in (*untried, *unwritten)]
+        return judge(Trial(*names, [*results, *written], storage, change, [*untried, *unwritten]))
+
+    def _same_reads(self, finding: Finding) -> list[Group]:
+        """The reads of a collection, which an index may make quicker without changing them."""
+
+        def wanted(unit: Unit) -> bool:
+            request = unit[0]
+            return request.is_read and request.collection == finding.collection and request.plan == "COLLSCAN"
+
+        return grouped(self.workload, Patterns({}), wanted)
+
+
+def _compared_again(results: list[RequestResult], different: int, compared: int) -> list[RequestResult]:
+    """The results, in which the answers after the writes are counted too, with the first of them."""
+    if not results:
+        return results
+    first = results[0]
+    total = replace(first, different=first.different + different, compared=first.compared + compared)
+    return [total, *results[1:]]
+
+
+def _widen_profile(database: Database[Any]) -> None:
+    """Room for all that a round of requests leaves in the profiler of the private server."""
+    database.create_collection("system.profile", capped=True, size=PROFILE_BYTES)
+
+
+def count_work(database: Database[Row], work: Callable[[], Any]) -> tuple[int, int, int]:
+    """Commands, documents examined and bytes answered of some work, by the private server's profiler."""
+    profile = database["system.profile"]
+    seen = profile.estimated_document_count()
+    database.command({"profile": 2})
+    try:
+        work()
+    finally:
+        database.command({"profile": 0})
+    rows = [
+        row
+        for row in profile.find({}, {"docsExamined": 1, "responseLength": 1, "ns": 1, "command.profile": 1})
+        .sort("$natural", 1)
+        .skip(seen)
+        if row.get("ns") != f"{database.name}.system.profile" and "profile" not in (row.get("command") or {})
+    ]
+    examined = sum(int(row.get("docsExamined", 0)) for row in rows)
+    return len(rows), examined, sum(int(row.get("responseLength", 0)) for row in rows)
+
+
+def _storage(before: Database[Any], after: Database[Any], names: Sequence[str]) -> Storage:
+    """Sizes of the collections concerned, in which those that the pattern made are counted too."""
+    made = [
+        name
+        for name in after.list_collection_names(filter={"type": "collection"})
+        if not name.startswith(("system.", "treadle.")) and name not in names
+    ]
+    one = [_sizes(before, name) for name in names]
+    other = [_sizes(after, name) for name in [*names, *made]]
+    first = {f"{name}.{index}" for name, (_, _, indexes) in zip(names, one, strict=True) for index in indexes}
+    second = {
+        f"{name}.{index}"
+        for name, (_, _, indexes) in zip([*names, *made], other, strict=True)
+        for index in indexes
+    }
+    return Storage(
+        sum(each[0] for each in one),
+        sum(each[0] for each in other),
+        sum(each[1] for each in one),
+        sum(each[1] for each in other),
+        tuple(sorted(second - first)),
+        tuple(sorted(first - second)),
+    )
+
+
+def _sizes(database: Database[Any], name: str) -> tuple[int, int, list[str]]:
+    """Bytes of the documents and of the indexes, and the indexes' names."""
+    (row,) = database[name].aggregate([{"$collStats": {"storageStats": {}}}])
+    stats = row["storageStats"]
+    return int(stats.get("size", 0)), int(stats.get("totalIndexSize", 0)), list(stats.get("indexSizes", {}))

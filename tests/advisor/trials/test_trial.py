@@ -1,0 +1,292 @@
+"""A trial: both ways answer the same, the numbers are there, and the scanned database is as it was."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bson import ObjectId
+from pymongo import MongoClient
+
+from tests.advisor.trials.test_workload_file import write
+from tests.cli.invoke import run_verb
+from treadle.advisor import scan
+from treadle.advisor.facts import Distribution, Relation, Scan
+from treadle.advisor.trials import workload_file
+from treadle.advisor.trials.compare import compare_reads, count_differences
+from treadle.advisor.trials.copying import Copier
+from treadle.advisor.trials.declared import patterns_of
+from treadle.advisor.trials.families import steps, touched
+from treadle.advisor.trials.page import html
+from treadle.advisor.trials.results import Measured, RequestResult, Side, report_from_json
+from treadle.advisor.trials.statistics import predicted, quantile, ratio, tamed
+from treadle.advisor.trials.trial import select, try_findings
+from treadle.advisor.trials.units import chosen
+from treadle.advisor.trials.verdict import Trial, judge
+from treadle.advisor.trials.workload_file import Request
+from treadle.cli import main
+from treadle.demo.data import FIRST, fill
+from treadle.demo.models import MODELS
+from treadle.errors import UsageError
+from treadle.store.blocking.store import Store
+
+TRIED = ("approximation", "computed", "extended-reference", "subset", "outlier")
+
+
+def shop_requests(database: Any, times: int = 12) -> Iterator[Request]:
+    """What the demo's shop does, as it would be recorded."""
+    products = [each["_id"] for each in database["products"].find({}, {"_id": 1}).limit(times)]
+    sellers = [each["_id"] for each in database["sellers"].find({}, {"_id": 1}).limit(times)]
+    customers = [each["_id"] for each in database["customers"].find({}, {"_id": 1}).limit(times)]
+    orders = list(database["orders"].find({}, {"customer_id": 1}).limit(times))
+    join = {"from": "customers", "localField": "customer_id", "foreignField": "_id", "as": "customer"}
+    sums = {"_id": None, "count": {"$sum": 1}, "average": {"$avg": "$rating"}}
+    for number, product in enumerate(products):
+        at = number * 0.5
+        newest = [{"$sort": {"placed_at": -1, "_id": 1}}, {"$limit": 50}, {"$lookup": join}]
+        yield Request("aggregate", "orders", {"pipeline": newest}, at, session=1)
+        grouped = [{"$match": {"product_id": product}}, {"$group": sums}]
+        yield Request("aggregate", "reviews", {"pipeline": grouped}, at, session=1)
+        newest_of = {"filter": {"product_id": product}, "sort": {"date": -1, "_id": 1}, "limit": 5}
+        yield Request("find", "reviews", newest_of, at, session=1)
+        yield Request(
+            "find", "orders", {"filter": {"_id": orders[number]["_id"]}, "limit": 1}, at + 0.2, session=1
+        )
+        follow = {"filter": {"_id": orders[number]["customer_id"]}, "limit": 1}
+        yield Request("find", "customers", follow, at + 0.21, session=1)
+        yield Request("find", "sellers", {"filter": {"_id": sellers[number]}, "limit": 1}, at, session=1)
+        review = {"_id": ObjectId(), "product_id": product, "rating": 4, "text": "SECRETTEXT", "date": FIRST}
+        if number % 4 == 0:
+            yield Request("insert", "reviews", {"document": review}, at)
+        change = {"q": {"_id": customers[number]}, "u": {"$set": {"tier": "SECRETTIER"}}}
+        yield Request("update", "customers", change, at)
+        for _ in range(12):
+            yield Request("update", "products", {"q": {"_id": product}, "u": {"$inc": {"views": 1}}}, at)
+
+
+@pytest.fixture
+def shop(database: Any, tmp_path: Path) -> Path:
+    """The demo's naive shop, and a recording of it; gives the recording."""
+    fill(database, 0.01, lambda *progress: None)
+    path = tmp_path / "shop.workload"
+    write(path, *shop_requests(database))
+    text = path.read_text().replace('"database": "shop"', f'"database": "{database.name}"')
+    path.write_text(text.replace('"seconds": 60.0', '"seconds": 5.0'))
+    return path
+
+
+def test_findings_are_tried_on_a_copy(database, shop):
+    workload = workload_file.read(shop)
+    hashed = database.command("dbHash")["md5"]
+    report = scan(database, workload=workload.profile_documents())
+    trial = try_findings(database, report, workload, only=TRIED, rounds=3)
+    assert hashed == database.command("dbHash")["md5"]
+    assert 0 == database.command({"profile": -1})["was"]
+    results = {each.code: each for each in trial.results}
+    assert set(TRIED) == set(results)
+    for code, result in results.items():
+        assert result.verdict in ("do", "do not"), (code, result.reason)
+        gaining = [each for each in result.requests if each.compared]
+        assert gaining, code
+        assert 0 == sum(each.different for each in gaining), code
+        assert all(each.costs_before.p50_ms.value > 0 < each.costs_after.p99_ms.value for each in gaining)
+        assert result.storage is not None
+        assert result.ratio is not None
+        assert result.ratio.low <= result.ratio.value <= result.ratio.high
+        assert result.declaration
+        assert result.change_seconds > 0
+    # What the server did, which no clock disturbs.
+    (counted,) = [each for each in results["computed"].requests if each.kind == "read"]
+    assert counted.costs_before.documents_examined > 10 * counted.costs_after.documents_examined
+    assert 12 == counted.recorded
+    page = next(each for each in results["extended-reference"].requests if "then customers" in each.request)
+    assert (2, 1) == (page.costs_before.commands, page.costs_after.commands)
+    (inserted,) = [each for each in results["computed"].requests if each.kind == "write"]
+    assert inserted.costs_after.commands > inserted.costs_before.commands
+    (collected,) = results["approximation"].requests
+    assert collected.costs_before.commands > 5 * collected.costs_after.commands
+    assert (
+        results["outlier"].requests[0].costs_before.bytes > results["outlier"].requests[0].costs_after.bytes
+    )
+    assert all(each.documents == each.of for each in trial.copied)
+    # No value that was recorded or stored is in any report.
+    text = json.dumps(trial.as_json())
+    for value in ("SECRETTEXT", "SECRETTIER", "Ada", "Loom", "example.org", str(workload_file)):
+        assert value not in text
+        assert value not in html(trial)
+    assert str(database["products"].find_one()["_id"]) not in text
+    assert trial == report_from_json(json.loads(text))
+
+
+def test_the_verb_prints_json_and_writes_an_inert_file(uri, database, shop, tmp_path):
+    only = ["--only", "computed@reviews.product_id", "--only", "no-validation"]
+    page = tmp_path / "trial.html"
+    result = run_verb("trial", uri, "--workload", str(shop), *only, "--html", str(page), "--json")
+    assert 0 == result.exit_code, result.output
+    report = report_from_json(json.loads(result.stdout))
+    assert ["computed", "no-validation"] == sorted({each.code for each in report.results})
+    assert {"no evidence"} == {each.verdict for each in report.results if each.code == "no-validation"}
+    text = page.read_text()
+    assert "default-src 'none'" in text
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "reviews.product_id" in text
+    assert 2 == main(["trial", uri])
+    assert 2 == main(["trial", uri, "--workload", str(page)])
+
+
+def test_answers_that_differ_are_counted(database, shop):
+    workload = workload_file.read(shop)
+    models = [each for each in MODELS if each.__name__ in ("Review", "Product")]
+    patterns = patterns_of(models)
+    groups = chosen(workload, patterns)
+    with Store(database, models=models) as store:
+        store.setup()
+        store.rebuild()
+        assert 0 == count_differences(database, database, groups, patterns)[0]
+        product = workload_product(groups)
+        database["products"].update_one({"_id": product}, {"$inc": {"review_count": 1}})
+        results, notes = compare_reads(database, database, groups, patterns, 5.0, rounds=3)
+    assert [] == notes
+    assert 1 == sum(each.different for each in results)
+    assert "do not" == judge(Trial("computed", "x", "", results, None, 1.0)).verdict
+
+
+def workload_product(groups: Any) -> Any:
+    group = next(each for each in groups if each.first.operation == "aggregate")
+    return group.first.body["pipeline"][0]["$match"]["product_id"]
+
+
+# -- drawing ----------------------------------------------------------------------------------
+
+
+def test_families_are_whole_and_the_largest_is_among_them(database, uri):
+    parents = [{"_id": ObjectId(), "name": f"p{number}"} for number in range(3_000)]
+    children = [
+        {"_id": ObjectId(), "parent_id": parents[number % 3_000]["_id"], "other_id": number % 2_500}
+        for number in range(6_000)
+    ]
+    children += [{"_id": ObjectId(), "parent_id": parents[7]["_id"], "other_id": 1} for _ in range(500)]
+    database["parents"].insert_many(parents)
+    database["children"].insert_many(children)
+    database["others"].insert_many([{"_id": number} for number in range(2_500)])
+    database["children"].create_index("parent_id", name="by_parent", expireAfterSeconds=10)
+    report = scan(database)
+    named = touched([Request("find", "children", {"filter": {"parent_id": parents[11]["_id"]}})])[1]
+    with MongoClient(uri) as client:
+        target = client[f"{database.name}_copy"]
+        try:
+            copier = Copier(database, target, report.scan, 1_500, named, lambda *step: None)
+            copied = {each.collection: each for each in copier.run(["children", "others", "parents"], [])}
+            assert 100 < copied["parents"].documents < 1_500
+            kept = {each["_id"] for each in target["parents"].find({}, {"_id": 1})}
+            assert {parents[7]["_id"], parents[11]["_id"]} <= kept
+            expected = Counter(each["parent_id"] for each in children if each["parent_id"] in kept)
+            assert expected == Counter(each["parent_id"] for each in target["children"].find())
+            # Whoever is named by a child that was copied is there too.
+            others = {each["other_id"] for each in target["children"].find()}
+            assert others <= {each["_id"] for each in target["others"].find()}
+            index = target["children"].index_information()["by_parent"]
+            assert "expireAfterSeconds" not in index
+        finally:
+            client.drop_database(target.name)
+
+
+def relation(child: str, path: str, parent: str, references: int) -> Relation:
+    return Relation(child, path, parent, "_id", False, references, Distribution((), 1.0), 1, 0, 0, 1)
+
+
+def test_parents_come_before_children_and_circles_begin_somewhere():
+    relations = (
+        relation("lines", "order", "orders", 10),
+        relation("orders", "customer", "customers", 5),
+        relation("orders", "shop", "shops", 9),
+        relation("shops", "owner", "customers", 2),
+        relation("customers", "shop", "shops", 1),
+    )
+    made = steps(Scan("x", (8,), {}, relations), ["lines", "orders", "customers", "shops", "alone"])
+    names = [each.collection for each in made]
+    assert {"lines", "orders", "customers", "shops", "alone"} == set(names)
+    assert names.index("shops") < names.index("orders") < names.index("lines")
+    order = next(each for each in made if each.collection == "orders")
+    assert order.main is not None
+    assert ("shop", ["customer"]) == (order.main.path, [each.path for each in order.others])
+
+
+# -- figures ----------------------------------------------------------------------------------
+
+
+def result(
+    kind: str, before: float, after: float, per_second: float = 1.0, different: int = 0
+) -> RequestResult:
+    def side(mean: float) -> Side:
+        return Side(Measured(mean, mean, mean), Measured(mean, mean, mean), 1, 1, 1, mean)
+
+    value = before / after
+    spread = Measured(value, value / 1.25, value * 1.25)
+    compared = 10 if kind == "read" else 0
+    return RequestResult(
+        kind, "a", "b", 10, per_second, 10, compared, different, side(before), side(after), spread
+    )
+
+
+@pytest.mark.parametrize(
+    ("requests", "change", "verdict"),
+    [
+        ([result("read", 10, 1)], 60.0, "do"),
+        ([result("read", 10, 1), result("write", 1, 3)], 60.0, "do"),
+        ([result("read", 10, 1), result("write", 1, 30)], 60.0, "do not"),
+        ([result("read", 10, 1, 0.1), result("write", 1, 3)], 60.0, "do not"),
+        ([result("read", 1.1, 1)], 60.0, "do not"),
+        ([result("read", 1, 2)], 60.0, "do not"),
+        ([result("read", 10, 1, different=1)], 60.0, "do not"),
+        ([result("read", 10, 1, 0.00001)], 60.0, "do not"),
+        ([result("write", 1, 2)], 60.0, "no evidence"),
+        ([], 60.0, "no evidence"),
+    ],
+)
+def test_a_pattern_is_advised_only_where_it_pays(requests, change, verdict):
+    assert verdict == judge(Trial("computed", "x", "", requests, None, change)).verdict
+
+
+def test_the_break_even_is_the_change_over_what_is_saved():
+    judged = judge(
+        Trial("computed", "x", "", [result("read", 10, 1), result("write", 1, 3, 2.0)], None, 432.0)
+    )
+    # 9 ms saved once a second, 2 ms spent twice a second.
+    assert (777.6, 345.6) == (
+        pytest.approx(judged.gain_seconds_per_day),
+        pytest.approx(judged.cost_seconds_per_day),
+    )
+    assert judged.break_even_days == pytest.approx(1.0)
+    assert judged.score == pytest.approx(432.0 - 432.0 / 365)
+
+
+def test_intervals_hold_what_rounds_show():
+    assert [2.0] * 3 == [predicted([2.0]).value, *(each.value for each in [predicted([2.0, 2.0])] * 2)]
+    wide, narrow = predicted([1.0, 2.0, 4.0]), predicted([2.0, 2.0, 2.0])
+    assert wide.low < narrow.low < 2.0 < narrow.high < wide.high
+    assert (2.0, 3.0) == (quantile([1, 2, 3], 0.5), quantile([1, 2, 3], 0.99))
+    assert [[1.0], [1.0], [2.0]] == tamed([[1.0], [1.0], [100.0]])
+    assert 2.0 == pytest.approx(ratio([[2.0, 4.0], [2.0, 4.0]], [[1.0, 2.0], [1.0, 2.0]]).value)
+
+
+def test_only_names_findings_of_the_scan(database):
+    report = scan(database)
+    assert [] == select(report, [])
+    with pytest.raises(UsageError) as refused:
+        select(report, ["computed@nowhere"])
+    assert "finding-unknown" == refused.value.code
+
+
+def test_a_workload_without_requests_proves_nothing(database, shop, tmp_path):
+    report = scan(database, workload=workload_file.read(shop).profile_documents())
+    empty = workload_file.read(write(tmp_path / "empty"))
+    trial = try_findings(database, report, empty, only=["subset"])
+    assert ["no evidence"] == [each.verdict for each in trial.results]
+    assert dt.datetime(2026, 5, 1, 12, tzinfo=dt.UTC) == empty.started
