@@ -84,7 +84,7 @@ def test_findings_are_tried_on_a_copy(database, shop):
     workload = workload_file.read(shop)
     hashed = database.command("dbHash")["md5"]
     report = scan(database, workload=workload.profile_documents())
-    trial = try_findings(database, report, workload, only=TRIED, rounds=3)
+    trial = try_findings(database, report, workload, only=TRIED, rounds=2)
     assert hashed == database.command("dbHash")["md5"]
     assert 0 == database.command({"profile": -1})["was"]
     results = {each.code: each for each in trial.results}

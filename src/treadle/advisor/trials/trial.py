@@ -32,6 +32,7 @@ from treadle.advisor.trials.rewrite import unchanged as unchanged_read
 from treadle.advisor.trials.units import Group, Unit, chosen, chosen_writes, grouped
 from treadle.advisor.trials.verdict import Trial, judge
 from treadle.advisor.trials.workload_file import Workload
+from treadle.advisor.trials.writes import ROUNDS as WRITE_ROUNDS
 from treadle.advisor.trials.writes import WriteTrial, counter_of
 from treadle.errors import TreadleError, UsageError
 from treadle.model.document import Document
@@ -287,7 +288,9 @@ class _Bench:
                 self.before, after, groups, rewrite, self.seconds, rounds=self.rounds, count=count_work
             )
             storage = _storage(self.before, after, present)
-            trial = WriteTrial(self.before, store, patterns, self.seconds, count_work)
+            trial = WriteTrial(
+                self.before, store, patterns, self.seconds, count_work, min(self.rounds, WRITE_ROUNDS)
+            )
             written, unwritten = trial.run(writes)
             if written and not unwritten and not patterns.readings:
                 # After the writes too: what was copied must have followed.
