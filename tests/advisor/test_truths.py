@@ -156,6 +156,32 @@ def test_hourly_readings_of_places_with_gaps_ask_for_a_bucket(database: Any) -> 
     check_declarations(report, database)
 
 
+def test_a_time_that_is_text_is_a_time(database: Any) -> None:
+    database["air"].insert_many(
+        [
+            {"station": f"s{n % 10}", "observed_at": at(n // 10 / 24).isoformat(), "dust": n / 7}
+            for n in range(2_400)
+        ]
+    )
+    report = scan(database)
+    (found,) = finding_of(report.findings, "bucket")
+    assert "air.observed_at" == found.where
+    check_declarations(report, database)
+    (model,) = compiled(found.declaration)
+    with Store(database, models=[model]) as store:
+        store.setup()
+        rows = database["air"].find({}, {"_id": 0}).limit(30)
+        store.insert_many([model(**row) for row in rows])
+        assert 30 == store.count(model, {})
+
+
+def test_a_figure_per_day_is_a_summary_and_no_reading(database: Any) -> None:
+    database["totals"].insert_many(
+        [{"shop": f"s{n % 10}", "day": at(n // 10), "total": n / 7} for n in range(3_000)]
+    )
+    assert [] == where(scan(database), "bucket")
+
+
 def test_what_happens_at_any_moment_with_a_description_is_no_series(database: Any) -> None:
     chance = random.Random(8)
     database["calls"].insert_many(
@@ -201,8 +227,10 @@ def invoices(database: Any, key: str = "_id") -> None:
     )
 
 
-def test_lines_are_told_into_which_parent_they_belong(database: Any) -> None:
-    invoices(database)
+@pytest.mark.parametrize("key", ["_id", "number"])
+def test_lines_are_told_into_which_parent_they_belong(key: str, database: Any) -> None:
+    """By their ids, and by numbers beside an id that nobody uses."""
+    invoices(database, key)
     report = scan(database)
     (found,) = finding_of(report.findings, "normalised-everything")
     assert "invoice_lines.invoice_id" == found.where
@@ -448,6 +476,25 @@ def test_embedded_items_of_a_model_are_no_relations(database: Any) -> None:
         sheets = store.insert_many([Sheet(title=f"t{n}") for n in range(30)])
         store.insert_many([Note(sheet_id=sheets[n % 30].id, text=f"x{n}") for n in range(120)])
     assert {("notes", "sheet_id", "sheets", "_id")} == relations(scan(database))
+
+
+def test_a_count_of_some_is_no_count_that_has_drifted(database: Any) -> None:
+    """Nine of ten remarks are approved, and their number is right; another name with the same end is not."""
+    chance = random.Random(11)
+    remarks = [{"page_id": n % 60, "approved": chance.random() < 0.9} for n in range(360)]
+    counts = [sum(each["approved"] for each in remarks if each["page_id"] == n) for n in range(60)]
+    database["pages"].insert_many(
+        [{"_id": n, "approved_remark_count": counts[n], "num_site_remarks": 6 + (n < 3)} for n in range(60)]
+    )
+    database["remarks"].insert_many(remarks)
+    assert ["pages.num_site_remarks"] == where(scan(database), "computed")
+
+
+def test_values_of_pairs_may_be_of_any_type(database: Any) -> None:
+    database["things"].insert_many(
+        [{"specs": [{"k": "color", "v": "red"}, {"k": "size", "v": n}]} for n in range(60)]
+    )
+    assert [] == where(scan(database), "mixed-types")
 
 
 # -- history in arrays --------------------------------------------------------------------------------

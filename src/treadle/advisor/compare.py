@@ -180,7 +180,8 @@ class Comparer:
                     continue
                 compared += 1
                 drifted += not copies.same_number(value, number)
-            if copies.is_tally(compared, drifted):
+            plain = part is not None or copies.is_plainly_named(stored, relation)
+            if copies.is_tally(compared, drifted, plain):
                 sampled_of = None if exact else parent.count
                 path = None if part is None else part.path
                 found.append(

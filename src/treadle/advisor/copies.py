@@ -33,6 +33,7 @@ SNAPSHOTS = frozenset(
 # A field that is called just like the source is its copy if it names something.
 NAMES = frozenset({"name", "title", "handle", "username", "label", "firstname", "lastname", "nickname"})
 AGREEMENT_MIN = 0.5
+AGREEMENT_MIN_QUALIFIED = 0.8
 # Cohen's kappa: how far the agreement exceeds what chance would give.
 KAPPA_MIN = 0.4
 KAPPA_MIN_UNNAMED = 0.6
@@ -194,7 +195,8 @@ def count_fields(parent: CollectionFacts, relation: Relation) -> list[FieldFacts
     for each in _numbers(parent):
         parts = words(each.name)
         bare = tuple(part for part in parts if part not in COUNTING)
-        named = bool(bare) and singular(bare) in (about, about[-1:])
+        # `num_site_comments` counts comments, but perhaps not all; the values decide.
+        named = bool(bare) and singular(bare)[-len(about) :] in (about, about[-1:])
         # `reviews: 17` counts too, but `review: 17` is some number of one review.
         if named and (len(bare) < len(parts) or parts in (plural, plural[-1:])):
             found.append(each)
@@ -206,12 +208,7 @@ def sum_fields(
 ) -> tuple[list[FieldFacts], list[FieldFacts]]:
     """Numbers of a parent that may be sums, and the numbers of the children that they may be sums of."""
     keys = {relation.path, relation.key}
-    counts = {each.path for each in count_fields(parent, relation)}
-    sums = [
-        each
-        for each in _numbers(parent)
-        if each.path not in keys | counts and SUMMING & set(words(each.name))
-    ]
+    sums = [each for each in _numbers(parent) if each.path not in keys and SUMMING & set(words(each.name))]
     summed = [each for each in _numbers(child) if each.path not in keys and words(each.name)[-1:] != ("id",)]
     return sums[:SUMMED_FIELDS_MAX], summed[:SUMMED_FIELDS_MAX]
 
@@ -236,6 +233,14 @@ def _float(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def is_tally(compared: int, drifted: int) -> bool:
+def is_plainly_named(each: FieldFacts, relation: Relation) -> bool:
+    """Whether a name says nothing but what is counted: `review_count`, not `approved_review_count`."""
+    bare = tuple(part for part in words(each.name) if part not in COUNTING)
+    about = subject(relation.child)
+    return singular(bare) in (about, about[-1:])
+
+
+def is_tally(compared: int, drifted: int, plain: bool) -> bool:
     """Whether a number follows the children at all; where both are none, that proves nothing."""
-    return compared >= TALLIED_MIN and drifted < compared * (1 - AGREEMENT_MIN)
+    least = AGREEMENT_MIN if plain else AGREEMENT_MIN_QUALIFIED
+    return compared >= TALLIED_MIN and drifted <= compared * (1 - least)

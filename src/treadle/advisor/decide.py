@@ -35,6 +35,9 @@ PART_NAMES = frozenset(
 )
 ENTITY_WORDS = frozenset({"name", "title", "email", "username", "status", "password", "created", "slug"})
 LINK_FIELDS_MAX = 2
+LINK_PAYLOAD_WORDS = frozenset(
+    {"status", "state", "reason", "text", "comment", "message", "title", "name", "note", "body", "subject"}
+)
 LINK_PAYLOAD_TYPES = frozenset({"int", "long", "double", "decimal", "object", "array", "binData"})
 
 Choice = Literal["embed", "reference", "reference-from-child", "arrays-of-ids"]
@@ -179,6 +182,9 @@ def could_embed(scan: Scan, relation: Relation, depth: int = 0) -> bool:
     child = scan.collections[relation.child]
     if relation.many or relation.child == relation.parent or depth > CHAIN_MAX:
         return False
+    # Former states would make the document grow with each change.
+    if any(each.collection == relation.child for each in scan.pasts):
+        return False
     referring = [each for each in scan.relations if each.parent == relation.child]
     if not all(could_embed(scan, each, depth + 1) for each in referring):
         return False
@@ -242,8 +248,11 @@ def link_ends(scan: Scan, facts: CollectionFacts) -> tuple[Relation, Relation] |
         return None
     ends = {each.path for each in relations}
     others = [each for each in facts.top() if each.path not in ends]
-    # A number, or anything with parts, is more than that two things belong together.
-    is_more = any(set(each.value_types) & LINK_PAYLOAD_TYPES for each in others)
+    # A number, a state, a text or anything with parts is more than that two things belong together.
+    is_more = any(
+        set(each.value_types) & LINK_PAYLOAD_TYPES or LINK_PAYLOAD_WORDS & set(words(each.name))
+        for each in others
+    )
     if len(others) > LINK_FIELDS_MAX or is_more or len(ends) != 2 or has_own_key(facts):
         return None
     if any(each.parent == facts.name for each in scan.relations):

@@ -127,8 +127,8 @@ def python_name(stored: str, taken: set[str]) -> str:
 
 
 def inner_name(stored: str, taken: set[str]) -> str:
-    """The same for a field of a nested model, in which `id` is free for an `_id`."""
-    if stored == "_id" and "id" not in taken:
+    """The same for a field of a nested model, in which `id` is free."""
+    if stored in ("_id", "id") and "id" not in taken:
         taken.add("id")
         return "id"
     return python_name(stored, taken)

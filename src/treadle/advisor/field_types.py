@@ -8,6 +8,8 @@ from datetime import datetime
 from treadle.advisor.facts import NUMBERS, CollectionFacts, FieldFacts
 
 DOCUMENTS_MIN = 20
+# Pairs of a name and a value, whose types differ on purpose.
+PAIRS = ({"k", "v"}, {"key", "value"}, {"name", "value"}, {"attribute", "value"}, {"field", "value"})
 # A rarer type is a mistake; from here on it is how documents of some time look.
 MINORITY_SHARE_MIN = 0.05
 STRUCTURES = frozenset({"object", "array"})
@@ -24,14 +26,13 @@ def families(each: FieldFacts) -> dict[str, int]:
     return found
 
 
-def is_mixed(each: FieldFacts) -> bool:
-    """Whether a field has several types at all."""
-    return (
-        len(families(each)) > 1
-        and each.present >= DOCUMENTS_MIN
-        and "*" not in each.steps
-        and each.name != "[]"
-    )
+def is_mixed(facts: CollectionFacts, each: FieldFacts) -> bool:
+    """Whether a field has several types, without being made for it."""
+    if len(families(each)) < 2 or each.present < DOCUMENTS_MIN or "*" in each.steps or each.name == "[]":
+        return False
+    beside = {other.name for other in facts.fields.values() if other.steps[:-1] == each.steps[:-1]}
+    is_value = each.in_array and any(each.name in pair and pair <= beside for pair in PAIRS)
+    return not (is_value and each.name in ("v", "value"))
 
 
 def has_versions(facts: CollectionFacts) -> bool:
@@ -45,7 +46,7 @@ def retyped(facts: CollectionFacts, each: FieldFacts) -> tuple[str, str] | None:
     The ids tell which is newer; where they do not, it is the one with more structure.
     """
     found = families(each)
-    if not is_mixed(each) or each.in_array or len(found) != 2 or not STRUCTURES & set(found):
+    if not is_mixed(facts, each) or each.in_array or len(found) != 2 or not STRUCTURES & set(found):
         return None
     if min(found.values()) < max(DOCUMENTS_MIN, MINORITY_SHARE_MIN * each.present):
         return None

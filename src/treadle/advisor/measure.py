@@ -358,6 +358,11 @@ class Measurer:
         time, keys, measures = fields
         if probes.is_unlike_series(keys, self.samples.get(facts.name, {})):
             return facts
+        is_text = probes.is_text_time(facts.fields[time])
+        if is_text:
+            pipeline = probes.text_time_pipeline(time, self._sample(facts))
+            if any(row["times"] < row["n"] for row in self.reader.aggregate(facts.name, pipeline)):
+                return facts
         row = self.reader.aggregate(facts.name, probes.distinct_pipeline(keys, self._sample(facts)))[0]
         key = probes.choose_key(keys, row, facts)
         if key is None:
@@ -368,7 +373,7 @@ class Measurer:
             if each.name not in (key, time, *measures) and not probes.is_aside(each)
         ]
         share = self._pass_share(facts)
-        pipeline = probes.series_pipeline(key, time, others, structure.uniform_sample(share))
+        pipeline = probes.series_pipeline(key, time, others, structure.uniform_sample(share), is_text)
         rows = self.reader.aggregate(facts.name, pipeline)
         return replace(facts, series=probes.read_series(key, time, measures, others, rows, share))
 

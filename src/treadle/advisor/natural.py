@@ -50,6 +50,7 @@ DISTINCT_MIN, DISTINCT_MIN_BY_NAME = 3, 2
 CONTAINED_MIN, CONTAINED_MIN_BY_NAME = 0.95, 0.8
 # What hardly recurs in the child is a key of its own.
 DISTINCT_SHARE_MAX = 0.8
+KEYS_TIMES_MIN = 2
 
 
 def key_fields(parent: CollectionFacts) -> list[FieldFacts]:
@@ -145,13 +146,15 @@ def candidates(
         hashes = {hash(freeze(value)) for value in sample}
         if not hashes:
             continue
-        recurs = len(hashes) <= DISTINCT_SHARE_MAX * len(sample)
+        recurring = len(hashes) <= DISTINCT_SHARE_MAX * len(sample)
         for parent in parents.values():
             for path, known in keys.get(parent.name, {}).items():
                 key = parent.fields[path]
                 # What refers to its own collection is told by its name; see `relations.py`.
                 if parent.name == child.name or _kind(key) != _kind(field):
                     continue
+                # A few of many values look all different; there must then be fewer keys than documents.
+                recurs = recurring or child.count >= KEYS_TIMES_MIN * len(known)
                 score = _score(field, parent, key, recurs)
                 if score is None:
                     continue
@@ -170,11 +173,11 @@ def _score(field: FieldFacts, parent: CollectionFacts, key: FieldFacts, recurs: 
     own, target = words(field.own_name), words(key.name)
     if own == (*subject(parent.name), *target) or (own[-len(target) :] == target and len(own) > len(target)):
         return 1 if _looks_like_key(parent, key) else None
-    if not recurs or own[-1:] == () or own[-1] in TEXTS or _kind(field) != "text":
+    if not own or own[-1] in TEXTS or _kind(field) != "text" or not _looks_like_key(parent, key):
         return None
-    if not _looks_like_key(parent, key):
-        return None
-    return 1 if own == target else 0
+    if own == target:
+        return 1
+    return 0 if recurs else None
 
 
 def _looks_like_key(parent: CollectionFacts, key: FieldFacts) -> bool:

@@ -49,6 +49,8 @@ CALENDAR = frozenset({"year", "month", "day", "hour", "minute", "second", "week"
 WRITTEN = frozenset(
     {"created", "inserted", "received", "updated", "modified", "imported", "ingested", "loaded"}
 )
+TIME_WORDS = frozenset({"time", "timestamp", "ts", "date", "datetime", "hour", "at", "when", "moment"})
+ISO_MOMENT = r"^\d{4}-\d\d-\d\d[T ]\d\d(:\d\d){0,2}"
 # Readings come at whole steps; what happens does not.
 GRIDS_SECONDS = (86_400, 3_600, 900, 600, 300, 60)
 READINGS_PER_SERIES_MIN = 50
@@ -140,8 +142,12 @@ def series_fields(facts: CollectionFacts) -> tuple[str, list[str], list[str]] | 
     fields = [each for each in fields if not is_aside(each)]
     common = [each for each in fields if each.share > 0.99 and each.value_types]
     times = [each.name for each in common if set(each.value_types) == {"date"}]
+    # Text that a name calls a time may be one; `text_time_pipeline` asks for its form.
+    times = times or [each.name for each in common if is_text_time(each)]
     measures = [each.name for each in fields if each.value_types and set(each.value_types) <= NUMBERS]
-    keys = [each.name for each in common if set(each.value_types) <= SERIES_KEY_TYPES]
+    keys = [
+        each.name for each in common if set(each.value_types) <= SERIES_KEY_TYPES and each.name not in times
+    ]
     # A number may be the key or a measure; text and ids are likelier keys.
     keys.sort(key=lambda name: (name in measures, not SERIES_KEY_WORDS & set(words(name))))
     keys = keys[:SERIES_KEYS_MAX]
@@ -154,6 +160,18 @@ def is_aside(each: FieldFacts) -> bool:
     """Whether a field belongs to a reading without being its key, its time or a measure of it."""
     is_part = last_word(each.name) in CALENDAR and each.value_types and set(each.value_types) <= NUMBERS
     return bool(is_part) or (set(each.value_types) == {"date"} and bool(WRITTEN & set(words(each.name))))
+
+
+def is_text_time(each: FieldFacts) -> bool:
+    return set(each.value_types) == {"string"} and bool(TIME_WORDS & set(words(each.name)))
+
+
+def text_time_pipeline(name: str, sample: list[Stage]) -> list[Stage]:
+    """How many texts there are, and how many of them are written as ISO 8601 writes a moment."""
+    is_time = {"$regexMatch": {"input": f"${name}", "regex": ISO_MOMENT}}
+    is_text = {"$eq": [{"$type": f"${name}"}, "string"]}
+    matched = {"$sum": {"$cond": [{"$cond": [is_text, is_time, False]}, 1, 0]}}
+    return [*sample, {"$group": {"_id": None, "n": {"$sum": {"$cond": [is_text, 1, 0]}}, "times": matched}}]
 
 
 def distinct_pipeline(keys: Iterable[str], sample: list[Stage]) -> list[Stage]:
@@ -185,16 +203,21 @@ def choose_key(keys: list[str], row: Mapping[str, Any], facts: CollectionFacts) 
     return max(texts or fit, key=counts.__getitem__, default=None)
 
 
-def series_pipeline(key: str, time: str, others: list[str], sample: list[Stage]) -> list[Stage]:
+def series_pipeline(
+    key: str, time: str, others: list[str], sample: list[Stage], is_text: bool = False
+) -> list[Stage]:
     """Per series its length and the time between readings, and which other fields are constant."""
+    moment: Any = f"${time}"
+    if is_text:
+        moment = {"$dateFromString": {"dateString": moment, "onError": None, "onNull": None}}
     accumulators: dict[str, Any] = {
         "n": {"$sum": 1},
-        "first": {"$min": f"${time}"},
-        "last": {"$max": f"${time}"},
+        "first": {"$min": moment},
+        "last": {"$max": moment},
         # How many lie on each grid; all of a coarse one lie on the finer ones too.
         **{
             f"g{seconds}": {
-                "$sum": {"$cond": [{"$eq": [{"$mod": [{"$toLong": f"${time}"}, seconds * 1000]}, 0]}, 1, 0]}
+                "$sum": {"$cond": [{"$eq": [{"$mod": [{"$toLong": moment}, seconds * 1000]}, 0]}, 1, 0]}
             }
             for seconds in GRIDS_SECONDS
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from treadle.advisor.decide import has_own_key
 from treadle.advisor.declare import Source, class_name, quote
@@ -89,6 +90,7 @@ def _finding(facts: CollectionFacts, series: Series) -> Finding:
         (
             f"The declaration names a new collection; copy the readings of {facts.name} into it with "
             "insert_many.",
+            *((f"{series.time} is text; the model makes a date of it.",) if _is_text(facts, series) else ()),
             "On MongoDB 5.0 and newer, timeseries= uses the server's native kind instead of bucket=.",
         ),
         severity="warning" if facts.count >= 50_000 else "info",
@@ -96,8 +98,16 @@ def _finding(facts: CollectionFacts, series: Series) -> Finding:
     )
 
 
+def _is_text(facts: CollectionFacts, series: Series) -> bool:
+    return facts.fields[series.time].type == "string"
+
+
 def _declaration(facts: CollectionFacts, series: Series, span: int, per_bucket: int) -> str:
     source = Source()
+    if _is_text(facts, series):
+        time_field = facts.fields[series.time]
+        dated = replace(time_field, types={"date": time_field.present})
+        facts = replace(facts, fields={**facts.fields, series.time: dated})
     names = Source.names(facts)
 
     def tuple_of(fields: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from treadle.advisor.copies import NAMES
-from treadle.advisor.decide import READ_TOGETHER_SHARE_MIN, READS_MIN, could_embed
+from treadle.advisor.decide import READ_TOGETHER_SHARE_MIN, READS_MIN, could_embed, link_ends
 from treadle.advisor.declare import (
     Source,
     can_declare,
@@ -56,7 +56,7 @@ def find(scan: Scan) -> Iterator[Finding]:
             together = relation.read_together - relation.joined_by_parent
             if together >= READ_TOGETHER_SHARE_MIN * relation.child_reads:
                 yield _finding(scan, relation, fields, seen=True)
-        elif scan.workload is None and _needs_lookups(bare, relation):
+        elif scan.workload is None and _needs_lookups(scan, bare, relation):
             yield _finding(scan, relation, fields, seen=False)
 
 
@@ -86,15 +86,24 @@ def _normal(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-def _needs_lookups(bare: list[Relation], relation: Relation) -> bool:
+def _needs_lookups(scan: Scan, bare: list[Relation], relation: Relation) -> bool:
     """Whether reading the child whole takes several lookups, or a lookup of a lookup."""
+    child = scan.collections[relation.child]
+    # Links and former states are for the rules of their names.
+    if link_ends(scan, child) is not None or any(each.collection == child.name for each in scan.pasts):
+        return False
     # A code that people read needs no lookup.
-    if relation.key != "_id":
+    bare = [each for each in bare if not _is_code(scan, each)]
+    if relation not in bare:
         return False
     if relation.references < CHILDREN_MIN or relation.children.mean < CHILDREN_PER_PARENT_MIN:
         return False
     own = sum(each.child == relation.child for each in bare)
     return own >= BARE_REFERENCES_MIN or any(each.child == relation.parent for each in bare)
+
+
+def _is_code(scan: Scan, relation: Relation) -> bool:
+    return relation.key != "_id" and scan.collections[relation.child].fields[relation.path].type == "string"
 
 
 def _finding(scan: Scan, relation: Relation, fields: list[FieldFacts], seen: bool) -> Finding:

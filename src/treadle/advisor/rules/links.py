@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from treadle.advisor.decide import link_ends
-from treadle.advisor.declare import Source, class_name, has_one_identity, quote, snake_case
+from treadle.advisor.declare import Source, class_name, has_one_key, quote, snake_case
 from treadle.advisor.facts import CollectionFacts, Relation, Scan
 from treadle.advisor.interface import Evidence, Finding, Rule
 from treadle.advisor.wording import names
@@ -34,8 +33,7 @@ def find(scan: Scan) -> Iterator[Finding]:
             continue
         if max(each.children.maximum for each in ends) > LINKS_PER_END_MAX:
             continue
-        parents = [scan.collections[each.parent] for each in ends]
-        if any(each.key != "_id" for each in ends) or not all(map(has_one_identity, parents)):
+        if not all(has_one_key(scan.collections[each.parent], each.key) for each in ends):
             continue
         if not any(index.expires for index in facts.indexes):
             yield _finding(scan, facts, ends)
@@ -70,12 +68,12 @@ def _finding(scan: Scan, facts: CollectionFacts, ends: tuple[Relation, Relation]
 def _declaration(scan: Scan, ends: tuple[Relation, Relation]) -> str:
     source = Source()
     parents = list({each.parent: scan.collections[each.parent] for each in ends}.values())
-    kinds = {Source.identity(each) for each in parents}
+    kinds = {_identity(scan.collections[each.parent], each.key) for each in ends}
     identity = next(iter(kinds)) if len(kinds) == 1 else "str"
     subjects = [snake_case(each.name, "node") for each in parents]
-    place = python_free(parents, "links")
+    place = _free_name(parents, "links")
     head = [f"collection={quote('_and_'.join(each.name for each in parents))}", 'discriminator="type"']
-    if len(parents) == 1:
+    if len(parents) == 1 and ends[0].key == "_id":
         # Both ends are of one collection, which can have links of its own.
         source.document(
             parents[0], keywords=[f"links=Links({quote(place)})"], added=[_field(place, identity)]
@@ -94,20 +92,20 @@ def _declaration(scan: Scan, ends: tuple[Relation, Relation]) -> str:
     )
     for parent, kind in zip(parents, subjects, strict=True):
         without = frozenset({"type"})
-        source.document(
-            replace(parent, fields=parent.fields),
-            keywords=[f"kind={quote(kind)}"],
-            base=base,
-            without=without,
-        )
+        source.document(parent, keywords=[f"kind={quote(kind)}"], base=base, without=without)
     return source.text()
+
+
+def _identity(parent: CollectionFacts, key: str) -> str:
+    """The type of what the link documents hold, which becomes the id."""
+    return Source.identity(parent) if key == "_id" else Source.scalar(parent.fields[key].kind)
 
 
 def _field(place: str, identity: str) -> str:
     return f"{place}: list[{identity}] = []"
 
 
-def python_free(parents: list[CollectionFacts], preferred: str) -> str:
+def _free_name(parents: list[CollectionFacts], preferred: str) -> str:
     """A name that none of the collections uses."""
     taken = {name for each in parents for name in Source.names(each).values()}
     return preferred if preferred not in taken else f"{preferred}_ids"

@@ -25,7 +25,7 @@ RULE = Rule(
 def find(scan: Scan) -> Iterator[Finding]:
     for facts in scan.plain():
         for each in facts.fields.values():
-            if not is_mixed(each):
+            if not is_mixed(facts, each):
                 continue
             found = families(each)
             # Kinds of a polymorphic collection, and numbered versions, may use a name for different things.

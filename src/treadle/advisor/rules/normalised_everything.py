@@ -97,7 +97,9 @@ def _declaration(scan: Scan, relation: Relation) -> str:
     child, parent = scan.ends(relation)
     declarable = Source.names(child)
     fields = [each for each in child.top() if each.path != relation.path and each.name in declarable]
-    item = source.card(class_name(child.name), child, fields)
     place = Source.new_name(parent, child.name.rpartition(".")[2] or child.name)
+    # A field of the same name would hide the class.
+    name = class_name(child.name)
+    item = source.card(f"{name}Item" if name == place else name, child, fields)
     source.document(parent, added=[f"{place}: list[{item}] = []"])
     return source.text()
