@@ -7,10 +7,11 @@ library writes to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bson import ObjectId
-from pymongo import MongoClient
+from pymongo import AsyncMongoClient, MongoClient
 
 from benchmarks.harness import Contender, Context, Goal, Group
 from benchmarks.libraries import (
@@ -18,8 +19,10 @@ from benchmarks.libraries import (
     DATABASE,
     AsyncLibrary,
     AsyncPyMongo,
+    AsyncPyMongoAllOrNone,
     AsyncTreadle,
     Library,
+    PyMongoAllOrNone,
     PyMongoBoundPydantic,
     PyMongoToList,
     Treadle,
@@ -111,8 +114,12 @@ def _get(context: Context) -> list[Contender]:
 
 def _insert_many(context: Context) -> list[Contender]:
     count = context.scale(DOCUMENTS, DOCUMENTS_QUICK)
-    libraries = _libraries(context)
     client: MongoClient[Any] = context.stack.enter_context(MongoClient(context.uri))
+    asynchronous_client: AsyncMongoClient[Any] = AsyncMongoClient(context.uri)
+    context.stack.callback(lambda: context.wait(asynchronous_client.close()))
+    # Treadle's stores all documents or none, which takes a transaction; so it is compared with that.
+    whole, whole_async = PyMongoAllOrNone(client), AsyncPyMongoAllOrNone(asynchronous_client)
+    libraries = [*_libraries(context), whole, whole_async]
 
     def contender(library: AnyLibrary) -> Contender:
         def prepare() -> list[Any]:
@@ -123,7 +130,10 @@ def _insert_many(context: Context) -> list[Contender]:
         slow = SLOW_ROUNDS_MAX if library.name == "ODMantic" else None
         check = _check_stored(library, context, count)
         options = {"operations": count, "rounds_max": slow, "check": check}
-        return _contender(library, (1.10, 1.10), prepare, library.insert_many, **options)
+        made = _contender(library, (1.10, 1.10), prepare, library.insert_many, **options)
+        if isinstance(library, Treadle | AsyncTreadle):
+            made = replace(made, baseline=(whole if isinstance(library, Treadle) else whole_async).name)
+        return made
 
     return [contender(library) for library in libraries]
 

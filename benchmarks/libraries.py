@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pydantic
 from bson import ObjectId
 from pydantic import BaseModel, InstanceOf
-from pymongo import AsyncMongoClient, MongoClient
+from pymongo import AsyncMongoClient, MongoClient, ReturnDocument
 
 import treadle
 from benchmarks.harness import Context
@@ -72,6 +72,10 @@ class AsyncLibrary(ABC):
 
     @abstractmethod
     async def get(self, identity: ObjectId) -> Any: ...
+
+    @abstractmethod
+    async def update(self, identity: ObjectId) -> Any:
+        """One more visit; the document after it."""
 
     @abstractmethod
     async def find(self) -> list[Any]: ...
@@ -186,8 +190,36 @@ class AsyncPyMongo(AsyncLibrary):
     async def get(self, identity: ObjectId) -> Raw | None:
         return await self.collection.find_one({"_id": identity})
 
+    async def update(self, identity: ObjectId) -> Raw | None:
+        one_more = {"$inc": {"visits": 1}}
+        return await self.collection.find_one_and_update(
+            {"_id": identity}, one_more, return_document=ReturnDocument.AFTER
+        )
+
     async def find(self) -> list[Raw]:
         return await self.collection.find({}).to_list()
+
+
+class PyMongoAllOrNone(PyMongo):
+    """The same, with an `insert_many` that stores all documents or none, as Treadle's does."""
+
+    name = "PyMongo, dicts, in one transaction"
+
+    def insert_many(self, documents: Sequence[Raw]) -> Any:
+        with self.collection.database.client.start_session() as session:
+            return session.with_transaction(
+                lambda session: self.collection.insert_many(documents, session=session)
+            )
+
+
+class AsyncPyMongoAllOrNone(AsyncPyMongo):
+    name = "PyMongo async, dicts, in one transaction"
+
+    async def insert_many(self, documents: Sequence[Raw]) -> Any:
+        async with self.collection.database.client.start_session() as session:
+            return await session.with_transaction(
+                lambda session: self.collection.insert_many(documents, session=session)
+            )
 
 
 # -- Treadle -----------------------------------------------------------------
@@ -243,6 +275,9 @@ class AsyncTreadle(AsyncLibrary):
 
     async def get(self, identity: ObjectId) -> Person | None:
         return await self.store.get(Person, identity)
+
+    async def update(self, identity: ObjectId) -> Person | None:
+        return await self.store.update(Person, identity, {"$inc": {"visits": 1}})
 
     async def find(self) -> list[Person]:
         return await self.store.find(Person).to_list()
@@ -387,6 +422,10 @@ def beanie(client: AsyncMongoClient[Raw], context: Context) -> AsyncLibrary:
 
         async def get(self, identity: ObjectId) -> Any:
             return await BeaniePerson.get(identity)
+
+        async def update(self, identity: ObjectId) -> Any:
+            after = odm.UpdateResponse.NEW_DOCUMENT
+            return await BeaniePerson.find_one({"_id": identity}).inc({"visits": 1}, response_type=after)
 
         async def find(self) -> list[Any]:
             return await BeaniePerson.find_all().to_list()
