@@ -111,6 +111,26 @@ def test_verify_goes_on_where_it_was_interrupted_and_repeats_at_most_a_page(many
     assert 3 == len(store.verify(Shop, resume=True))
 
 
+def test_a_rebuild_goes_on_where_it_was_interrupted(many, database):
+    """The documents before that place are as they were, and are not computed again."""
+    store, keys = many
+    spoil(database, [keys[3], keys[55]])
+
+    def stop(progress: Progress) -> None:
+        if progress.done >= 40:
+            raise Killed
+
+    with pytest.raises(Killed):
+        store.rebuild(Shop, resume=True, progress=stop)
+    database["treadle.jobs"].update_many({}, {"$set": {"owner": "", "updated": dt.datetime(2020, 1, 1)}})
+    spoil(database, [keys[4]])
+    assert 30 == store.rebuild(Shop, resume=True)
+    assert [keys[4]] == [each.document_id for each in store.verify(Shop)]
+    # It came to its end; the next one begins at the first document.
+    assert 60 == store.rebuild(Shop, resume=True)
+    assert [] == store.verify(Shop)
+
+
 def test_a_verify_that_still_runs_is_not_taken_over(many, database):
     store, _ = many
     store.verify(Shop)

@@ -143,3 +143,18 @@ def test_a_standalone_server_refuses_streams_at_the_first_word() -> None:
             with pytest.raises(DeclarationError, match=r"Parent\.children") as caught:
                 call(Store(client["shop"], [Parent, Child]))
             assert "streams-unavailable" == caught.value.code
+
+
+def test_set_up_leaves_validators_alone_where_it_is_told_to(run, database):
+    """One of somebody else's stays; a declaration without validation would remove it."""
+
+    class Lax(Document, collection="loose", validation="off"):
+        name: Annotated[str, Indexed()]
+
+    database.create_collection("loose", validator={"name": {"$type": "string"}})
+    was = list(database.list_collections())[0]["options"]
+    store = run.store([Lax])
+    assert ["create index"] == [each.what for each in store.setup(validation="keep")]
+    assert was == list(database.list_collections(filter={"name": "loose"}))[0]["options"]
+    assert [] == store.setup(validation="keep")
+    assert ["change validator"] == [each.what for each in store.setup(dry_run=True)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from bson import ObjectId
@@ -13,6 +15,8 @@ from treadle.advisor import Report, scan
 from treadle.advisor.plans.folder import ChangePlan
 from treadle.advisor.plans.make import make
 from treadle.advisor.trials.results import TrialReport, TrialResult, WorkloadSummary
+from treadle.advisor.trials.workload_file import Request, Workload, end_line, header_line
+from treadle.advisor.trials.workload_file import read as read_workload
 
 PRODUCTS, REVIEWS = 30, 400
 
@@ -79,3 +83,19 @@ def everything(database: Any) -> dict[str, Any]:
             sorted(document.raw for document in database[name].with_options(raw).find()),
         )
     return found
+
+
+def reads_of(database: Any, products: list[ObjectId], path: Path) -> Workload:
+    """The shop's reads in a workload file."""
+    requests = []
+    for number, each in enumerate(products):
+        join = {"from": "products", "localField": "product_id", "foreignField": "_id", "as": "p"}
+        bodies: list[tuple[str, dict[str, Any]]] = [
+            ("find", {"filter": {"product_id": each}, "sort": {"date": -1}, "limit": 3}),
+            ("aggregate", {"pipeline": [{"$match": {"product_id": each}}, {"$count": "n"}]}),
+            ("aggregate", {"pipeline": [{"$match": {"product_id": each}}, {"$lookup": join}]}),
+        ]
+        requests += [Request(kind, "reviews", body, at=number * 1.0) for kind, body in bodies]
+    lines = [header_line(database.name, datetime.now(UTC), False), *(each.as_line() for each in requests)]
+    path.write_text("\n".join([*lines, end_line(seconds=30.0)]) + "\n")
+    return read_workload(path)

@@ -171,7 +171,8 @@ class JoinRewriter:
 
     def plain_before(self, row: Row) -> dict[str, Any]:
         """A row of the answer before, with of each joined document what the card holds."""
-        result = without(row, *self.aliases)
+        # Once the pattern is applied, or where a copy was made by hand, the rows hold the copy too.
+        result = without(row, *self.aliases, *self._copies())
         for alias, (card, _) in self.aliases.items():
             joined = row.get(alias)
             if isinstance(joined, (list, tuple)):
@@ -182,12 +183,15 @@ class JoinRewriter:
 
     def plain_after(self, row: Row) -> dict[str, Any]:
         places = {card.place: card for card, _ in self.aliases.values()}
-        copies = [path for card in places.values() for path in (card.place, *card.paths.values())]
-        result = without(row, *copies)
+        result = without(row, *self._copies())
         for place, card in places.items():
             held = {name: at(row, path) for name, path in card.paths.items()}
             result[f"@{place}"] = {name: value for name, value in held.items() if value is not None}
         return result
+
+    def _copies(self) -> list[str]:
+        cards = {card.place: card for card, _ in self.aliases.values()}
+        return [path for card in cards.values() for path in (card.place, *card.paths.values())]
 
 
 def _mentions(value: Any, aliases: Mapping[str, Any]) -> bool:

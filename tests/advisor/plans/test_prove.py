@@ -1,0 +1,61 @@
+"""An applied plan is proven: values right, answers the same, reads as much quicker as the trial said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.advisor.plans.shops import plan_for, reads_of, shop
+from treadle.advisor.plans.apply import Application
+from treadle.advisor.plans.folder import ChangePlan
+from treadle.advisor.plans.prove import Proof, prove
+from treadle.advisor.trials.results import Measured, RequestResult, Side
+from treadle.errors import UsageError
+
+
+def promising(plan: ChangePlan, proof: Proof, ratio: Measured) -> ChangePlan:
+    """The same plan, whose trial measured this gain for each read."""
+    zero = Measured(0, 0, 0)
+    side = Side(zero, zero, 0, 0, 0)
+    requests = tuple(
+        RequestResult("read", each.request, each.after, 1, 1.0, 1, 1, 0, side, side, ratio)
+        for each in proof.reads
+    )
+    results = tuple(replace(each, requests=requests) for each in plan.trial.results)
+    return replace(plan, trial=replace(plan.trial, results=results))
+
+
+def test_a_plan_holds_what_its_trial_said_or_the_read_is_named(database: Any, tmp_path: Path) -> None:
+    products = shop(database)
+    plan = plan_for(database, "computed", "subset", "extended-reference")
+    path = tmp_path / "reads.workload"
+    reads_of(database, products, path)
+    with pytest.raises(UsageError) as early:
+        prove(database, plan, path)
+    assert "plan-not-applied" == early.value.code
+    Application(database, plan).run()
+    proof = prove(database, plan, path)
+    assert proof.holds
+    assert () == proof.findings
+    assert not proof.followed
+    assert {0} == {each.different for each in proof.reads}
+    assert {"reviews: find by product_id sorted by -date first 3"} <= {each.request for each in proof.reads}
+    assert 2 <= len(proof.reads)
+    # Nothing is a million times quicker.
+    promised = prove(database, promising(plan, proof, Measured(1e6, 9e5, 2e6)), path)
+    assert not promised.holds
+    assert not any(each.holds or each.within for each in promised.reads)
+    # Quicker than the trial said is no fault, though it is outside of the interval.
+    modest = prove(database, promising(plan, proof, Measured(0.001, 0.001, 0.002)), path)
+    assert modest.holds
+    assert not any(each.within for each in modest.reads)
+    # What was written past Treadle is followed; what is wrong is named.
+    database["reviews"].insert_one({"_id": "new", "product_id": products[0], "rating": 5})
+    assert 1 <= prove(database, plan, path).behind
+    database["products"].update_one({"_id": products[1]}, {"$set": {"review_count": 99}})
+    database["treadle.streams"].update_one({}, {"$set": {"rules": []}})
+    mended = prove(database, plan, path)
+    assert mended.holds
