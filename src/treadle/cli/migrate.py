@@ -132,6 +132,10 @@ def log(app_name: AppOption, models: ModelsArgument = None, as_json: JsonOption 
     for each in runs:
         found = ", ".join(f"{count:,} of version {version}" for version, count in each.found.items())
         took = "" if each.seconds is None else f" in {each.seconds:.1f} s"
+        if each.once is not None:
+            outcome = each.outcome or "not ended"
+            say(f"{each.started:%Y-%m-%d %H:%M:%S} {each.once} (once): {outcome}{took}, by {each.owner}")
+            continue
         say(
             f"{each.started:%Y-%m-%d %H:%M:%S} {each.model} to version {each.to}: "
             f"{each.outcome or 'not ended'}{took}, {each.migrated:,} migrated ({found or 'none'} found), "

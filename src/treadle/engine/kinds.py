@@ -96,7 +96,7 @@ class ChangeKind(Replace[D]):
 
     def _filter(self) -> Raw:
         assert self.was.family is not None
-        kind = {self.was.family.discriminator: {"$eq": self.was.settings.kind}}
+        kind = {self.was.family.discriminator: {"$in": self.was.family.stored_as(self.was.settings.kind)}}
         return {**self.was.exactly, **by_id(self.raw["_id"]), **kind}
 
     def _refusal(self) -> Plan[TreadleError]:
@@ -106,7 +106,7 @@ class ChangeKind(Replace[D]):
         stored = yield from find_one(self.entry.collection, {**by_id(identity), **living}, {name: 1})
         if stored is None:
             return crud.gone(self.entry, identity)
-        if stored.get(name) == self.was.settings.kind:
+        if stored.get(name) in self.was.family.stored_as(self.was.settings.kind):
             return Conflict(self.entry.model.__name__, identity)
         return DataError(
             f"the document with _id {identity!r} is stored as kind {stored.get(name)!r}, not as "

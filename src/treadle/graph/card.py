@@ -85,11 +85,13 @@ class Card(Generic[C]):
         self.load: Callable[[Raw], C] = loads[entry.settings.kind]
         if entry.family is not None:
             self._discriminator = entry.family.discriminator
+            self._default = entry.family.default
             self._loads = loads
             self.load = self._by_kind
 
     def _by_kind(self, raw: Raw) -> C:
         kind = raw.get(self._discriminator)
+        kind = self._default if kind is None else kind
         load = self._loads.get(kind) if isinstance(kind, (str, int)) else None
         if load is None:
             if self._entry.settings.unknown_kinds != "base":

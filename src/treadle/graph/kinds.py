@@ -82,6 +82,7 @@ def join(graph: Models) -> None:
                 entry.family.discriminator,
                 {each.settings.kind: each.codec for each in members},
                 _unknown_model(entry),
+                entry.family.default,
             )
 
 
@@ -97,7 +98,14 @@ def _check_member(entry: Entry[Any], family: Family) -> None:
             "types; declare the id on the base",
             code="id-invalid",
         )
-    for keyword in ("version_field", "validation", "validation_action", "revision", "soft_delete"):
+    for keyword in (
+        "version_field",
+        "validation",
+        "validation_action",
+        "revision",
+        "soft_delete",
+        "default_kind",
+    ):
         if getattr(entry.settings, keyword) != getattr(root.settings, keyword):
             raise DeclarationError(
                 f"{name} has another {keyword} than {root.model.__name__}, but they share a collection; "
@@ -129,11 +137,14 @@ def _confine(entry: Entry[Any], family: Family) -> None:
     if entry is family.root:
         # All of them, and those of unknown kinds are looked after here.
         entry.scope = {}
-        entry.exactly = {name: {"$nin": [kind for kind in family.by_kind if kind != own]}}
+        others = [kind for each in family.by_kind if each != own for kind in family.stored_as(each)]
+        entry.exactly = {name: {"$nin": others}}
         return
-    entry.scope = {name: {"$eq": kinds[0]} if len(kinds) == 1 else {"$in": kinds}}
-    entry.exactly = {name: {"$eq": own} if own is not None else {"$in": []}}
-    entry.kinds = frozenset(kinds)
+    stored = [each for kind in kinds for each in family.stored_as(kind)]
+    entry.scope = {name: {"$eq": stored[0]} if len(stored) == 1 else {"$in": stored}}
+    mine = [] if own is None else family.stored_as(own)
+    entry.exactly = {name: {"$eq": own} if len(mine) == 1 else {"$in": mine}}
+    entry.kinds = frozenset(stored)
 
 
 def _unknown_model(entry: Entry[Any]) -> Any:
@@ -201,7 +212,10 @@ def scoped_formula(rule: Rule, expression: Any) -> Raw:
     value = expression
     for depth in range(len(segments) - 1, 0, -1):
         value = {"$mergeObjects": ["$" + ".".join(segments[:depth]), {segments[depth]: value}]}
-    holds = {"$in": [f"${target.family.discriminator}", {"$literal": sorted(target.kinds, key=str)}]}
+    kind: Any = f"${target.family.discriminator}"
+    if None in target.kinds:
+        kind = {"$ifNull": [kind, None]}
+    holds = {"$in": [kind, {"$literal": sorted(target.kinds, key=str)}]}
     return {segments[0]: {"$cond": [holds, value, f"${segments[0]}"]}}
 
 

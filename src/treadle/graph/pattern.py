@@ -632,11 +632,24 @@ class Family:
                     "give each its own",
                     code="kind-twice",
                 )
+        # The kind of documents that name none.
+        self.default: Any = root.settings.default_kind
+        if self.default is not None and self.default not in self.by_kind:
+            known = ", ".join(map(repr, self.by_kind)) or "none"
+            raise DeclarationError(
+                f"{root.model.__name__} has default_kind={self.default!r}, which is none of the kinds that "
+                f"this Store knows ({known}); add its model to models=",
+                code="kind-invalid",
+            )
+
+    def stored_as(self, kind: Any) -> list[Any]:
+        """What the discriminator of a kind's documents holds; None is also where there is none."""
+        return [kind, None] if kind == self.default and kind is not None else [kind]
 
     def of(self, raw: Any) -> Entry[Any]:
         """The entry of the very class of a stored document; the root where its kind is not known."""
         kind = raw.get(self.discriminator) if isinstance(raw, dict) else None
         try:
-            return self.by_kind.get(kind, self.root)
+            return self.by_kind.get(self.default if kind is None else kind, self.root)
         except TypeError:
             return self.root

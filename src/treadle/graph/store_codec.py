@@ -38,16 +38,22 @@ class StoreCodec(Codec[M]):
         self._members: dict[Any, StoreCodec[Any]] = {}
         self._by_class: dict[type, StoreCodec[Any]] = {}
         self._unknown: Codec[Any] | None = None
+        self._default: Any = None
         # The paths that rules depend on; they must be the same in the version that is written.
         self.kept: list[str] = []
         self._load: Load = codec.load
         self.targets = {}
 
     def dispatch(
-        self, discriminator: str, members: Mapping[Any, StoreCodec[Any]], unknown: type[BaseModel] | None
+        self,
+        discriminator: str,
+        members: Mapping[Any, StoreCodec[Any]],
+        unknown: type[BaseModel] | None,
+        default: Any = None,
     ) -> None:
-        """Read documents as the class that their kind names."""
+        """Read documents as the class that their kind names, and those that name none as the default."""
         self._discriminator = discriminator
+        self._default = default if default in members else None
         self._members = dict(members)
         self.pairs = {
             path: shape for each in members.values() for path, shape in each.pairs.items()
@@ -64,7 +70,10 @@ class StoreCodec(Codec[M]):
         lineages = [each.lineage for each in (self, *self._members.values()) if each.lineage is not None]
         self.has_former_names = any(lineage.current > 1 for lineage in lineages)
         if self._discriminator is None or (
-            len(self._members) == 1 and self.model in self._by_class and self.confined
+            len(self._members) == 1
+            and self.model in self._by_class
+            and self.confined
+            and self._default is None
         ):
             self._load = self._exact()
         else:
@@ -98,7 +107,11 @@ class StoreCodec(Codec[M]):
             for kind, member in self._members.items()
             if member.lineage is None and member.own._adapt is None
         }
-        unknown = self._load_unknown
+        unknown, default = self._load_unknown, self._default
+        if default is not None:
+            named = loads[default]
+            # Its model may declare the field that is missing.
+            loads[None] = lambda raw: named({**raw, discriminator: default})
 
         def load_slowly(raw: dict[str, Any]) -> Any:
             load = loads.get(raw.get(discriminator))

@@ -45,6 +45,8 @@ class Settings:
     discriminator: str | None = None
     kind: Any = None
     unknown_kinds: UnknownKinds = "refuse"
+    # The kind of documents that have no discriminator, from before there were kinds.
+    default_kind: Any = None
     # Schema versioning: the version that this class describes.
     version: int | None = None
     version_field: str = "schema_version"
@@ -76,6 +78,9 @@ def settings_of(cls: type, inherited: Settings, keywords: Mapping[str, Any]) -> 
     # A kind belongs to one class; a class that inherits from it is another kind, or none.
     kind = values.pop("kind", None)
     kind = kind.value if isinstance(kind, enum.Enum) else kind
+    default = values.get("default_kind")
+    if isinstance(default, enum.Enum):
+        values["default_kind"] = default.value
     settings = replace(inherited, **{**values, "kind": kind, "patterns": patterns})
     _check_shape(cls.__name__, inherited, settings)
     _check_storage(cls.__name__, settings)
@@ -120,6 +125,12 @@ def _check_shape(name: str, inherited: Settings, settings: Settings) -> None:
                 f"{name} has kind={kind!r}; a kind is text that is not empty, or a whole number",
                 code="kind-invalid",
             )
+    if settings.default_kind is not None and settings.discriminator is None:
+        raise DeclarationError(
+            f"{name} has default_kind={settings.default_kind!r}, but does not say where kinds are stored; "
+            'give it discriminator="type"',
+            code="kind-invalid",
+        )
     if settings.version is not None:
         _check_version(name, settings)
 

@@ -16,6 +16,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import PyMongoError
 
 from treadle.engine.bulk import BulkWrite
+from treadle.engine.lease import Lease
 from treadle.engine.ledger import Ledger
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
@@ -33,6 +34,7 @@ from treadle.store.async_operations import AsyncOperations
 from treadle.store.async_transactions import abort, commit
 from treadle.store.async_tree import AsyncTreeHandle
 from treadle.store.async_worker import AsyncWorker
+from treadle.store.background import repeating_async
 from treadle.store.counter_buffer import only_one
 from treadle.store.deadline import Retries
 from treadle.store.joined import joining
@@ -42,6 +44,7 @@ from treadle.upkeep.migrations import log as migration_log
 from treadle.upkeep.migrations import perform as migrate
 from treadle.upkeep.migrations import run as migration
 from treadle.upkeep.migrations.log import MigrationRun
+from treadle.upkeep.migrations.once import Once
 from treadle.upkeep.migrations.run import Migrated, SetAside
 from treadle.upkeep.schedule import Ran
 
@@ -303,6 +306,33 @@ class AsyncStore(AsyncOperations):
         async with self._recorded("migrate", [model], throttle, progress) as job:
             options = migration.Options(job.owner, shell.is_dead, batch, throttle, retry, stop, job)
             return await self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
+
+    async def migrate_once(self, name: str, work: Callable[[Any], Awaitable[object]]) -> bool:
+        """Run `work(store)` once per database, under a lease; whether it ran now.
+
+        Whoever else calls it meanwhile waits, and then finds it done. The log
+        of migrations has it by its name. Work that fails or is killed is begun
+        again by the next call, so a part of it may be done twice.
+        """
+        await self._capabilities()
+        limits = self.graph.limits
+        async with self._owning() as owner:
+            seconds = limits.migration_lease_seconds
+            lease = Lease(limits, f"migrate:once:{name}", seconds, owner, shell.is_dead)
+            once = Once(name, lease)
+            if not await self.runner.run(once.begin()):
+                return False
+            renewing = repeating_async(
+                seconds / limits.lease_renewals, lambda: self.runner.run(lease.renew())
+            )
+            try:
+                async with renewing:
+                    result = await work(self)
+            except BaseException as error:
+                await self.runner.run(once.fail(error))
+                raise
+            await self.runner.run(once.finish(result))
+            return True
 
     async def migration_status(self, model: type[Document]) -> dict[int, int]:
         """How many documents there are of each version."""

@@ -22,7 +22,8 @@ def collection_schema(entry: Entry[Any]) -> Schema:
     else:
         branches = []
         for kind, member in entry.family.by_kind.items():
-            branches += _branches(member, {entry.family.discriminator: {"enum": [kind]}})
+            stored = entry.family.stored_as(kind)
+            branches += _branches(member, {entry.family.discriminator: {"enum": stored}})
         older = _other_versions(entry.lineage, {}) if entry.lineage is not None else {}
         if older:
             # Documents that get their kind only by a migration of the base.
@@ -40,7 +41,7 @@ def _branches(entry: Entry[Any], kind: Schema) -> list[Schema]:
     """The current version of one class, and those before it."""
     schema = model_schema(entry.codec)
     for name, allowed in kind.items():
-        schema = _confined(schema, name, allowed, required=True)
+        schema = _confined(schema, name, allowed, required=None not in allowed["enum"])
     lineage = entry.lineage
     if lineage is None:
         return [schema]
@@ -59,7 +60,7 @@ def _other_versions(lineage: Lineage, kind: Schema) -> Schema:
     first = 1 in others
     schema: Schema = {"bsonType": "object", "properties": {}}
     for name, allowed in kind.items():
-        schema = _confined(schema, name, allowed, required=True)
+        schema = _confined(schema, name, allowed, required=None not in allowed["enum"])
     allowed = {"enum": [*others, None] if first else others}
     return _confined(schema, lineage.field, allowed, required=not first)
 

@@ -17,6 +17,7 @@ from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
 from treadle.engine.bulk import BulkWrite
+from treadle.engine.lease import Lease
 from treadle.engine.ledger import Ledger
 from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
@@ -27,6 +28,7 @@ from treadle.model.document import Document
 from treadle.plan import Raw, database_command
 from treadle.query.safety import Sort
 from treadle.store import joined, shell
+from treadle.store.background import repeating
 from treadle.store.blocking.array import Array
 from treadle.store.blocking.counter import Counter
 from treadle.store.blocking.due import run_due
@@ -43,6 +45,7 @@ from treadle.upkeep.migrations import log as migration_log
 from treadle.upkeep.migrations import perform as migrate
 from treadle.upkeep.migrations import run as migration
 from treadle.upkeep.migrations.log import MigrationRun
+from treadle.upkeep.migrations.once import Once
 from treadle.upkeep.migrations.run import Migrated, SetAside
 from treadle.upkeep.schedule import Ran
 
@@ -291,6 +294,31 @@ class Store(Operations):
         with self._recorded("migrate", [model], throttle, progress) as job:
             options = migration.Options(job.owner, shell.is_dead, batch, throttle, retry, stop, job)
             return self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
+
+    def migrate_once(self, name: str, work: Callable[[Any], object]) -> bool:
+        """Run `work(store)` once per database, under a lease; whether it ran now.
+
+        Whoever else calls it meanwhile waits, and then finds it done. The log
+        of migrations has it by its name. Work that fails or is killed is begun
+        again by the next call, so a part of it may be done twice.
+        """
+        self._capabilities()
+        limits = self.graph.limits
+        with self._owning() as owner:
+            seconds = limits.migration_lease_seconds
+            lease = Lease(limits, f"migrate:once:{name}", seconds, owner, shell.is_dead)
+            once = Once(name, lease)
+            if not self.runner.run(once.begin()):
+                return False
+            renewing = repeating(seconds / limits.lease_renewals, lambda: self.runner.run(lease.renew()))
+            try:
+                with renewing:
+                    result = work(self)
+            except BaseException as error:
+                self.runner.run(once.fail(error))
+                raise
+            self.runner.run(once.finish(result))
+            return True
 
     def migration_status(self, model: type[Document]) -> dict[int, int]:
         """How many documents there are of each version."""

@@ -26,8 +26,9 @@ COLLECTION = "treadle.migrations"
 class MigrationRun:
     """One run of a migration, as the log has it."""
 
-    model: str
-    to: int
+    # The model, and the version to reach; none for a one-off migration, which has a name of its own.
+    model: str | None
+    to: int | None
     # How many documents of each other version there were when it began.
     found: dict[int, int]
     # None for a run that goes on, or that was killed.
@@ -38,6 +39,7 @@ class MigrationRun:
     owner: str
     started: datetime
     ended: datetime | None
+    once: str | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -57,13 +59,13 @@ def logged(entry: Entry[Any], runs: list[Run], work: Plan[Migrated]) -> Plan[Mig
     }
     sets = {"started": "$$NOW", **{name: {"$literal": value} for name, value in row.items()}}
     yield from update_one(COLLECTION, by_id(key), [{"$set": sets}], upsert=True)
-    yield from _forget_old(entry.limits)
+    yield from forget_old(entry.limits)
     try:
         result = yield from work
     except Exception as error:
         with contextlib.suppress(PyMongoError):
             done = sum(run.done for run in runs)
-            yield from _end(key, {"outcome": type(error).__name__, "migrated": done})
+            yield from end(key, {"outcome": type(error).__name__, "migrated": done})
         raise
     ended = {
         "outcome": "done" if result.finished else "stopped",
@@ -71,19 +73,21 @@ def logged(entry: Entry[Any], runs: list[Run], work: Plan[Migrated]) -> Plan[Mig
         "remaining": result.remaining,
         "set_aside": len(result.set_aside),
     }
-    yield from _end(key, ended)
+    yield from end(key, ended)
     return result
 
 
-def _end(key: Any, sets: Raw) -> Plan[None]:
+def end(key: Any, sets: Raw) -> Plan[None]:
+    """Complete a row."""
     yield from update_one(COLLECTION, by_id(key), {"$set": sets, "$currentDate": {"ended": True}})
 
 
-def _forget_old(limits: Limits) -> Plan[None]:
-    most = limits.migrations_kept
-    old = yield from find(COLLECTION, {}, {"_id": 1}, sort=[("_id", -1)], skip=most, limit=1)
+def forget_old(limits: Limits) -> Plan[None]:
+    """Let go of the oldest rows; what was done once must be known for ever."""
+    most, forgettable = limits.migrations_kept, {"$nor": [{"once": {"$ne": None}, "outcome": "done"}]}
+    old = yield from find(COLLECTION, forgettable, {"_id": 1}, sort=[("_id", -1)], skip=most, limit=1)
     if old:
-        yield from delete_many(COLLECTION, {"_id": {"$lte": old[0]["_id"]}})
+        yield from delete_many(COLLECTION, {"_id": {"$lte": old[0]["_id"]}, **forgettable})
 
 
 def listed(limits: Limits, models: list[str]) -> Plan[list[MigrationRun]]:
@@ -92,9 +96,9 @@ def listed(limits: Limits, models: list[str]) -> Plan[list[MigrationRun]]:
     rows = yield from find(COLLECTION, chosen, sort=[("_id", -1)], limit=limits.migrations_kept)
     return [
         MigrationRun(
-            model=row["model"],
-            to=row["to"],
-            found=dict(row["found"]),
+            model=row.get("model"),
+            to=row.get("to"),
+            found=dict(row.get("found", [])),
             outcome=row.get("outcome"),
             migrated=row.get("migrated", 0),
             remaining=row.get("remaining"),
@@ -102,6 +106,7 @@ def listed(limits: Limits, models: list[str]) -> Plan[list[MigrationRun]]:
             owner=row["owner"],
             started=row["started"],
             ended=row.get("ended"),
+            once=row.get("once"),
         )
         for row in rows
     ]
