@@ -13,6 +13,7 @@ so that whoever follows can end it at once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from pymongo.errors import OperationFailure
@@ -31,6 +32,7 @@ from treadle.plan import (
 )
 
 COLLECTION = "treadle.leases"
+LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class LeaseLost(Exception):
@@ -138,7 +140,8 @@ def attempt(
         before = yield from find_one(COLLECTION, {"_id": name})
         if before is None:
             # An expression cannot be part of an upsert, so the row comes first.
-            row = {"$setOnInsert": {"n": 0}, "$currentDate": {"until": True}}
+            # Only if it is new: whoever made it first may hold it by now.
+            row = {"$setOnInsert": {"n": 0, "until": LONG_AGO}}
             yield from update_one(COLLECTION, {"_id": name}, row, upsert=True)
             before = yield from find_one_and_update(COLLECTION, free, taken, after=False)
         elif before.get("owner") == owner or is_dead(str(before.get("owner", ""))):
