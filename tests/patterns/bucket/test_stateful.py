@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle import Bucket, Document, TimeSeries
+from treadle import Bucket, Document, TimeSeries, Unchecked
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SERIES = ("a", "b")
@@ -176,9 +176,9 @@ class Machine:
         self.rows += many
 
     def update(self, chosen: dict[str, Any], kind: str) -> None:
-        update: dict[str, Any]
+        update: Any
         if kind == "temp":
-            update = {"$set": {"temp": 7.0}, "$inc": {"seen": 1}, "$unset": {"seen": ""}}
+            update = Unchecked({"$set": {"temp": 7.0}, "$inc": {"seen": 1}, "$unset": {"seen": ""}})
         elif kind == "series":
             update = {"$set": {"sensor_id": "b"}}
         else:
