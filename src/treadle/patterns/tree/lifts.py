@@ -40,7 +40,7 @@ def lift(tree: Tree, work: Raw, node: Raw, pace: Pace, ledger: Ledger) -> Plan[b
     """Lift all at once; False, and nothing is changed, where there are more nodes than the pace allows."""
     keys = yield from _keys(tree, work, pace)
     if len(keys) >= pace.most:
-        yield from check_restrictions(restricting(tree.entry), [node["_id"]])
+        yield from check_restrictions(restricting(tree.entry), [node])
         yield from _refuse_taken(tree, node, work)
         return False
     yield from _lift_lists(tree, node, work["to"], ledger)

@@ -81,7 +81,10 @@ class Remove(Work[int]):
         keys = yield from keys_below(self.tree, self.key)
         most = self.entry.limits.tree_check_max
         for start in range(0, len(keys), most):
-            yield from check_restrictions(restricting(self.entry), keys[start : start + most])
+            some = {"_id": {"$in": keys[start : start + most]}}
+            yield from check_restrictions(
+                restricting(self.entry), (yield from find(self.entry.collection, some))
+            )
 
     def result(self, outcome: int) -> int:
         return outcome
