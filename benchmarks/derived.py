@@ -298,6 +298,14 @@ def _rename(orders: int) -> Callable[[Context], list[Contender]]:
             Contender(
                 "Treadle, rename and copies", prepare, by_treadle, number, goal=Goal(1.35), check=check
             ),
+            Contender(
+                "Treadle, to the same name",
+                lambda: database["customers"].find_one({"_id": ann.id})["name"],
+                by_treadle,
+                number,
+                baseline="Treadle, rename and copies",
+                goal=Goal(0.3),
+            ),
         ]
 
     return make

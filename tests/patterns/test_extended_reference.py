@@ -366,6 +366,25 @@ def test_only_embedded_fields_cost_more_than_one_command(heard):
     assert ["findAndModify"] == listener.names
 
 
+def test_a_change_of_nothing_sends_no_update_to_the_copies(heard):
+    """A rename to the same name, and a touch of other fields beside it."""
+    database, listener = heard
+    store = Store(database, [Customer, Product, Order])
+    ann = store.insert(Customer(name="Ann"))
+    store.insert(Order(customer_id=ann.id))
+    for sets in ({"name": "Ann"}, {"name": "Ann", "email": "new"}):
+        listener.clear()
+        after = store.update(Customer, ann.id, {"$set": sets})
+        assert ["findAndModify", "commitTransaction"] == listener.names
+        assert store.get(Customer, ann.id) == after
+    listener.clear()
+    after = store.update(Customer, ann.id, {"$set": {"name": "Bob", "note": "renamed"}})
+    assert 1 == listener.names.count("update")
+    assert store.get(Customer, ann.id) == after
+    assert "Bob" == store.find_one(Order).customer.name
+    assert [] == store.verify()
+
+
 def test_setup_makes_the_index_on_the_reference(run, database):
     store = run.store([Customer, Product, Order])
     store.setup()

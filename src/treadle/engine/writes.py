@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
+import bson
 from bson import ObjectId
 from pymongo.errors import WriteError
 
@@ -27,6 +28,7 @@ from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.operations import Returns
 from treadle.graph.pattern import Entry
+from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.document import Document
 from treadle.plan import (
     Plan,
@@ -262,17 +264,38 @@ class UpdateOneDocument(_Update, Work[D | None]):
         return [named]
 
     def _only_copied(self, ledger: Ledger) -> Plan[Raw | None]:
-        """An update of a source that has nothing but copies: what it was does not matter."""
+        """An update of a source that has nothing but copies: what it was tells only whether these stay."""
         with self._translated():
-            after = yield from find_one_and_update(
-                self.entry.collection, self.filter, self.update, sort=self.sort, **self.options
+            sets = _plain_sets(self.update)
+            raw = yield from find_one_and_update(
+                self.entry.collection,
+                self.filter,
+                self.update,
+                sort=self.sort,
+                after=sets is None,
+                **self.options,
             )
-        if after is not None:
-            ledger.add(Change(self.entry.collection, after["_id"], {}, after))
+        if raw is None:
+            return None
+        before, after = ({}, raw) if sets is None else (raw, {**raw, **sets})
+        ledger.add(Change(self.entry.collection, after["_id"], before, after))
         return after
 
     def result(self, outcome: Raw | None) -> D | None:
         return None if outcome is None else as_written(self.entry, outcome)
+
+
+def _plain_sets(update: Any) -> Raw | None:
+    """What an update sets, as it will be read, where it does nothing but set whole fields; else None.
+
+    Then the document before it tells what the document after it is, and no second look is needed.
+    """
+    if not isinstance(update, Mapping) or update.keys() != {"$set"}:
+        return None
+    sets = update["$set"]
+    if not isinstance(sets, Mapping) or any("." in name or name.startswith("$") for name in sets):
+        return None
+    return bson.decode(bson.encode(sets, codec_options=CODEC_OPTIONS), CODEC_OPTIONS)
 
 
 class UpdateEach(_Update, Work[list[Raw | None]]):
