@@ -264,3 +264,46 @@ def test_racing_bulks_leave_everything_right(database):
     assert (10, 50) == (store.count(Plain), store.count(Child))
     assert 50 == sum(each.children for each in store.find(Parent))
     assert [] == store.verify()
+
+
+class Shop(Document, collection="shops"):
+    sales: Annotated[int, Count("Sale", by="shop_id")] = 0
+    total: Annotated[int, Sum("Sale", "amount", by="shop_id")] = 0
+
+
+class Sale(Document, collection="sales"):
+    shop_id: Id
+    amount: int = 1
+
+
+def test_writes_of_different_documents_share_commands_in_whichever_order_they_come(heard):
+    database, listener = heard
+    store = Store(database, [Shop, Sale])
+    store.setup()
+    shop = store.insert(Shop())
+    sales = store.insert_many([Sale(shop_id=shop.id) for _ in range(60)])
+    mixed = []
+    for one, other in zip(sales[:30], sales[30:], strict=True):
+        mixed += [Update(Sale, one.id, {"$set": {"amount": 5}}), Delete(Sale, other.id)]
+        mixed.append(Insert(Sale(shop_id=shop.id, amount=2)))
+    listener.clear()
+    assert Bulk(30, 30, 30) == store.bulk(mixed)
+    assert len(listener.names) < 20
+    assert (60, 30 * 5 + 30 * 2) == (store.get(Shop, shop.id).sales, store.get(Shop, shop.id).total)
+
+
+def test_where_the_order_matters_it_is_kept(store, run):
+    # A number that must be unique is free only after the deletion, and taken only after the insert.
+    old = store.insert(Plain(number=1))
+    new = Plain(number=1, label="new")
+    assert Bulk(1, 0, 1) == store.bulk([Delete(Plain, old.id), Insert(new)])
+    with pytest.raises(DuplicateKey):
+        store.bulk([Insert(Plain(number=1)), Delete(Plain, new.id)])
+    # The same document several times.
+    other = run.store([Shop, Sale])
+    shop = other.insert(Shop())
+    sale = Sale(shop_id=shop.id)
+    change = Update(Sale, sale.id, {"$inc": {"amount": 4}})
+    again = Sale(id=sale.id, shop_id=shop.id, amount=9)
+    assert Bulk(2, 1, 1) == other.bulk([Insert(sale), change, Delete(Sale, sale.id), Insert(again)])
+    assert (1, 9) == (other.get(Shop, shop.id).sales, other.get(Shop, shop.id).total)

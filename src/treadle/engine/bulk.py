@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 from treadle.engine.contention import in_pieces
 from treadle.engine.deletes import DeleteEach, DeleteOneDocument
+from treadle.engine.indexes import declared_indexes
+from treadle.engine.inserts import Insert
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import chunks
 from treadle.engine.protocol import WriteProtocol
@@ -26,6 +28,7 @@ from treadle.graph import operations
 from treadle.graph.graph import Graph
 from treadle.graph.layout import Layout
 from treadle.graph.operations import Bulk, Operation, Upserted
+from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, find, is_inside, server_facts
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DuplicateKey, message_of
@@ -145,6 +148,52 @@ def _likeness(work: Work[Any]) -> tuple[Any, Any]:
     return (type(work), entry) if work.key else (None, None)  # type: ignore[attr-defined]
 
 
+def rearranged(chunk: Sequence[tuple[int, Part]]) -> list[tuple[int, Part]]:
+    """Operations of one commit in an order that takes fewer commands, and leads to the same.
+
+    Writes of different documents, each named by its id, can change places as
+    long as nothing but their ids must be unique.
+    """
+    order: list[tuple[int, Part]] = []
+    for entry, run in groupby(chunk, lambda each: _interchangeable(each[1].work)):
+        some = list(run)
+        keys = [freeze(_key(part.work)) for _, part in some] if entry is not None else []
+        if keys and len(set(keys)) == len(keys):
+            some.sort(key=lambda each: _ORDER.index(type(each[1].work)))
+        order += some
+    return order
+
+
+_ORDER: list[type] = [Insert, UpdateOneDocument, DeleteOneDocument]
+
+
+def _interchangeable(work: Work[Any] | None) -> Entry[Any] | None:
+    """The model whose neighbours a write can change places with; None where the order matters."""
+    if type(work) not in _ORDER or _key(work) is None:
+        return None
+    entry: Entry[Any] = work.entry  # type: ignore[union-attr]
+    return entry if entry.once("interchangeable", lambda: _order_is_free(entry)) else None
+
+
+def _order_is_free(entry: Entry[Any]) -> bool:
+    asked = ("before_insert", "after_insert", "before_delete", "after_delete", "record")
+    among_themselves = any(rule.target.collection == entry.collection for rule in entry.feeding(Rule, None))
+    return not (
+        entry.family
+        or entry.versioned
+        or among_themselves
+        or any(entry.answering(method) for method in asked)
+        or any(index.document.get("unique") for index in declared_indexes(entry.root))
+    )
+
+
+def _key(work: Any) -> Any:
+    """The id of the one document that a write means."""
+    if isinstance(work, Insert):
+        return work.batch.raws[0]["_id"]
+    return work.key[0] if work.key else None
+
+
 def _repeats(works: Sequence[Any]) -> bool:
     keys = [freeze(key) for work in works for key in work.key]
     return len(set(keys)) < len(keys)
@@ -193,7 +242,7 @@ class BulkWrite:
         size = self.protocol.graph.limits.bulk_chunk if server.transactions else 1
         for chunk in chunks(self.parts, size):
             if self.ordered or inside:
-                yield from self._attempt(chunk)
+                yield from self._attempt(rearranged(chunk))
             else:
                 # In whichever order: neighbours of one kind and model are done in one round of commands.
                 alike: dict[Any, list[tuple[int, Part]]] = {}
