@@ -344,6 +344,8 @@ def test_a_changed_declaration_is_built_swapped_and_taken_back(database):
     with TestClient(create(store, interval=600), base_url="http://localhost", follow_redirects=False) as web:
         read(web)
         assert "Build and swap Product.reviews" in web.get("/jobs", headers=OWN).text
+        assert "rebuild needed" in web.get("/", headers=OWN).text
+        assert "Its declaration has changed" in web.get("/rules/Product.reviews (new)", headers=OWN).text
         assert ["building"] * 4 == [each["state"] for each in web.get("/api/jobs").json()["changes"]]
         form = {"csrf": page_token(web, "/jobs"), "model": "Product", "shadow": "1"}
         assert 303 == web.post("/actions/start/rebuild", data=form, headers=OWN).status_code

@@ -179,7 +179,7 @@ def _describe(error: Exception) -> tuple[str, int]:
     # The parser's errors have no common public class in all versions of typer.
     format_message = getattr(error, "format_message", None)
     if format_message is not None:
-        return f"{format_message()} See treadle --help.", USAGE
+        return f"{format_message().rstrip('.')}. See treadle --help.", USAGE
     return _traceback_of(error), BUG
 
 

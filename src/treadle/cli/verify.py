@@ -70,6 +70,9 @@ def verify(
     )
     if as_json:
         print_extended_json([asdict(each) for each in findings])
+    elif not findings and (sample is not None or since is not None):
+        looked = f"a sample of {sample:g}" if sample is not None else f"what changed since {since}"
+        say(f"Nothing is wrong in {looked}.")
     else:
         show(findings, limit)
     if findings:

@@ -147,6 +147,7 @@ def status(graph: Graph, server: Capabilities, name: str = position.NAME) -> Pla
         seen.aside[each["_id"]["rule"]] = seen.aside.get(each["_id"]["rule"], 0) + 1
     unfinished = yield from find(intents.COLLECTION, {}, {"_id": 1})
     stale = yield from fingerprints.stale()
+    seen.unbuilt = {rule for rule in rules if rule.replaces is not None and rule.place.label in stale}
     described = [
         replace(_of_rule(graph, rule, seen), rebuild_needed=rule.place.label in stale) for rule in rules
     ]
@@ -160,6 +161,8 @@ class _Seen:
     """What the database says, before it is told rule by rule."""
 
     waiting: Pending = field(default_factory=Pending)
+    # Changed declarations whose values are not all there yet.
+    unbuilt: set[Rule] = field(default_factory=set)
     row: Raw = field(default_factory=dict)
     worker: WorkerStatus | None = None
     window: Window | None = None
@@ -212,6 +215,8 @@ def _state(graph: Graph, rule: Rule, seen: _Seen, lag: Lag) -> RuleState:
     control = seen.controls.get(rule)
     if control is not None and control["paused"]:
         return "paused"
+    if rule in seen.unbuilt:
+        return "building"
     if rule.maintain == "schedule":
         return _state_of_schedule(rule, seen)
     if rule.maintain == "write":
