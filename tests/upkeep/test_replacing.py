@@ -53,7 +53,7 @@ def test_a_changed_declaration_is_built_beside_the_old_one_and_swapped(run, data
     listed = [str(each) for each in store.setup() if each.what != "create index"]
     assert [f"rebuild needed: {label} (new)" for label in LABELS] == listed
     assert [] == store.setup()
-    new = {label: "building" for label in (f"{each} (new)" for each in LABELS)}
+    new = dict.fromkeys((f"{each} (new)" for each in LABELS), "building")
     assert new == {each.rule: each.state for each in store.status().rules if each.rebuild_needed}
     assert len(RATINGS) == store.rebuild(During, shadow=True, swap=False)
     assert {"following"} == {each.state for each in store.status().rules}

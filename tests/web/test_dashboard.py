@@ -11,10 +11,13 @@ import pytest
 from pymongo import MongoClient
 from starlette.testclient import TestClient
 
+from tests.advisor.symptoms import CASES
 from tests.upkeep.changed_shop import Before, During, Review
 from tests.upkeep.marketplace import wait_for, working
 from tests.web import shop
 from treadle import Store
+from treadle.advisor.profile import scan
+from treadle.advisor.trials.results import Measured, TrialReport, TrialResult, WorkloadSummary
 from treadle.web.access import BODY_BYTES_MAX, FAILURES_MAX
 from treadle.web.application import create
 
@@ -358,3 +361,24 @@ def test_a_changed_declaration_is_built_swapped_and_taken_back(database):
         assert 303 == web.post("/actions/change/finish", data=form, headers=OWN).status_code
         assert 404 == web.post("/actions/change/finish", data=form, headers=OWN).status_code
         assert 404 == web.post("/actions/change/explode", data=form, headers=OWN).status_code
+
+
+def test_trials_stand_beside_the_advice(serve, store, tmp_path):
+    file = tmp_path / "trial.json"
+    web = serve(trials=file)
+    assert "The file of the trial cannot be read" in web.get("/advice", headers=OWN).text
+    file.write_text("{")
+    assert "no JSON" in web.get("/advice", headers=OWN).text
+    CASES["deep-nesting"].symptom(store.database)
+    web.app.state.dashboard.advice = report = scan(store.database)
+    finding = report.findings[0]
+    workload = WorkloadSummary(seconds=60, operations=1234, reads=1000, writes=234)
+    result = TrialResult(finding.code, finding.where, "", "do", "It pays.", ratio=Measured(4.25, 3.1, 5.0))
+    tried = TrialReport("shop", "6.0", workload, (), (result,))
+    file.write_text(json.dumps(tried.as_json()))
+    text = web.get("/advice", headers=OWN).text
+    assert "1,234 recorded requests" in text
+    assert text.count("4.2 × (3.1–5.0)") == 2  # In the table, and beside the finding.
+    assert f"--only {finding.code}@{finding.where} --json &gt; trial.json" in text
+    file.write_text(json.dumps({"schema": "another"}))
+    assert "no trial report of this version" in web.get("/advice", headers=OWN).text

@@ -134,7 +134,13 @@ async def jobs(request: Request) -> Response:
 
 async def advice(request: Request) -> Response:
     dashboard = dashboard_of(request)
-    return dashboard.render(request, "advice.html", advice=dashboard.advice)
+    return dashboard.render(
+        request,
+        "advice.html",
+        advice=dashboard.advice,
+        trials=dashboard.trials,
+        tried=dashboard.trials.report(),
+    )
 
 
 async def login(request: Request) -> Response:
