@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,15 @@ def trial(
     documents: Annotated[
         int, typer.Option("--documents", min=100, help="About how many documents are copied.")
     ] = 100_000,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            "--app",
+            metavar="MODULE:STORE",
+            help="Your Store: also say which of its patterns no longer pay.",
+            show_default=False,
+        ),
+    ] = None,
     html: Annotated[
         str | None, typer.Option("--html", metavar="FILE", help="Also write the report as one HTML file.")
     ] = None,
@@ -44,7 +53,7 @@ def trial(
       treadle trial mongodb://localhost:27017/shop --workload shop.workload --html trial.html
       treadle trial mongodb://localhost:27017/shop --workload shop.workload --only computed@reviews.product_id
     """
-    report = tried(uri, uri_option, workload, only or [], documents)
+    report = tried(uri, uri_option, workload, only or [], documents, app)
     if html is not None:
         from treadle.advisor.trials.page import html as as_html
 
@@ -59,7 +68,12 @@ def trial(
 
 
 def tried(
-    uri: str | None, uri_option: str | None, workload: str, only: list[str], documents: int
+    uri: str | None,
+    uri_option: str | None,
+    workload: str,
+    only: list[str],
+    documents: int,
+    app: str | None = None,
 ) -> TrialReport:
     """Scan the database with the workload, and try what is found."""
     from pymongo.errors import ConnectionFailure
@@ -88,7 +102,13 @@ def tried(
                 progress=lambda step: report_step(step.what, step.done, step.total),
             )
             return try_findings(
-                database, report, recorded, only=only, documents=documents, progress=report_step
+                database,
+                report,
+                recorded,
+                only=only,
+                documents=documents,
+                progress=report_step,
+                models=_declared(app) if app else (),
             )
         except Lost:
             raise ConnectionFailure from None
@@ -98,3 +118,10 @@ def tried(
                 "with the role read on it.",
                 code="scan-refused",
             ) from None
+
+
+def _declared(app: str) -> list[Any]:
+    """The models of the application's Store."""
+    from treadle.cli.application import load_store
+
+    return list(load_store(app).graph.entries)

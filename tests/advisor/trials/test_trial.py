@@ -157,6 +157,29 @@ def test_answers_that_differ_are_counted(database, shop):
     assert "do not" == judge(Trial("computed", "x", "", results, None, 1.0)).verdict
 
 
+def test_what_is_declared_and_not_read_is_advised_to_be_dropped(database, shop, tmp_path):
+    """Orders are read and show their customers; products are written and nobody reads their counts."""
+    models = [each for each in MODELS if each.__name__ in ("Customer", "Order", "Review", "Product")]
+    with Store(database, models=models) as store:
+        store.setup()
+        store.rebuild()
+    workload = workload_file.read(shop)
+    report = scan(database, workload=workload.profile_documents())
+    trial = try_findings(database, report, workload, only=["no-validation"], rounds=2, models=models)
+    declared = {each.place: each for each in trial.declared}
+    assert {
+        "orders.customer",
+        "products.review_count",
+        "products.rating_average",
+        "products.recent_reviews",
+    } == set(declared)
+    assert "Drop it: no recorded read" in declared["products.review_count"].reason
+    order = declared["orders.customer"]
+    (read,) = [each for each in order.requests if each.kind == "read"]
+    assert (2, 1) == (read.costs_before.commands, read.costs_after.commands)
+    assert any(each.kind == "write" and each.request.startswith("customers") for each in order.requests)
+
+
 def workload_product(groups: Any) -> Any:
     group = next(each for each in groups if each.first.operation == "aggregate")
     return group.first.body["pipeline"][0]["$match"]["product_id"]

@@ -221,12 +221,15 @@ def make_indexes(
             notes.append(f"The index {index['name']} of {name} could not be made on the copy.")
 
 
-def clone(source: Database[Any], target: Database[Any], names: Sequence[str]) -> None:
-    """Copy collections with their indexes within one server."""
+def clone(
+    source: Database[Any], target: Database[Any], names: Sequence[str], renamed: Mapping[str, str]
+) -> None:
+    """Copy collections with their indexes within one server; those renamed without them."""
     for name in names:
         indexes = list(source[name].list_indexes())
-        source[name].aggregate([{"$out": {"db": target.name, "coll": name}}])
-        make_indexes(target, name, indexes, [])
+        source[name].aggregate([{"$out": {"db": target.name, "coll": renamed.get(name, name)}}])
+        if name not in renamed:
+            make_indexes(target, name, indexes, [])
 
 
 def _batches(documents: Iterator[Any]) -> Iterator[list[Any]]:

@@ -8,14 +8,14 @@ by are left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from treadle.graph.graph import Graph
 from treadle.model.document import Document
 from treadle.patterns.approximation.rule import ApproximateRule
-from treadle.patterns.bucket.rule import Bucket, BucketRule
+from treadle.patterns.bucket.rule import BucketRule
 from treadle.patterns.computed.aggregates import (
     AverageRule,
     ComputedRule,
@@ -95,6 +95,10 @@ class Readings:
     time: str
     span: timedelta | None
     stats: frozenset[str]
+    # The collection with one document per reading; the part's role -> its name; what is not in readings.
+    source: str
+    names: Mapping[str, str] = field(hash=False)
+    outer: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,8 @@ class Patterns:
         derived: tuple[Card | Value | First, ...] = (*self.cards, *self.values, *self.firsts)
         others: tuple[Counter | Readings | LongArray, ...] = (*self.counters, *self.readings, *self.arrays)
         names = {name for each in derived for name in (each.collection, each.source)}
-        return frozenset(names | {each.collection for each in others})
+        sources = {each.source for each in self.readings}
+        return frozenset(names | {each.collection for each in others} | sources)
 
     @property
     def empty(self) -> bool:
@@ -143,6 +148,7 @@ def patterns_of(models: Iterable[type[Document]]) -> Patterns:
         if pattern is not None:
             found[type(pattern)].append(pattern)
     names = {entry.collection: entry.root.model for entry in graph.entries.values()}
+    names.update((each.source, each.model) for each in found[Readings])
     return Patterns(names, *(tuple(each) for each in found.values()))
 
 
@@ -193,15 +199,18 @@ def _value(rule: ComputedRule) -> Value | None:
 
 
 def _readings(rule: BucketRule) -> Readings:
-    declared = rule.declared
-    assert isinstance(declared, Bucket)
-    stored = {each.name: each.stored for each in rule.target.codec.fields}
-
-    def names(given: Any) -> tuple[str, ...]:
-        return tuple(stored.get(each, each) for each in ([given] if isinstance(given, str) else given))
-
-    (time,) = names(declared.time)
+    spec = rule.lay_out().spec
+    declared = spec.declared
+    # The advisor's own declarations put buckets beside the readings.
+    source = declared.adopt or spec.collection.removesuffix("_buckets")
     return Readings(
-        rule.target.collection, rule.target.model, names(declared.key), time, declared.span,
-        frozenset(names(declared.stats)),
-    )  # fmt: skip
+        spec.collection,
+        rule.target.model,
+        spec.key_names,
+        spec.time.stored,
+        declared.span,
+        frozenset(each.path for each in spec.stats),
+        source,
+        asdict(spec.names),
+        spec.outer_names,
+    )

@@ -20,7 +20,9 @@ LABEL_WIDTH = 260
 LABEL_LENGTH_MAX = 40
 STYLE = """
 .do { color: var(--well); } .donot { color: var(--problem); } .none { color: var(--quiet); }
-td.number, th.number { text-align: right; white-space: nowrap; }
+td.number, th.number { text-align: right; } td.number { white-space: nowrap; }
+.badge { white-space: nowrap; } .scroll td:first-child { min-width: 13rem; }
+.overview td:first-child { min-width: 0; }
 .scroll { overflow-x: auto; } .scroll table { min-width: 46rem; } .scroll td { overflow-wrap: normal; }
 svg .even { stroke: var(--quiet); stroke-dasharray: 3 3; } svg .reach { stroke: var(--bar); stroke-width: 6; }
 svg .value { fill: var(--accent); } svg .label { fill: var(--ink); }
@@ -43,21 +45,24 @@ def _parts(report: TrialReport) -> Iterator[str]:
     for note in report.notes:
         yield f"<p class='quiet advice'>{text(note)}</p>"
     yield "<h2>In short</h2>"
-    if not report.results:
+    if report.results:
+        yield f"<p>{text(_summary(report, paying))}</p>"
+        yield _overview(report)
+    else:
         yield "<p class='well'>The scan found nothing to try.</p>"
-        return
-    yield f"<p>{text(_summary(report, paying))}</p>"
-    yield _overview(report)
     measured = [each for each in (*report.results, report.together) if each is not None and each.ratio]
     if measured:
         yield "<figure><figcaption>How many times as fast requests are; the bar is the interval in which "
         yield f"another run is expected. The scale is logarithmic.</figcaption>{_picture(measured)}</figure>"
-    yield "<h2>One by one</h2>"
+    yield "<h2>One by one</h2>" if report.results else ""
     for each in report.results:
-        yield _result(each, each.key)
+        yield _result(each)
     if report.together is not None:
         yield "<h2>All that pay, together</h2>"
-        yield _result(report.together, "together")
+        yield _result(report.together)
+    if report.declared:
+        yield "<h2>What is declared already</h2>"
+        yield from map(_result, report.declared)
 
 
 def _numbers(report: TrialReport) -> str:
@@ -94,7 +99,7 @@ def _overview(report: TrialReport) -> str:
         rows.append(f"<tr>{''.join(cells)}</tr>")
     heads = ("times as fast", "saved by reads", "cost of writes", "pays after")
     head = "<th></th><th>finding</th>" + "".join(f"<th class='number'>{each}</th>" for each in heads)
-    return f"<div class='scroll'><table><tr>{head}</tr>{''.join(rows)}</table></div>"
+    return f"<div class='scroll overview'><table><tr>{head}</tr>{''.join(rows)}</table></div>"
 
 
 def _cell(value: str) -> str:
@@ -111,7 +116,7 @@ def days(value: float) -> str:
     return "at once" if seconds < 60 else duration(seconds)
 
 
-def _result(result: TrialResult, title: str) -> str:
+def _result(result: TrialResult) -> str:
     parts = [
         f"<article><header><span class='badge {_CLASSES[result.verdict]}'>{text(result.verdict)}</span>"
         f"<h3>{text(result.code)}</h3><span class='path'>{text(result.place)}</span></header>"

@@ -140,6 +140,8 @@ class TrialReport:
     results: tuple[TrialResult, ...]
     together: TrialResult | None = None
     notes: tuple[str, ...] = ()
+    # Patterns that the application declares already: "do" is to keep, "do not" to drop one.
+    declared: tuple[TrialResult, ...] = ()
 
     @property
     def documents(self) -> int:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from treadle.advisor.trials.answers import RESERVED, at, same, same_first, same_rows, without
-from treadle.advisor.trials.declared import Card, First, LongArray, Patterns, Value
+from treadle.advisor.trials.declared import Card, First, LongArray, Patterns, Readings, Value
 from treadle.advisor.trials.joins import JoinRewriter
+from treadle.advisor.trials.readings import summarised, unwound
 from treadle.advisor.trials.workload_file import Request
 
 Row = Mapping[str, Any]
@@ -47,6 +48,7 @@ def rewrite(unit: Request | Sequence[Request], patterns: Patterns) -> Rewritten 
         or _first_few(first, patterns.firsts)
         or _joined(first, patterns.cards)
         or _long_array(first, patterns.arrays)
+        or _readings(first, patterns.readings)
     )
 
 
@@ -395,6 +397,22 @@ def _long_array(request: Request, arrays: Sequence[LongArray]) -> Rewritten | No
         return Rewritten(
             (request,), compare, f"{array.collection}: read of the first part of {array.place}", note
         )
+    return None
+
+
+# -- Bucket -------------------------------------------------------------------------------------
+
+
+def _readings(request: Request, collections: Sequence[Readings]) -> Rewritten | None:
+    """A `$group` over windows becomes a read of statistics, a find one of the buckets that it touches."""
+    for readings in collections:
+        if readings.source != request.collection:
+            continue
+        if (summary := summarised(request, readings)) is not None:
+            label = f"{readings.collection}: read of {readings.names['stats']}"
+            return Rewritten((summary[0],), summary[1], label)
+        if (found := unwound(request, readings)) is not None:
+            return Rewritten((found[0],), found[1], f"{readings.collection}: readings of the buckets")
     return None
 
 

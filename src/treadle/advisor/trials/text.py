@@ -26,6 +26,8 @@ def show(report: TrialReport, console: Console) -> None:
     )
     for note in report.notes:
         console.print(Text(shown(note), style="dim"))
+    for each in report.declared:
+        console.print(Text(shown(f"declared already, {each.key}: {each.reason}")))
     if not report.results:
         console.print("The scan found nothing to try.")
         return

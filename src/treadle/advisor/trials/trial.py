@@ -24,14 +24,16 @@ from treadle.advisor.report import Report
 from treadle.advisor.trials.compare import ROUNDS, compare_reads, count_differences
 from treadle.advisor.trials.copying import Copier, clone
 from treadle.advisor.trials.declared import Patterns, patterns_of
+from treadle.advisor.trials.declared_already import Derived, first_alone, instead, shows, single, still_pays
 from treadle.advisor.trials.families import collections_of, touched
-from treadle.advisor.trials.perform import Row
+from treadle.advisor.trials.perform import Row, perform, reading_view
 from treadle.advisor.trials.results import Copied, RequestResult, Storage, TrialReport, TrialResult
 from treadle.advisor.trials.rewrite import Rewritten
 from treadle.advisor.trials.rewrite import unchanged as unchanged_read
+from treadle.advisor.trials.tokens import restored
 from treadle.advisor.trials.units import Group, Unit, chosen, chosen_writes, grouped
 from treadle.advisor.trials.verdict import Trial, judge
-from treadle.advisor.trials.workload_file import Workload
+from treadle.advisor.trials.workload_file import Request, Workload
 from treadle.advisor.trials.writes import ROUNDS as WRITE_ROUNDS
 from treadle.advisor.trials.writes import WriteTrial, counter_of
 from treadle.errors import TreadleError, UsageError
@@ -68,11 +70,14 @@ def try_findings(
     documents: int = DOCUMENTS,
     progress: Progress | None = None,
     rounds: int = ROUNDS,
+    models: Sequence[type[Document]] = (),
 ) -> TrialReport:
     """Try the findings of a scan, each by itself and those that pay together.
 
     `only` names findings as `CODE@PLACE`, or by their code alone. What cannot
-    be tried is in the report too, without evidence.
+    be tried is in the report too, without evidence. `models` are those that
+    the application declares already; whether each pattern in them still pays
+    is in `declared` of the report.
     """
     findings = select(report, only)
     say = progress or (lambda what, done, total: None)
@@ -89,10 +94,13 @@ def try_findings(
     together = None
     notes: list[str] = []
     copied: tuple[Copied, ...] = ()
-    if ready:
+    declared: list[TrialResult] = []
+    if ready or models:
         with _private() as client:
             bench = _Bench(client, report, workload, summary.seconds, say, rounds)
-            copied = bench.copy(database, ready, documents)
+            copied = bench.copy(database, ready, documents, workload.redacted)
+            if models:
+                declared = bench.try_declared(models)
             for number, candidate in enumerate(ready):
                 say(_key(candidate.finding), number, len(ready))
                 results[_key(candidate.finding)] = bench.try_one(candidate)
@@ -110,6 +118,7 @@ def try_findings(
         tuple(found[_key(each)] for each in findings),
         together,
         tuple(dict.fromkeys(notes)),
+        tuple(declared),
     )
 
 
@@ -174,7 +183,7 @@ class _Bench:
 
     client: MongoClient[Any]
     report: Report
-    workload: Workload
+    workload: Iterable[Request]
     seconds: float
     say: Progress
     rounds: int
@@ -188,29 +197,39 @@ class _Bench:
         return self.client[BEFORE]
 
     def copy(
-        self, database: Database[Any], candidates: Sequence[Candidate], documents: int
+        self, database: Database[Any], candidates: Sequence[Candidate], documents: int, redacted: bool
     ) -> tuple[Copied, ...]:
         names, named = touched(self.workload)
         for candidate in candidates:
             names |= {candidate.finding.collection, *candidate.patterns.collections}
         scanned = self.report.scan.collections
         present = sorted(name for name in names if name in scanned and scanned[name].plain)
-        copier = Copier(
-            database,
-            self.before,
-            self.report.scan,
-            documents,
-            {} if self.workload.redacted else named,
-            self.say,
-        )
+        known = {} if redacted else named
+        copier = Copier(database, self.before, self.report.scan, documents, known, self.say)
         preferred = [(each.finding.collection, each.finding.path) for each in candidates]
         copied = copier.run(present, preferred)
         self.notes += copier.notes
-        if self.workload.redacted:
-            self.notes.append("The workload is redacted: requests name no document that is there.")
+        if redacted:
+            self.workload = restored(self.workload, self._commonest)
+            self.notes.append(
+                "The workload is redacted: values of the copy take the place of its tokens, the commonest "
+                "for the commonest."
+            )
         self.scale = sum(each.of for each in copied) / max(1, sum(each.documents for each in copied))
         _widen_profile(self.before)
         return copied
+
+    def _commonest(self, collection: str, path: str, number: int) -> list[Any]:
+        """The values of a field on the copy, the commonest first."""
+        rows = self.before[collection].aggregate(
+            [
+                {"$unwind": f"${path}"},
+                {"$group": {"_id": f"${path}", "n": {"$sum": 1}}},
+                {"$sort": {"n": -1, "_id": 1}},
+                {"$limit": max(1, number)},
+            ]
+        )
+        return [row["_id"] for row in rows]
 
     def try_one(self, candidate: Candidate) -> TrialResult:
         finding = candidate.finding
@@ -231,6 +250,54 @@ class _Bench:
         except TreadleError as error:
             self.notes.append(f"The findings cannot be declared together ({error.code}).")
             return None
+
+    # -- what is declared already ----------------------------------------------------------------
+
+    def try_declared(self, models: Sequence[type[Document]]) -> list[TrialResult]:
+        """Whether each derived value of the application's models still pays."""
+        results: list[TrialResult] = []
+        for derived, patterns in single(patterns_of(models)):
+            self.say(f"{derived.collection}.{derived.place}", len(results), len(results) + 1)
+            reads = grouped(self.workload, patterns, lambda unit, derived=derived: shows(unit, derived))  # type: ignore[misc]
+            writes = chosen_writes(self.workload, patterns)
+            results.append(self._still(derived, models, patterns, reads, writes))
+        return results
+
+    def _still(
+        self,
+        derived: Derived,
+        models: Sequence[type[Document]],
+        patterns: Patterns,
+        reads: list[Group],
+        writes: list[Group],
+    ) -> TrialResult:
+        recorded = [sum(each.recorded for each in groups) for groups in (writes, reads)]
+        if not all(recorded):
+            return still_pays(derived, [], *recorded)
+        for group in reads:
+            units: list[Unit] = []
+            for request, *_ in group.units:
+                second = instead(derived, perform(reading_view(self.before), request))
+                units += [(request, second)] if second is not None else []
+            group.units = units
+        kept = [group for group in reads if group.units]
+        results, _ = compare_reads(
+            self.before, self.before, kept, first_alone, self.seconds, rounds=self.rounds, count=count_work
+        )
+        self.number += 1
+        after = self.client[f"after{self.number}"]
+        try:
+            names = sorted(set(patterns.models) & set(self.before.list_collection_names()))
+            clone(self.before, after, names, {})
+            with Store(after, models=list(models)) as store:
+                store.setup()
+                trial = WriteTrial(
+                    self.before, store, patterns, self.seconds, None, min(self.rounds, WRITE_ROUNDS)
+                )
+                written, _ = trial.run(writes)
+        finally:
+            self.client.drop_database(after.name)
+        return still_pays(derived, [*results, *written], *recorded)
 
     # -- one trial -----------------------------------------------------------------------------
 
@@ -277,7 +344,9 @@ class _Bench:
         }
         needed |= set(patterns.models)
         present = sorted(needed & set(self.before.list_collection_names()))
-        clone(self.before, after, present)
+        # Readings lie where their buckets will, so that `rebuild` moves them.
+        moved = {each.source: each.collection for each in patterns.readings if each.source != each.collection}
+        clone(self.before, after, present, moved)
         _widen_profile(after)
         with Store(after, models=list(models)) as store:
             begin = perf_counter()
@@ -347,21 +416,19 @@ def _storage(before: Database[Any], after: Database[Any], names: Sequence[str]) 
     made = [
         name
         for name in after.list_collection_names(filter={"type": "collection"})
-        if not name.startswith(("system.", "treadle.")) and name not in names
+        if not name.startswith(("system.", "treadle."))
     ]
-    one = [_sizes(before, name) for name in names]
-    other = [_sizes(after, name) for name in [*names, *made]]
-    first = {f"{name}.{index}" for name, (_, _, indexes) in zip(names, one, strict=True) for index in indexes}
-    second = {
-        f"{name}.{index}"
-        for name, (_, _, indexes) in zip([*names, *made], other, strict=True)
-        for index in indexes
-    }
+    one = {name: _sizes(before, name) for name in names}
+    other = {name: _sizes(after, name) for name in made}
+    first, second = (
+        {f"{name}.{index}" for name, (_, _, indexes) in sizes.items() for index in indexes}
+        for sizes in (one, other)
+    )
     return Storage(
-        sum(each[0] for each in one),
-        sum(each[0] for each in other),
-        sum(each[1] for each in one),
-        sum(each[1] for each in other),
+        sum(each[0] for each in one.values()),
+        sum(each[0] for each in other.values()),
+        sum(each[1] for each in one.values()),
+        sum(each[1] for each in other.values()),
         tuple(sorted(second - first)),
         tuple(sorted(first - second)),
     )

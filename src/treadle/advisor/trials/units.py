@@ -130,7 +130,7 @@ def watched_fields(patterns: Patterns) -> dict[str, set[str] | None]:
         watch(counter.collection, counter.place)
     for array in patterns.arrays:
         watch(array.collection, array.place)
-    watched.update((each.collection, None) for each in patterns.readings)
+    watched.update((each.source, None) for each in patterns.readings)
     return watched
 
 

@@ -193,7 +193,7 @@ class WriteTrial:
         document = dict(given) if isinstance(given, Mapping) else self._document(request)
         model = self.patterns.models[request.collection]
         collection = self.before[request.collection]
-        if any(each.collection == request.collection for each in self.patterns.readings):
+        if any(each.source == request.collection for each in self.patterns.readings):
             # A reading of a bucket is one more, under an id of its own.
             document.pop("_id", None)
             reading = self._load(request, {**document, "_id": ObjectId()})
