@@ -15,6 +15,7 @@ from treadle import (
     Day,
     Document,
     ExtendedReference,
+    Limits,
     Max,
     Rollup,
     Subset,
@@ -113,12 +114,15 @@ def test_a_copy_of_an_older_source(run, database):
     assert song == store.get(Song, song.id)
 
 
-@pytest.mark.parametrize("maintain", ["write", "stream", "schedule"])
-def test_values_of_older_sources(run, database, maintain):
-    """Renamed references, values and conditions: each counts as what its migration makes of it."""
+@pytest.mark.parametrize(("maintain", "chunk"), [("write", 9), ("write", 1), ("stream", 1), ("schedule", 1)])
+def test_values_of_older_sources(run, database, maintain, chunk):
+    """Renamed references, values and conditions: each counts as what its migration makes of it.
+
+    In one command, or each in a command of its own.
+    """
     models = shop_models(maintain)
     Shop = models[1]
-    store = run.store(models)
+    store = run.store(models, limits=Limits(older_chunk=chunk))
     store.setup()
 
     def follow() -> None:
@@ -217,3 +221,25 @@ def test_older_sources_of_more_than_a_command_holds(run, database):
     assert [20] == [each.letters for each in store.find(PerBox)]
     store.delete_many(Letter, {"box_id": "a"})
     assert (0, 0) == (store.get(Box, "a").pages, store.get(Box, "a").long)
+
+
+@pytest.mark.parametrize("limits", [Limits(older_chunk=7), Limits(older_bytes_max=400)])
+def test_more_older_sources_than_one_command_holds(run, database, limits):
+    """In pieces, put together: the same as after the migration."""
+    models = shop_models("write")
+    store = run.store(models, limits=limits)
+    store.setup()
+    store.insert(models[1](id="a"))
+    states = ["good", "bad"]
+    database["sales"].insert_many(
+        [old_sale("abc"[number % 3], number * 7 % 100, states[number % 2]) for number in range(150)]
+    )
+    store.insert(Sale(shop_id="a", amount=Decimal("0.5")))
+    assert store.verify()
+    store.rebuild()
+    assert [] == store.verify()
+    counted = values(store, models)
+    assert 51 == counted[0]
+    store.migrate(Sale)
+    store.rebuild()
+    assert counted == values(store, models)

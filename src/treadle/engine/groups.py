@@ -15,7 +15,7 @@ from pymongo.errors import OperationFailure
 
 from treadle.engine.indexes import existing_indexes
 from treadle.engine.ledger import Ledger
-from treadle.engine.older import older_sources, through_versions
+from treadle.engine.older import in_commands, older_sources
 from treadle.engine.pipelines import update_pipeline
 from treadle.engine.recompute import recompute, refuse_unfit
 from treadle.engine.set_aside import readable
@@ -28,7 +28,7 @@ from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import NAMESPACE_NOT_FOUND
-from treadle.query.keys import KEY, freeze
+from treadle.query.keys import KEY, distinct, freeze
 
 
 def require_indexes(unready: list[GroupRule | Entry[Any]]) -> Plan[None]:
@@ -70,7 +70,8 @@ def differing(entry: Entry[Any]) -> Plan[list[list[Any]]]:
     """The keys of groups that have sources and no document, or no sources, or several documents."""
     group = entry.group
     older = yield from older_sources(group, None)
-    stages = [*through_versions(group.source, {}, older), *contribution_stages(group, None)]
+    first, *others = in_commands(group.source, {}, older)
+    stages = [*first, *contribution_stages(group, None)]
     documents = [{"$project": {"_id": group.key.target_expression(), "documents": {"$literal": 1}}}]
     reading = aggregate(
         group.source.collection,
@@ -86,7 +87,19 @@ def differing(entry: Entry[Any]) -> Plan[list[list[Any]]]:
         ],
         allowDiskUse=True,
     )
-    return [row["_id"] for row in (yield from readable(entry.model.__name__, reading))]
+    keys = [row["_id"] for row in (yield from readable(entry.model.__name__, reading))]
+    # Whether these have a document, whoever looks at each of them sees.
+    return distinct([*keys, *(yield from keys_among(group, others))])
+
+
+def keys_among(group: GroupRule, parts: Sequence[Sequence[Raw]], only: Sequence[Raw] = ()) -> Plan[list[Any]]:
+    """The keys of the groups that have sources in some parts of them."""
+    keys: list[Any] = []
+    for through in parts:
+        stages = [*through, *contribution_stages(group, None), *only, {"$group": {"_id": f"${KEY}"}}]
+        reading = aggregate(group.source.collection, stages, allowDiskUse=True)
+        keys += [row["_id"] for row in (yield from readable(group.target.model.__name__, reading))]
+    return keys
 
 
 def described(entry: Entry[Any], key: Sequence[Any]) -> Raw:

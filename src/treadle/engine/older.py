@@ -17,13 +17,15 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+import bson
+
 from treadle.engine.convert import convert, encodable
 from treadle.engine.lazy import current_only, is_stale, other_versions
 from treadle.engine.pages import matching, readable_page
 from treadle.errors import DataError, UsageError
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry
-from treadle.model.bson_types import RESERVED
+from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.plan import Plan, Raw, find, find_one
 from treadle.query.keys import freeze
 
@@ -127,8 +129,53 @@ def older_among(source: Entry[Any], ids: Sequence[Any]) -> Plan[list[Raw]]:
     return [_followed(source, each) for each in current]
 
 
-def through_versions(source: Entry[Any], match: Raw, older: Sequence[Raw]) -> list[Raw]:
-    """Stages that begin an aggregation over a source with its documents, these older ones converted."""
+def in_commands(source: Entry[Any], match: Raw, older: Sequence[Raw]) -> list[list[Raw]]:
+    """Stages as `through_versions` gives them, for several aggregations of which each fits into a command.
+
+    The first has the documents of the current version; what the others find is put together with it.
+    """
+    first, *others = _pieces(source, older)
+    rest = [through_versions(source, match, piece, only=True) for piece in others]
+    return [through_versions(source, match, first), *rest]
+
+
+def found_in_commands(
+    rule: GatherRule, keys: Sequence[Any], older: Sequence[Raw]
+) -> Plan[dict[Any, dict[str, Any]]]:
+    """What a rule finds for its targets by itself: the best of all are among the best of each part."""
+    match, pieces = rule.key.match(keys), _pieces(rule.source, older)
+    while len(pieces) > 1:
+        best: set[Any] = set()
+        for piece in pieces:
+            through = through_versions(rule.source, match, piece, only=True)
+            for values in (yield from rule.found_among(keys, through)).values():
+                best |= {freeze(each["_id"]) for items in values.values() for each in items}
+        fewer = [each for each in older if freeze(each["_id"]) in best]
+        if len(fewer) == len(older):
+            break
+        older, pieces = fewer, _pieces(rule.source, fewer)
+    return (yield from rule.found_among(keys, through_versions(rule.source, match, older)))
+
+
+def _pieces(source: Entry[Any], older: Sequence[Raw]) -> list[list[Raw]]:
+    """Older documents, as many at a time as a command holds twice and the server finds quickly."""
+    limits, pieces, size = source.limits, list[list[Raw]]([[]]), 0
+    for each in older:
+        size += len(bson.encode(each, codec_options=CODEC_OPTIONS))
+        if pieces[-1] and (len(pieces[-1]) >= limits.older_chunk or size > limits.older_bytes_max):
+            pieces.append([])
+            size = 0
+        pieces[-1].append(each)
+    return pieces
+
+
+def through_versions(
+    source: Entry[Any], match: Raw, older: Sequence[Raw], *, only: bool = False
+) -> list[Raw]:
+    """Stages that begin an aggregation over a source with its documents, these older ones converted.
+
+    With `only`, these alone, as long as they are older.
+    """
     if not older:
         return [{"$match": match}] if match else []
     ids = [each["_id"] for each in older]
@@ -138,9 +185,13 @@ def through_versions(source: Entry[Any], match: Raw, older: Sequence[Raw]) -> li
     versions = [{"$ifNull": [f"${field}", 1]}, {"$let": {"vars": {"v": converted}, "in": f"$$v.{field}"}}]
     replaced = {"$and": [{"$gte": ["$$at", 0]}, {"$ne": versions}]}
     at = {"$indexOfArray": [{"$literal": ids}, "$_id"]}
-    current = current_only(source)
+    mine: Raw = {"_id": {"$in": ids}}
+    if only:
+        chosen: Raw = {"$and": [mine, other_versions(source)]}
+    else:
+        chosen = {"$or": [{"$and": [match, current_only(source)]}, mine]}
     return [
-        {"$match": {"$or": [{"$and": [match, current]}, {"_id": {"$in": ids}}]}},
+        {"$match": chosen},
         {"$replaceWith": {"$let": {"vars": {"at": at}, "in": {"$cond": [replaced, converted, "$$ROOT"]}}}},
         *([{"$match": match}] if match else []),
     ]

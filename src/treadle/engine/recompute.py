@@ -14,7 +14,7 @@ from typing import Any
 
 from treadle.engine.contention import in_pieces
 from treadle.engine.fill import fill_copies
-from treadle.engine.older import older_sources, through_versions
+from treadle.engine.older import found_in_commands, in_commands, older_sources
 from treadle.engine.pipelines import derivation, stamps_of, update_pipeline
 from treadle.engine.sides import NONE, Sides
 from treadle.graph.changing import replacements
@@ -83,8 +83,8 @@ def _recompute(
             older[known] = yield from older_sources(rule, keys)
         split = older[known] or rule.source.counted_elsewhere is not None
         if rule.finds(keys) and not (split and rule.accumulators()):
-            through = through_versions(rule.source, rule.key.match(keys), older[known])
-            exact = rule.found_among(keys, through) if older[known] else rule.found(keys, server)
+            some = older[known]
+            exact = found_in_commands(rule, keys, some) if some else rule.found(keys, server)
             for key, parts in (yield from exact).items():
                 values[key].update(parts)
         else:
@@ -110,23 +110,21 @@ def _group(
         for number, each in enumerate(accumulators)
         for name, accumulator in each.items()
     }
-    stages = [
-        *through_versions(rule.source, rule.key.match(keys), older),
-        *contribution_stages(rule, keys),
-        {"$group": {"_id": f"${KEY}", **numbered}},
-    ]
-    rows = {freeze(row["_id"]): row for row in (yield from aggregate(rule.source.collection, stages))}
-    if rule.source.counted_elsewhere is not None:
-        # A transaction takes no $unionWith.
-        for row in (yield from aggregate(rule.source.counted_elsewhere, stages)):
-            mine = rows.setdefault(freeze(row["_id"]), row)
-            if mine is not row:
-                for name, accumulator in numbered.items():
-                    mine[name] = MERGED[next(iter(accumulator))](mine[name], row[name])
+    grouping = [*contribution_stages(rule, keys), {"$group": {"_id": f"${KEY}", **numbered}}]
+    elsewhere = rule.source.counted_elsewhere
+    rows: dict[Any, Raw] = {}
+    # A transaction takes no $unionWith.
+    for collection in [rule.source.collection, *([] if elsewhere is None else [elsewhere])]:
+        for through in in_commands(rule.source, rule.key.match(keys), older):
+            for row in (yield from aggregate(collection, [*through, *grouping])):
+                mine = rows.setdefault(freeze(row["_id"]), row)
+                if mine is not row:
+                    for name, accumulator in numbered.items():
+                        mine[name] = MERGED[next(iter(accumulator))](mine[name], row[name])
     return rows
 
 
-# How the results of accumulators over two collections become one.
+# How the results of accumulators over parts of the sources become one.
 MERGED = {"$sum": total, "$min": least, "$max": greatest}
 
 

@@ -64,6 +64,8 @@ class Limits:
     convert_documents_max: int = 500  # documents that the server converts in one command
     convert_bytes_max: int = 6 * 1024 * 1024  # their size; a command holds 16 MB
     compare_bytes_max: int = 12 * 1024 * 1024  # what one update compares and sets
+    older_chunk: int = 2_000  # older sources that are converted into one aggregation
+    older_bytes_max: int = 4 * 1024 * 1024  # their size; the command holds them twice
     upgrade_chunk: int = 500  # older documents that an update brings up at a time
     upgrade_attempts_max: int = 30  # attempts while others write older versions
     upgrade_pause_seconds: float = 0.002  # the pause between two, times their number

@@ -14,8 +14,9 @@ from typing import Any
 import bson
 from pymongo.errors import OperationFailure
 
+from treadle.engine.groups import keys_among
 from treadle.engine.lease import Lease
-from treadle.engine.older import has_older, older_sources, through_versions
+from treadle.engine.older import has_older, in_commands, older_sources
 from treadle.engine.pages import chunks
 from treadle.engine.pipelines import BUMP, formula_stages, stamps_of
 from treadle.engine.set_aside import readable
@@ -27,7 +28,7 @@ from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
 from treadle.plan import Plan, Raw, aggregate, count_documents, delete_many, find, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document
-from treadle.query.keys import KEY, GroupKey, distinct
+from treadle.query.keys import KEY, GroupKey, distinct, freeze
 from treadle.upkeep.closed import Bounds, closed_match
 from treadle.upkeep.rebuild import mend
 
@@ -329,8 +330,8 @@ class GroupWork:
         alike = {"$group": {"_id": f"${KEY}"}}
         documents = [{"$project": {KEY: self.key.target_expression()}}, *only, alike]
         older = yield from older_sources(self.group, None)
-        through = through_versions(self.group.source, {}, older)
-        stages = [*through, *contribution_stages(self.group, None), *only]
+        first, *others = in_commands(self.group.source, {}, older)
+        stages = [*first, *contribution_stages(self.group, None), *only]
         reading = aggregate(
             self.group.source.collection,
             [
@@ -344,10 +345,14 @@ class GroupWork:
             allowDiskUse=True,
         )
         rows = yield from readable(self.entry.model.__name__, reading)
-        yield from self._mend_keys([row["_id"] for row in rows])
-        present = sum(1 for row in rows if row["sources"])
-        self.written += present
-        self.removed += len(rows) - present
+        found = {freeze(row["_id"]): row["_id"] for row in rows}
+        present = {freeze(row["_id"]) for row in rows if row["sources"]}
+        for key in (yield from keys_among(self.group, others, only)):
+            found.setdefault(freeze(key), key)
+            present.add(freeze(key))
+        yield from self._mend_keys(list(found.values()))
+        self.written += len(present)
+        self.removed += len(found) - len(present)
 
     def _mend_keys(self, keys: Sequence[Any]) -> Plan[None]:
         yield from mend(self.graph, self.server, self.entry, keys, before=self.lease.check)
