@@ -152,9 +152,9 @@ def test_set_up_leaves_validators_alone_where_it_is_told_to(run, database):
         name: Annotated[str, Indexed()]
 
     database.create_collection("loose", validator={"name": {"$type": "string"}})
-    was = list(database.list_collections())[0]["options"]
+    was = next(iter(database.list_collections()))["options"]
     store = run.store([Lax])
     assert ["create index"] == [each.what for each in store.setup(validation="keep")]
-    assert was == list(database.list_collections(filter={"name": "loose"}))[0]["options"]
+    assert was == next(iter(database.list_collections(filter={"name": "loose"})))["options"]
     assert [] == store.setup(validation="keep")
     assert ["change validator"] == [each.what for each in store.setup(dry_run=True)]
