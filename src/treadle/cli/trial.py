@@ -12,7 +12,9 @@ from treadle.cli.output import print_json, say, stdout, write_html
 from treadle.cli.progress import step_bar
 
 if TYPE_CHECKING:
+    from treadle.advisor import Report
     from treadle.advisor.trials.results import TrialReport
+    from treadle.advisor.trials.workload_file import Workload
 
 
 def trial(
@@ -48,12 +50,12 @@ def trial(
     writes cost, and whether to do it. Writes nothing to the database. Exits
     with 0 whatever the verdicts are.
 
-    \\b
+    \b
     Example:
       treadle trial mongodb://localhost:27017/shop --workload shop.workload --html trial.html
       treadle trial mongodb://localhost:27017/shop --workload shop.workload --only computed@reviews.product_id
     """
-    report = tried(uri, uri_option, workload, only or [], documents, app)
+    _, report, _ = tried(uri, uri_option, workload, only or [], documents, app)
     if html is not None:
         from treadle.advisor.trials.page import html as as_html
 
@@ -74,8 +76,8 @@ def tried(
     only: list[str],
     documents: int,
     app: str | None = None,
-) -> TrialReport:
-    """Scan the database with the workload, and try what is found."""
+) -> tuple[Report, TrialReport, Workload]:
+    """Scan the database with the workload, and try what is found; `treadle plan` goes on from there."""
     from pymongo.errors import ConnectionFailure
 
     from treadle.advisor import scan
@@ -101,7 +103,7 @@ def tried(
                 workload=recorded.profile_documents(database.name),
                 progress=lambda step: report_step(step.what, step.done, step.total),
             )
-            return try_findings(
+            trial = try_findings(
                 database,
                 report,
                 recorded,
@@ -110,6 +112,7 @@ def tried(
                 progress=report_step,
                 models=_declared(app) if app else (),
             )
+            return report, trial, recorded
         except Lost:
             raise ConnectionFailure from None
         except Refused as refused:
