@@ -93,11 +93,13 @@ class Prover:
             if sum(len(known) for keys in self.keys.values() for known in keys.values()) > natural.HASHES_MAX:
                 self.notes.append("References by other keys than ids were sought in the first collections.")
                 break
-            report(f"keys: {parent.name}", number, len(parents))
             fields = natural.key_fields(parent)
+            if not fields:
+                continue
+            report(f"keys: {parent.name}", number, len(parents))
             pipeline = natural.values_pipeline(fields, [])
             rows = self._attempt(parent.name, "what it is known by", partial(self._rows, parent, pipeline))
-            if fields and rows:
+            if rows:
                 self.keys[parent.name] = natural.unique_keys(fields, rows)
         found: list[Candidate] = []
         for child in parents.values():
