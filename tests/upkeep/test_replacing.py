@@ -309,3 +309,11 @@ def test_the_worker_keeps_both_declarations_right(run, database):
     assert 1 == store.undo_rebuild("Shop.votes")
     assert 6 == database["shops"].find_one()["votes"]
     assert [] == store.verify()
+
+
+def test_what_a_rebuild_put_right_is_no_finding_any_more(run, database, keys):
+    store = run.store([Review, Before])
+    database["products"].update_one({"_id": keys[0]}, {"$set": {"reviews": 9}})
+    assert 1 == len(store.verify()) == len(store.findings())
+    store.rebuild(Before)
+    assert [] == store.findings()

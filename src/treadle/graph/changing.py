@@ -107,15 +107,21 @@ class Replacement:
                 return pair[1 - pair.index(path)]
         return path
 
-    def exchanging(self, unmarked: Side | None) -> Raw:
-        """The `$set` that exchanges the two where the new one is shown; in any, without `unmarked`."""
-        sets: dict[str, Any] = {}
-        swapped = {"$eq": [{"$ifNull": [f"${self.mark}", unmarked]}, "new"]}
-        for shown, shadow in self.pairs:
-            for here, there in ((shown, shadow), (shadow, shown)):
-                chosen = {"$cond": [swapped, f"${there}", f"${here}"]}
-                sets[here] = f"${there}" if unmarked is None else chosen
-        return {"$set": sets}
+    def exchanging(self, unmarked: Side) -> Raw:
+        """The `$set` that exchanges the two in documents that show the new one."""
+        return {"$set": self._exchanged({"$eq": [{"$ifNull": [f"${self.mark}", unmarked]}, "new"]})}
+
+    def turning(self, to: Side) -> Raw:
+        """The `$set` that lets documents which show the other declaration show this one."""
+        other = {"$eq": [f"${self.mark}", "old" if to == "new" else "new"]}
+        return {"$set": {**self._exchanged(other), self.mark: {"$cond": [other, to, f"${self.mark}"]}}}
+
+    def _exchanged(self, condition: Raw) -> Raw:
+        return {
+            here: {"$cond": [condition, f"${there}", f"${here}"]}
+            for pair in self.pairs
+            for here, there in (pair, pair[::-1])
+        }
 
 
 def replace(rule: Rule, former: Rule) -> None:

@@ -94,19 +94,23 @@ class AsyncOperations(AsyncPast):
         """Recompute every maintained value, as after a pattern was added to old data.
 
         `resume=True` notes every page, and goes on where such a rebuild of the
-        same models was interrupted. With `shadow`, only fields with `Replaces(…)`: their new values are
-        built beside the old ones, proven, and swapped in; without `swap` they
-        stay beside. Interrupted, it goes on where it was.
+        same models was interrupted. With `shadow`, only fields with
+        `Replaces(…)`: their new values are built beside the old ones, proven,
+        and swapped in; without `swap` they stay beside.
         """
         entries = self.graph.chosen(models)
         server = await self._capabilities()
-        if shadow:
-            async with self._recorded("shadow rebuild", models, throttle, progress) as job:
+        kind = "shadow rebuild" if shadow else "rebuild"
+        # What is built beside the old values says so itself, so that it always goes on where it was.
+        resume = resume and not shadow
+        async with self._recorded(kind, models, throttle, progress, resume=resume) as job:
+            if shadow:
                 work = replacing.rebuild_beside(self.graph, server, entries, job, swap=swap)
-                return await self.runner.run(retries.settling(self.graph, server, entries, work))
-        async with self._recorded("rebuild", models, throttle, progress, resume=resume) as job:
-            work = rebuild.rebuild(self.graph, server, entries, job)
-            return await self.runner.run(retries.settling(self.graph, server, entries, work))
+            else:
+                work = rebuild.rebuild(self.graph, server, entries, job)
+            rebuilt = await self.runner.run(retries.settling(self.graph, server, entries, work))
+        await self.runner.run(findings.look_again(self.graph, server, entries))
+        return rebuilt
 
     async def changes(self) -> list[ChangeStatus]:
         """The fields whose declaration is being changed, and how far each is."""

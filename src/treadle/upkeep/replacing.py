@@ -26,7 +26,7 @@ from treadle.engine.set_aside import set_aside
 from treadle.engine.sides import COLLECTION
 from treadle.errors import DataError, UsageError
 from treadle.graph.change import Change
-from treadle.graph.changing import MARK, SHADOW, Replacement, Side
+from treadle.graph.changing import MARK, SHADOW, Side
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding, Pace, Progress, Report, resting
 from treadle.graph.pattern import REVISION, Entry, Rule
@@ -160,8 +160,8 @@ def rebuild_beside(
         yield from fingerprints.rebuilt_rules(due)
         if server.streams:
             yield from position.built(due)
-        for rule in due if swap else ():
-            yield from _swap(graph, server, rule, "new", report)
+        if due and swap:
+            yield from _swap(graph, server, due, "new", report)
     return visited
 
 
@@ -230,14 +230,26 @@ def _prove(
 
 
 def _swap(
-    graph: Graph, server: Capabilities, rule: Rule, to: Side, report: Report | None = None
+    graph: Graph, server: Capabilities, rules: Sequence[Rule], to: Side, report: Report | None = None
 ) -> Plan[int]:
-    """Let every document show one of the two declarations; how many turned."""
-    entry, replacement = rule.target, rule.replacement
-    own = {"_id": replacement.label}
-    yield from update_one(COLLECTION, own, {"$set": {"state": "swapping", "new": to}})
-    other = {replacement.mark: "old" if to == "new" else "new"}
-    turned, stuck = 0, list[Any]()
+    """Let every document show one of two declarations of some fields of a model; how many turned."""
+    own = {"_id": {"$in": [rule.replacement.label for rule in rules]}}
+    yield from update_many(COLLECTION, own, {"$set": {"state": "swapping", "new": to}})
+    turned = yield from _turn_all(graph, server, rules, to, report)
+    state: ChangeState = "swapped" if to == "new" else "building"
+    yield from update_many(COLLECTION, own, [{"$set": {"state": state, "unmarked": to, "at": "$$NOW"}}])
+    for rule in rules:
+        yield from fingerprints.shown(rule, to)
+    return turned
+
+
+def _turn_all(
+    graph: Graph, server: Capabilities, rules: Sequence[Rule], to: Side, report: Report | None
+) -> Plan[int]:
+    """Turn the documents that show the other declarations; all fields of a document in one commit."""
+    entry, replacements = rules[0].target, [rule.replacement for rule in rules]
+    other = {"$or": [{each.mark: "old" if to == "new" else "new"} for each in replacements]}
+    turned = 0
 
     def attempt(some: Sequence[Any]) -> Plan[list[Any]]:
         chosen = {"_id": {"$in": list(some)}, **other}
@@ -246,13 +258,12 @@ def _swap(
             yield from update_many(entry.collection, chosen, {"$inc": {REVISION: 1}})
 
         def turn() -> Plan[list[Any]]:
-            return _turn(graph, server, entry, replacement, to, chosen)
+            return _turn(graph, server, entry, [each.turning(to) for each in replacements], chosen)
 
         return (yield from transact(attempting(entry.limits, turn, hold, len(some))))
 
     def alone(key: Any, error: Exception) -> Plan[list[Any]]:
-        yield from set_aside(replacement.label, entry.collection, key, error)
-        stuck.append(key)
+        yield from set_aside(entry.model.__name__, entry.collection, key, error)
         return []
 
     # Those that were inserted meanwhile by transactions which had begun before come in a second pass.
@@ -263,25 +274,19 @@ def _swap(
             turned += len((yield from in_pieces(entry.limits, ids, attempt, alone)))
             yield from resting(report, len(ids))
         if turned == before:
-            break
-    state: ChangeState = "swapped" if to == "new" else "building"
-    now = {"state": state, "unmarked": to, "at": "$$NOW"}
-    yield from update_one(COLLECTION, own, [{"$set": now}])
-    yield from fingerprints.shown(rule, to)
-    return turned
+            return turned
 
 
 def _turn(
-    graph: Graph, server: Capabilities, entry: Entry[Any], replacement: Replacement, to: Side, chosen: Raw
+    graph: Graph, server: Capabilities, entry: Entry[Any], stages: Sequence[Raw], chosen: Raw
 ) -> Plan[list[Any]]:
-    """Exchange field and shadow of some documents, with what follows from what they show."""
+    """Exchange fields and shadows of some documents, with what follows from what they show."""
     before = {freeze(each["_id"]): each for each in (yield from find(entry.collection, chosen))}
     ids = [each["_id"] for each in before.values()]
     ledger, noted = Ledger(), derivation(entry).noted
     if noted:
         yield from ledger.note_before(entry, ids)
-    marked = {"$set": {replacement.mark: {"$literal": to}, **BUMP}}
-    update = [replacement.exchanging(None), marked, *formula_stages(entry)]
+    update = [*stages, {"$set": BUMP}, *formula_stages(entry)]
     yield from update_many(entry.collection, {"_id": {"$in": ids}}, update)
     if noted:
         for frozen, after in (yield from by_ids(entry.collection, ids)).items():
@@ -314,7 +319,7 @@ def undo(graph: Graph, server: Capabilities, label: str, report: Report | None =
             "declare the former one as a change of its own",
             code="undo-too-late",
         )
-    return (yield from _swap(graph, server, rule, "old", report))
+    return (yield from _swap(graph, server, [rule], "old", report))
 
 
 def finish(graph: Graph, server: Capabilities, label: str, report: Report | None = None) -> Plan[int]:
@@ -327,7 +332,7 @@ def finish(graph: Graph, server: Capabilities, label: str, report: Report | None
         )
     rule = _declared(graph, label)
     if rule is not None:
-        yield from _swap(graph, server, rule, "new", report)
+        yield from _turn_all(graph, server, [rule], "new", report)
     dropped = yield from _drop(graph, row, report)
     yield from update_one(COLLECTION, {"_id": label}, {"$set": {"state": "done"}})
     return dropped
