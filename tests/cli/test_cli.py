@@ -18,7 +18,7 @@ ENTRY = "import sys; from treadle.cli import main; sys.exit(main())"
 
 VERBS = {"doctor", "demo", "setup", "verify", "repair", "rebuild", "watch", "status"}
 VERBS |= {"archive", "run-due", "scan", "explain", "decide", "tree", "pause", "resume", "serve"}
-VERBS |= {"record", "apply", "prove", "undo"}
+VERBS |= {"record", "trial", "plan", "apply", "prove", "undo"}
 
 
 @pytest.mark.parametrize("arguments", [(), *((verb,) for verb in sorted(VERBS))])
