@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 from bson import ObjectId
 from pymongo.errors import OperationFailure
@@ -245,6 +245,15 @@ class NodeReader(Protocol[D_co]):
         """The read that comes next; None at the end."""
 
 
+class _Same:
+    def __repr__(self) -> str:
+        return "SAME"
+
+
+SAME: Final = _Same()
+"""The parent that a node has; or that of the sibling which is named."""
+
+
 class TreeCalls(Protocol[D]):
     """What `store.tree(…)` answers with."""
 
@@ -261,9 +270,13 @@ class TreeCalls(Protocol[D]):
     def parent(self, id: Any) -> Plan[D | None]: ...
     def depth(self, id: Any) -> Plan[int]: ...
     def count(self, id: Any, max_depth: int | None) -> Plan[int]: ...
-    def insert(self, node: D, parent: Any) -> Plan[D]: ...
+    def insert(
+        self, node: D, parent: Any, at: Any = None, before: Any = None, after: Any = None
+    ) -> Plan[D]: ...
     def find_or_create_path(self, nodes: Sequence[D], parent: Any, by: str | None) -> Plan[list[D]]: ...
-    def move(self, id: Any, parent: Any) -> Plan[D]: ...
+    def move(
+        self, id: Any, parent: Any, at: Any = None, before: Any = None, after: Any = None
+    ) -> Plan[D]: ...
     def rename(self, id: Any, segment: str) -> Plan[D]: ...
     def remove(self, id: Any, children: Children) -> Plan[int]: ...
 

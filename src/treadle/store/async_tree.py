@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import OperationFailure
 
-from treadle.graph.calls import Children, NodeReader, Order, TreeCalls, hierarchy_of
+from treadle.graph.calls import SAME, Children, NodeReader, Order, TreeCalls, hierarchy_of
 from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
 from treadle.query.safety import Sort
@@ -135,9 +135,22 @@ class AsyncTreeHandle(Generic[D]):
 
     # -- writing ----------------------------------------------------------------------
 
-    async def insert(self, node: D, parent: Any = None, session: Session = None) -> D:
-        """Store a new node below a parent; without one, where its own fields say."""
-        return await self._store._write(self._calls.insert(node, parent), session)
+    async def insert(
+        self,
+        node: D,
+        parent: Any = None,
+        session: Session = None,
+        *,
+        at: Literal["first", "last"] | None = None,
+        before: Any = None,
+        after: Any = None,
+    ) -> D:
+        """Store a new node below a parent; without one, where its own fields say.
+
+        In a tree with `order=` it is the last of its siblings, unless `at`,
+        `before` or `after` says otherwise; these take the id of a sibling.
+        """
+        return await self._store._write(self._calls.insert(node, parent, at, before, after), session)
 
     async def find_or_create_path(
         self, nodes: Sequence[D], parent: Any = None, by: str | None = None, session: Session = None
@@ -145,9 +158,23 @@ class AsyncTreeHandle(Generic[D]):
         """Nodes, each below the one before, found by the field `by` and created where they are missing."""
         return await self._store._write(self._calls.find_or_create_path(nodes, parent, by), session)
 
-    async def move(self, id: Any, parent: Any, session: Session = None) -> D:
-        """Put a node, and all below it, under another parent; None makes it a root."""
-        return await self._store._write(self._calls.move(id, parent), session)
+    async def move(
+        self,
+        id: Any,
+        parent: Any = SAME,
+        session: Session = None,
+        *,
+        at: Literal["first", "last"] | None = None,
+        before: Any = None,
+        after: Any = None,
+    ) -> D:
+        """Put a node, and all below it, under another parent; None makes it a root.
+
+        In a tree with `order=` it becomes the last of its siblings, unless
+        `at`, `before` or `after` says otherwise; then the parent may be left
+        out.
+        """
+        return await self._store._write(self._calls.move(id, parent, at, before, after), session)
 
     async def rename(self, id: Any, segment: str, session: Session = None) -> D:
         """Give a node another segment, and all below it the paths that follow."""

@@ -323,9 +323,9 @@ def test_a_field_is_maintained_by_one_pattern_only():
 
 @pytest.mark.parametrize(
     "keywords",
-    [{"discriminator": "type"}, {"bucket": Bucket(key="name", time="at", span=timedelta(hours=1))}],
+    [{"soft_delete": "at"}, {"bucket": Bucket(key="name", time="at", span=timedelta(hours=1))}],
 )
-def test_a_tree_is_of_plain_documents_of_one_model(keywords):
+def test_a_tree_is_of_plain_documents(keywords):
     kinds = {"name": str, "at": datetime, "up": Id | None, "above": list[Id]}
     namespace = {"__annotations__": kinds, "up": None, "above": []}
     with pytest.raises(DeclarationError, match=r"collection of its own|readings have none") as caught:

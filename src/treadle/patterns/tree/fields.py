@@ -21,6 +21,7 @@ from treadle.model.codec import StoredField, codec_of
 from treadle.patterns.tree.segments import check_segment
 from treadle.plan import Raw
 from treadle.query.paths import Path, getter, model_of, overlap, resolve
+from treadle.query.safety import Sort, sort_keys
 
 Role: TypeAlias = Literal["parent", "ancestors", "path", "segment", "children"]
 # The path that the descendants of a node still have while a large move of it is under way.
@@ -58,7 +59,8 @@ class TreeRule(Rule):
         return {self.target.collection: {"_id"}}
 
     def maintained(self) -> set[str]:
-        return {path.stored for path in self.roles.values()}
+        numbers = {self.tree.order} if self.tree.order is not None and self.tree.declares(self) else set()
+        return {path.stored for path in self.roles.values()} | numbers
 
     def shares(self, path: str, other: Rule) -> bool:
         return isinstance(other, TreeRule)
@@ -71,12 +73,17 @@ class TreeRule(Rule):
         segment = self.roles.get("segment")
         if segment is not None and segment.stored == maintained:
             return f"; the paths below it follow from it: rename the node with {tree}.rename(id, segment)"
+        if maintained == self.tree.order:
+            return f"; move the node with {tree}.move(id, before=other)"
         return f"; move the node with {tree}.move(id, parent)"
 
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
         # With the id, so that pages of descendants and siblings come in order from the index.
         listed = [self.roles[role] for role in ("parent", "ancestors", "children") if role in self.roles]
-        return [(self.target, IndexModel([(path.stored, ASCENDING), ("_id", ASCENDING)])) for path in listed]
+        keys = [[(path.stored, ASCENDING), ("_id", ASCENDING)] for path in listed]
+        if self.tree.order is not None and self.tree.parent is not None and self.tree.declares(self):
+            keys.append([(self.tree.parent, ASCENDING), (self.tree.order, ASCENDING), ("_id", ASCENDING)])
+        return [(self.target, IndexModel(each)) for each in keys]
 
 
 def _bound(place: Place, graph: Models, role: Role, name: Any) -> Path:
@@ -130,6 +137,41 @@ class Tree:
         self.roles: dict[Role, str] = {}
         self.lead: dict[Role, Path] = {}
         self.truth: Literal["parent", "path", "children"] = "children"
+        # The stored path of the number by which siblings are in an order of their own.
+        self.order: str | None = None
+        # How siblings are read where the caller does not say.
+        self.sort: Sort = "_id"
+
+    def arrange(self, order: str | None, sort: Sort | None, label: str) -> None:
+        """Take in how siblings are ordered, which one of the representations says."""
+        if order is None and sort is None:
+            return
+        if order is not None and sort is not None:
+            raise DeclarationError(
+                f"{label} has order= and sort=; siblings have an order of their own, or are sorted: keep one",
+                code="tree-declaration",
+            )
+        if self.children is not None and "children" in self.lead:
+            raise DeclarationError(
+                f"{label} has {'order' if order else 'sort'}=, but child lists are in an order of their own; "
+                "leave it out, or use AncestorArray or ParentReference",
+                code="tree-declaration",
+            )
+        if sort is not None:
+            sort_keys(sort, self.entry.codec)
+            self.sort = sort
+            return
+        if self.parent is None:
+            raise DeclarationError(
+                f"{label} has order={order!r}, for which nodes must name their parent; add parent=",
+                code="tree-declaration",
+            )
+        path = resolve(self.entry.codec, str(order), f"{label} order=", "tree-field-missing")
+        if path.in_array or path.shape.kind != "scalar" or path.shape.python is not int:
+            raise _mistyped(self.entry, "order", str(order), "is no int")
+        self.order = path.stored
+        self.sort = [(path.stored, ASCENDING), ("_id", ASCENDING)]
+        self.projection[path.stored] = 1
 
     def add(self, rule: TreeRule) -> None:
         for role, path in rule.roles.items():
@@ -152,7 +194,8 @@ class Tree:
         self.children = self.roles.get("children")
         self._getters = {role: getter(path) for role, path in self.roles.items()}
         # What plans read of a node.
-        self.projection: Raw = dict.fromkeys(["_id", REVISION, MOVING, *self.roles.values()], 1)
+        own = [*self.roles.values(), *([] if self.order is None else [self.order])]
+        self.projection: Raw = dict.fromkeys(["_id", REVISION, MOVING, *own], 1)
         if self.children and self.truth == "path":
             raise DeclarationError(
                 f"{self.entry.model.__name__} is to have its child lists from its paths; add parent= to "
@@ -173,6 +216,10 @@ class Tree:
     def pattern_of(self, stored: str) -> str:
         """The pattern that a finding about a stored field belongs to."""
         return next(rule.pattern for rule in self.rules if stored in rule.maintained())
+
+    def declares(self, rule: TreeRule) -> bool:
+        """Whether a rule is the one that answers for what all representations share."""
+        return self.rules[0] is rule
 
     def unique_indexes(self) -> list[IndexModel]:
         """Two nodes with one path could not be told apart."""

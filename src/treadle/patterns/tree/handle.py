@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pymongo.errors import OperationFailure, PyMongoError
@@ -10,10 +11,11 @@ from pymongo.errors import OperationFailure, PyMongoError
 from treadle.engine.inserts import Insert
 from treadle.engine.protocol import WriteProtocol
 from treadle.errors import UsageError
-from treadle.graph.calls import Children, Order
+from treadle.graph.calls import SAME, Children, Order
 from treadle.graph.outcomes import Nested
+from treadle.graph.pattern import Entry
 from treadle.model.document import Document
-from treadle.patterns.tree import reads, state, walks
+from treadle.patterns.tree import order, reads, state, walks
 from treadle.patterns.tree.creation import CreatePath
 from treadle.patterns.tree.fields import Tree
 from treadle.patterns.tree.moves import Move
@@ -68,6 +70,14 @@ class Nodes(Generic[D]):
         """The next read; None at the end."""
         self._is_first = False
         return None if self._pending is None else self._pending.next()
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """Where a caller wants a new node: below whom, and where among its siblings."""
+
+    parent: Any
+    spot: order.Spot
 
 
 class TreeHandle(Generic[D]):
@@ -136,10 +146,16 @@ class TreeHandle(Generic[D]):
 
     # -- writing -------------------------------------------------------------------------------------
 
-    def insert(self, node: D, parent: Any) -> Plan[D]:
+    def insert(self, node: D, parent: Any, at: Any = None, before: Any = None, after: Any = None) -> Plan[D]:
         self._check(node)
-        stated = UNSTATED if parent is None else self._entry.identity(parent)
-        work: Insert[D] = Insert(self._entry, [node], {self._tree.rules[0]: [stated]})
+        spot = order.spot_of(self._tree, at, before, after)
+        stated: Any = UNSTATED if parent is None else self._entry.identity(parent)
+        if spot is not None and spot.sibling is not None and parent is None:
+            stated = yield from order.parent_beside(self._tree, spot)
+        if spot is not None:
+            stated = Stated(stated, spot)
+        entry: Entry[D] = self._protocol.graph.entry(type(node))
+        work: Insert[D] = Insert(entry, [node], {self._tree.rules[0]: [stated]})
         (stored,) = yield from self._protocol.write(work)
         return stored
 
@@ -154,14 +170,18 @@ class TreeHandle(Generic[D]):
 
     def _check(self, node: D) -> None:
         model = self._entry.model
-        if type(node) is not model:
+        kinds = [each.model for each in [self._entry, *self._entry.below]]
+        if type(node) not in kinds:
             raise UsageError(
                 f"this is the tree of {model.__name__}; it takes no {type(node).__name__}",
                 code="model-unknown",
             )
 
-    def move(self, id: Any, parent: Any) -> Plan[D]:
-        return (yield from self._move(id, parent=parent))
+    def move(self, id: Any, parent: Any, at: Any = None, before: Any = None, after: Any = None) -> Plan[D]:
+        spot = order.spot_of(self._tree, at, before, after)
+        if parent is SAME and spot is None:
+            raise UsageError("move() takes the new parent, or a place among siblings", code="tree-order")
+        return (yield from self._move(id, parent=UNSTATED if parent is SAME else parent, spot=spot))
 
     def rename(self, id: Any, segment: str) -> Plan[D]:
         return (yield from self._move(id, segment=segment))

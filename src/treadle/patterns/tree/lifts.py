@@ -16,12 +16,22 @@ from treadle.engine.deletes import check_restrictions, delete_documents, restric
 from treadle.engine.ledger import Ledger
 from treadle.errors import DataError
 from treadle.graph.pattern import REVISION
+from treadle.patterns.tree import order
 from treadle.patterns.tree.fields import Tree
 from treadle.patterns.tree.pace import Pace, Step
-from treadle.patterns.tree.placing import listing, new_path, rewrite, rewrite_all, segment_taken, unlisting
+from treadle.patterns.tree.placing import (
+    hold_parents,
+    listing,
+    new_path,
+    rewrite,
+    rewrite_all,
+    segment_taken,
+    unlisting,
+)
 from treadle.patterns.tree.reads import first_key, parent_of
 from treadle.patterns.tree.segments import SEPARATOR, at_most, below, path_above, split
 from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_one
+from treadle.query.safety import sort_keys
 
 _ALL = 1_000_000_000
 
@@ -78,7 +88,19 @@ def _lift(tree: Tree, work: Raw, keys: list[Any], ledger: Ledger) -> Plan[None]:
             kept = {"$slice": [stored, first, _ALL]}
         sets[tree.ancestors] = {"$cond": [{"$isArray": stored}, kept, stored]}
     sets |= new_path(tree, work.get("path_from"), work.get("path_to"))
+    children: list[Raw] = []
+    if tree.order is not None:
+        # They go behind the children that are there, in the order that they have.
+        yield from hold_parents(tree, [] if work["to"] is None else [work["to"]])
+        own = {"_id": {"$in": keys}, tree.roles["parent"]: {"$eq": work["node"]}}
+        sort = sort_keys(tree.sort, tree.entry.codec)
+        children = yield from find(tree.entry.collection, own, {"_id": 1}, sort=sort)
+        last = yield from order.number_at(tree, work["to"], order.LAST, None, ledger)
     yield from rewrite_all(tree, {"_id": {"$in": keys}}, sets, ledger)
+    if tree.order is not None:
+        numbers = [(each["_id"], last + order.GAP * at) for at, each in enumerate(children)]
+        numbered = [(key, {tree.order: {"$literal": number}}) for key, number in numbers]
+        yield from rewrite(tree, numbered, ledger)
 
 
 def _lift_lists(tree: Tree, node: Raw, above: Any, ledger: Ledger) -> Plan[None]:

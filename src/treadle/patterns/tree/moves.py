@@ -30,7 +30,7 @@ from treadle.graph.change import Change
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION, Entry
 from treadle.model.document import Document
-from treadle.patterns.tree import state
+from treadle.patterns.tree import order, state
 from treadle.patterns.tree.fields import MOVING, Tree, TreeRule, node_missing, parent_missing
 from treadle.patterns.tree.pace import Pace, Step
 from treadle.patterns.tree.placing import (
@@ -67,12 +67,20 @@ def tree_of(entry: Entry[Any]) -> Tree:
 class Move(Work[D]):
     """A node, and all below it, under another parent or with another segment."""
 
-    def __init__(self, tree: Tree, key: Any, parent: Any = UNSTATED, segment: Any = UNSTATED) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        key: Any,
+        parent: Any = UNSTATED,
+        segment: Any = UNSTATED,
+        spot: order.Spot | None = None,
+    ) -> None:
         entry = self.entry = tree.entry
         self.tree = tree
         self.key = entry.identity(key)
         self.parent = parent if parent is UNSTATED or parent is None else entry.identity(parent)
         self.segment = segment
+        self.spot = spot
         # Of the work that is pending after the first transaction.
         self.token: Any = None
         if segment is not UNSTATED:
@@ -90,9 +98,9 @@ class Move(Work[D]):
         work = yield from self._work(node)
         if work is None:
             return node
-        after = yield from _place(tree, work, ledger, node)
+        after = yield from _place(tree, work, ledger, node, self.spot)
         descendants = _below(tree, work)
-        if descendants is None:
+        if descendants is None or work.get("stays"):
             return after
         if not ledger.whole:
             most = tree.entry.limits.tree_move_max
@@ -113,13 +121,19 @@ class Move(Work[D]):
         tree = self.tree
         now = yield from parent_of(tree, node)
         to = now if self.parent is UNSTATED else self.parent
+        if self.parent is UNSTATED and self.spot is not None and self.spot.sibling is not None:
+            to = yield from order.parent_beside(tree, self.spot)
         segment = tree.get(node, "segment") if self.segment is UNSTATED else self.segment
         same = same_key(to, now) and type(to) is type(now)
-        if same and segment == tree.get(node, "segment"):
+        stays = same and segment == tree.get(node, "segment")
+        if stays and self.spot is None:
             return None
         if to is not None and not same:
             yield from self._refuse_cycle(to)
         work: Raw = {"kind": "move", "node": self.key, "from": now, "to": to}
+        if stays:
+            # Only its place among its siblings is another.
+            work["stays"] = True
         if tree.path is not None:
             work |= {"path_from": tree.get(node, "path"), "segment": segment}
         return work
@@ -144,7 +158,7 @@ class Move(Work[D]):
         return moved
 
 
-def _place(tree: Tree, work: Raw, ledger: Ledger, before: Raw) -> Plan[Raw]:
+def _place(tree: Tree, work: Raw, ledger: Ledger, before: Raw, spot: order.Spot | None) -> Plan[Raw]:
     """Give the node itself its new place; the node after."""
     entry = tree.entry
     key, source, target = work["node"], work["from"], work["to"]
@@ -159,6 +173,8 @@ def _place(tree: Tree, work: Raw, ledger: Ledger, before: Raw) -> Plan[Raw]:
         put(named, tree.segment, work["segment"])
         values[tree.segment] = work["segment"]
     values |= below_parent(tree, named, parent)
+    if tree.order is not None and (spot is not None or not same_key(source, target)):
+        values[tree.order] = yield from order.number_at(tree, target, spot or order.LAST, key, ledger)
     yield from ledger.note_before(entry, [key])
     sets = {path: {"$literal": value} for path, value in values.items()}
     with segment_errors(tree), crud.translated(entry.model.__name__, [values]):

@@ -44,12 +44,17 @@ class Placement:
     """Where new nodes go: the order in which to insert them, and who must list them."""
 
     order: list[Raw]
+    # The parent of each node, by its frozen id.
+    parents: dict[Any, Any] = field(default_factory=dict)
     # Per parent outside the batch (frozen id): its id, and its new children in their order.
     lists: dict[Any, tuple[Any, list[Any]]] = field(default_factory=dict)
 
 
 def stands_alone(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> bool:
     """Whether all these nodes are roots, so that no other document is concerned."""
+    if tree.order is not None:
+        # Its number is chosen where nobody else chooses one.
+        return False
     for raw, parent in zip(raws, stated, strict=True):
         if parent is not UNSTATED:
             if parent is not None:
@@ -73,7 +78,7 @@ def place(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> Plan[Placem
     outside = parents_outside(raws, parents)
     held = yield from hold_parents(tree, outside, look_only=tree.children is not None)
     above: dict[Any, Raw] = {}
-    placement = Placement(order)
+    placement = Placement(order, parents)
     for raw in order:
         own = freeze(raw["_id"])
         key = parents[own]

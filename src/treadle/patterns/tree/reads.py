@@ -136,9 +136,9 @@ def roots(tree: Tree, sort: Sort | None = None, limit: int | None = None) -> Pla
     """The nodes without a parent; by id unless sorted otherwise."""
     lead = tree.lead
     if "parent" in lead:
-        return _find(tree, {lead["parent"].stored: None}, sort or "_id", limit)
+        return _find(tree, {lead["parent"].stored: None}, sort or tree.sort, limit)
     if "path" in lead:
-        return _find(tree, {lead["path"].stored: {"$gt": "", **at_most(1)}}, sort or "_id", limit)
+        return _find(tree, {lead["path"].stored: {"$gt": "", **at_most(1)}}, sort or tree.sort, limit)
     listed = {
         "from": tree.entry.collection,
         "localField": "_id",
@@ -146,7 +146,7 @@ def roots(tree: Tree, sort: Sort | None = None, limit: int | None = None) -> Pla
         "as": NODE,
     }
     stages: list[Raw] = [{"$lookup": listed}, {"$match": {NODE: []}}, {"$unset": NODE}]
-    return _aggregate(tree, stages, sort or "_id", limit)
+    return _aggregate(tree, stages, sort or tree.sort, limit)
     yield  # pragma: no cover (a plan that needs no read of its own)
 
 
@@ -154,9 +154,9 @@ def children(tree: Tree, key: Any, sort: Sort | None = None, limit: int | None =
     """The nodes right below one; by id unless sorted otherwise, child lists in their own order."""
     lead = tree.lead
     if "parent" in lead:
-        return _find(tree, {lead["parent"].stored: {"$eq": key}}, sort or "_id", limit)
+        return _find(tree, {lead["parent"].stored: {"$eq": key}}, sort or tree.sort, limit)
     if "path" in lead:
-        return (yield from _below_path(tree, key, 1, sort or "_id", limit))
+        return (yield from _below_path(tree, key, 1, sort or tree.sort, limit))
     return _aggregate(tree, _listed(tree, [key], in_order=True), sort, limit)
 
 

@@ -7,6 +7,7 @@ of them leads, and answers for the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pymongo import IndexModel
@@ -16,22 +17,36 @@ from treadle.engine.protocol import WriteProtocol
 from treadle.errors import DataError, DeclarationError, UsageError
 from treadle.graph.calls import HierarchyRule
 from treadle.graph.change import NOT_GIVEN, Batch, Changes
+from treadle.graph.derived import FormulaRule
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
-from treadle.graph.pattern import TRANSACTIONS, Models, Pattern, Place
-from treadle.patterns.tree import inspection, placing, state
+from treadle.graph.pattern import TRANSACTIONS, Models, Pattern, Place, Rule
+from treadle.patterns.tree import inspection, order, placing, state
 from treadle.patterns.tree.bulk import in_pieces
 from treadle.patterns.tree.fields import Role, Tree, TreePlace, TreeRule
-from treadle.patterns.tree.handle import TreeHandle
+from treadle.patterns.tree.handle import Stated, TreeHandle
+from treadle.patterns.tree.segments import SEPARATOR
 from treadle.patterns.tree.unfinished import finish
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
+from treadle.query.keys import freeze
+from treadle.query.safety import Sort
 
 
+@dataclass(frozen=True, kw_only=True)
 class TreePattern(Pattern):
-    """The base of the four declarations."""
+    """The base of the four declarations.
+
+    `order` names an int field by which siblings are in an order of their own;
+    `sort` a sort by which they are read. `depth` names an int field that holds
+    how many nodes are above.
+    """
 
     keyword: ClassVar[str | None] = "tree"
+
+    order: str | None = None
+    sort: Sort | None = None
+    depth: str | None = None
 
     def roles(self) -> dict[Role, str]:
         """The Python name of the field of each role."""
@@ -45,7 +60,13 @@ class TreePattern(Pattern):
             for keyword, declared in settings.patterns.items()
             if keyword != "tree" and not all(each.beside for each in declared)
         ]
-        kept = [name for name in ("discriminator", "soft_delete") if getattr(settings, name) is not None]
+        kept = ["soft_delete"] if settings.soft_delete is not None else []
+        if place.entry.above:
+            raise DeclarationError(
+                f"{place.entry.model.__name__} has tree=, and is a kind of {place.entry.root.model.__name__}; a "
+                "tree has nodes of all kinds of its collection: declare it there",
+                code="tree-declaration",
+            )
         for keyword in [*others, *kept]:
             raise DeclarationError(
                 f"{place.entry.model.__name__} has tree= and {keyword}=; a tree's nodes are plain documents "
@@ -57,13 +78,45 @@ class TreePattern(Pattern):
         rule.pattern = self.pattern
         rule.tree = known[0].tree if known else Tree(place.entry)
         rule.tree.add(rule)
+        rule.tree.arrange(self.order, self.sort, rule.place.label)
+        if self.depth is not None:
+            rule.depth = _depth(rule, self.depth)
         return rule
+
+
+def _depth(rule: NodeRule, name: str) -> FormulaRule:
+    """The rule that stores how many nodes are above: it follows from the ancestors, or from the path."""
+    entry, tree, label = rule.target, rule.tree, rule.place.label
+    field = entry.codec.by_name.get(name)
+    if field is None or field.shape.kind != "scalar" or field.shape.python is not int:
+        raise DeclarationError(
+            f"{label} has depth={name!r}, which is no int field of {entry.model.__name__}",
+            code="tree-field-type" if field is not None else "tree-field-missing",
+        )
+    if tree.ancestors is not None:
+        array = f"${tree.ancestors}"
+        depth: Raw = {"$cond": [{"$isArray": array}, {"$size": array}, None]}
+    elif tree.path is not None:
+        path = f"${tree.path}"
+        parts = {"$subtract": [{"$size": {"$split": [path, SEPARATOR]}}, 3]}
+        depth = {"$cond": [{"$gt": [path, ""]}, parts, None]}
+    else:
+        raise DeclarationError(
+            f"{label} has depth={name!r}, but its nodes hold neither ancestors nor a path, so that a move "
+            "does not write the nodes below; use AncestorArray or MaterializedPath",
+            code="tree-declaration",
+        )
+    own = FormulaRule(Place(entry, entry.codec, (), field), depth)
+    own.pattern = rule.pattern
+    return own
 
 
 class NodeRule(TreeRule, HierarchyRule):
     """One representation of a tree."""
 
     across_shards = False
+    # What stores how deep a node is.
+    depth: FormulaRule | None = None
 
     # A node goes only with or after its children.
     deletes_together = True
@@ -78,9 +131,12 @@ class NodeRule(TreeRule, HierarchyRule):
             return TRANSACTIONS
         return {**TRANSACTIONS, "graph_lookups": "declare tree=MaterializedPath(…) alone, which needs none"}
 
+    def companions(self) -> list[Rule]:
+        return [] if self.depth is None else [self.depth]
+
     @property
     def _leads(self) -> bool:
-        return self.tree.rules[0] is self
+        return self.tree.declares(self)
 
     def unique_indexes(self) -> list[IndexModel]:
         return self.tree.unique_indexes() if self._leads else []
@@ -90,7 +146,13 @@ class NodeRule(TreeRule, HierarchyRule):
     def _stated(self, batch: Batch) -> list[Any]:
         """Where each new node goes, if that is not for its own fields to say."""
         given = batch.given.get(self) or [NOT_GIVEN] * len(batch.raws)
-        return [placing.UNSTATED if each is NOT_GIVEN else each for each in given]
+        plain = [each.parent if isinstance(each, Stated) else each for each in given]
+        return [placing.UNSTATED if each is NOT_GIVEN else each for each in plain]
+
+    def _spots(self, batch: Batch) -> dict[Any, order.Spot]:
+        """Where among its siblings each new node goes, if its caller says so."""
+        given = zip(batch.raws, batch.given.get(self) or (), strict=False)
+        return {freeze(raw["_id"]): each.spot for raw, each in given if isinstance(each, Stated)}
 
     def inserts_alone(self, batch: Batch) -> bool:
         return not self._leads or placing.stands_alone(self.tree, batch.raws, self._stated(batch))
@@ -102,6 +164,9 @@ class NodeRule(TreeRule, HierarchyRule):
             yield from state.bring_up(self.tree, changes)
         placement = yield from placing.place(self.tree, batch.raws, self._stated(batch))
         batch.order = placement.order
+        if self.tree.order is not None:
+            spots = self._spots(batch)
+            yield from order.place_all(self.tree, placement.order, placement.parents, spots, changes)
         return placement
 
     def after_insert(self, batch: Batch, state: Any, changes: Changes) -> Plan[None]:
@@ -150,7 +215,10 @@ class NodeRule(TreeRule, HierarchyRule):
     # -- proof and repair ------------------------------------------------------------------------------
 
     def examine(self, documents: Sequence[Raw]) -> Plan[list[Finding]]:
-        return (yield from inspection.examine(self.tree, documents)) if self._leads else []
+        if not self._leads:
+            return []
+        findings = yield from inspection.examine(self.tree, documents)
+        return findings + (yield from order.examine(self.tree, documents))
 
     def mend(self, graph: Graph, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
         return (yield from inspection.mend_tree(graph, server, self.tree, keys)) if self._leads else []

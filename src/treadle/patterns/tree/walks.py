@@ -139,7 +139,7 @@ def _listed(tree: Tree, batch: Sequence[Any], sort: Sort | None) -> Plan[list[tu
 
 def _rows(tree: Tree, condition: Raw, sort: Sort | None) -> Plan[list[Raw]]:
     projection = dict.fromkeys(["_id", *(path.stored for path in tree.lead.values())], 1)
-    options = {"sort": sort_keys(sort or "_id", tree.entry.codec), "allow_disk_use": True}
+    options = {"sort": sort_keys(sort or tree.sort, tree.entry.codec), "allow_disk_use": True}
     rows: list[Raw] = yield Read(tree.entry.collection, "find", (condition, projection), options)
     return rows
 
