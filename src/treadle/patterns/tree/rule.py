@@ -63,8 +63,9 @@ class TreePattern(Pattern):
         kept = ["soft_delete"] if settings.soft_delete is not None else []
         if place.entry.above:
             raise DeclarationError(
-                f"{place.entry.model.__name__} has tree=, and is a kind of {place.entry.root.model.__name__}; a "
-                "tree has nodes of all kinds of its collection: declare it there",
+                f"{place.entry.model.__name__} has tree=, and is a kind of "
+                f"{place.entry.root.model.__name__}; a tree has nodes of all kinds of its collection: declare "
+                "it there",
                 code="tree-declaration",
             )
         for keyword in [*others, *kept]:
