@@ -64,8 +64,8 @@ class TreePattern(Pattern):
         if place.entry.above:
             raise DeclarationError(
                 f"{place.entry.model.__name__} has tree=, and is a kind of "
-                f"{place.entry.root.model.__name__}; a tree has nodes of all kinds of its collection: declare "
-                "it there",
+                f"{place.entry.root.model.__name__}; a tree has nodes of all kinds of its collection: "
+                "declare it there",
                 code="tree-declaration",
             )
         for keyword in [*others, *kept]:
