@@ -56,7 +56,13 @@ SCRIPTS = [
         "migrate 1,000,000 documents, killed ten times on the way",
         "benchmarks.million",
         ("--count", "12000"),
-    )
+    ),
+    Script(
+        "loop",
+        "record, try and prove the advisor's findings on a shop of a million documents",
+        "benchmarks.loop",
+        ("--scale", "0.05", "--seconds", "3"),
+    ),
 ]
 Job = Group | Script
 

@@ -26,6 +26,13 @@ class Measured:
     value: float
     low: float
     high: float
+    # The lower end by the rounds alone, without what other servers and times may add.
+    measured_low: float | None = None
+
+    @property
+    def sure(self) -> float:
+        """The value that this run showed at least."""
+        return self.low if self.measured_low is None else self.measured_low
 
     def holds(self, value: float) -> bool:
         return self.low <= value <= self.high

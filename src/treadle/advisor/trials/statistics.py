@@ -2,8 +2,8 @@
 
 The interval of a ratio is one of prediction, not of the mean: it says where
 the ratio of another run lies, on another server at another time. It is never
-narrower than `SPREAD_MIN`, since two servers with the same data differ by as
-much.
+narrower than `SPREAD_MIN`, since a busier or a quieter server shifts a ratio
+by as much; whether something is quicker at all is judged by the rounds alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from treadle.advisor.trials.results import Measured
 
 # Student's t at 97.5 % by degrees of freedom, from 1 on.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
-SPREAD_MIN = 1.25
+SPREAD_MIN = 1.75
 # One run that the machine interrupted counts for at most this many times the usual one.
 OUTLIER_FACTOR = 2.0
 
@@ -31,11 +31,12 @@ def predicted(values: Sequence[float]) -> Measured:
     """The geometric mean of positive figures, and where the next one is expected."""
     logs = [math.log(max(each, 1e-12)) for each in values]
     mean = statistics.fmean(logs)
-    half = math.log(SPREAD_MIN)
+    half, shown = math.log(SPREAD_MIN), math.log(SPREAD_MIN)
     if len(logs) > 1:
         t = _T[min(len(logs) - 2, len(_T) - 1)]
-        half = max(half, t * statistics.stdev(logs) * math.sqrt(1 + 1 / len(logs)))
-    return Measured(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+        shown = t * statistics.stdev(logs) * math.sqrt(1 + 1 / len(logs))
+        half = max(half, shown)
+    return Measured(math.exp(mean), math.exp(mean - half), math.exp(mean + half), math.exp(mean - shown))
 
 
 def ranged(rounds: Sequence[float]) -> Measured:
@@ -62,4 +63,5 @@ def ratio(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -
     pairs = zip(tamed(before), tamed(after), strict=True)
     spread = predicted([sum(first) / max(sum(second), 1e-9) for first, second in pairs])
     value = typical(before) / max(typical(after), 1e-9)
-    return Measured(value, value * spread.low / spread.value, value * spread.high / spread.value)
+    scale = value / spread.value
+    return Measured(value, scale * spread.low, scale * spread.high, scale * spread.sure)

@@ -66,7 +66,7 @@ def _verdict(
     different = sum(each.different for each in gaining)
     if different:
         return "do not", f"{different:,} of {compared:,} answers differ from those before."
-    if ratio.low <= 1:
+    if ratio.sure <= 1:
         return "do not", f"Requests are not quicker beyond doubt ({times(ratio)})."
     if days is None:
         return "do not", (
@@ -93,11 +93,10 @@ def overall(results: Sequence[RequestResult]) -> Measured:
         return results[0].ratio
     value = before / max(after, 1e-9)
     weights = [each.recorded * each.costs_before.mean_ms / max(before, 1e-9) for each in results]
-    spread = sum(
-        weight * math.log(each.ratio.high / each.ratio.low) / 2
-        for weight, each in zip(weights, results, strict=True)
-    )
-    return Measured(value, value / math.exp(spread), value * math.exp(spread))
+    pairs = list(zip(weights, (each.ratio for each in results), strict=True))
+    spread = math.exp(sum(weight * math.log(each.high / each.low) / 2 for weight, each in pairs))
+    shown = math.exp(sum(weight * math.log(each.value / each.sure) for weight, each in pairs))
+    return Measured(value, value / spread, value * spread, value / shown)
 
 
 def times(ratio: Measured) -> str:
