@@ -16,10 +16,12 @@ from treadle import (
     ExtendedReference,
     Formula,
     Id,
+    Insert,
     Replaces,
     UsageError,
 )
 from treadle.graph.graph import Graph
+from treadle.plan.capabilities import Capabilities
 
 RATINGS = [[1, 4, 5], [2], [], [3, 3, 5, 1]]
 LABELS = [f"Product.{name}" for name in FIELDS]
@@ -317,3 +319,30 @@ def test_what_a_rebuild_put_right_is_no_finding_any_more(run, database, keys):
     assert 1 == len(store.verify()) == len(store.findings())
     store.rebuild(Before)
     assert [] == store.findings()
+
+
+def test_every_way_to_make_a_document_marks_it(run, database, keys):
+    store = run.store([Review, During])
+    store.setup()
+    store.rebuild(During, shadow=True)
+    made = [ObjectId() for _ in range(5)]
+    store.insert_many([Review(product_id=key, rating=rating) for key in made for rating in (1, 4)])
+    store.insert(During(id=made[0]))
+    store.insert_many([During(id=made[1])], ordered=False)
+    store.bulk([Insert(During(id=made[2])), Insert(Review(product_id=made[2], rating=5))])
+    assert store.upsert(During, {"_id": made[3]}, {"$set": {"name": "x"}}, insert=During(id=made[3])).created
+    with store.transaction() as session:
+        store.insert(During(id=made[4]), session=session)
+        store.insert(Review(product_id=made[4], rating=2), session=session)
+    marks = {"_treadle.side.reviews": "new", "_treadle.side.best": "new"}
+    assert set(made) == {each["_id"] for each in database["products"].find({"_id": {"$in": made}, **marks})}
+    check(database, "new")
+    assert [] == store.verify()
+
+
+def test_a_server_without_transactions_is_refused_by_name():
+    server = Capabilities(pipeline_updates=True, retryable_writes=True)
+    Graph([Review, Before]).check_server(server)
+    with pytest.raises(DeclarationError, match=r"Product.reviews \(new\): .* needs transactions") as caught:
+        Graph([Review, During]).check_server(server)
+    assert "transactions-needed" == caught.value.code

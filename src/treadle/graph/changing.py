@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from treadle.errors import DeclarationError
 from treadle.graph.gather import GatherRule
-from treadle.graph.pattern import TRANSACTIONS, Pattern, Place
+from treadle.graph.pattern import Pattern, Place
 from treadle.model.bson_types import RESERVED
 from treadle.query.paths import put, value_at
 
@@ -146,7 +146,7 @@ def replace(rule: Rule, former: Rule) -> None:
             f"both 'stream', and what is scheduled is written whole: {instead}"
         )
     rule.replaces, former.replaced_by = former, rule
-    rule.needs = {**rule.needs, **TRANSACTIONS}
+    rule.needs = {**rule.needs, "transactions": instead}
     rule.replacement = Replacement(label, f"{MARK}.{former.path}", _pairs(rule, former))
 
 
