@@ -191,6 +191,12 @@ def _migrate(context: Context) -> list[Contender]:
             baseline="by hand: pipeline update_many",
             goal=Goal(1.1),
         ),
+        contender(
+            "Treadle, pipeline, strategy='swap'",
+            lambda _: pipeline.migrate(Piped, strategy="swap"),
+            baseline="by hand: pipeline update_many",
+            goal=Goal(0.5),
+        ),
         contender(f"by hand: the literature's loop, of {part:,}", lambda _: _loop(users), part, rounds_max=1),
     ]
     beanie = _beanie(context)

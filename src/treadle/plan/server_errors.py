@@ -118,6 +118,8 @@ ABOUT_THE_WHOLE = frozenset(
     }
 )
 
+# What the validator of a collection says that is about to be swapped.
+SWAPPING = "treadle: this collection is being swapped"
 TRANSIENT = "TransientTransactionError"
 OUTCOME_UNKNOWN = "UnknownTransactionCommitResult"
 
@@ -192,6 +194,18 @@ def is_refusal(error: BaseException) -> bool:
         and not error.has_error_label("RetryableWriteError")
         and error.code not in SERVER_WIDE - {OPERATION_NOT_SUPPORTED_IN_TRANSACTION}
     )
+
+
+def is_swapping(error: BaseException) -> bool:
+    """Whether a write was refused, as a whole, because its collection is about to be swapped.
+
+    It may be sent again.
+    """
+    if DOCUMENT_VALIDATION_FAILURE not in codes_of(error):
+        return False
+    details: Raw = getattr(error, "details", None) or {}
+    done = sum(details.get(each, 0) for each in ("nInserted", "nMatched", "nRemoved", "nUpserted"))
+    return not done and all(SWAPPING in str(each.get("errInfo")) for each in refusals(error))
 
 
 def exists_already(error: BaseException) -> bool:

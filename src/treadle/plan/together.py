@@ -51,7 +51,13 @@ from treadle.plan import (
     server_facts,
     transact,
 )
-from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document, refusals, surely_not_committed
+from treadle.plan.server_errors import (
+    DUPLICATE_KEY,
+    is_about_one_document,
+    is_swapping,
+    refusals,
+    surely_not_committed,
+)
 from treadle.query.keys import freeze
 
 Shareable: TypeAlias = Call | Read
@@ -199,6 +205,7 @@ def _insert_batch(
 ) -> Plan[None]:
     places = list(batch)
     refused: dict[int, Exception] = {}
+    waiting: set[int] = set()
     try:
         yield from insert_many(commands[0].collection, list(batch.values()), ordered=False)
     except BulkWriteError as error:
@@ -206,11 +213,13 @@ def _insert_batch(
             # Stored, but not by a majority: nobody's insert is acknowledged.
             refused = dict.fromkeys(places, _not_acknowledged(each))
         refused |= {places[each["index"]]: _as_if_alone(each) for each in refusals(error)}
+        waiting = {place for place, each in refused.items() if is_swapping(each)}
     except Exception as error:
         refused = dict.fromkeys(places, error)
     for place in places:
         stored = InsertOneResult(commands[place].ids[0], acknowledged=True)
-        outcomes[place] = Failed(refused[place]) if place in refused else stored
+        if place not in waiting:
+            outcomes[place] = Failed(refused[place]) if place in refused else stored
 
 
 def _as_if_alone(refusal: Raw) -> PyMongoError:

@@ -44,7 +44,7 @@ from treadle.plan import (
 )
 from treadle.plan.capabilities import Capabilities, read_capabilities
 from treadle.plan.decoding import RAW_CODEC_OPTIONS, Unreadable, codec_options, decoded, undecoded
-from treadle.plan.server_errors import is_passing
+from treadle.plan.server_errors import is_passing, is_swapping
 from treadle.plan.together import Failed, Shareable, lane_of, perform_together
 from treadle.store import deadline, joined, shell
 from treadle.store.async_transactions import in_transaction
@@ -163,6 +163,23 @@ class AsyncRunner:
             )
         except InvalidBSON as error:
             return await self._reread(command, session, collection, error)
+        except OperationFailure as error:
+            inside = session is not None and session.in_transaction
+            if inside or not is_swapping(error):
+                raise
+            refused = error
+        # Refused as a whole, so that it may be sent again.
+        retries = Retries(self._limits)
+        while not retries.over():
+            await asyncio.sleep(retries.pause(random.random()))
+            try:
+                return await getattr(collection, command.method)(
+                    *command.arguments, session=session, **command.options
+                )
+            except OperationFailure as error:
+                if not is_swapping(error):
+                    raise
+        raise refused
 
     async def _together(self, command: Shareable) -> Any:
         """Perform a command together with those of other tasks who come at the same time."""

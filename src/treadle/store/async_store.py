@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
@@ -296,16 +296,26 @@ class AsyncStore(AsyncOperations):
         retry: bool = False,
         stop: Callable[[], bool] | None = None,
         progress: Report | None = None,
+        strategy: Literal["update", "swap"] = "update",
     ) -> Migrated:
-        """Bring all documents of a model to a version, up or down, while readers and writers go on."""
+        """Bring all documents of a model to a version, up or down, while readers and writers go on.
+
+        With `strategy="swap"` the server writes them to a new collection, which takes the place of the old
+        one: quicker where all of them change. For a moment inserts and updates wait.
+        """
         batch = self.graph.limits.migration_batch if batch is None else batch
         entry, server = self.graph.entry(model), await self._capabilities()
         if dry_run:
-            options = migration.Options("", shell.is_dead, batch, None, retry, stop, progress)
+            options = migration.Options("", shell.is_dead, batch, None, retry, stop, progress, strategy)
             return await self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
         async with self._recorded("migrate", [model], throttle, progress) as job:
-            options = migration.Options(job.owner, shell.is_dead, batch, throttle, retry, stop, job)
-            return await self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
+            options = migration.Options(job.owner, shell.is_dead, batch, throttle, retry, stop, job, strategy)
+            plan = migrate.perform(self.graph, server, entry, to, dry_run, options)
+            if strategy != "swap":
+                return await self.runner.run(plan)
+            # What reads the change stream needs a session of its own.
+            async with self.runner.database.client.start_session() as session:
+                return await self.runner.run(plan, session)
 
     async def migrate_once(self, name: str, work: Callable[[Any], Awaitable[object]]) -> bool:
         """Run `work(store)` once per database, under a lease; whether it ran now.

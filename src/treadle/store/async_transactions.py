@@ -16,7 +16,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import ExecutionTimeout, PyMongoError, ServerSelectionTimeoutError
 
 from treadle.graph.limits import Limits
-from treadle.plan.server_errors import is_outcome_unknown, is_transient, lacks_sessions
+from treadle.plan.server_errors import is_outcome_unknown, is_swapping, is_transient, lacks_sessions
 from treadle.store import deadline, shell
 from treadle.store.deadline import Retries
 
@@ -72,4 +72,5 @@ def _may_run_again(error: BaseException) -> bool:
     # Who chose how long to wait for a server is not made to wait again.
     if isinstance(error, ServerSelectionTimeoutError):
         return False
-    return lacks_sessions(error) or (is_transient(error) and not is_outcome_unknown(error))
+    passing = lacks_sessions(error) or is_swapping(error)
+    return passing or (is_transient(error) and not is_outcome_unknown(error))

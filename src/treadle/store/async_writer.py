@@ -29,6 +29,7 @@ from treadle.store import deadline, joined, shell
 from treadle.store.async_runner import AsyncRunner
 from treadle.store.combine import AsyncCombiner
 from treadle.upkeep import retries, set_up
+from treadle.upkeep.migrations import swap
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -207,4 +208,5 @@ class AsyncWriter:
     async def recover(self) -> int:
         """Finish what a crash left half done, and try again what was set aside; how many things were done."""
         done = await self._recover()
+        done += await self.runner.run(swap.restore_all())
         return done + await self.runner.run(retries.retry_all(self.graph, await self._capabilities()))

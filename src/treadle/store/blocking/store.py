@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
@@ -284,16 +284,26 @@ class Store(Operations):
         retry: bool = False,
         stop: Callable[[], bool] | None = None,
         progress: Report | None = None,
+        strategy: Literal["update", "swap"] = "update",
     ) -> Migrated:
-        """Bring all documents of a model to a version, up or down, while readers and writers go on."""
+        """Bring all documents of a model to a version, up or down, while readers and writers go on.
+
+        With `strategy="swap"` the server writes them to a new collection, which takes the place of the old
+        one: quicker where all of them change. For a moment inserts and updates wait.
+        """
         batch = self.graph.limits.migration_batch if batch is None else batch
         entry, server = self.graph.entry(model), self._capabilities()
         if dry_run:
-            options = migration.Options("", shell.is_dead, batch, None, retry, stop, progress)
+            options = migration.Options("", shell.is_dead, batch, None, retry, stop, progress, strategy)
             return self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
         with self._recorded("migrate", [model], throttle, progress) as job:
-            options = migration.Options(job.owner, shell.is_dead, batch, throttle, retry, stop, job)
-            return self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
+            options = migration.Options(job.owner, shell.is_dead, batch, throttle, retry, stop, job, strategy)
+            plan = migrate.perform(self.graph, server, entry, to, dry_run, options)
+            if strategy != "swap":
+                return self.runner.run(plan)
+            # What reads the change stream needs a session of its own.
+            with self.runner.database.client.start_session() as session:
+                return self.runner.run(plan, session)
 
     def migrate_once(self, name: str, work: Callable[[Any], object]) -> bool:
         """Run `work(store)` once per database, under a lease; whether it ran now.

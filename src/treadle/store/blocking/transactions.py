@@ -17,7 +17,7 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import ExecutionTimeout, PyMongoError, ServerSelectionTimeoutError
 
 from treadle.graph.limits import Limits
-from treadle.plan.server_errors import is_outcome_unknown, is_transient, lacks_sessions
+from treadle.plan.server_errors import is_outcome_unknown, is_swapping, is_transient, lacks_sessions
 from treadle.store import deadline, shell
 from treadle.store.deadline import Retries
 
@@ -71,4 +71,5 @@ def _may_run_again(error: BaseException) -> bool:
     # Who chose how long to wait for a server is not made to wait again.
     if isinstance(error, ServerSelectionTimeoutError):
         return False
-    return lacks_sessions(error) or (is_transient(error) and not is_outcome_unknown(error))
+    passing = lacks_sessions(error) or is_swapping(error)
+    return passing or (is_transient(error) and not is_outcome_unknown(error))

@@ -30,6 +30,7 @@ from treadle.store import deadline, joined, shell
 from treadle.store.blocking.runner import Runner
 from treadle.store.combine import Combiner
 from treadle.upkeep import retries, set_up
+from treadle.upkeep.migrations import swap
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -206,4 +207,5 @@ class Writer:
     def recover(self) -> int:
         """Finish what a crash left half done, and try again what was set aside; how many things were done."""
         done = self._recover()
+        done += self.runner.run(swap.restore_all())
         return done + self.runner.run(retries.retry_all(self.graph, self._capabilities()))

@@ -49,6 +49,7 @@ from treadle.upkeep.migrations.run import (
     set_aside,
     write_each,
 )
+from treadle.upkeep.migrations.swap import check_swap, swap
 
 ONLY_IN_A_TRANSACTION = (
     "it is too large to be compared with what was read, so that storing it takes a transaction, which a "
@@ -71,7 +72,7 @@ def migrate(run: Run) -> Plan[Migrated]:
         run.options.report.tending = run.lease.renew
         run.options.report.stopping = run.options.stop
     try:
-        finished = yield from _passes(run)
+        finished = yield from (swap(run) if run.options.strategy == "swap" else _passes(run))
     except Exception:
         yield from run.lease.release()
         raise
@@ -345,6 +346,9 @@ def perform(
 ) -> Plan[Migrated]:
     """Migrate a model, or say what that would do."""
     all_runs = runs(graph, server, entry, to, options)
+    if options.strategy == "swap":
+        for run in all_runs:
+            check_swap(run)
     work = _perform(graph, all_runs, dry_run)
     return (yield from (work if dry_run else logged(entry, all_runs, work)))
 

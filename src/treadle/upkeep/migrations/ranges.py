@@ -9,6 +9,7 @@ from pymongo.errors import OperationFailure
 from treadle.engine.pages import chunks, starting_at
 from treadle.engine.set_aside import SET_ASIDE
 from treadle.graph.gather import freeze
+from treadle.graph.versions import Lineage
 from treadle.plan import Plan, Raw, by_id, find, update_many
 from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import is_about_one_document
@@ -37,7 +38,7 @@ def migrate_range(run: Run, last: list[Any] | None) -> Plan[tuple[list[Any], int
     end = ends[0]["_id"]
     within = yield from _within(run, start, end, size)
     before = run.done
-    for way, version, origin in _pipelines(run):
+    for way, version, origin in pipelines(run):
         yield from _apply(run, within, origin, way, version)
     return [end], run.done - before
 
@@ -58,24 +59,27 @@ def _bracket(identity: Any) -> str:
     return "number" if number else type(identity).__name__
 
 
-def _pipelines(run: Run) -> list[tuple[list[Raw], int, int]]:
+def pipelines(run: Run, *, functions: bool = False) -> list[tuple[Any, int, int]]:
     """Each step with the version that it leads to and the one that it starts from, in order."""
-    lineage, steps = run.lineage, []
+    lineage = run.lineage
+    steps: list[tuple[Any, int, int]] = []
     for version in range(1, run.to):
         steps.append((lineage.steps[version].up, version + 1, version))
     for version in range(lineage.highest - 1, run.to - 1, -1):
         back = lineage.steps[version].back if version in lineage.steps else None
-        if isinstance(back, list):
-            steps.append((back, version, version + 1))
-    return [(way, to, origin) for way, to, origin in steps if isinstance(way, list)]
+        steps.append((back, version, version + 1))
+    return [each for each in steps if isinstance(each[0], list) or (functions and each[0] is not None)]
+
+
+def of_version(lineage: Lineage, version: int) -> Raw:
+    """The condition that a document is of a version; one without any is of the first."""
+    return {lineage.field: {"$in": [1, None]} if version == 1 else {"$eq": version}}
 
 
 def _apply(run: Run, within: Raw, origin: int, way: list[Raw], version: int) -> Plan[None]:
     """One step of the documents of a range that are of its version; one that fails is set aside."""
-    field_name = run.lineage.field
-    of_origin = {"$in": [1, None]} if origin == 1 else {"$eq": origin}
-    conditions: list[Raw] = [run.scope, {field_name: of_origin}]
-    pipeline = [*way, {"$set": {field_name: {"$literal": version}}}]
+    conditions: list[Raw] = [run.scope, of_version(run.lineage, origin)]
+    pipeline = [*way, {"$set": {run.lineage.field: {"$literal": version}}}]
     final = version == run.to
     if run.aside:
         rows = yield from find(SET_ASIDE, {**run.noted, "_id.key": within["_id"]}, {"_id.key": 1})

@@ -65,6 +65,7 @@ class Options:
     retry: bool = False
     stop: Callable[[], bool] | None = None
     report: Report | None = None
+    strategy: str = "update"
 
     def sized(self, most: int) -> int:
         """How many documents to take at a time: where it is throttled, what may be done in a second."""
@@ -78,6 +79,10 @@ class Options:
                 f"batch={self.batch!r} is not a whole number from 1 to 100,000", code="migration-option"
             )
         check_throttle(self.throttle)
+        if self.strategy not in ("update", "swap"):
+            raise UsageError(
+                f"strategy={self.strategy!r}; it takes 'update' or 'swap'", code="migration-option"
+            )
 
 
 @dataclass(slots=True)

@@ -1,0 +1,283 @@
+"""Migrating a whole collection into a new one that takes its place: `strategy="swap"`.
+
+The server writes the converted documents into a new collection, which costs
+less than changing each in its place. What others write meanwhile is read from
+the change stream, as ids only: these documents are converted and written
+again. Then, for a moment, the old collection takes no inserts and no updates
+(its validator refuses them, and Stores wait), what is left in the stream is
+done, and one command renames the new collection over the old one. Deletions
+cannot be held up; those of that moment are done again after it.
+
+Whatever fails before the rename leaves the old collection as it was. Indexes,
+validator and options are those of the old collection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bson import json_util
+from pymongo.errors import OperationFailure
+
+from treadle.engine.convert import convert
+from treadle.engine.indexes import existing_collections, existing_indexes
+from treadle.engine.pages import chunks
+from treadle.errors import DataError, UsageError
+from treadle.graph.gather import freeze
+from treadle.plan import (
+    Plan,
+    Raw,
+    aggregate,
+    bulk_write,
+    count_documents,
+    database_command,
+    delete_many,
+    find,
+    find_one,
+    update_one,
+)
+from treadle.plan.operations import ReplaceOne
+from treadle.plan.server_errors import DROPPED, SWAPPING, codes_of, is_about_one_document, message_of
+from treadle.upkeep.change_stream import (
+    BEATS,
+    UPHEAVALS,
+    ChangeStream,
+    beat,
+    first_stages,
+    present_place,
+)
+from treadle.upkeep.migrations.ranges import of_version, pipelines
+from treadle.upkeep.migrations.run import Run
+
+# What the validators of collections were that take no writes just now, as extended JSON.
+SWAPS = "treadle.swaps"
+# Refuses everything; the words are in the server's answer.
+REFUSING = {"$expr": {"$eq": [SWAPPING, ""]}}
+KEPT_OPTIONS = ("validator", "validationLevel", "validationAction")
+# When so few documents changed since the last look, the rest is done while nobody writes.
+FEW = 200
+ROUNDS_MAX = 20
+
+
+def check_swap(run: Run) -> None:
+    """Refuse what cannot be done by a swap."""
+    reason = None
+    if run.followed:
+        reason = "other documents follow from it"
+    elif run.scope:
+        reason = "its collection holds other kinds too"
+    elif run.graph.shards is not None and run.entry.collection in run.graph.shards.keys:
+        reason = "its collection is sharded"
+    elif not run.server.transactions:
+        reason = "this server has no change streams"
+    elif any(callable(way) for way, _, _ in pipelines(run, functions=True)):
+        reason = "a step is a Python function, and the server can run pipelines only"
+    elif run.options.throttle is not None:
+        reason = "throttle= slows down steps, and this is one"
+    if reason is not None:
+        raise UsageError(
+            f"{run.entry.model.__name__} cannot be migrated with strategy='swap': {reason}; leave it out",
+            code="migration-option",
+        )
+
+
+def swap(run: Run) -> Plan[bool]:
+    """Bring all documents to the version by a new collection; whether it was not told to stop."""
+    collection, shadow = run.entry.collection, f"treadle.swap.{run.entry.collection}"
+    yield from restore(collection)
+    options = (yield from existing_collections()).get(collection, {}).get("options")
+    if options is None:
+        return True
+    if options.get("capped") or options.get("timeseries"):
+        raise UsageError(
+            f"{collection} is capped or a time series and cannot be renamed; leave strategy= out",
+            code="migration-option",
+        )
+    run.total = yield from count_documents(collection, run.stale)
+    yield from _drop(shadow)
+    try:
+        place = yield from present_place(run.limits)
+        made = {name: value for name, value in options.items() if name not in KEPT_OPTIONS}
+        yield from database_command({"create": shadow, **made})
+        yield from _copy(run, shadow)
+        indexes = [
+            _index(each) for each in (yield from existing_indexes(collection)) if each["name"] != "_id_"
+        ]
+        if indexes:
+            yield from database_command({"createIndexes": shadow, "indexes": indexes})
+        stream = ChangeStream()
+        yield from stream.open(first_stages(place, [collection, BEATS]))
+        return (yield from _follow_and_rename(run, stream, shadow, options))
+    except OperationFailure as error:
+        if not is_about_one_document(error):
+            raise
+        raise DataError(
+            f"a document of {collection} cannot be migrated ({message_of(error)}), so that the collection "
+            "cannot be swapped; nothing was changed. Without strategy= it is set aside, and the rest goes on",
+            code="migration-failed",
+        ) from error
+    finally:
+        yield from _drop(shadow)
+
+
+def _follow_and_rename(run: Run, stream: ChangeStream, shadow: str, options: Raw) -> Plan[bool]:
+    collection = run.entry.collection
+    for _ in range(ROUNDS_MAX):
+        if run.options.stop is not None and run.options.stop():
+            yield from stream.close()
+            return False
+        yield from run.lease.renew()
+        if (yield from _catch_up(run, stream, shadow)) <= FEW:
+            break
+    kept = {name: options[name] for name in KEPT_OPTIONS if name in options}
+    if kept:
+        yield from database_command({"collMod": shadow, **kept})
+    yield from _hold_up(collection, kept)
+    try:
+        yield from _catch_up(run, stream, shadow)
+        yield from _rename(shadow, collection)
+    except BaseException:
+        yield from restore(collection)
+        raise
+    yield from delete_many(SWAPS, {"_id": collection})
+    yield from _delete_again(run, stream)
+    yield from stream.close()
+    run.done, run.left = run.total, 0
+    return True
+
+
+def _copy(run: Run, shadow: str) -> Plan[None]:
+    """All documents, converted; those of one version after those of another."""
+    collection, lineage = run.entry.collection, run.lineage
+    known = [version for _, _, version in pipelines(run)]
+    routes: list[tuple[Raw, list[Raw]]] = [({"$nor": [of_version(lineage, each) for each in known]}, [])]
+    for version in known:
+        stages: list[Raw] = []
+        for way, to in lineage.ways(version, run.to):
+            assert not callable(way)
+            stages += [*way, {"$set": {lineage.field: {"$literal": to}}}]
+        routes.append((of_version(lineage, version), stages))
+    counts = []
+    for chosen, _ in routes:
+        counts.append((yield from count_documents(collection, chosen)))
+    # Most of them by the quicker stage, which comes first because it replaces what is there.
+    largest = max(range(len(routes)), key=counts.__getitem__)
+    chosen, stages = routes.pop(largest)
+    yield from aggregate(collection, [{"$match": chosen}, *stages, {"$out": shadow}], allowDiskUse=True)
+    for chosen, stages in routes:
+        into = {"$merge": {"into": shadow, "whenMatched": "replace", "whenNotMatched": "insert"}}
+        yield from aggregate(collection, [{"$match": chosen}, *stages, into], allowDiskUse=True)
+
+
+def _index(described: Raw) -> Raw:
+    return {name: value for name, value in described.items() if name not in ("ns", "background")}
+
+
+def _catch_up(run: Run, stream: ChangeStream, shadow: str) -> Plan[int]:
+    """Write again what others have written until now; how many documents that were."""
+    awaited = yield from beat()
+    keys: dict[Any, Any] = {}
+    limits = run.limits
+    for _ in range(limits.schedule_events_max):
+        seen = False
+        # To the end of what was read: nobody reads that again.
+        for event in (yield from stream.read(limits.schedule_events_page, limits.worker_await_seconds)):
+            if event["operationType"] in UPHEAVALS:
+                raise _taken_away(run)
+            key = event["documentKey"]["_id"]
+            if event["ns"]["coll"] != BEATS:
+                keys[freeze(key)] = key
+            seen = seen or key == awaited
+        if seen:
+            yield from delete_many(BEATS, {"_id": awaited})
+            listed = list(keys.values())
+            for some in chunks(listed, limits.read_keys_max):
+                yield from _write_again(run, shadow, some)
+            return len(listed)
+        if stream.cursor is None:
+            break
+    raise _taken_away(run)
+
+
+def _taken_away(run: Run) -> DataError:
+    return DataError(
+        f"{run.entry.collection} was dropped or renamed while it was being migrated, or its change stream "
+        "has ended; nothing was changed, try again",
+        code="migration-failed",
+    )
+
+
+def _write_again(run: Run, shadow: str, keys: Sequence[Any]) -> Plan[None]:
+    """What these documents are now, in the new collection."""
+    raws = yield from find(run.entry.collection, {"_id": {"$in": list(keys)}})
+    present = {freeze(raw["_id"]) for raw in raws}
+    gone = [key for key in keys if freeze(key) not in present]
+    if gone:
+        yield from delete_many(shadow, {"_id": {"$in": gone}})
+    operations = []
+    for outcome in (yield from convert(run.entry, raws, run.to)):
+        if isinstance(outcome, DataError):
+            raise outcome
+        operations.append(ReplaceOne({"_id": {"$eq": outcome.after["_id"]}}, outcome.after, upsert=True))
+    if operations:
+        yield from bulk_write(shadow, operations, ordered=False)
+
+
+def _delete_again(run: Run, stream: ChangeStream) -> Plan[None]:
+    """Delete what was deleted from the old collection after it was read for the last time."""
+    awaited, limits = (yield from beat()), run.limits
+    gone: list[Any] = []
+    for _ in range(limits.schedule_events_max):
+        for event in (yield from stream.read(limits.schedule_events_page, limits.worker_await_seconds)):
+            kind = event["operationType"]
+            if kind in UPHEAVALS or event["documentKey"]["_id"] == awaited:
+                if gone:
+                    yield from delete_many(run.entry.collection, {"_id": {"$in": gone}})
+                yield from delete_many(BEATS, {"_id": awaited})
+                return
+            if kind == "delete" and event["ns"]["coll"] == run.entry.collection:
+                gone.append(event["documentKey"]["_id"])
+
+
+def _hold_up(collection: str, kept: Raw) -> Plan[None]:
+    """Let the server refuse inserts and updates; those under way are waited for."""
+    note = {"$set": {"was": json_util.dumps({"validator": {}, **kept})}}
+    yield from update_one(SWAPS, {"_id": collection}, note, upsert=True)
+    refusing = {"validator": REFUSING, "validationLevel": "strict", "validationAction": "error"}
+    yield from database_command({"collMod": collection, **refusing})
+
+
+def restore(collection: str) -> Plan[None]:
+    """Let a collection take writes again that a swap which did not come to its end held up."""
+    row = yield from find_one(SWAPS, {"_id": collection})
+    if row is None:
+        return
+    there = (yield from existing_collections()).get(collection, {}).get("options", {})
+    if there.get("validator") == REFUSING:
+        was = {"validationLevel": "strict", "validationAction": "error", **json_util.loads(row["was"])}
+        yield from database_command({"collMod": collection, **was})
+    yield from delete_many(SWAPS, {"_id": collection})
+
+
+def restore_all() -> Plan[int]:
+    """The same for every collection; how many there were."""
+    rows = yield from find(SWAPS, {}, {"_id": 1})
+    for row in rows:
+        yield from restore(row["_id"])
+    return len(rows)
+
+
+def _rename(shadow: str, collection: str) -> Plan[None]:
+    listed = yield from database_command({"listCollections": 1, "filter": {"name": shadow}}, writes=False)
+    name = listed["cursor"]["ns"].partition(".$cmd")[0]
+    command = {"renameCollection": f"{name}.{shadow}", "to": f"{name}.{collection}", "dropTarget": True}
+    yield from database_command({**command, "writeConcern": {"w": "majority"}}, admin=True)
+
+
+def _drop(name: str) -> Plan[None]:
+    try:
+        yield from database_command({"drop": name})
+    except OperationFailure as error:
+        if not codes_of(error) & DROPPED:
+            raise

@@ -1,0 +1,190 @@
+"""`migrate(…, strategy="swap")`: a new collection takes the place of the old one, and no write is lost."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated, Any
+
+import pytest
+from bson import ObjectId
+from pymongo import IndexModel
+
+from treadle import Count, DataError, Document, Id, Indexed, Store, UsageError, migration
+from treadle.plan.server_errors import SWAPPING
+from treadle.upkeep.migrations import swap
+
+NUMBER = 300
+
+
+class Reader(Document, collection="readers", version=3, indexes=[IndexModel([("visits", -1)], name="often")]):
+    full_name: str
+    visits: int = 0
+    email: Annotated[str | None, Indexed(unique=True)] = None
+    checked: bool = False
+
+
+migration(
+    Reader,
+    from_version=1,
+    up=[{"$set": {"full_name": "$name"}}, {"$unset": "name"}],
+    down=[{"$set": {"name": "$full_name"}}, {"$unset": "full_name"}],
+)
+migration(Reader, from_version=2, up=[{"$set": {"checked": True}}], down=[{"$unset": "checked"}])
+
+
+def old(number: int, **fields: Any) -> dict[str, Any]:
+    return {"_id": ObjectId(), "name": f"reader {number}", "visits": 0, "email": f"{number}@x", **fields}
+
+
+@pytest.fixture
+def readers(database: Any) -> list[dict[str, Any]]:
+    """Of version 1, a few of 2 and 3."""
+    Store(database, [Reader]).setup()
+    documents = [old(number) for number in range(NUMBER)]
+    for number, version in ((0, 2), (1, 2), (2, 3)):
+        documents[number]["full_name"] = documents[number].pop("name")
+        documents[number]["schema_version"] = version
+    documents[2]["checked"] = True
+    database.readers.insert_many(documents)
+    return documents
+
+
+def described(database: Any) -> tuple[Any, Any]:
+    (listed,) = database.list_collections(filter={"name": "readers"})
+    indexes = {each["name"]: each for each in database.readers.list_indexes()}
+    return listed["options"], indexes
+
+
+@pytest.mark.usefixtures("readers")
+def test_all_documents_change_and_the_collection_stays_what_it_was(run: Any, database: Any) -> None:
+    before = described(database)
+    store = run.store([Reader])
+    result = store.migrate(Reader, strategy="swap")
+    assert (NUMBER - 1, 0, True) == (result.migrated, result.remaining, result.finished)
+    assert {3: NUMBER} == store.migration_status(Reader)
+    assert before == described(database)
+    assert {f"reader {number}" for number in range(NUMBER)} == {each.full_name for each in store.find(Reader)}
+    assert 0 == database.readers.count_documents({"name": {"$exists": True}})
+    assert [] == [name for name in database.list_collection_names() if name.startswith("treadle.swap.")]
+    assert [] == list(database["treadle.swaps"].find())
+    # And down again.
+    assert store.migrate(Reader, to=1, strategy="swap").finished
+    assert {1: NUMBER} == store.migration_status(Reader)
+    assert NUMBER == database.readers.count_documents(
+        {"name": {"$exists": True}, "checked": {"$exists": False}}
+    )
+
+
+def test_no_write_is_lost(readers: list[dict[str, Any]], database: Any) -> None:
+    """Inserts, updates and deletions go on all the time; what was acknowledged is there afterwards, once."""
+    writers = Store(database, [Reader])
+    over = threading.Event()
+    began = threading.Barrier(4)
+    added: list[Any] = []
+    deleted: list[Any] = []
+    visits: dict[Any, int] = {}
+    errors: list[BaseException] = []
+
+    def until_over(step: Any) -> None:
+        try:
+            began.wait(30)
+            number = 0
+            while not over.is_set() or number < 5:
+                step(number)
+                number += 1
+        except BaseException as error:
+            errors.append(error)
+
+    def insert(number: int) -> None:
+        added.append(writers.insert(Reader(full_name=f"new {number}")).id)
+
+    def update(number: int) -> None:
+        key = readers[number % 50]["_id"]
+        after = writers.update(Reader, key, {"$inc": {"visits": 1}})
+        assert after is not None
+        visits[key] = visits.get(key, 0) + 1
+        assert visits[key] == after.visits
+
+    def delete(number: int) -> None:
+        if number < 200:
+            key = readers[60 + number]["_id"]
+            assert writers.delete(Reader, key) is not None
+            deleted.append(key)
+
+    threads = [threading.Thread(target=until_over, args=(each,)) for each in (insert, update, delete)]
+    for thread in threads:
+        thread.start()
+    began.wait(30)
+    migrator = Store(database, [Reader])
+    for _ in range(3):
+        assert migrator.migrate(Reader, strategy="swap").finished
+        assert migrator.migrate(Reader, to=1, strategy="swap").finished
+    assert migrator.migrate(Reader, strategy="swap").finished
+    over.set()
+    for thread in threads:
+        thread.join(60)
+    assert [] == errors
+    there = {each["_id"]: each for each in database.readers.find()}
+    assert set(added) <= there.keys()
+    assert there.keys().isdisjoint(deleted)
+    assert NUMBER - len(deleted) + len(added) == len(there)
+    assert visits == {key: there[key]["visits"] for key in visits}
+    assert [] == list(migrator.find(Reader, {"visits": {"$lt": 0}}))
+
+
+def test_a_document_that_cannot_be_migrated_changes_nothing(
+    readers: list[dict[str, Any]], database: Any
+) -> None:
+    class Strict(Document, collection="readers", version=2):
+        name: str
+
+    migration(Strict, from_version=1, up=[{"$set": {"length": {"$strLenCP": "$name"}}}])
+    database.readers.drop()
+    database.readers.insert_many([{"_id": 1, "name": "fine"}, {"_id": 2, "name": 5}])
+    store = Store(database, [Strict])
+    before = list(database.readers.find())
+    with pytest.raises(DataError) as refused:
+        store.migrate(Strict, strategy="swap")
+    assert "migration-failed" == refused.value.code
+    assert before == list(database.readers.find())
+    database.readers.insert_one({"_id": 3, "name": "more"})
+
+
+def test_a_swap_that_was_killed_holds_nobody_up(readers: list[dict[str, Any]], database: Any) -> None:
+    """The collection refuses writes, and nobody is left to end that: `recover` and the next run do."""
+    store = Store(database, [Reader])
+    before = described(database)
+    kept = {name: before[0][name] for name in swap.KEPT_OPTIONS if name in before[0]}
+    for mend in (store.recover, lambda: store.migrate(Reader, strategy="swap")):
+        store.runner.run(swap._hold_up("readers", kept))
+        with pytest.raises(Exception, match=r"121|validat"):
+            database.readers.insert_one(old(9_999))
+        mend()
+        assert before == described(database)
+        store.insert(Reader(full_name="new"))
+
+
+def test_what_cannot_be_swapped_is_refused_by_name(database: Any) -> None:
+    class Book(Document, collection="books", version=2):
+        reader_id: Id | None = None
+
+    migration(Book, from_version=1, up=[{"$set": {"x": 1}}])
+
+    class Shelf(Document, collection="shelves"):
+        books: Annotated[int, Count(Book, by="reader_id")] = 0
+
+    class Note(Document, collection="notes", version=2):
+        text: str = ""
+
+    @migration(Note, from_version=1)
+    def change(document: dict[str, Any]) -> dict[str, Any]:
+        return document
+
+    store = Store(database, [Book, Shelf, Note])
+    for model, words in ((Book, "follow"), (Note, "function")):
+        with pytest.raises(UsageError, match=words) as refused:
+            store.migrate(model, strategy="swap")
+        assert "migration-option" == refused.value.code
+    with pytest.raises(UsageError, match="'update' or 'swap'"):
+        store.migrate(Note, strategy="other")  # type: ignore[arg-type]
+    assert SWAPPING in str(swap.REFUSING)
