@@ -30,7 +30,6 @@ from treadle.plan import (
     Raw,
     aggregate,
     bulk_write,
-    count_documents,
     database_command,
     delete_many,
     find,
@@ -94,7 +93,6 @@ def swap(run: Run) -> Plan[bool]:
             f"{collection} is capped or a time series and cannot be renamed; leave strategy= out",
             code="migration-option",
         )
-    run.total = yield from count_documents(collection, run.stale)
     yield from _drop(shadow)
     try:
         place = yield from present_place(run.limits)
@@ -158,16 +156,24 @@ def _copy(run: Run, shadow: str) -> Plan[None]:
             assert not callable(way)
             stages += [*way, {"$set": {lineage.field: {"$literal": to}}}]
         routes.append((of_version(lineage, version), stages))
-    counts = []
-    for chosen, _ in routes:
-        counts.append((yield from count_documents(collection, chosen)))
-    # Most of them by the quicker stage, which comes first because it replaces what is there.
-    largest = max(range(len(routes)), key=counts.__getitem__)
-    chosen, stages = routes.pop(largest)
-    yield from aggregate(collection, [{"$match": chosen}, *stages, {"$out": shadow}], allowDiskUse=True)
-    for chosen, stages in routes:
-        into = {"$merge": {"into": shadow, "whenMatched": "replace", "whenNotMatched": "insert"}}
+    # One pass tells which are most; those come first, by the quicker stage, which replaces what is there.
+    largest, run.total = yield from _counted(run, known)
+    routes.insert(0, routes.pop(largest))
+    for number, (chosen, stages) in enumerate(routes):
+        into: Raw = {"$out": shadow}
+        if number:
+            into = {"$merge": {"into": shadow, "whenMatched": "replace", "whenNotMatched": "insert"}}
         yield from aggregate(collection, [{"$match": chosen}, *stages, into], allowDiskUse=True)
+
+
+def _counted(run: Run, known: Sequence[int]) -> Plan[tuple[int, int]]:
+    """Which route most documents take: 0 for those of no known version; and how many change."""
+    version = {"$ifNull": [f"${run.lineage.field}", 1]}
+    rows = yield from aggregate(run.entry.collection, [{"$group": {"_id": version, "n": {"$sum": 1}}}])
+    counts = [0] * (len(known) + 1)
+    for row in rows:
+        counts[known.index(row["_id"]) + 1 if row["_id"] in known else 0] += row["n"]
+    return max(range(len(counts)), key=counts.__getitem__), sum(counts[1:])
 
 
 def _index(described: Raw) -> Raw:
