@@ -12,6 +12,8 @@ from pymongo import MongoClient
 
 from tests.support import race
 from treadle import (
+    AncestorArray,
+    Approximate,
     Bucket,
     Conflict,
     Count,
@@ -27,6 +29,7 @@ from treadle import (
     Id,
     Indexed,
     Insert,
+    Outlier,
     Rollup,
     Store,
     Subset,
@@ -566,3 +569,52 @@ def test_a_deleted_document_cannot_change_its_kind(run, database):
     assert "document-gone" == raised.value.code
     assert isinstance(store.restore(Craft, 1), Ship)
     assert isinstance(store.change_kind(Plane(id=1), was=Ship), Plane)
+
+
+class Room(Document, collection="rooms", revision="revision", tree=AncestorArray("parent_id", "above")):
+    parent_id: Id | None = None
+    above: list[Id] = []
+    guests: Annotated[list[int], Outlier(limit=3, overflow="more_guests", page_size=2)] = []
+    guest_count: int = 0
+    has_overflow: bool = False
+    views: Annotated[int, Approximate(every=1000, within=None)] = 0
+    sampled: Annotated[int, Approximate(buffer="sampled", every=2)] = 0
+    written: Annotated[dt.datetime | None, UpdatedAt()] = None
+    revision: int = 0
+
+
+def test_arrays_counters_and_moves_raise_the_revision(run):
+    store = run.store([Room])
+    store.setup()
+    hall, room, below = store.insert(Room()), store.insert(Room()), None
+    below = store.insert(Room(parent_id=room.id))
+    array = store.array(Room, "guests", room.id)
+    counter, sampled = store.counter(Room, "views"), store.counter(Room, "sampled", random=lambda: 0.0)
+
+    def count() -> None:
+        counter.add(room.id, 3)
+        counter.flush()
+
+    dates = [store.require(Room, room.id).written]
+    for number, write in enumerate(
+        [
+            lambda: array.append(1),
+            lambda: array.extend([2, 3, 4, 5]),
+            lambda: array.append(6),
+            lambda: array.remove(1),
+            lambda: store.tree(Room).move(room.id, hall.id),
+            count,
+            lambda: sampled.add(room.id),
+        ],
+        start=2,
+    ):
+        write()
+        stored = store.require(Room, room.id)
+        assert number == stored.revision
+        dates.append(stored.written)
+    # What Treadle maintains is no write of the document: neither counters, nor the place of what is below.
+    assert (dates[5], 1) == (dates[-1], store.require(Room, below.id).revision)
+    assert sorted(dates) == dates
+    with pytest.raises(Conflict):
+        store.replace(room)
+    assert [] == store.verify()

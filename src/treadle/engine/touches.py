@@ -19,6 +19,11 @@ def touches_of(entry: Entry[Any], *, new: bool) -> dict[str, Touch]:
     return derivation(entry).touches[new]
 
 
+def counted(entry: Entry[Any]) -> dict[str, int]:
+    """The revisions that any write of a document raises, as increments; dates are left as they are."""
+    return {path: 1 for path, how in touches_of(entry, new=False).items() if how == "next"}
+
+
 def stamp(entry: Entry[Any], raws: Sequence[Raw], *, new: bool) -> Plan[None]:
     """Stamp documents that are about to be stored as wholes."""
     touched = touches_of(entry, new=new)

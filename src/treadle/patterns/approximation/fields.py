@@ -14,6 +14,7 @@ from bson import ObjectId
 from bson.decimal128 import create_decimal128_context
 from pydantic import TypeAdapter, ValidationError
 
+from treadle.engine.touches import counted
 from treadle.errors import DeclarationError, UsageError
 from treadle.graph.binding import sibling
 from treadle.graph.calls import CounterRule, Sums
@@ -164,7 +165,7 @@ class CounterFields(CounterRule):
 
     def increment(self, n: Any) -> Raw:
         """The update that adds a number."""
-        update: Raw = {"$inc": {self.path: to_bson(self.number(n), [])}}
+        update: Raw = {"$inc": {self.path: to_bson(self.number(n), []), **counted(self.target)}}
         if self.flushed_path:
             update["$currentDate"] = {self.flushed_path: True}
         return update

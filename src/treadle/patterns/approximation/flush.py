@@ -27,6 +27,7 @@ from treadle.engine import lazy
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
 from treadle.engine.set_aside import log
+from treadle.engine.touches import counted
 from treadle.engine.work import Work
 from treadle.engine.writes import concerns, follow_own, may_upgrade, speaks_of_current
 from treadle.graph.calls import Sums
@@ -75,7 +76,7 @@ def apply(rule: CounterFields, sums: Sums, ledger: Ledger, mark: str | None = No
     A document that carries `mark` is passed over, and marked otherwise.
     """
     entry = rule.target
-    followed = concerns(entry, rule.maintained() | rule.stamps()) or may_upgrade(entry)
+    followed = concerns(entry, _written(rule)) or may_upgrade(entry)
     befores: list[Raw] = []
     if followed:
         befores = yield from find(entry.collection, rule.where_any(sums))
@@ -101,6 +102,11 @@ def apply(rule: CounterFields, sums: Sums, ledger: Ledger, mark: str | None = No
         yield from _follow(entry, befores, ledger)
     missing = (yield from _missing(rule, sums)) if matched < len(sums) else {}
     return {**missing, **stuck}
+
+
+def _written(rule: CounterFields) -> set[str]:
+    """The paths that adding to a counter writes."""
+    return {*rule.maintained(), *rule.stamps(), *counted(rule.target)}
 
 
 def _bring_up(rule: CounterFields, sums: Sums) -> Plan[dict[Any, Any]]:
@@ -253,7 +259,7 @@ class Sample(Work[bool]):
         self.rule = rule
         self.entry = rule.target
         self.sums = {key: n}
-        self._alone = not (concerns(self.entry, rule.maintained() | rule.stamps()) or may_upgrade(self.entry))
+        self._alone = not (concerns(self.entry, _written(rule)) or may_upgrade(self.entry))
 
     @property
     def alone(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from bson import ObjectId
 
+from treadle.engine.touches import touching
 from treadle.graph.pattern import REVISION
 from treadle.patterns.outlier.fields import OutlierFields, distinct, first_of_each
 from treadle.patterns.outlier.item_bytes import fitting, weight
@@ -48,7 +49,7 @@ class Move:
         else:
             self.gone[key] = page["_id"]
 
-    def perform(self) -> Plan[None]:
+    def perform(self, *, touches: bool = False) -> Plan[None]:
         """Write the owner, so that two writers always meet, and then its overflow."""
         rule = self.rule
         sets, unsets = rule.owner_sets(self.count, self.last)
@@ -57,7 +58,8 @@ class Move:
         update: Raw = {"$set": sets, "$inc": {REVISION: 1, **({rule.moves_path: 1} if self.moved else {})}}
         if unsets:
             update["$unset"] = unsets
-        yield from update_one(rule.target.collection, by_id(self.owner["_id"]), update)
+        sent = touching(rule.target, update) if touches else update
+        yield from update_one(rule.target.collection, by_id(self.owner["_id"]), sent)
         # In this order, because numbers are unique.
         operations: list[Any] = [DeleteMany({"_id": {"$in": list(self.gone.values())}})] if self.gone else []
         operations += [ReplaceOne({"_id": page["_id"]}, page) for page in self.changed.values()]

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from treadle.engine import crud, lazy
 from treadle.engine.ledger import Ledger
+from treadle.engine.touches import touches_of, touching
 from treadle.engine.work import Work
 from treadle.engine.writes import concerns, follow_own, may_upgrade, speaks_of_current
 from treadle.graph.change import Change
@@ -56,7 +57,7 @@ class ArrayWork(Work[R]):
         self.key = key
         self.of_owner = rule.owned(key)
         # Whether others are fed by the array, its count or its flag.
-        self.followed = concerns(self.entry, rule.maintained())
+        self.followed = concerns(self.entry, {*rule.maintained(), *touches_of(self.entry, new=False)})
         # In an older version the array may have another name, or another form.
         self.current = lazy.current_only(self.entry) if speaks_of_current(self.entry) else {}
 
@@ -139,7 +140,8 @@ class Extend(ArrayWork[list[bool]]):
         condition[f"{rule.path}.{rule.limit - number}"] = {"$exists": False}
         if rule.unique:
             condition[rule.path] = {**condition[rule.path], "$not": holds(self.items[0])}
-        update = {"$push": {rule.path: {"$each": self.items}}, "$inc": {rule.count_path: number}}
+        push = {"$push": {rule.path: {"$each": self.items}}, "$inc": {rule.count_path: number}}
+        update = touching(self.entry, push)
         with crud.translated(self.entry.model.__name__):
             result = yield from update_one(self.entry.collection, condition, update)
         return [True] * number if result.matched_count else None
@@ -193,16 +195,17 @@ class Extend(ArrayWork[list[bool]]):
         increments = {rule.count_path: number}
         if rule.layout == "documents":
             increments[rule.last_path] = number
-        elif self.last is not None:
+        update = touching(self.entry, {"$inc": increments})
+        if rule.layout != "documents" and self.last is not None:
             # An update is cheaper than one that also shows the document.
             known = {**condition, rule.last_path: self.last}
-            result = yield from update_one(self.entry.collection, known, {"$inc": increments})
+            result = yield from update_one(self.entry.collection, known, update)
             if result.matched_count:
                 return self.last
         owner = yield from find_one_and_update(
             self.entry.collection,
             {**condition, rule.last_path: {"$exists": True}},
-            {"$inc": increments},
+            update,
             projection={rule.last_path: 1},
         )
         return None if owner is None else int(rule.value(owner, rule.last_path))
@@ -286,7 +289,11 @@ class Remove(ArrayWork[int]):
         counted = {rule.count_path: {"$size": f"${rule.path}"}}
         update: list[Raw] = [{"$set": {rule.path: others}}, {"$set": counted}]
         before = yield from find_one_and_update(
-            self.entry.collection, condition, update, after=False, projection={rule.path: 1}
+            self.entry.collection,
+            condition,
+            touching(self.entry, update),
+            after=False,
+            projection={rule.path: 1},
         )
         if before is None:
             return None
@@ -340,14 +347,23 @@ class Tidy(ArrayWork[bool]):
     def change(self) -> Plan[bool]:
         if (yield from find_one(self.entry.collection, by_id(self.key), {"_id": 1})) is None:
             return False
-        return (yield from settle(self.rule, self.key, self._plan))
+        return (yield from settle(self.rule, self.key, self._plan, touches=False))
 
     def _plan(self, owner: Raw) -> Plan[tuple[bool, Move | None]]:
         return True, (yield from in_order(self.rule, owner))
 
 
-def settle(rule: OutlierFields, key: Any, plan: Callable[[Raw], Plan[tuple[R, Move | None]]]) -> Plan[R]:
-    """Read an owner, bring it in order, let `plan` say what is to be done, and do it."""
+def settle(
+    rule: OutlierFields,
+    key: Any,
+    plan: Callable[[Raw], Plan[tuple[R, Move | None]]],
+    *,
+    touches: bool = True,
+) -> Plan[R]:
+    """Read an owner, bring it in order, let `plan` say what is to be done, and do it.
+
+    It `touches` the owner unless it only brings it in order.
+    """
     if speaks_of_current(rule.target):
         yield from lazy.bring_up(rule.target, by_id(key), limit=1)
     owner = yield from _owner(rule, key)
@@ -358,7 +374,7 @@ def settle(rule: OutlierFields, key: Any, plan: Callable[[Raw], Plan[tuple[R, Mo
         owner = yield from _owner(rule, key)
     outcome, move = yield from plan(owner)
     if move is not None:
-        yield from move.perform()
+        yield from move.perform(touches=touches)
     return outcome
 
 

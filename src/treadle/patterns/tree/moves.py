@@ -22,6 +22,7 @@ from treadle.engine import crud
 from treadle.engine.checked import as_written
 from treadle.engine.ledger import Ledger
 from treadle.engine.pipelines import update_pipeline
+from treadle.engine.touches import stamp_expressions, touches_of
 from treadle.engine.work import Work
 from treadle.engine.writes import follow_own
 from treadle.errors import DataError, UsageError
@@ -177,6 +178,7 @@ def _place(tree: Tree, work: Raw, ledger: Ledger, before: Raw, spot: order.Spot 
         values[tree.order] = yield from order.number_at(tree, target, spot or order.LAST, key, ledger)
     yield from ledger.note_before(entry, [key])
     sets = {path: {"$literal": value} for path, value in values.items()}
+    sets |= stamp_expressions(touches_of(entry, new=False))
     with segment_errors(tree), crud.translated(entry.model.__name__, [values]):
         after = yield from find_one_and_update(entry.collection, by_id(key), update_pipeline(entry, sets, {}))
     if after is None:
