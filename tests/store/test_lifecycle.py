@@ -15,6 +15,7 @@ from treadle import (
     AncestorArray,
     Approximate,
     Bucket,
+    ChildReferences,
     Conflict,
     Count,
     CreatedAt,
@@ -29,7 +30,9 @@ from treadle import (
     Id,
     Indexed,
     Insert,
+    MaterializedPath,
     Outlier,
+    ParentReference,
     Rollup,
     Store,
     Subset,
@@ -618,3 +621,113 @@ def test_arrays_counters_and_moves_raise_the_revision(run):
     with pytest.raises(Conflict):
         store.replace(room)
     assert [] == store.verify()
+
+
+# -- trees -----------------------------------------------------------------------------------
+
+
+class ByAncestors(Document, collection="nodes", soft_delete="gone", tree=AncestorArray("parent_id", "above")):
+    name: str
+    parent_id: Id | None = None
+    above: list[Id] = []
+    gone: dt.datetime | None = None
+
+
+class ByParent(Document, collection="nodes", soft_delete="gone", tree=ParentReference("parent_id")):
+    name: str
+    parent_id: Id | None = None
+    gone: dt.datetime | None = None
+
+
+class ByPath(Document, collection="nodes", soft_delete="gone", tree=MaterializedPath("path", "name")):
+    name: str
+    path: str = ""
+    gone: dt.datetime | None = None
+
+
+class ByChildren(Document, collection="nodes", soft_delete="gone", tree=ChildReferences("children")):
+    name: str
+    children: list[Id] = []
+    gone: dt.datetime | None = None
+
+
+class ByAll(
+    Document,
+    collection="nodes",
+    soft_delete="gone",
+    tree=[AncestorArray("parent_id", "above"), MaterializedPath("path", "name"), ChildReferences("children")],
+):
+    name: str
+    parent_id: Id | None = None
+    above: list[Id] = []
+    path: str = ""
+    children: list[Id] = []
+    gone: dt.datetime | None = None
+
+
+class InOrder(
+    Document,
+    collection="nodes",
+    soft_delete="gone",
+    tree=AncestorArray("parent_id", "above", order="position"),
+):
+    name: str
+    parent_id: Id | None = None
+    above: list[Id] = []
+    position: int = 0
+    gone: dt.datetime | None = None
+
+
+@pytest.mark.parametrize("model", [ByAncestors, ByParent, ByPath, ByChildren, ByAll, InOrder])
+def test_a_tree_sees_deleted_nodes_as_gone_and_restored_ones_as_back(run, model):
+    store = run.store([model])
+    store.setup()
+    tree = store.tree(model)
+
+    def names(nodes: Any) -> list[str]:
+        return sorted(node.name for node in nodes)
+
+    root, other = tree.insert(model(name="root")), tree.insert(model(name="other"))
+    inner = tree.insert(model(name="inner"), root.id)
+    leaf = tree.insert(model(name="leaf"), inner.id)
+    # A node with children is not deleted by itself, whether it is kept or not.
+    with pytest.raises(DataError) as raised:
+        store.delete(model, inner.id)
+    assert "tree-has-children" == raised.value.code
+    store.delete(model, leaf.id)
+    assert ([], ["inner"]) == (names(tree.children(inner.id)), names(tree.descendants(root.id)))
+    assert (3, ["inner"]) == (tree.count(), names(tree.leaves(root.id)))
+    for gone in (
+        lambda: tree.path(leaf.id),
+        lambda: tree.move(leaf.id, other.id),
+        lambda: tree.insert(model(name="new"), leaf.id),
+        lambda: tree.remove(leaf.id),
+    ):
+        with pytest.raises(DataError) as raised:
+            gone()
+        assert raised.value.code in ("tree-node-missing", "tree-parent-missing")
+    # Its name is free, and it can be deleted and come back while its parent moves.
+    twin = tree.insert(model(name="leaf"), inner.id)
+    tree.remove(twin.id)
+    tree.move(inner.id, other.id)
+    assert [] == store.verify()
+    back = store.restore(model, leaf.id)
+    assert ["other", "inner", "leaf"] == [node.name for node in tree.path(back.id)]
+    assert ["leaf"] == names(tree.children(inner.id))
+    assert (["inner", "leaf"], ["other", "root"]) == (names(tree.descendants(other.id)), names(tree.roots()))
+    # A whole subtree goes, and comes back from its top.
+    tree.remove(inner.id, children="subtree")
+    assert (["inner", "leaf", "leaf"], []) == (
+        names(store.find(model, deleted=True)),
+        names(tree.descendants(other.id)),
+    )
+    with pytest.raises(DataError, match="or restore it") as raised:
+        store.restore(model, leaf.id)
+    assert "tree-parent-missing" == raised.value.code
+    store.restore(model, inner.id)
+    store.restore(model, leaf.id)
+    assert ["other", "inner", "leaf"] == [node.name for node in tree.path(leaf.id)]
+    tree.remove(inner.id, children="lift")
+    assert ["leaf"] == names(tree.children(other.id))
+    assert 2 == store.purge(model)
+    assert ([], 0, 3) == (store.verify(), store.repair(), tree.count())

@@ -92,6 +92,9 @@ class Restore(Work[D | None]):
                 put(after, path, value)
         if derived.fills:
             yield from fill_own(entry, [(before, after)])
+        notes = {}
+        for rule in entry.answering("before_restore"):
+            notes[rule] = yield from rule.before_restore(after, ledger)
         sets = {**changed_fields(before, after), **stamp_expressions(touches_of(entry, new=False)), **BUMP}
         with crud.translated(entry.model.__name__, [after], entry):
             stored = yield from find_one_and_update(
@@ -99,6 +102,8 @@ class Restore(Work[D | None]):
             )
         if stored is not None:
             ledger.add(Change(entry.collection, key, before, stored))
+            for rule, note in notes.items():
+                yield from rule.after_restore(note, ledger)
         return stored
 
     def result(self, outcome: Raw | None) -> D | None:

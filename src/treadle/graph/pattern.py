@@ -293,6 +293,16 @@ class Rule:
         """In the commit, before these documents are deleted; raises where they must not be."""
         yield from ()
 
+    def before_restore(self, document: Raw, changes: Changes) -> Plan[Any]:
+        """What a deleted document must carry when it comes back; what is returned goes to `after_restore`."""
+        return None
+        yield  # pragma: no cover
+
+    def after_restore(self, state: Any, changes: Changes) -> Plan[None]:
+        """What must be written beside a document that came back."""
+        return None
+        yield  # pragma: no cover
+
     def after_delete(self, keys: Sequence[Any], changes: Changes) -> Plan[None]:
         """In the commit, after documents were deleted: what must go with them."""
         yield from ()
@@ -369,6 +379,7 @@ class Rule:
 # The methods by which something carries a rule out.
 CARRIED_OUT = (
     "lay_out", "prepare", "touches", "before_insert", "after_insert", "before_replace", "before_delete",
+    "before_restore", "after_restore",
     "after_delete",
     "record", "replay", "examine", "examine_all", "mend", "recover", "run_due",
 )  # fmt: skip

@@ -323,7 +323,7 @@ def test_a_field_is_maintained_by_one_pattern_only():
 
 @pytest.mark.parametrize(
     "keywords",
-    [{"soft_delete": "at"}, {"bucket": Bucket(key="name", time="at", span=timedelta(hours=1))}],
+    [{"bucket": Bucket(key="name", time="at", span=timedelta(hours=1))}],
 )
 def test_a_tree_is_of_plain_documents(keywords):
     kinds = {"name": str, "at": datetime, "up": Id | None, "above": list[Id]}

@@ -26,6 +26,8 @@ from treadle.query.safety import Sort, sort_keys
 Role: TypeAlias = Literal["parent", "ancestors", "path", "segment", "children"]
 # The path that the descendants of a node still have while a large move of it is under way.
 MOVING = f"{RESERVED}.moving"
+# The parent that a deleted node had, where its own fields do not say so.
+ABOVE = f"{RESERVED}.above"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,7 @@ class Tree:
 
     def __init__(self, entry: Entry[Any]) -> None:
         self.entry = entry
+        self.collection = entry.collection
         self.rules: list[TreeRule] = []
         # Stored paths; those of the representation that is read; and the role from which all others follow.
         self.roles: dict[Role, str] = {}
@@ -207,6 +210,15 @@ class Tree:
         """The value of a role in a stored node."""
         return None if raw is None or role not in self.roles else self._getters[role](raw)
 
+    @property
+    def alive(self) -> Raw:
+        """What a node must have that was not deleted; nothing where deleted nodes are not kept."""
+        return {} if self.entry.tombstone is None else {self.entry.tombstone: None}
+
+    def living(self, condition: Raw) -> Raw:
+        """A condition on the nodes of the tree; those that are deleted and still stored are none."""
+        return condition if self.entry.tombstone is None else {**condition, **self.alive}
+
     def segment_of(self, raw: Raw) -> str:
         """The node's own segment, or an error that says why it has none."""
         field = self.segment
@@ -226,7 +238,7 @@ class Tree:
         if self.path is None:
             return []
         # Not of documents that have no path yet.
-        beyond = {self.path: {"$gt": ""}}
+        beyond = self.living({self.path: {"$gt": ""}})
         return [IndexModel([(self.path, ASCENDING)], unique=True, partialFilterExpression=beyond)]
 
 
@@ -238,8 +250,9 @@ def node_missing(tree: Tree, key: Any) -> DataError:
 
 
 def parent_missing(tree: Tree, key: Any) -> DataError:
+    restored = ", or restore it" if tree.alive else ""
     return DataError(
-        f"there is no {tree.entry.model.__name__} {key!r} to be the parent; insert it first",
+        f"there is no {tree.entry.model.__name__} {key!r} to be the parent; insert it first{restored}",
         code="tree-parent-missing",
     )
 

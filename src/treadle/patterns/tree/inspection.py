@@ -113,7 +113,9 @@ def climb(tree: Tree, documents: Sequence[Raw]) -> Plan[Climb]:
     level = known.add(documents)
     while level:
         condition = _above(known, level)
-        nodes = (yield from find(tree.entry.collection, condition, tree.projection)) if condition else []
+        nodes = (
+            (yield from find(tree.collection, tree.living(condition), tree.projection)) if condition else []
+        )
         higher = known.add(nodes)
         if tree.truth == "children":
             _claim(known, nodes, set(level))
@@ -207,13 +209,15 @@ def _expected_lists(known: Climb, documents: Sequence[Raw]) -> Plan[dict[Any, li
         return {}
     if tree.truth == "children":
         listed = [child for document in documents for child in tree.get(document, "children") or []]
-        children = yield from find(tree.entry.collection, {"_id": {"$in": listed}}, tree.projection)
+        children = yield from find(tree.collection, tree.living({"_id": {"$in": listed}}), tree.projection)
         below = yield from climb(tree, children)
         rightful = {key: below.parent(key) for key in below.nodes}
         unlisted = []
     else:
         condition = {tree.roles["parent"]: {"$in": [document["_id"] for document in documents]}}
-        children = yield from find(tree.entry.collection, condition, tree.projection, sort=[("_id", 1)])
+        children = yield from find(
+            tree.collection, tree.living(condition), tree.projection, sort=[("_id", 1)]
+        )
         rightful = {freeze(each["_id"]): freeze(tree.get(each, "parent")) for each in children}
         rightful = {key: parent for key, parent in rightful.items() if key not in known.cut}
         unlisted = [each["_id"] for each in children]
@@ -269,14 +273,14 @@ def mend_tree(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any
 
     def alone(key: Any, error: Exception) -> Plan[list[Any]]:
         # Two siblings with one segment, or a node that cannot be written: a person must see to it.
-        yield from set_aside(tree.rules[0].place.label, tree.entry.collection, key, error)
+        yield from set_aside(tree.rules[0].place.label, tree.collection, key, error)
         return []
 
     return (yield from in_pieces(limits, keys, attempt, alone))
 
 
 def _mend(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]) -> Plan[list[Any]]:
-    documents = yield from find(tree.entry.collection, {"_id": {"$in": list(keys)}}, tree.projection)
+    documents = yield from find(tree.collection, tree.living({"_id": {"$in": list(keys)}}), tree.projection)
     rights = yield from expected(tree, documents)
     updates: list[tuple[Any, Raw]] = []
     renamed: list[Any] = []
@@ -297,7 +301,7 @@ def _mend(graph: Graph, server: Capabilities, tree: Tree, keys: Sequence[Any]) -
     if renamed:
         # Two nodes may have each other's path, which must be free first.
         yield from update_many(
-            tree.entry.collection, {"_id": {"$in": renamed}}, {"$set": {tree.roles["path"]: ""}}
+            tree.collection, tree.living({"_id": {"$in": renamed}}), {"$set": {tree.roles["path"]: ""}}
         )
     yield from rewrite(tree, updates, ledger)
     numbered = yield from _renumber(tree, documents, ledger)

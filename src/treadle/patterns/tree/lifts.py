@@ -57,7 +57,7 @@ def lift(tree: Tree, work: Raw, node: Raw, pace: Pace, ledger: Ledger) -> Plan[b
     if keys:
         if tree.path is not None:
             # A child may take over the very path of the node.
-            yield from update_one(tree.entry.collection, by_id(node["_id"]), {"$set": {tree.path: ""}})
+            yield from update_one(tree.collection, tree.living(by_id(node["_id"])), {"$set": {tree.path: ""}})
         yield from _lift(tree, work, keys, ledger)
     return True
 
@@ -94,7 +94,7 @@ def _lift(tree: Tree, work: Raw, keys: list[Any], ledger: Ledger) -> Plan[None]:
         yield from hold_parents(tree, [] if work["to"] is None else [work["to"]])
         own = {"_id": {"$in": keys}, tree.roles["parent"]: {"$eq": work["node"]}}
         sort = sort_keys(tree.sort, tree.entry.codec)
-        children = yield from find(tree.entry.collection, own, {"_id": 1}, sort=sort)
+        children = yield from find(tree.collection, tree.living(own), {"_id": 1}, sort=sort)
         last = yield from order.number_at(tree, work["to"], order.LAST, None, ledger)
     yield from rewrite_all(tree, {"_id": {"$in": keys}}, sets, ledger)
     if tree.order is not None:
@@ -109,7 +109,7 @@ def _lift_lists(tree: Tree, node: Raw, above: Any, ledger: Ledger) -> Plan[None]
     if not own:
         return
     if above is not None:
-        parent = yield from find_one(tree.entry.collection, by_id(above), tree.projection)
+        parent = yield from find_one(tree.collection, tree.living(by_id(above)), tree.projection)
         there = node["_id"] in (tree.get(parent, "children") or [])
         lists = unlisting(tree, [node["_id"]], own) if there else listing(tree, own)
         yield from rewrite(tree, [(above, lists)], ledger)
@@ -127,7 +127,7 @@ def _refuse_taken(tree: Tree, node: Raw, work: Raw) -> Plan[None]:
     while True:
         condition = {tree.path: {"$gt": last, "$lt": end, **at_most(depth)}}
         children = yield from find(
-            tree.entry.collection, condition, {tree.path: 1}, sort=[(tree.path, 1)], limit=most
+            tree.collection, tree.living(condition), {tree.path: 1}, sort=[(tree.path, 1)], limit=most
         )
         if not children:
             return
@@ -142,7 +142,7 @@ def _refuse_taken(tree: Tree, node: Raw, work: Raw) -> Plan[None]:
 def lift_some(tree: Tree, work: Raw, pace: Pace, ledger: Ledger) -> Plan[Step]:
     """Lift some nodes; when none is left, delete the node itself."""
     bump = {"$inc": {REVISION: 1}}
-    node = yield from find_one_and_update(tree.entry.collection, by_id(work["node"]), bump)
+    node = yield from find_one_and_update(tree.collection, tree.living(by_id(work["node"])), bump)
     if node is not None:
         yield from _lift_lists(tree, node, work["to"], ledger)
         keys = yield from _keys(tree, work, pace)
@@ -154,6 +154,6 @@ def lift_some(tree: Tree, work: Raw, pace: Pace, ledger: Ledger) -> Plan[Step]:
                 f"{work['passed'][0]!r} below it cannot be written (treadle.set_aside says why)",
                 code="tree-remove-stopped",
             )
-        node = yield from find_one(tree.entry.collection, by_id(work["node"]))
+        node = yield from find_one(tree.collection, tree.living(by_id(work["node"])))
         yield from delete_documents(tree.entry, [node] if node else [], ledger)
     return Step(ended=True, done=1)

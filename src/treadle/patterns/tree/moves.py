@@ -105,7 +105,9 @@ class Move(Work[D]):
             return after
         if not ledger.whole:
             most = tree.entry.limits.tree_move_max
-            beyond = yield from find(tree.entry.collection, descendants, {"_id": 1}, skip=most, limit=1)
+            beyond = yield from find(
+                tree.collection, tree.living(descendants), {"_id": 1}, skip=most, limit=1
+            )
             if beyond:
                 self.token = yield from state.begin(tree, work)
         if self.token is None:
@@ -113,7 +115,7 @@ class Move(Work[D]):
         elif tree.path is not None and work["from"] is not None:
             # Nobody may take the old path while descendants still have it.
             yield from update_one(
-                tree.entry.collection, by_id(work["from"]), {"$set": {MOVING: work["path_from"]}}
+                tree.collection, tree.living(by_id(work["from"])), {"$set": {MOVING: work["path_from"]}}
             )
         return after
 
@@ -180,7 +182,9 @@ def _place(tree: Tree, work: Raw, ledger: Ledger, before: Raw, spot: order.Spot 
     sets = {path: {"$literal": value} for path, value in values.items()}
     sets |= stamp_expressions(touches_of(entry, new=False))
     with segment_errors(tree), crud.translated(entry.model.__name__, [values]):
-        after = yield from find_one_and_update(entry.collection, by_id(key), update_pipeline(entry, sets, {}))
+        after = yield from find_one_and_update(
+            entry.collection, tree.living(by_id(key)), update_pipeline(entry, sets, {})
+        )
     if after is None:
         raise node_missing(tree, key)
     if tree.children is not None and not same_key(source, target):
@@ -242,7 +246,10 @@ def _descend(tree: Tree, work: Raw, node: Raw, chosen: Raw, ledger: Ledger) -> P
 def move_some(tree: Tree, work: Raw, pace: Pace, ledger: Ledger) -> Plan[Step]:
     """Move some descendants of a node that has moved."""
     node = yield from find_one_and_update(
-        tree.entry.collection, by_id(work["node"]), {"$inc": {REVISION: 1}}, projection=tree.projection
+        tree.collection,
+        tree.living(by_id(work["node"])),
+        {"$inc": {REVISION: 1}},
+        projection=tree.projection,
     )
     descendants = _below(tree, work)
     if node is not None and descendants is not None:
@@ -257,5 +264,5 @@ def move_some(tree: Tree, work: Raw, pace: Pace, ledger: Ledger) -> Plan[Step]:
             # Once more from the start, for those who were inserted meanwhile.
             return Step(ended=False)
     if work["from"] is not None:
-        yield from update_one(tree.entry.collection, by_id(work["from"]), {"$unset": {MOVING: 1}})
+        yield from update_one(tree.collection, tree.living(by_id(work["from"])), {"$unset": {MOVING: 1}})
     return Step(ended=True)

@@ -68,7 +68,7 @@ def parent_beside(tree: Tree, spot: Spot) -> Plan[Any]:
 
 
 def _sibling(tree: Tree, spot: Spot) -> Plan[Raw]:
-    sibling = yield from find_one(tree.entry.collection, by_id(spot.sibling), tree.projection)
+    sibling = yield from find_one(tree.collection, tree.living(by_id(spot.sibling)), tree.projection)
     if sibling is None:
         raise DataError(
             f"there is no {tree.entry.model.__name__} {spot.sibling!r} to stand {spot.at}; somebody may have "
@@ -146,7 +146,7 @@ def _bounds(tree: Tree, parent: Any, spot: Spot, moving: Any) -> Plan[tuple[int 
         return 0, 0
     beyond = {"$lt": own} if spot.at == "before" else {"$gt": own}
     alike = yield from find(
-        tree.entry.collection, {**siblings, tree.order: {"$eq": own}}, {"_id": 1}, limit=2
+        tree.collection, tree.living({**siblings, tree.order: {"$eq": own}}), {"_id": 1}, limit=2
     )
     if len(alike) > 1:
         return own, own
@@ -157,7 +157,7 @@ def _bounds(tree: Tree, parent: Any, spot: Spot, moving: Any) -> Plan[tuple[int 
 def _first(tree: Tree, condition: Raw, direction: int) -> Plan[int | None]:
     assert tree.order is not None
     rows = yield from find(
-        tree.entry.collection, condition, {tree.order: 1}, sort=[(tree.order, direction)], limit=1
+        tree.collection, tree.living(condition), {tree.order: 1}, sort=[(tree.order, direction)], limit=1
     )
     number = value_at(rows[0], tree.order) if rows else None
     return int(number) if number is not None else None
@@ -168,7 +168,7 @@ def numbers_of(tree: Tree, parent: Any) -> Plan[list[tuple[Any, Any, int]]]:
     assert tree.order is not None
     condition = {tree.roles["parent"]: {"$eq": parent}}
     sort = [(tree.order, 1), ("_id", 1)]
-    rows = yield from find(tree.entry.collection, condition, {tree.order: 1}, sort=sort)
+    rows = yield from find(tree.collection, tree.living(condition), {tree.order: 1}, sort=sort)
     return [(row["_id"], value_at(row, tree.order), GAP * (at + 1)) for at, row in enumerate(rows)]
 
 
@@ -191,9 +191,9 @@ def wrong_parents(tree: Tree, documents: Iterable[Raw]) -> Plan[list[Any]]:
     parents = {freeze(tree.get(each, "parent")): tree.get(each, "parent") for each in documents}
     stored = tree.roles["parent"]
     rows = yield from aggregate(
-        tree.entry.collection,
+        tree.collection,
         [
-            {"$match": {stored: {"$in": list(parents.values())}}},
+            {"$match": tree.living({stored: {"$in": list(parents.values())}})},
             {"$group": {"_id": {"p": f"${stored}", "n": f"${tree.order}"}, "count": {"$sum": 1}}},
             {"$match": {"$or": [{"count": {"$gt": 1}}, {"_id.n": {"$not": {"$type": "number"}}}]}},
             {"$group": {"_id": "$_id.p"}},

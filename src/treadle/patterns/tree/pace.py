@@ -56,7 +56,7 @@ class Pace:
         # Parents before their children, where only paths tell who is whose.
         order = [("_id", 1)] if by_id else [(tree.roles["path"], 1)] if tree.truth == "path" else None
         rows = yield from find(
-            tree.entry.collection, {"$and": conditions}, {"_id": 1}, sort=order, limit=self.most
+            tree.collection, tree.living({"$and": conditions}), {"_id": 1}, sort=order, limit=self.most
         )
         self.tried = [row["_id"] for row in rows]
         return self.tried

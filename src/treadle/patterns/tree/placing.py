@@ -21,13 +21,13 @@ from treadle.errors import DataError, UsageError
 from treadle.graph.change import Change, Changes
 from treadle.graph.pattern import REVISION, Entry
 from treadle.patterns.tree import state
-from treadle.patterns.tree.fields import MOVING, Tree, not_rebuilt, parent_missing
-from treadle.patterns.tree.reads import first_key, lineage, nodes_by_key, outside_child
+from treadle.patterns.tree.fields import ABOVE, MOVING, Tree, not_rebuilt, parent_missing
+from treadle.patterns.tree.reads import first_key, lineage, nodes_by_key, outside_child, parent_of
 from treadle.patterns.tree.segments import join, path_above, split
-from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_many
+from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_many, update_one
 from treadle.plan.server_errors import DUPLICATE_KEY, refusals
 from treadle.query.keys import freeze, freeze_all, same_key
-from treadle.query.paths import overlap, put, value_at
+from treadle.query.paths import has, overlap, put, value_at
 
 
 class _Unstated:
@@ -187,7 +187,7 @@ def _resolve_paths(
     most = tree.entry.limits.tree_check_max
     for start in range(0, len(unknown), most):
         condition = {tree.roles["path"]: {"$in": unknown[start : start + most]}}
-        rows = yield from find(tree.entry.collection, condition, tree.projection)
+        rows = yield from find(tree.collection, tree.living(condition), tree.projection)
         known |= {tree.get(row, "path"): row["_id"] for row in rows}
     for own, path in above.items():
         if path not in known:
@@ -259,14 +259,16 @@ def hold_parents(tree: Tree, keys: Sequence[Any], *, look_only: bool = False) ->
     """The parents by frozen id; written too, so that nobody else moves or removes them meanwhile."""
     if not keys:
         return {}
-    collection, frozen = tree.entry.collection, freeze_all(keys)
+    collection, frozen = tree.collection, freeze_all(keys)
     bump = {"$inc": {REVISION: 1}}
     if len(keys) == 1 and not look_only:
-        one = yield from find_one_and_update(collection, by_id(keys[0]), bump, projection=tree.projection)
+        one = yield from find_one_and_update(
+            collection, tree.living(by_id(keys[0])), bump, projection=tree.projection
+        )
         held = {} if one is None else {frozen[0]: one}
     else:
         if not look_only:
-            yield from update_many(collection, {"_id": {"$in": list(keys)}}, bump)
+            yield from update_many(collection, tree.living({"_id": {"$in": list(keys)}}), bump)
         held = yield from nodes_by_key(tree, keys, tree.projection)
     for key, known in zip(keys, frozen, strict=True):
         if known not in held:
@@ -319,7 +321,7 @@ def _refuse_twins(tree: Tree, raws: Sequence[Raw], work: Raw) -> Plan[None]:
     if work["kind"] == "lift":
         new: Any = work["path_to"]
     else:
-        node = yield from find_one(tree.entry.collection, by_id(work["node"]), tree.projection)
+        node = yield from find_one(tree.collection, tree.living(by_id(work["node"])), tree.projection)
         new = tree.get(node, "path")
         if split(new) is None:
             return
@@ -346,7 +348,7 @@ def rewrite(tree: Tree, updates: Sequence[tuple[Any, Raw]], changes: Changes) ->
 
 def rewrite_all(tree: Tree, chosen: Raw, sets: Raw, changes: Changes) -> Plan[None]:
     """Set fields of all nodes that meet a condition to the same expressions, and note the changes."""
-    update = update_many(tree.entry.collection, chosen, update_pipeline(tree.entry, sets, {}))
+    update = update_many(tree.collection, tree.living(chosen), update_pipeline(tree.entry, sets, {}))
     with segment_errors(tree):
         yield from _update(tree, chosen, update, changes)
 
@@ -362,7 +364,7 @@ def _update(tree: Tree, chosen: Raw, update: Plan[Any], changes: Changes) -> Pla
     if not feeds and not copies:
         yield from update
         return
-    befores = yield from find(entry.collection, chosen)
+    befores = yield from find(entry.collection, tree.living(chosen))
     keys = [each["_id"] for each in befores]
     yield from changes.note_before(entry, keys)
     yield from update
@@ -436,6 +438,31 @@ def unlist(tree: Tree, keys: Sequence[Any], changes: Changes) -> Plan[None]:
     if tree.children is not None:
         condition = {tree.children: {"$in": list(keys)}, "_id": {"$nin": list(keys)}}
         yield from rewrite_all(tree, condition, unlisting(tree, keys), changes)
+
+
+# -- deleted and still stored -------------------------------------------------------------------------
+
+
+def bury(tree: Tree, nodes: Sequence[Raw], changes: Changes) -> Plan[None]:
+    """Take nodes out of the tree that stay stored; they remember their parents, to come back."""
+    stamp = tree.entry.tombstone
+    gone = [node for node in nodes if stamp is not None and value_at(node, stamp) is None]
+    if not gone:
+        return
+    if tree.truth != "parent":
+        for node in gone:
+            above = yield from parent_of(tree, node)
+            noted = {"$set": {ABOVE: above}}
+            yield from update_one(tree.collection, by_id(node["_id"]), noted)
+    yield from unlist(tree, [node["_id"] for node in gone], changes)
+
+
+def replant(tree: Tree, node: Raw) -> Plan[Placement]:
+    """Give a node that comes back its place below its former parent, wherever that is now."""
+    if tree.children is not None:
+        put(node, tree.children, [])
+    noted = tree.truth != "parent" and has(node, ABOVE)
+    return (yield from place(tree, [node], [value_at(node, ABOVE) if noted else UNSTATED]))
 
 
 # -- replace ------------------------------------------------------------------------------------------

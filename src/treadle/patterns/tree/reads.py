@@ -90,7 +90,8 @@ class Pending:
             raise cycle_error(self._stream.tree)
         if self._by_parent:
             return below_batch(self._stream.tree, batch)
-        return Read(self._stream.tree.entry.collection, "find", ({"_id": {"$in": batch}},))
+        tree = self._stream.tree
+        return Read(tree.collection, "find", (tree.living({"_id": {"$in": batch}}),))
 
 
 def too_large(tree: Tree) -> DataError:
@@ -120,7 +121,7 @@ def _find(tree: Tree, condition: Raw, sort: Sort | None, limit: int | None) -> R
     options: Raw = {"sort": keys, "limit": limit or 0}
     if sort is not None:
         options["allow_disk_use"] = True
-    return Read(tree.entry.collection, "find", (condition,), options)
+    return Read(tree.collection, "find", (tree.living(condition),), options)
 
 
 def _aggregate(tree: Tree, pipeline: list[Raw], sort: Sort | None, limit: int | None) -> Read:
@@ -129,7 +130,9 @@ def _aggregate(tree: Tree, pipeline: list[Raw], sort: Sort | None, limit: int | 
         pipeline = [*pipeline, {"$sort": dict(keys)}]
     if limit:
         pipeline = [*pipeline, {"$limit": limit}]
-    return Read(tree.entry.collection, "aggregate", (pipeline,), {"allowDiskUse": True})
+    if tree.alive:
+        pipeline = [{"$match": tree.alive}, *pipeline]
+    return Read(tree.collection, "aggregate", (pipeline,), {"allowDiskUse": True})
 
 
 def roots(tree: Tree, sort: Sort | None = None, limit: int | None = None) -> Plan[Stream]:
@@ -140,7 +143,7 @@ def roots(tree: Tree, sort: Sort | None = None, limit: int | None = None) -> Pla
     if "path" in lead:
         return _find(tree, {lead["path"].stored: {"$gt": "", **at_most(1)}}, sort or tree.sort, limit)
     listed = {
-        "from": tree.entry.collection,
+        "from": tree.collection,
         "localField": "_id",
         "foreignField": lead["children"].stored,
         "as": NODE,
@@ -164,7 +167,7 @@ def _below_path(
     tree: Tree, key: Any, max_depth: int | None, sort: Sort | None, limit: int | None
 ) -> Plan[Stream]:
     """The nodes in the range of a node's path, so many levels deep at most."""
-    own = tree.get((yield from find_one(tree.entry.collection, by_id(key), tree.projection)), "path")
+    own = tree.get((yield from find_one(tree.collection, tree.living(by_id(key)), tree.projection)), "path")
     segments = split(own)
     if segments is None:
         return []
@@ -175,7 +178,7 @@ def _below_path(
 def _listed(tree: Tree, keys: Sequence[Any], *, in_order: bool = False) -> list[Raw]:
     """The stages that give the children which these nodes list."""
     stored = tree.roles["children"]
-    looked_up = {"from": tree.entry.collection, "localField": stored, "foreignField": "_id", "as": NODE}
+    looked_up = {"from": tree.collection, "localField": stored, "foreignField": "_id", "as": NODE}
     return [
         {"$match": {"_id": {"$in": list(keys)}}},
         {"$project": {stored: 1}},
@@ -188,7 +191,8 @@ def _listed(tree: Tree, keys: Sequence[Any], *, in_order: bool = False) -> list[
 def below_batch(tree: Tree, keys: Sequence[Any]) -> Read:
     """The children of many nodes at once."""
     if "parent" in tree.lead:
-        return Read(tree.entry.collection, "find", ({tree.roles["parent"]: {"$in": list(keys)}},))
+        condition = tree.living({tree.roles["parent"]: {"$in": list(keys)}})
+        return Read(tree.collection, "find", (condition,))
     return _aggregate(tree, _listed(tree, keys), None, None)
 
 
@@ -219,9 +223,14 @@ def descendants(
     return Levels(tree, key, read, max_depth)
 
 
+def _searched(tree: Tree) -> Raw:
+    """The option of `$graphLookup` that leaves deleted nodes out."""
+    return {"restrictSearchWithMatch": tree.alive} if tree.alive else {}
+
+
 def _graph(tree: Tree, key: Any, max_depth: int | None, **options: Any) -> list[Raw]:
     """The stages that give everything below a node, so many levels deep at most."""
-    graph: Raw = {"from": tree.entry.collection, "as": NODE, **options}
+    graph: Raw = {"from": tree.collection, "as": NODE, **options, **_searched(tree)}
     if "parent" in tree.lead:
         stored = tree.roles["parent"]
         graph |= {"startWith": "$_id", "connectFromField": "_id", "connectToField": stored}
@@ -231,7 +240,7 @@ def _graph(tree: Tree, key: Any, max_depth: int | None, **options: Any) -> list[
     if max_depth is not None:
         graph["maxDepth"] = max_depth - 1
     return [
-        {"$match": by_id(key)},
+        {"$match": tree.living(by_id(key))},
         {"$project": dict.fromkeys(["_id", *(path.stored for path in tree.lead.values())], 1)},
         {"$graphLookup": graph},
         *_UNWRAP,
@@ -309,12 +318,15 @@ def path(tree: Tree, key: Any) -> Plan[list[Raw]]:
         return [*filter(None, (nodes.get(freeze(each)) for each in above)), node]
     stored = tree.roles["path"]
     # A path sorts right before those below it, so this is root first.
-    return [*(yield from find(tree.entry.collection, {stored: {"$in": above}}, sort=[(stored, 1)])), node]
+    return [
+        *(yield from find(tree.collection, tree.living({stored: {"$in": above}}), sort=[(stored, 1)])),
+        node,
+    ]
 
 
 def _above(tree: Tree, key: Any, projection: Raw | None) -> Plan[tuple[Raw, list[Any]]]:
     """A node, and what it says of all above it, root first: their ids, or their paths."""
-    node = yield from find_one(tree.entry.collection, by_id(key), projection)
+    node = yield from find_one(tree.collection, tree.living(by_id(key)), projection)
     if node is None:
         raise node_missing(tree, key)
     if "ancestors" in tree.lead:
@@ -332,13 +344,14 @@ def lineage(tree: Tree, key: Any) -> Plan[list[Raw]]:
     """The node and all above it, root first, by what the tree's truth is."""
     if tree.truth == "path":
         return (yield from path(tree, key))
-    graph: Raw = {"from": tree.entry.collection, "as": NODE, "depthField": DEPTH}
+    graph: Raw = {"from": tree.collection, "as": NODE, "depthField": DEPTH, **_searched(tree)}
     if tree.truth == "parent":
         parent = tree.parent
         graph |= {"startWith": f"${parent}", "connectFromField": parent, "connectToField": "_id"}
     else:
         graph |= {"startWith": "$_id", "connectFromField": "_id", "connectToField": tree.children}
-    rows = yield from aggregate(tree.entry.collection, [{"$match": by_id(key)}, {"$graphLookup": graph}])
+    stages: list[Raw] = [{"$match": tree.living(by_id(key))}, {"$graphLookup": graph}]
+    rows = yield from aggregate(tree.collection, stages)
     if not rows:
         raise node_missing(tree, key)
     node = rows[0]
@@ -359,7 +372,7 @@ def count(tree: Tree, key: Any = None, max_depth: int | None = None) -> Plan[int
     """How many nodes are below one; of the whole forest without a key."""
     check_depth(max_depth)
     if key is None:
-        return (yield from count_documents(tree.entry.collection, {}))
+        return (yield from count_documents(tree.collection, tree.living({})))
     stream = yield from descendants(tree, key, max_depth)
     if isinstance(stream, list):
         return len(stream)
@@ -367,7 +380,7 @@ def count(tree: Tree, key: Any = None, max_depth: int | None = None) -> Plan[int
         return (yield from count_documents(stream.collection, stream.arguments[0]))
     stages = stream.arguments[0] if isinstance(stream, Read) else _graph(tree, key, max_depth)
     try:
-        rows = yield from aggregate(tree.entry.collection, [*stages, {"$count": "n"}])
+        rows = yield from aggregate(tree.collection, [*stages, {"$count": "n"}])
     except OperationFailure as error:
         if error.code != GRAPH_LOOKUP_TOO_LARGE:
             raise
@@ -380,13 +393,13 @@ def count(tree: Tree, key: Any = None, max_depth: int | None = None) -> Plan[int
 
 def nodes_by_key(tree: Tree, keys: Sequence[Any], projection: Raw | None = None) -> Plan[dict[Any, Raw]]:
     """Nodes by their frozen ids."""
-    rows = yield from find(tree.entry.collection, {"_id": {"$in": list(keys)}}, projection)
+    rows = yield from find(tree.collection, tree.living({"_id": {"$in": list(keys)}}), projection)
     return {freeze(row["_id"]): row for row in rows}
 
 
 def first_key(tree: Tree, condition: Raw) -> Plan[Any]:
     """The id of a node that meets a condition; None if none does."""
-    row = yield from find_one(tree.entry.collection, condition, {"_id": 1})
+    row = yield from find_one(tree.collection, tree.living(condition), {"_id": 1})
     return None if row is None else row["_id"]
 
 
@@ -421,7 +434,7 @@ def outside_child(tree: Tree, nodes: Sequence[Raw]) -> Plan[Any]:
     most = tree.entry.limits.tree_ranges_batch
     for start in range(0, len(tops), most):
         ranges = [{tree.roles["path"]: below(own)} for own in tops[start : start + most]]
-        rows = yield from find(tree.entry.collection, {"$or": ranges}, {"_id": 1}, limit=len(keys) + 1)
+        rows = yield from find(tree.collection, tree.living({"$or": ranges}), {"_id": 1}, limit=len(keys) + 1)
         for row in rows:
             if freeze(row["_id"]) not in among:
                 return row["_id"]

@@ -59,7 +59,7 @@ class Remove(Work[int]):
             if not (yield from lift(tree, work, node, Pace(limit), ledger)):
                 self.token = yield from state.begin(tree, work)
                 return 1
-            node = (yield from find_one(tree.entry.collection, by_id(self.key))) or node
+            node = (yield from find_one(tree.collection, tree.living(by_id(self.key)))) or node
         yield from delete_documents(self.entry, [node], ledger)
         return 1
 
@@ -70,7 +70,7 @@ class Remove(Work[int]):
             yield from self._refuse_restricted()
             self.token = yield from state.begin(tree, {"kind": "remove", "node": self.key})
             return 0
-        nodes = yield from find(tree.entry.collection, {"_id": {"$in": [*keys, self.key]}})
+        nodes = yield from find(tree.collection, tree.living({"_id": {"$in": [*keys, self.key]}}))
         yield from delete_documents(self.entry, nodes, ledger)
         return len(nodes)
 
@@ -100,10 +100,10 @@ class Remove(Work[int]):
 def remove_some(tree: Tree, work: Raw, pace: Pace, ledger: Ledger) -> Plan[Step]:
     """Delete some leaves of a subtree, and the node itself when it is the last."""
     key = work["node"]
-    if (yield from find_one(tree.entry.collection, by_id(key), {"_id": 1})) is None:
+    if (yield from find_one(tree.collection, tree.living(by_id(key)), {"_id": 1})) is None:
         return Step(ended=True)
     keys = yield from _leaves(tree, key)
-    nodes = yield from find(tree.entry.collection, {"_id": {"$in": keys}})
+    nodes = yield from find(tree.collection, tree.living({"_id": {"$in": keys}}))
     yield from delete_documents(tree.entry, nodes, ledger)
     return Step(ended=freeze(key) in map(freeze, keys), done=len(nodes))
 

@@ -60,7 +60,6 @@ class TreePattern(Pattern):
             for keyword, declared in settings.patterns.items()
             if keyword != "tree" and not all(each.beside for each in declared)
         ]
-        kept = ["soft_delete"] if settings.soft_delete is not None else []
         if place.entry.above:
             raise DeclarationError(
                 f"{place.entry.model.__name__} has tree=, and is a kind of "
@@ -68,7 +67,7 @@ class TreePattern(Pattern):
                 "declare it there",
                 code="tree-declaration",
             )
-        for keyword in [*others, *kept]:
+        for keyword in others:
             raise DeclarationError(
                 f"{place.entry.model.__name__} has tree= and {keyword}=; a tree's nodes are plain documents "
                 "of one model: drop one of the two, or keep the tree in a collection of its own",
@@ -184,6 +183,20 @@ class NodeRule(TreeRule, HierarchyRule):
     def before_delete(self, documents: Sequence[Raw], changes: Changes) -> Plan[None]:
         if self._leads:
             yield from placing.before_deletion(self.tree, documents)
+            yield from placing.bury(self.tree, documents, changes)
+
+    def before_restore(self, document: Raw, changes: Changes) -> Plan[Any]:
+        if not self._leads:
+            return None
+        placement = yield from placing.replant(self.tree, document)
+        if self.tree.order is not None:
+            # Behind the siblings that it has now.
+            yield from order.place_all(self.tree, placement.order, placement.parents, {}, changes)
+        return placement
+
+    def after_restore(self, state: Any, changes: Changes) -> Plan[None]:
+        if self._leads:
+            yield from placing.list_children(self.tree, state, changes)
 
     def after_delete(self, keys: Sequence[Any], changes: Changes) -> Plan[None]:
         if self._leads:

@@ -41,7 +41,7 @@ class TreeBusy(Busy):
 
 
 def _document(tree: Tree, token: Any = None) -> Raw:
-    return {"_id": tree.entry.collection, **({} if token is None else {"owed.token": token})}
+    return {"_id": tree.collection, **({} if token is None else {"owed.token": token})}
 
 
 def _lock(chosen: Raw, *, upsert: bool = False) -> Plan[Raw | None]:
@@ -82,7 +82,7 @@ def lock_node(tree: Tree, key: Any, changes: Changes) -> Plan[Raw]:
     """The node that is to be moved or removed, with all other moves shut out."""
     yield from lock_idle(tree)
     yield from bring_up(tree, changes)
-    node = yield from find_one(tree.entry.collection, by_id(key))
+    node = yield from find_one(tree.collection, tree.living(by_id(key)))
     if node is None:
         raise node_missing(tree, key)
     return node

@@ -71,11 +71,11 @@ def _pass_over(tree: Tree, token: Any, key: Any, error: Exception) -> Plan[None]
         return
     if len(work.get("passed") or []) >= tree.entry.limits.tree_passed_max:
         raise error
-    yield from set_aside(tree.rules[0].place.label, tree.entry.collection, key, error)
+    yield from set_aside(tree.rules[0].place.label, tree.collection, key, error)
     path: str | None = None
     if tree.truth == "path":
         # Whatever is below it stays with it: by paths alone its parent could not be found again.
-        node = yield from find_one(tree.entry.collection, by_id(key), tree.projection)
+        node = yield from find_one(tree.collection, tree.living(by_id(key)), tree.projection)
         path = tree.get(node, "path")
     yield from state.pass_over(tree, token, key, path)
 

@@ -67,7 +67,7 @@ def skeleton(tree: Tree, key: Any, max_depth: int | None, sort: Sort | None) -> 
     """What is below a node, so many levels deep at least; without a key, the whole forest."""
     if key is None:
         tops = yield from reads.keys_of((yield from reads.roots(tree, sort)))
-    elif (yield from find_one(tree.entry.collection, by_id(key), {"_id": 1})) is None:
+    elif (yield from find_one(tree.collection, tree.living(by_id(key)), {"_id": 1})) is None:
         raise node_missing(tree, key)
     else:
         tops = [key]
@@ -93,7 +93,7 @@ def _at_once(tree: Tree, key: Any, max_depth: int | None, sort: Sort | None, fou
         for row in rows:
             found.add(tree.get(row, "parent"), row["_id"])
         return
-    tops = yield from find(tree.entry.collection, {"_id": {"$in": found.tops}}, tree.projection)
+    tops = yield from find(tree.collection, tree.living({"_id": {"$in": found.tops}}), tree.projection)
     by_path = {tree.get(row, "path"): row["_id"] for row in [*tops, *rows]}
     for row in rows:
         above = path_above(tree.get(row, "path") or "")
@@ -128,7 +128,7 @@ def _by_levels(tree: Tree, max_depth: int | None, sort: Sort | None, found: Skel
 
 def _listed(tree: Tree, batch: Sequence[Any], sort: Sort | None) -> Plan[list[tuple[Any, Any]]]:
     """The children that these nodes list, each with its parent; in the order of the lists unless sorted."""
-    parents = yield from find(tree.entry.collection, {"_id": {"$in": list(batch)}}, tree.projection)
+    parents = yield from find(tree.collection, tree.living({"_id": {"$in": list(batch)}}), tree.projection)
     pairs = [(parent["_id"], key) for parent in parents for key in tree.get(parent, "children") or []]
     if sort is None or not pairs:
         return pairs
@@ -140,7 +140,8 @@ def _listed(tree: Tree, batch: Sequence[Any], sort: Sort | None) -> Plan[list[tu
 def _rows(tree: Tree, condition: Raw, sort: Sort | None) -> Plan[list[Raw]]:
     projection = dict.fromkeys(["_id", *(path.stored for path in tree.lead.values())], 1)
     options = {"sort": sort_keys(sort or tree.sort, tree.entry.codec), "allow_disk_use": True}
-    rows: list[Raw] = yield Read(tree.entry.collection, "find", (condition, projection), options)
+    chosen = tree.living(condition)
+    rows: list[Raw] = yield Read(tree.collection, "find", (chosen, projection), options)
     return rows
 
 
@@ -174,7 +175,8 @@ class Ordered(Generic[D]):
         self._batch, self._rest = self._rest[: self.page], self._rest[self.page :]
         if not self._batch:
             return None
-        return Read(self._tree.entry.collection, "find", ({"_id": {"$in": self._batch}},))
+        chosen = self._tree.living({"_id": {"$in": self._batch}})
+        return Read(self._tree.collection, "find", (chosen,))
 
 
 def walk(tree: Tree, key: Any, order: Order, max_depth: int | None, sort: Sort | None) -> Plan[list[Any]]:
@@ -195,7 +197,7 @@ def check_order(order: Any) -> None:
 
 def siblings(tree: Tree, key: Any, sort: Sort | None) -> Plan[reads.Stream]:
     """The other children of a node's parent; of a root, the other roots."""
-    node = yield from find_one(tree.entry.collection, by_id(key), tree.projection)
+    node = yield from find_one(tree.collection, tree.living(by_id(key)), tree.projection)
     if node is None:
         raise node_missing(tree, key)
     parent = yield from reads.parent_of(tree, node)
