@@ -18,17 +18,19 @@ from tests.cli.invoke import run_verb
 from treadle.advisor import scan
 from treadle.advisor.facts import Distribution, Relation, Scan
 from treadle.advisor.trials import workload_file
+from treadle.advisor.trials.answers import without
 from treadle.advisor.trials.compare import compare_reads, count_differences
-from treadle.advisor.trials.copying import Copier
+from treadle.advisor.trials.copying import Copier, clone
 from treadle.advisor.trials.declared import patterns_of
 from treadle.advisor.trials.families import steps, touched
 from treadle.advisor.trials.page import html
 from treadle.advisor.trials.results import Measured, RequestResult, Side, report_from_json
 from treadle.advisor.trials.statistics import predicted, quantile, ratio, tamed
 from treadle.advisor.trials.trial import select, try_findings
-from treadle.advisor.trials.units import chosen
+from treadle.advisor.trials.units import chosen, chosen_writes
 from treadle.advisor.trials.verdict import Trial, judge
 from treadle.advisor.trials.workload_file import Request
+from treadle.advisor.trials.writes import WriteTrial
 from treadle.cli import main
 from treadle.demo.data import FIRST, fill
 from treadle.demo.models import MODELS
@@ -178,6 +180,60 @@ def test_what_is_declared_and_not_read_is_advised_to_be_dropped(database, shop, 
     (read,) = [each for each in order.requests if each.kind == "read"]
     assert (2, 1) == (read.costs_before.commands, read.costs_after.commands)
     assert any(each.kind == "write" and each.request.startswith("customers") for each in order.requests)
+
+
+def test_writes_are_performed_in_both_ways_and_end_alike(database, uri):
+    """Whatever is repeated, restored and undone around the timed writes, both copies hold the same."""
+    models = [each for each in MODELS if each.__name__ in ("Review", "Product")]
+    keys = [ObjectId() for _ in range(3)]
+    database["products"].insert_many([{"_id": key, "name": "p", "price": 1.0, "views": 0} for key in keys])
+    reviews = [
+        {"_id": ObjectId(), "product_id": keys[number % 3], "rating": 1, "text": "t", "date": FIRST}
+        for number in range(9)
+    ]
+    database["reviews"].insert_many(reviews)
+    new = {"_id": ObjectId(), "product_id": keys[0], "rating": 5, "text": "n", "date": FIRST}
+    other = {"product_id": keys[1], "rating": 3, "text": "r", "date": FIRST}
+    by_id = [{"_id": each["_id"]} for each in reviews]
+    requests = [
+        Request("insert", "reviews", {"document": new}),
+        Request("insert", "reviews", {}),
+        Request("update", "reviews", {"q": by_id[0], "u": {"$set": {"rating": 4}}}),
+        Request(
+            "update", "reviews", {"q": {"product_id": keys[2]}, "u": {"$inc": {"rating": 1}}, "multi": True}
+        ),
+        Request("update", "reviews", {"q": by_id[1], "u": other}),
+        Request("update", "reviews", {"q": by_id[2], "u": {"$set": {"rating": 2}}, "upsert": True}),
+        Request("modify", "reviews", {"query": by_id[3], "update": {"$set": {"rating": 5}}}),
+        Request("modify", "reviews", {"query": by_id[4], "remove": True}),
+        Request("delete", "reviews", {"q": by_id[5], "limit": 1}),
+    ]
+    untried = [
+        Request("delete", "reviews", {"q": {"rating": 5}, "limit": 0}),
+        Request("update", "reviews", {"q": by_id[0], "u": [{"$set": {"rating": 4}}]}),
+        Request(
+            "update", "reviews", {"q": {"_id": ObjectId()}, "u": {"$set": {"rating": 4}}, "upsert": True}
+        ),
+    ]
+    patterns = patterns_of(models)
+    with MongoClient(uri) as client:
+        after = client[f"{database.name}_after"]
+        try:
+            clone(database, after, ["products", "reviews"], {})
+            with Store(after, models=models) as store:
+                store.setup()
+                store.rebuild()
+                trial = WriteTrial(database, store, patterns, 1.0, rounds=2)
+                results, notes = trial.run(chosen_writes([*requests, *untried], patterns))
+                assert [] == store.verify()
+            # Both inserts are of one shape, and so are both upserts.
+            assert (len(requests) - 1, len(untried) - 1) == (len(results), len(notes))
+            assert len(requests) == sum(each.tried for each in results)
+            order = [("_id", 1)]
+            stored = [list(each["reviews"].find().sort(order)) for each in (database, after)]
+            assert [without(each) for each in stored[0]] == [without(each) for each in stored[1]]
+        finally:
+            client.drop_database(after.name)
 
 
 def workload_product(groups: Any) -> Any:

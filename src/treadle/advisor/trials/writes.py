@@ -86,6 +86,7 @@ class WriteTrial:
     seconds: float
     count: Count | None = None
     rounds: int = ROUNDS
+    borrowed: int = 0
 
     def run(self, groups: Sequence[Group]) -> tuple[list[RequestResult], list[str]]:
         results: list[RequestResult] = []
@@ -105,7 +106,15 @@ class WriteTrial:
     def _group(self, group: Group) -> RequestResult:
         if counter_of(group.first, self.patterns.counters) is not None:
             return self._counted(group)
-        acts = [self._acts(unit[0]) for unit in group.units[:UNITS_MAX]]
+        acts: list[Acts] = []
+        reasons: list[NotTried] = []
+        for unit in group.units[:UNITS_MAX]:
+            try:
+                acts.append(self._acts(unit[0]))
+            except NotTried as reason:
+                reasons.append(reason)
+        if not acts:
+            raise reasons[0]
         one: list[list[float]] = []
         other: list[list[float]] = []
         for number in range(self.rounds):
@@ -176,7 +185,12 @@ class WriteTrial:
     def _document(self, request: Request, condition: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """A document of the copy; any, where none matches."""
         collection = self.before[request.collection]
-        document = (collection.find_one(condition) if condition else None) or collection.find_one()
+        document = collection.find_one(condition) if condition else None
+        # Another one each time: two inserts of one document would meet.
+        self.borrowed += 1
+        for skipped in (self.borrowed, 0):
+            if document is None:
+                document = next(iter(collection.find().skip(skipped).limit(1)), None)
         if document is None:
             raise NotTried("the copy holds no document of the collection")
         return dict(document)
@@ -245,11 +259,13 @@ class WriteTrial:
         condition, update = body.get("q", body.get("query")), body.get("u", body.get("update"))
         if not isinstance(update, Mapping) or not isinstance(condition, Mapping):
             raise NotTried("updates by a pipeline are not tried")
-        if not all(str(name).startswith("$") for name in update):
-            raise NotTried("replacements of whole documents are not tried")
-        if body.get("upsert") or body.get("arrayFilters"):
-            raise NotTried("upserts, and updates of chosen array elements, are not tried")
+        if body.get("arrayFilters"):
+            raise NotTried("updates of chosen array elements are not tried")
         model, collection = self.patterns.models[request.collection], self.before[request.collection]
+        if body.get("upsert") and collection.find_one(condition, {"_id": 1}) is None:
+            raise NotTried("the copy does not hold what an upsert found or made")
+        if not all(str(name).startswith("$") for name in update):
+            return self._replacement(request, condition, update)
         many = bool(body.get("multi"))
         undone = _other_values(update.get("$set"), condition)
 
@@ -266,6 +282,26 @@ class WriteTrial:
                 store({"$set": undone})
 
         return Acts(lambda: write(collection, update), lambda: store(update), prepare)
+
+    def _replacement(
+        self, request: Request, condition: Mapping[str, Any], document: Mapping[str, Any]
+    ) -> Acts:
+        if set(condition) != {"_id"}:
+            raise NotTried("replacements by another field than the id are not tried")
+        model, collection = self.patterns.models[request.collection], self.before[request.collection]
+        loaded = self._load(request, {**document, **condition})
+        undone = _other_values(document, condition)
+
+        def prepare() -> None:
+            if undone:
+                collection.update_one(condition, {"$set": undone})
+                self.store.update(model, Unchecked(condition), Unchecked({"$set": undone}))
+
+        return Acts(
+            lambda: collection.replace_one(condition, dict(document)),
+            lambda: self.store.replace(loaded.model_copy(deep=True)),
+            prepare,
+        )
 
     # -- counters --------------------------------------------------------------------------------
 
@@ -323,6 +359,9 @@ def _call(request: Request) -> str:
         return "insert"
     if request.operation == "delete" or request.body.get("remove"):
         return "delete"
+    update = request.body.get("u", request.body.get("update"))
+    if isinstance(update, Mapping) and not next(iter(update), "$").startswith("$"):
+        return "replace"
     return "update_many" if request.body.get("multi") else "update"
 
 
