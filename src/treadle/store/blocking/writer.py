@@ -183,6 +183,8 @@ class Writer:
         what the former one could do will serve.
         """
         topology = self.database.client.topology_description
+        if self._known is not None and topology is self._topology:
+            return
         primaries = shell.primaries(topology) or self._primaries
         if self._known is None or primaries != self._primaries:
             try:
