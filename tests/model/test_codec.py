@@ -299,9 +299,16 @@ class Switch(enum.StrEnum):
     YES = "true"
 
 
+class Level(enum.IntEnum):
+    NONE = 0
+    SOME = 1
+
+
 @pytest.mark.parametrize(
     ("annotation", "values"),
     [
+        (Level | bool, [True, False, Level.NONE, Level.SOME]),
+        (Level | float, [1.0, 0.5, Level.SOME]),
         (dt.date | dt.timedelta, [dt.date(2026, 1, 2), dt.timedelta(days=3), dt.timedelta(seconds=5)]),
         (dt.datetime | dt.timedelta, [dt.datetime(2026, 1, 2, tzinfo=dt.UTC), dt.timedelta(seconds=5)]),
         (decimal.Decimal | dt.timedelta, [decimal.Decimal("1.5"), dt.timedelta(seconds=5)]),

@@ -160,6 +160,8 @@ def _union_adapter(codec: Codec[Any], shape: Shape) -> Adapt:
     scalars = {item.python for item in shape.items if item.kind == "scalar"}
     members = [member for item in shape.items if item.kind == "enum" for member in item.python]
     member_of = _member_adapter(members) if members else None
+    # In Python True and 1.0 equal the member of an enum that is 1.
+    unlike = {dict, list, *(scalars & {bool, float})}
     exact: dict[type, Adapt] = {}
     if dt.timedelta in scalars:
         exact |= dict.fromkeys((int, float), _SCALAR_ADAPTERS[dt.timedelta])
@@ -169,7 +171,7 @@ def _union_adapter(codec: Codec[Any], shape: Shape) -> Adapt:
     def adapt(value: Any) -> Any:
         if type(value) in exact:
             return exact[type(value)](value)
-        if member_of is not None and type(value) not in (dict, list):
+        if member_of is not None and type(value) not in unlike:
             value = member_of(value)
         if type(value) is dict and models:
             fitting = [codec for codec in models if _tags_fit(codec, value)]
