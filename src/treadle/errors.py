@@ -10,11 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MESSAGE_LENGTH_MAX = 4_000
+
 
 class TreadleError(Exception):
     """The base of all errors that Treadle raises on purpose; its text ends with its code."""
 
     def __init__(self, message: str, *, code: str) -> None:
+        if len(message) > MESSAGE_LENGTH_MAX:
+            # A caller's value may be of any length.
+            message = f"{message[: MESSAGE_LENGTH_MAX // 2]} … {message[-MESSAGE_LENGTH_MAX // 2 :]}"
         super().__init__(message)
         self.message = message
         self.code = code

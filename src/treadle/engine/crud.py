@@ -21,6 +21,7 @@ from treadle.errors import DataError, UsageError
 from treadle.graph.card import Card
 from treadle.graph.pattern import Entry
 from treadle.model.document import Document
+from treadle.model.shown import quoted
 from treadle.model.storable import check_batch, check_depth, require_encodable, too_deep
 from treadle.plan import (
     Call,
@@ -259,7 +260,9 @@ def check_window(skip: Any, limit: Any) -> None:
         whole = isinstance(value, int) and not isinstance(value, bool)
         if value is not None and not (whole and least <= value < 2**63):
             # Of a limit of 0 the server makes none at all.
-            raise UsageError(f"{name}={value!r} is not a whole number from {least}", code="filter-invalid")
+            raise UsageError(
+                f"{name}={quoted(value)} is not a whole number from {least}", code="filter-invalid"
+            )
 
 
 def find_command(
@@ -275,7 +278,7 @@ def find_command(
     """The command whose cursor streams the matching documents, or the deleted ones."""
     check_window(skip, limit)
     keys = sort_keys(sort, entry.codec)
-    options = {"sort": keys, "skip": skip, "limit": limit or 0}
+    options = {"sort": keys, "skip": skip or 0, "limit": limit or 0}
     projection = None if card is None else card.projection
     cleaned = clean_filter(entry.codec, filter, entry.buried if deleted else None)
     if sorts_names(entry.codec, keys):

@@ -17,6 +17,7 @@ from treadle.graph.pattern import Entry
 from treadle.model.adapt import accepted_keys, adapter_of
 from treadle.model.bson_types import from_bson
 from treadle.model.codec import codec_of
+from treadle.model.shown import quoted
 from treadle.plan import Call, Plan, Raw, Read, find, find_one
 from treadle.query import keyset
 from treadle.query.keys import freeze
@@ -126,7 +127,8 @@ def page(
     """The documents after a place in the order of the sort, and the place where the next page begins."""
     if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= entry.limits.page_max:
         raise UsageError(
-            f"size={size!r}; a page has from 1 to {entry.limits.page_max:,} documents", code="filter-invalid"
+            f"size={quoted(size)}; a page has from 1 to {entry.limits.page_max:,} documents",
+            code="filter-invalid",
         )
     keys = refuse_names(entry.codec, sort_keys([] if sort is None else sort, entry.codec)) or []
     cleaned = clean_filter(entry.codec, filter)

@@ -36,7 +36,8 @@ from treadle.model.bson_types import RESERVED, to_bson
 from treadle.model.codec import Codec, StoredField, codec_of
 from treadle.model.document import Document
 from treadle.model.shape import Shape, field_shape
-from treadle.model.storable import refuse_unsendable
+from treadle.model.shown import quoted
+from treadle.model.storable import refuse_unsendable, too_deep
 from treadle.plan import Plan, Raw, by_id
 from treadle.plan.capabilities import Capabilities
 from treadle.query.paths import ARRAYS, Path, Step
@@ -604,10 +605,12 @@ class Entry(Generic[D]):
             identity = to_bson(self._identity.validate_python(value), [])
         except ValidationError as error:
             raise UsageError(
-                f"{value!r} is not an id of {self.model.__name__}: "
+                f"{quoted(value)} is not an id of {self.model.__name__}: "
                 + ("write await before it" if isawaitable(value) else error.errors()[0]["msg"]),
                 code="id-invalid",
             ) from error
+        except RecursionError:
+            raise too_deep(self.model.__name__) from None
         if not isinstance(identity, (dict, list)):
             refuse_unsendable(identity)
         return identity

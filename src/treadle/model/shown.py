@@ -17,6 +17,15 @@ def shown(value: Any, length: int | None = None) -> str:
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
+def quoted(value: Any, length: int = 200) -> str:
+    """A caller's value in a message, as Python writes it: never long, and never an error itself."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"this {type(value).__name__}"
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
 def shown_lines(text: str) -> str:
     """The same of several lines, which stay lines."""
     return "\n".join(map(shown, text.split("\n")))

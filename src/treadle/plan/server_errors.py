@@ -294,6 +294,10 @@ _INDEX_NAME = re.compile(r" index: (\S+) dup key")
 LABELS = (TRANSIENT, OUTCOME_UNKNOWN, "RetryableWriteError")
 
 
+# InvalidIdField, and names in an id.
+ID_REFUSED = frozenset({52, 53})
+
+
 def translate(error: Exception, model: str, documents: Sequence[Mapping[str, Any]] = ()) -> Exception:
     """The error to raise instead of the driver's; the driver's own where that is clear enough."""
     if isinstance(error, TreadleError):
@@ -307,6 +311,12 @@ def translate(error: Exception, model: str, documents: Sequence[Mapping[str, Any
         return _refused_by_validator(first, model)
     if DUPLICATE_KEY in (getattr(error, "code", None), first.get("code")):
         return DuplicateKey(model, first, [label for label in LABELS if error.has_error_label(label)])
+    if ID_REFUSED & set(codes_of(error)):
+        return UsageError(
+            f"the server does not take this as the id of a {model}: no arrays, patterns, or names that begin "
+            "with '$'",
+            code="value-not-storable",
+        )
     if TRANSACTION_TOO_LARGE in codes_of(error):
         return UsageError(
             f"this transaction writes more of {model} than the server's cache holds; write less at a time, "

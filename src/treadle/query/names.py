@@ -9,7 +9,6 @@ ObjectId.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from treadle.errors import UsageError
 from treadle.model.bson_types import RESERVED, Update
 from treadle.model.codec import Codec
 from treadle.model.shape import Shape
-from treadle.query.paths import ARRAYS
+from treadle.query.paths import ARRAYS, nearest
 
 # Paths of one model that are remembered; keys of maps and positions are the callers' and have no end.
 TARGETS_MAX = 2_000
@@ -148,7 +147,7 @@ def _unknown(codec: Codec[Any], path: str, place: str, missing: Sequence[_Missin
             code="python-name",
         )
     known = {field for each in missing for field in each.codec.by_stored} | set(codec.owned)
-    near = difflib.get_close_matches(name, known, n=1)
+    near = nearest(name, known)
     hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known))}"
     return UsageError(
         f"the {place} names {path!r}, but {model} has no field that is stored as {name!r}; {hint} "

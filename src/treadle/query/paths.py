@@ -20,6 +20,8 @@ from treadle.model.shape import Shape
 ARRAYS = frozenset({"list", "set", "frozenset", "tuple", "deque"})
 # Where a DBRef holds the id of the document that it refers to.
 REFERRED = "$id"
+# No name of a field is longer; comparing one that is takes seconds.
+NAME_LENGTH_MAX = 200
 # First the one that it nearly always is, which is asked for at a quarter of the cost.
 _DOCUMENT = (dict, Mapping)
 
@@ -87,7 +89,7 @@ def resolve(codec: Codec[Any], path: str, where: str, code: str) -> Path:
             )
         declared = current.by_name.get(name) or current.by_stored.get(name)
         if declared is None:
-            near = difflib.get_close_matches(name, [*current.by_name], n=1)
+            near = nearest(name, [*current.by_name])
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(current.by_name)}"
             raise DeclarationError(
                 f"{where} names {path!r}, but {current.model.__name__} has no field {name!r}; {hint}",
@@ -100,9 +102,14 @@ def resolve(codec: Codec[Any], path: str, where: str, code: str) -> Path:
     return Path(tuple(steps), shape)
 
 
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """The known name that a misspelt one is most like; nothing of one that is too long to be any."""
+    return difflib.get_close_matches(name, list(known), n=1) if len(name) <= NAME_LENGTH_MAX else []
+
+
 def unknown_field(where: str, name: str, model: str, known: Sequence[str]) -> UsageError:
     """The refusal of a name that a model does not have, with the nearest that it has."""
-    near = difflib.get_close_matches(name, known, n=1)
+    near = nearest(name, known)
     hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
     return UsageError(f"{where} {name!r}, but {model} has no such field; {hint}", code="field-unknown")
 

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from treadle.errors import UsageError
 from treadle.model.bson_types import RESERVED, Update, to_bson
 from treadle.model.codec import Codec
+from treadle.model.shown import quoted
 from treadle.model.storable import refuse_unsendable
 from treadle.query.names import Unchecked, checked_update, named_filter, target_of
 from treadle.query.pairs import paired_filter
@@ -239,7 +240,7 @@ def sort_keys(
             keys.append((part[0], part[1]))
         else:
             raise UsageError(
-                f"the sort has {part!r}; write '-date', ['-likes', 'date'] or [('likes', -1)]",
+                f"the sort has {quoted(part)}; write '-date', ['-likes', 'date'] or [('likes', -1)]",
                 code="sort-invalid",
             )
     for path, _ in keys:

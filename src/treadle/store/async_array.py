@@ -10,6 +10,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from treadle.graph.calls import ArrayRule, rule_named
 from treadle.graph.pattern import Entry
 from treadle.plan import Plan
+from treadle.store import shell
 from treadle.store.async_moment import moment
 from treadle.store.async_writer import AsyncWriter
 
@@ -62,4 +63,5 @@ class AsyncArray:
 
     async def _read(self, plan: Plan[R], session: Session) -> R:
         async with moment(self._store, self._store._within(session)) as (own, _):
-            return await self._store.runner.read(plan, own)
+            with shell.encoding():
+                return await self._store.runner.read(plan, own)

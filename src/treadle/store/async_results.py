@@ -12,6 +12,7 @@ from treadle.errors import DataError
 from treadle.graph.layout import PageReader
 from treadle.model.storable import ENCODING_ERRORS, not_storable
 from treadle.plan.decoding import after, readable_of
+from treadle.store import shell
 from treadle.store.async_runner import AsyncRunner
 
 R = TypeVar("R")
@@ -59,7 +60,9 @@ async def read_pages(
     read = 0
     command = await runner.aimed(reader.command, session)
     try:
-        async with await runner.opened(command, session) as cursor:
+        with shell.encoding():
+            opened = await runner.opened(command, session)
+        async with opened as cursor:
             while not reader.done:
                 try:
                     raws = await cursor.to_list(reader.page)

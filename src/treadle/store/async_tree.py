@@ -12,6 +12,7 @@ from treadle.graph.calls import SAME, Children, NodeReader, Order, TreeCalls, hi
 from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
 from treadle.query.safety import Sort
+from treadle.store import shell
 from treadle.store.async_runner import AsyncRunner
 from treadle.store.async_writer import AsyncWriter
 
@@ -44,18 +45,26 @@ class AsyncNodes(Generic[D]):
 
 
 async def _stream(runner: AsyncRunner, reader: NodeReader[D], session: Session) -> AsyncGenerator[D]:
-    read = await runner.read(reader.first(), session)
+    with shell.encoding():
+        read = await runner.read(reader.first(), session)
     while read is not None:
         try:
-            cursor = await runner.opened(read, session)
+            with shell.encoding():
+                cursor = await runner.opened(read, session)
         except OperationFailure as error:
             read = reader.instead(error)
             continue
         async with cursor:
-            while raws := await cursor.to_list(reader.page):
+            while raws := await _page(cursor, reader.page):
                 for node in reader.take(raws):
                     yield node
         read = reader.next()
+
+
+async def _page(cursor: Any, size: int) -> list[Any]:
+    with shell.encoding():
+        raws: list[Any] = await cursor.to_list(size)
+        return raws
 
 
 class AsyncTreeHandle(Generic[D]):

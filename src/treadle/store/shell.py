@@ -25,6 +25,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.kinds import root_of
 from treadle.graph.outcomes import Action
 from treadle.model.document import Document
+from treadle.model.storable import ENCODING_ERRORS, not_storable
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import refuses_transactions
 from treadle.upkeep.schedule import jobs
@@ -197,6 +198,15 @@ def warn_unready(actions: Sequence[Action]) -> None:
             NotSetUp,
             stacklevel=4,
         )
+
+
+@contextlib.contextmanager
+def encoding() -> Generator[None]:
+    """Tell the caller which value it is, in our words, that the driver cannot encode."""
+    try:
+        yield
+    except ENCODING_ERRORS as error:
+        raise not_storable(error, "a document or a command") from error
 
 
 def clear(error: PyMongoError) -> Exception:

@@ -13,6 +13,7 @@ from treadle.engine.set_aside import SET_ASIDE
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.model.bson_types import CODEC_OPTIONS
+from treadle.model.shown import quoted
 from treadle.plan import Plan, Raw, delete_one, find, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.upkeep import retries
@@ -75,13 +76,25 @@ def named(graph: Graph, token: str) -> Plan[SetAsideDocument]:
     )
 
 
+def require_item(item: Any) -> SetAsideDocument:
+    """Refuse what is nothing that was set aside."""
+    if not isinstance(item, SetAsideDocument):
+        raise UsageError(
+            f"{quoted(item)} is nothing that was set aside; take it from set_aside()",
+            code="set-aside-unknown",
+        )
+    return item
+
+
 def discard(item: SetAsideDocument) -> Plan[bool]:
     """Forget a document that was set aside; it stays as it is. Whether it was still noted."""
+    require_item(item)
     return bool((yield from delete_one(SET_ASIDE, {"_id": {"$eq": item.identity}})).deleted_count)
 
 
 def retry(graph: Graph, server: Capabilities, item: SetAsideDocument) -> Plan[bool]:
     """Try once more to bring a document right; whether that is done. If not, it stays noted."""
+    require_item(item)
     if item.rule.startswith(MIGRATION):
         raise UsageError(
             f"{item.collection} {item.document_id!r} was set aside by a migration; mend it, then run "

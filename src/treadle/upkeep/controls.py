@@ -17,6 +17,7 @@ from pymongo.errors import OperationFailure
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Rule
+from treadle.model.shown import quoted
 from treadle.plan import Plan, Raw, delete_one, find, find_one, update_one
 from treadle.plan.server_errors import HISTORY_LOST
 from treadle.upkeep.change_stream import BEATS, ChangeStream, first_stages, places
@@ -43,7 +44,7 @@ def together(graph: Graph, label: str) -> list[Rule]:
 
 def require(graph: Graph, label: Any) -> None:
     """Refuse what is no rule that could be paused."""
-    if label in pausable(graph):
+    if isinstance(label, str) and label in pausable(graph):
         return
     if any(rule.place.label == label for rule in graph.rules):
         raise UsageError(
@@ -52,7 +53,9 @@ def require(graph: Graph, label: Any) -> None:
             code="rule-not-pausable",
         )
     known = ", ".join(sorted(pausable(graph))) or "none"
-    raise UsageError(f"there is no rule {label!r}; those that can be paused: {known}", code="rule-unknown")
+    raise UsageError(
+        f"there is no rule {quoted(label)}; those that can be paused: {known}", code="rule-unknown"
+    )
 
 
 def pause(graph: Graph, label: str) -> Plan[bool]:

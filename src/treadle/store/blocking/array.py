@@ -11,6 +11,7 @@ from pymongo.client_session import ClientSession
 from treadle.graph.calls import ArrayRule, rule_named
 from treadle.graph.pattern import Entry
 from treadle.plan import Plan
+from treadle.store import shell
 from treadle.store.blocking.moment import moment
 from treadle.store.blocking.writer import Writer
 
@@ -61,5 +62,5 @@ class Array:
                 yield from self._store.runner.read(reader.next(), session)
 
     def _read(self, plan: Plan[R], session: Session) -> R:
-        with moment(self._store, self._store._within(session)) as (own, _):
+        with moment(self._store, self._store._within(session)) as (own, _), shell.encoding():
             return self._store.runner.read(plan, own)

@@ -13,6 +13,7 @@ from treadle.errors import DataError
 from treadle.graph.layout import PageReader
 from treadle.model.storable import ENCODING_ERRORS, not_storable
 from treadle.plan.decoding import after, readable_of
+from treadle.store import shell
 from treadle.store.blocking.runner import Runner
 
 R = TypeVar("R")
@@ -60,7 +61,9 @@ def read_pages(
     read = 0
     command = runner.aimed(reader.command, session)
     try:
-        with runner.opened(command, session) as cursor:
+        with shell.encoding():
+            opened = runner.opened(command, session)
+        with opened as cursor:
             while not reader.done:
                 try:
                     raws = cursor.to_list(reader.page)

@@ -13,6 +13,7 @@ from treadle.graph.calls import SAME, Children, NodeReader, Order, TreeCalls, hi
 from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
 from treadle.query.safety import Sort
+from treadle.store import shell
 from treadle.store.blocking.runner import Runner
 from treadle.store.blocking.writer import Writer
 
@@ -42,17 +43,25 @@ class Nodes(Generic[D]):
 
 
 def _stream(runner: Runner, reader: NodeReader[D], session: Session) -> Generator[D]:
-    read = runner.read(reader.first(), session)
+    with shell.encoding():
+        read = runner.read(reader.first(), session)
     while read is not None:
         try:
-            cursor = runner.opened(read, session)
+            with shell.encoding():
+                cursor = runner.opened(read, session)
         except OperationFailure as error:
             read = reader.instead(error)
             continue
         with cursor:
-            while raws := cursor.to_list(reader.page):
+            while raws := _page(cursor, reader.page):
                 yield from reader.take(raws)
         read = reader.next()
+
+
+def _page(cursor: Any, size: int) -> list[Any]:
+    with shell.encoding():
+        raws: list[Any] = cursor.to_list(size)
+        return raws
 
 
 class TreeHandle(Generic[D]):

@@ -24,6 +24,7 @@ from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
+from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
 from treadle.store import deadline, joined, shell
@@ -97,7 +98,7 @@ class Writer:
         return inherited
 
     def _write(self, plan: Plan[R], session: Session = None) -> R:
-        with deadline.within(self._seconds):
+        with deadline.within(self._seconds), shell.encoding():
             if self._known is None or self.database.client.topology_description is not self._topology:
                 self._look()
             if self._unready:
@@ -116,13 +117,13 @@ class Writer:
         changes = transactions.changes(session)
         try:
             return self.runner.run(plan, session)
-        except TreadleError:
+        except (TreadleError, *ENCODING_ERRORS):
             if transactions.changes(session) > changes:
                 self.runner.end_refused(session)
             raise
 
     def _read(self, plan: Plan[R], session: Session = None) -> R:
-        with deadline.within(self._seconds):
+        with deadline.within(self._seconds), shell.encoding():
             if not self._greeted and self._streams:
                 # Refuses a server that has none.
                 self._look()
@@ -133,7 +134,7 @@ class Writer:
 
     def _apart(self, plan: Plan[R], *, answers: bool = False) -> R:
         """Perform a plan that belongs to no transaction of the caller, within the caller's time."""
-        with deadline.within(self._seconds):
+        with deadline.within(self._seconds), shell.encoding():
             return self.runner.run(plan, answers=answers)
 
     def _share(self, work: Work[Any], alone: bool, session: Session) -> Any:
