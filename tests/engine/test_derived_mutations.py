@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pymongo.errors import OperationFailure
 
 from treadle import Average, Count, Document, ExtendedReference, Id, Max, Store, Subset, Sum
-from treadle.engine import fill, inserts, pipelines, react
+from treadle.engine import fill, named, pipelines, react
 from treadle.patterns.computed.aggregates import AverageRule, CountRule, ExtremeRule, SumRule
 from treadle.patterns.extended_reference import ReferenceRule
 from treadle.patterns.subset import SubsetRule
@@ -307,7 +307,7 @@ def insert_without_guards(monkeypatch: pytest.MonkeyPatch) -> None:
     def guard(collection: str, keys: Any) -> Any:
         yield from ()
 
-    for module in (inserts, fill, react):
+    for module in (named, fill, react):
         monkeypatch.setattr(module, "guard", guard)
 
 
