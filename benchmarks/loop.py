@@ -85,6 +85,7 @@ def main() -> None:
         shop = fill(database, options.scale, lambda *progress: None)
         total = sum(shop.documents.values())
         took: dict[str, float] = {}
+        print(f"{total:,} documents", flush=True)
         over = threading.Event()
         thread = threading.Thread(target=load, args=(server.uri, shop, over))
         thread.start()
@@ -96,6 +97,7 @@ def main() -> None:
             over.set()
             thread.join()
         took["record"] = perf_counter() - begin
+        print(f"recorded {recorded.operations:,} requests in {took['record']:.0f} s", flush=True)
         begin = perf_counter()
         workload = workload_file.read(path)
         report = scan(database, workload=workload.profile_documents())
@@ -103,6 +105,7 @@ def main() -> None:
         begin = perf_counter()
         trial = try_findings(database, report, workload, documents=options.documents)
         took["trial"] = perf_counter() - begin
+        print(f"scanned in {took['scan']:.0f} s, tried in {took['trial']:.0f} s", flush=True)
         inside = compared = 0
         prove_begin = perf_counter()
         for result in trial.results:

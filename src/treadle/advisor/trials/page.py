@@ -21,7 +21,8 @@ LABEL_LENGTH_MAX = 40
 STYLE = """
 .do { color: var(--well); } .donot { color: var(--problem); } .none { color: var(--quiet); }
 td.number, th.number { text-align: right; } td.number { white-space: nowrap; }
-.badge { white-space: nowrap; } .scroll td:first-child { min-width: 13rem; }
+th.number { overflow-wrap: normal; } .badge { white-space: nowrap; }
+.scroll td:first-child { min-width: 13rem; }
 .overview td:first-child { min-width: 0; }
 .scroll { overflow-x: auto; } .scroll table { min-width: 46rem; } .scroll td { overflow-wrap: normal; }
 svg .even { stroke: var(--quiet); stroke-dasharray: 3 3; } svg .reach { stroke: var(--bar); stroke-width: 6; }
@@ -82,7 +83,10 @@ def _summary(report: TrialReport, paying: Sequence[TrialResult]) -> str:
     if not paying:
         return "None of the findings pays with this workload."
     names = ", ".join(each.key for each in paying)
-    return f"Worth doing with this workload: {names}. All others are advised against, or were not proven."
+    others = (
+        " All others are advised against, or were not proven." if len(paying) < len(report.results) else ""
+    )
+    return f"Worth doing with this workload: {names}.{others}"
 
 
 def _overview(report: TrialReport) -> str:

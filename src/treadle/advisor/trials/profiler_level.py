@@ -27,7 +27,6 @@ from treadle.advisor.reading import translate_errors
 from treadle.server.lock import EXCLUSIVE, FileLock, is_held
 
 EVERYTHING = 2
-NOTES_MAX = 1_000
 COMMAND_MILLISECONDS_MAX = 10_000
 
 

@@ -23,8 +23,6 @@ FOLLOWERS_MAX = 100
 FOLLOW_SECONDS_MAX = 0.1
 # A page that is being put together, per session.
 SESSIONS_MAX = 10_000
-# Documents in writes that are larger are counted, and not kept.
-BODY_LENGTH_MAX = 500_000
 
 Unit = tuple[Request, ...]
 
