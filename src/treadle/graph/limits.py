@@ -196,6 +196,7 @@ class Limits:
 
     # -- archives
     archive_chunk: int = 1_000  # documents that move to the archive in one transaction
+    archive_intent_seconds: float = 30.0  # after which a move to another cluster is taken for given up
 
     # -- histories
     history_trim_page: int = 1_000  # states that keep= no longer holds which are removed at a time

@@ -98,6 +98,8 @@ class Elsewhere:
     collection: str
     # Whether derived values go on counting what is there.
     counted: bool
+    # The ids of documents there that are not to be seen, where nothing reads both places at one moment.
+    hidden: Callable[[], Plan[list[Any]]] | None = None
 
 
 class Models(Protocol):

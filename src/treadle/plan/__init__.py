@@ -57,6 +57,25 @@ class Foreign(str):
         return self.partition(".")[2]
 
 
+class Distant(Foreign):
+    """The name of a collection in another cluster, which the client reaches; no transaction does."""
+
+    __slots__ = ("client",)
+
+    client: Any
+
+    def __new__(cls, name: str, client: Any) -> Distant:
+        made = super().__new__(cls, name)
+        made.client = client
+        return made
+
+    def __hash__(self) -> int:
+        return hash((str(self), id(self.client)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Distant) and str(self) == str(other) and self.client is other.client
+
+
 @dataclass(frozen=True, slots=True)
 class Call(Command):
     """One method of a PyMongo collection, with its arguments.

@@ -29,6 +29,7 @@ from treadle.plan import (
     Call,
     Command,
     DatabaseCommand,
+    Distant,
     Foreign,
     IsInside,
     Outside,
@@ -61,7 +62,10 @@ def _named(database: AsyncDatabase[Any], name: str) -> AsyncCollection[Raw]:
     """A collection of this database, or of another one beside it."""
     if not isinstance(name, Foreign):
         return database[name]
-    beside = database.client.get_database(
+    client = database.client
+    if isinstance(name, Distant):
+        client = name.client
+    beside = client.get_database(
         name.database,
         database.codec_options,
         database.read_preference,
@@ -157,6 +161,9 @@ class AsyncRunner:
         return await self._perform(command, session)
 
     async def _call(self, command: Call, session: Session, collection: AsyncCollection[Raw]) -> Any:
+        if isinstance(command.collection, Distant):
+            # A session, and its transaction, are those of one cluster.
+            session = None
         try:
             return await getattr(collection, command.method)(
                 *command.arguments, session=session, **command.options
@@ -214,7 +221,7 @@ class AsyncRunner:
         if type(command) is Call:
             if command.ids and session is None and command.writes:
                 return await self._together(command)
-            if session is not None and command.writes:
+            if session is not None and command.writes and not isinstance(command.collection, Distant):
                 self.transactions.note(session, command)
             return await self._call(command, session, self._own(command.collection))
         if type(command) is Read:
@@ -276,6 +283,8 @@ class AsyncRunner:
     def open(self, command: Read, session: Session, *, own: bool = False, raw: bool = False) -> Any:
         """The cursor of a `find`, for results that stream; the caller's, unless it is Treadle's own."""
         collection = (self._own if own else self.collection)(command.collection)
+        if isinstance(command.collection, Distant):
+            session = None
         if raw:
             collection = collection.with_options(codec_options=RAW_CODEC_OPTIONS)
         elif command.naive:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from bson import ObjectId
+from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import PyMongoError
@@ -24,7 +25,7 @@ from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.model.storable import ENCODING_ERRORS
-from treadle.plan import Plan
+from treadle.plan import Distant, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
 from treadle.store import deadline, joined, shell
 from treadle.store.async_runner import AsyncRunner
@@ -58,6 +59,9 @@ class AsyncWriter:
             for entry in self.graph.entries.values()
         }
         check_sharded(self.graph)
+        for entry in self.graph.entries.values():
+            if entry.elsewhere is not None and isinstance(entry.elsewhere.collection, Distant):
+                shell.check_client(entry.elsewhere.collection.client, AsyncMongoClient)
         self.runner = AsyncRunner(
             database, self._capabilities, self._share, self.graph.limits, self.graph.shards
         )

@@ -21,6 +21,7 @@ from treadle.engine.work import Writer
 from treadle.errors import UsageError
 from treadle.graph.change import Change
 from treadle.graph.outcomes import Pace, Progress, Report, resting
+from treadle.patterns.archive import distant
 from treadle.patterns.archive.places import ArchivePlaces
 from treadle.plan import (
     Plan,
@@ -60,9 +61,13 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
         most = report.sized(most)
     moved = 0
     stuck: list[Any] = []
+    if rule.distant:
+        yield from distant.recover(rule)
 
     def attempt(keys: Any) -> Plan[list[int]]:
         chosen = {"$and": [{"_id": {"$in": list(keys)}}, condition]}
+        if rule.distant:
+            return [(yield from distant.move(rule, commit, chosen))]
         return [(yield from commit.follow(lambda ledger: _move(rule, chosen, ledger), WRITER))]
 
     def alone(key: Any, error: Exception) -> Plan[list[int]]:
@@ -78,6 +83,9 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
         keys = [row["_id"] for row in rows]
         number = sum((yield from in_pieces(entry.limits, keys, attempt, alone)))
         moved += number
+        if rule.distant and not number:
+            # Others are moving them, or they change all the time: the next run sees to these.
+            return moved
         if report:
             report(Progress(entry.model.__name__, moved, max(total, moved)))
         yield from resting(report, len(keys))
@@ -109,7 +117,7 @@ def restore(rule: ArchivePlaces, id: Any) -> Plan[Any]:
 def bring_back(rule: ArchivePlaces, filter: Raw) -> Plan[bool]:
     """Bring back the first archived document that a write is about, or refuse the write."""
     archived = yield from find_one(rule.into, filter, {"_id": 1})
-    if archived is None:
+    if archived is None or (rule.distant and archived["_id"] in (yield from distant.hidden(rule))):
         return False
     if rule.declared.archived == "refuse":
         raise UsageError(
@@ -128,10 +136,13 @@ def _restore(rule: ArchivePlaces, chosen: Raw) -> Plan[Raw | None]:
         raw = yield from find_one_and_delete(rule.into, chosen)
         if raw is None:
             return None
-        key, exact = raw["_id"], entry.of(raw)
         if not rule.declared.counted:
-            yield from ledger.note_new(exact, [key])
+            yield from ledger.note_new(entry.of(raw), [raw["_id"]])
         yield from insert_one(entry.collection, raw)
+        return (yield from arrive(raw, ledger))
+
+    def arrive(raw: Raw, ledger: Ledger) -> Plan[Raw | None]:
+        key, exact = raw["_id"], entry.of(raw)
         if not rule.declared.counted:
             ledger.add(Change(entry.collection, key, None, raw))
         recomputation = Recomputation.of(exact)
@@ -140,4 +151,10 @@ def _restore(rule: ArchivePlaces, chosen: Raw) -> Plan[Raw | None]:
             yield from rewrite(server, recomputation, [key], ledger, within=exact.exactly)
         return (yield from find_one(entry.collection, by_id(key)))
 
-    return (yield from commit_on(rule.graph, server).follow(body, WRITER))
+    commit = commit_on(rule.graph, server)
+    if rule.distant:
+        found = yield from find_one(rule.into, chosen, {"_id": 1})
+        if found is None:
+            return None
+        return (yield from distant.bring(rule, commit, found["_id"], arrive))
+    return (yield from commit.follow(body, WRITER))

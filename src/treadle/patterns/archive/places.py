@@ -13,7 +13,7 @@ from treadle.errors import DeclarationError
 from treadle.graph.calls import MovingRule
 from treadle.graph.pattern import Entry, Models, Place
 from treadle.model.document import Document
-from treadle.plan import Foreign
+from treadle.plan import Distant, Foreign
 from treadle.query.paths import resolve
 
 DATES = (dt.datetime, dt.date)
@@ -38,13 +38,37 @@ class ArchivePlaces(MovingRule):
             )
         self.by = path.stored
         self.unique = list(unique)
-        self.into = Foreign(declared.into) if "." in declared.into else declared.into
+        self.into: str = Foreign(declared.into) if "." in declared.into else declared.into
+        if declared.client is not None:
+            self.into = _distant(place, declared)
         self.side: Entry[Any] | None = None
         if not isinstance(self.into, Foreign):
             self.side = graph.add_side(_archived_model(place, self.into, self.own_indexes()), place.label)
 
+    @property
+    def distant(self) -> bool:
+        """Whether the archive is in another cluster."""
+        return isinstance(self.into, Distant)
+
     def own_indexes(self) -> list[IndexModel]:
         return [each for each in declared_indexes(self.target) if "expireAfterSeconds" not in each.document]
+
+
+def _distant(place: Place, declared: Any) -> Distant:
+    """The archive in another cluster, if that can be kept."""
+    if "." not in declared.into:
+        raise DeclarationError(
+            f"{place.label} has client= and into={declared.into!r}; in another cluster it takes "
+            "'database.collection'",
+            code="archive-declaration",
+        )
+    if declared.counted:
+        raise DeclarationError(
+            f"{place.label} has client= and counts what is archived; no transaction reaches another cluster, "
+            "so that derived values could not be exact: say counted=False",
+            code="archive-counted",
+        )
+    return Distant(declared.into, declared.client)
 
 
 def _archived_model(place: Place, collection: str, indexes: Sequence[IndexModel]) -> type[Document]:

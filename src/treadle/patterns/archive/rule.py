@@ -9,9 +9,11 @@ move is in `moves.py`.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pymongo import ASCENDING, IndexModel
@@ -27,11 +29,12 @@ from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding, Report
 from treadle.graph.pattern import TRANSACTIONS, Elsewhere, Entry, Models, Pattern, Place, Rule
-from treadle.patterns.archive import inspection, moves
+from treadle.patterns.archive import distant, inspection, moves
 from treadle.patterns.archive.places import ArchivePlaces
 from treadle.plan import Call, Foreign, Plan, Raw, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DUPLICATE_KEY, DuplicateKey
+from treadle.query.keys import freeze
 from treadle.query.paths import value_at
 
 
@@ -40,7 +43,7 @@ class Archive(Pattern):
     """Move documents to the collection `into` when the date in `by` is at least `after` old.
 
     `into="archive.sales"` is the collection `sales` of another database of
-    the same server.
+    the same server, or with `client=` of another cluster.
     """
 
     pattern: ClassVar[str] = "archive"
@@ -52,6 +55,7 @@ class Archive(Pattern):
     into: str
     counted: bool = True
     archived: Literal["refuse", "restore"] = "refuse"
+    client: Any = dataclasses.field(default=None, repr=False)
 
     def bind(self, place: Place, graph: Models) -> Rule:
         check_choice(place, "archived", self.archived, ("refuse", "restore"))
@@ -90,7 +94,8 @@ class ArchiveRule(ArchivePlaces):
         return {self.target.collection: set()}
 
     def elsewhere(self) -> Elsewhere:
-        return Elsewhere(self.into, self.declared.counted)
+        unseen = partial(distant.hidden, self) if self.distant else None
+        return Elsewhere(self.into, self.declared.counted, unseen)
 
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
         due = [(self.target, IndexModel([(self.by, ASCENDING)]))]
@@ -117,6 +122,11 @@ class ArchiveRule(ArchivePlaces):
     def check(self, graph: Models) -> None:
         entry, label = self.target, self.place.label
         if entry.layout is not None:
+            if self.distant:
+                raise DeclarationError(
+                    f"{label} is stored in buckets and has client=; buckets are archived in the same cluster",
+                    code="archive-declaration",
+                )
             # What is stored together moves together, when the last of it is old enough.
             aged = entry.layout.aged_by(self.by)
             if aged is None:
@@ -178,6 +188,9 @@ class ArchiveRule(ArchivePlaces):
     def before_insert(self, batch: Batch, changes: Changes) -> Plan[None]:
         known = [raw["_id"] for raw in batch.known]
         if known:
+            if self.distant:
+                gone = set(map(freeze, (yield from distant.hidden(self))))
+                known = [key for key in known if freeze(key) not in gone]
             other = yield from find_one(self.into, {"_id": {"$in": known}}, {"_id": 1})
             if other is not None:
                 raise self.collision("_id_", {"_id": other["_id"]})
@@ -206,6 +219,12 @@ class ArchiveRule(ArchivePlaces):
 
     def restore(self, protocol: WriteProtocol, id: Any) -> Plan[Any]:
         return moves.restore(self, id)
+
+    def recover(
+        self, graph: Graph, server: Capabilities, owner: str, is_dead: Callable[[str], bool]
+    ) -> Plan[int]:
+        """Undo the moves to another cluster that a crash left half done."""
+        return (yield from distant.recover(self)) if self.distant else 0
 
     def run_due(self, server: Capabilities, now: dt.datetime, dry_run: bool) -> Plan[int]:
         return moves.archive(self, now, None, dry_run)
@@ -239,10 +258,16 @@ class UniqueArchive(ArchiveRule):
                     conditions.append((index, condition))
         if not conditions:
             return
-        if (yield from find_one(self.into, {"$or": [each for _, each in conditions]}, {"_id": 1})) is None:
+        others: Raw = {}
+        if self.distant:
+            # A copy that is not archived, or that comes back just now, is no other document.
+            unseen = yield from distant.hidden(self)
+            others = {"_id": {"$nin": [*unseen, *(change.id for change in changes)]}}
+        either = {"$or": [each for _, each in conditions], **others}
+        if (yield from find_one(self.into, either, {"_id": 1})) is None:
             return
         for index, condition in conditions:
-            other = yield from find_one(self.into, condition)
+            other = yield from find_one(self.into, {**condition, **others})
             if other is not None:
                 raise self.collision(
                     index.document["name"], {path: value_at(other, path) for path in condition}

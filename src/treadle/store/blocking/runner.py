@@ -30,6 +30,7 @@ from treadle.plan import (
     Call,
     Command,
     DatabaseCommand,
+    Distant,
     Foreign,
     IsInside,
     Outside,
@@ -62,7 +63,10 @@ def _named(database: Database[Any], name: str) -> Collection[Raw]:
     """A collection of this database, or of another one beside it."""
     if not isinstance(name, Foreign):
         return database[name]
-    beside = database.client.get_database(
+    client = database.client
+    if isinstance(name, Distant):
+        client = name.client
+    beside = client.get_database(
         name.database,
         database.codec_options,
         database.read_preference,
@@ -158,6 +162,9 @@ class Runner:
         return self._perform(command, session)
 
     def _call(self, command: Call, session: Session, collection: Collection[Raw]) -> Any:
+        if isinstance(command.collection, Distant):
+            # A session, and its transaction, are those of one cluster.
+            session = None
         try:
             return getattr(collection, command.method)(*command.arguments, session=session, **command.options)
         except InvalidBSON as error:
@@ -213,7 +220,7 @@ class Runner:
         if type(command) is Call:
             if command.ids and session is None and command.writes:
                 return self._together(command)
-            if session is not None and command.writes:
+            if session is not None and command.writes and not isinstance(command.collection, Distant):
                 self.transactions.note(session, command)
             return self._call(command, session, self._own(command.collection))
         if type(command) is Read:
@@ -273,6 +280,8 @@ class Runner:
     def open(self, command: Read, session: Session, *, own: bool = False, raw: bool = False) -> Any:
         """The cursor of a `find`, for results that stream; the caller's, unless it is Treadle's own."""
         collection = (self._own if own else self.collection)(command.collection)
+        if isinstance(command.collection, Distant):
+            session = None
         if raw:
             collection = collection.with_options(codec_options=RAW_CODEC_OPTIONS)
         elif command.naive:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from bson import ObjectId
+from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 from pymongo.database import Database
 from pymongo.errors import PyMongoError
@@ -25,7 +26,7 @@ from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
 from treadle.model.storable import ENCODING_ERRORS
-from treadle.plan import Plan
+from treadle.plan import Distant, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
 from treadle.store import deadline, joined, shell
 from treadle.store.blocking.runner import Runner
@@ -59,6 +60,9 @@ class Writer:
             for entry in self.graph.entries.values()
         }
         check_sharded(self.graph)
+        for entry in self.graph.entries.values():
+            if entry.elsewhere is not None and isinstance(entry.elsewhere.collection, Distant):
+                shell.check_client(entry.elsewhere.collection.client, MongoClient)
         self.runner = Runner(database, self._capabilities, self._share, self.graph.limits, self.graph.shards)
         self.database = database
         self._known: Capabilities | None = None

@@ -1,0 +1,240 @@
+"""An archive in another cluster: two phases under intents; what crashes leave is undone or finished."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import os
+import signal
+import threading
+import time
+from collections.abc import Generator
+from multiprocessing import get_context
+from typing import Annotated, Any
+
+import pytest
+from pymongo import AsyncMongoClient, MongoClient
+
+from treadle import Archive, AsyncStore, Count, DeclarationError, Document, Indexed, Limits, Store, UsageError
+from treadle.server.local import start
+
+UTC = dt.UTC
+NOW = dt.datetime(2026, 6, 1, tzinfo=UTC)
+OLD = NOW - dt.timedelta(days=400)
+YEAR = dt.timedelta(days=365)
+AT_ONCE = Limits(archive_chunk=4, find_page=3, archive_intent_seconds=0.001)
+KILLS = 20 if os.environ.get("TREADLE_STEPS") == "all" else 6
+NUMBER = 30
+
+
+@pytest.fixture(scope="module")
+def other() -> Generator[Any]:
+    """Another server, which knows nothing of the first."""
+    with start(replica_set=False) as server:
+        yield server
+
+
+@pytest.fixture
+def away(other: Any, database: Any) -> Generator[Any]:
+    """The archive's own database there."""
+    with MongoClient[Any](other.uri) as client:
+        yield client[f"a_{database.name}"]
+
+
+def models(client: Any, name: str) -> tuple[Any, Any]:
+    class Sale(
+        Document,
+        collection="sales",
+        archive=Archive(by="date", after=YEAR, into=f"{name}.sales", client=client, counted=False),
+    ):
+        id: int
+        code: Annotated[str | None, Indexed(unique=True)] = None
+        shop_id: int = 1
+        amount: int = 0
+        date: dt.datetime | None = None
+
+    class Shop(Document, collection="shops"):
+        id: int
+        sales: Annotated[int, Count(Sale, by="shop_id")] = 0
+
+    return Sale, Shop
+
+
+@pytest.fixture
+def opened(database: Any, away: Any) -> Any:
+    Sale, Shop = models(away.client, away.name)
+    store = Store(database, [Sale, Shop], limits=AT_ONCE)
+    store.setup()
+    store.insert(Shop(id=1))
+    store.insert_many([Sale(id=key, code=str(key), amount=key, date=OLD) for key in range(10)])
+    store.insert(Sale(id=10, date=NOW))
+    return store, Sale, Shop
+
+
+def in_one_place(database: Any, away: Any, number: int) -> None:
+    """Each document in one of the two, and no intent left."""
+    here = {each["_id"] for each in database["sales"].find()}
+    there = {each["_id"] for each in away["sales"].find()}
+    assert set() == here & there
+    assert set(range(number)) == here | there
+    assert 0 == database["treadle.intents"].count_documents({})
+
+
+def test_documents_move_and_come_back(opened, database, away):
+    store, Sale, Shop = opened
+    assert 10 == store.archive(Sale, now=NOW)
+    in_one_place(database, away, 11)
+    assert ([10], 1) == ([each.id for each in store.find(Sale)], store.get(Shop, 1).sales)
+    assert list(range(11)) == [each.id for each in store.find(Sale, sort="_id", archived=True)]
+    assert [9, 8, 7] == [each.id for each in store.find(Sale, sort="-amount", limit=3, archived=True)]
+    assert 3 == store.get(Sale, 3).amount
+    with pytest.raises(UsageError, match="document-archived"):
+        store.update(Sale, 3, {"$set": {"amount": 7}})
+    with pytest.raises(UsageError, match="duplicate-key"):
+        store.insert(Sale(id=3))
+    with pytest.raises(UsageError, match="duplicate-key"):
+        store.insert(Sale(id=99, code="3"))
+    assert 3 == store.restore(Sale, 3).amount
+    assert store.restore(Sale, 3) is None
+    assert "archive" not in database["sales"].find_one({"_id": 3}).get("_treadle", {})
+    assert 2 == store.get(Shop, 1).sales
+    in_one_place(database, away, 11)
+    assert [] == store.verify()
+
+
+def test_an_update_that_races_with_the_move_is_kept(opened, database, away):
+    """Updates from other threads while documents move and come back, again and again."""
+    store, Sale, _ = opened
+    counted = [0] * 10
+    done = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not done.is_set():
+            key = number % 10
+            try:
+                if store.update(Sale, key, {"$inc": {"shop_id": 0, "amount": 1}}) is not None:
+                    counted[key] += 1
+            except UsageError as error:
+                assert "document-archived" == error.code
+            number += 1
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    for _ in range(4):
+        store.archive(Sale, now=NOW)
+        for key in range(0, 10, 2):
+            store.restore(Sale, key)
+    done.set()
+    thread.join()
+    store.recover()
+    in_one_place(database, away, 11)
+    amounts = {each.id: each.amount for each in store.find(Sale, archived=True)}
+    assert [key + counted[key] for key in range(10)] == [amounts[key] for key in range(10)]
+    assert [] == store.verify()
+
+
+def move_for_ever(uri: str, name: str, other_uri: str, other_name: str) -> None:
+    """What a killed process does."""
+    Sale, Shop = models(MongoClient(other_uri), other_name)
+    store = Store(MongoClient(uri)[name], [Sale, Shop], limits=AT_ONCE)
+    while True:
+        store.archive(Sale, now=NOW)
+        for key in range(0, NUMBER, 3):
+            store.restore(Sale, key)
+
+
+@pytest.mark.heavy
+def test_kills_lose_nothing_and_double_nothing(server, other, database, away):
+    Sale, Shop = models(away.client, away.name)
+    store = Store(database, [Sale, Shop], limits=AT_ONCE)
+    store.setup()
+    store.insert(Shop(id=1))
+    store.insert_many([Sale(id=key, amount=key, date=OLD) for key in range(NUMBER)])
+    context = get_context("spawn")
+    places = (server.uri, database.name, other.uri, away.name)
+    for kill in range(KILLS):
+        process = context.Process(target=move_for_ever, args=places)
+        process.start()
+        # It is at work once it has claimed something, or moved something.
+        before = away["sales"].count_documents({})
+        for _ in range(1000):
+            claimed = database["treadle.intents"].count_documents({})
+            if claimed or before != away["sales"].count_documents({}):
+                break
+            time.sleep(0.03)
+        time.sleep(0.04 * kill)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        seen = [each.id for each in store.find(Sale, archived=True)]
+        assert list(range(NUMBER)) == sorted(seen), "for a reader, before anybody recovers"
+        store.recover()
+        in_one_place(database, away, NUMBER)
+        assert {key: key for key in range(NUMBER)} == {
+            each.id: each.amount for each in store.find(Sale, archived=True)
+        }
+    assert [] == store.verify()
+
+
+def test_a_writer_that_slept_while_it_was_undone_takes_nothing_along(opened, database, away):
+    """Its move is undone and done by another; then it wakes up, at each of its commands."""
+    store, Sale, _ = opened
+    rule = next(each for each in store.graph.rules if each.pattern == "archive")
+    for pause in range(1, 8):
+        for key in range(10):
+            store.restore(Sale, key)
+        plan = rule.archive(NOW, None, False)
+        commands, result = 0, None
+        try:
+            command = next(plan)
+            while True:
+                commands += 1
+                if commands == pause + 2:
+                    store.recover()
+                    store.archive(Sale, now=NOW)
+                try:
+                    result = store.runner._perform(command, None)
+                except Exception as error:
+                    command = plan.throw(error)
+                else:
+                    command = plan.send(result)
+        except StopIteration:
+            pass
+        store.recover()
+        in_one_place(database, away, 11)
+        amounts = {each.id: each.amount for each in store.find(Sale, archived=True) if each.id < 10}
+        assert {key: key for key in range(10)} == amounts
+
+
+def test_the_same_with_asyncio(server, other, database, away):
+    async def work() -> Any:
+        async with AsyncMongoClient[Any](other.uri) as client:
+            Sale, Shop = models(client, away.name)
+            uri = server.uri.replace("/?", f"/{database.name}?")
+            async with AsyncStore.open(uri, [Sale, Shop], limits=AT_ONCE) as store:
+                await store.setup()
+                await store.insert_many([Sale(id=key, date=OLD) for key in range(6)])
+                assert 6 == await store.archive(Sale, now=NOW)
+                assert 2 == (await store.restore(Sale, 2)).id
+                found = [each.id async for each in store.find(Sale, archived=True)]
+                return found, await store.verify()
+
+    assert (list(range(6)), []) == asyncio.run(work())
+    in_one_place(database, away, 6)
+
+
+def test_what_cannot_be_kept_is_refused(database, away):
+    def declared(**options: Any) -> Any:
+        class Visit(Document, collection="visits", archive=Archive(by="at", after=YEAR, **options)):
+            at: dt.datetime
+
+        return Visit
+
+    with pytest.raises(DeclarationError, match="archive-counted"):
+        Store(database, [declared(into="a.visits", client=away.client)])
+    with pytest.raises(DeclarationError, match="archive-declaration"):
+        Store(database, [declared(into="visits", client=away.client, counted=False)])
+    wrong = declared(into="a.visits", client="mongodb://nowhere", counted=False)
+    with pytest.raises(UsageError, match="archive-client"):
+        Store(database, [wrong])
