@@ -17,9 +17,11 @@ from treadle.advisor.plans.models import load_models
 from treadle.advisor.plans.settle import verified
 from treadle.advisor.plans.undo import Undoing
 from treadle.errors import DataError, TreadleError, UsageError
+from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Progress
 from treadle.store.blocking.store import Store
 
+PAGES = Limits(rebuild_page=100)
 CODES = ("computed", "extended-reference", "subset")
 
 
@@ -107,14 +109,14 @@ def test_a_killed_apply_goes_on_where_it_was(database: Any) -> None:
             raise Killed
 
     with pytest.raises(Killed):
-        Application(database, plan, progress=kill).run()
+        Application(database, plan, progress=kill, limits=PAGES).run()
     row = before.row_of(database, plan)
     assert row is not None
     assert ("applying", ["set up"]) == (row["state"], row["done"][:1])
     # The job row says "running", as after a kill; its process has ended.
     database["treadle.jobs"].update_many({}, {"$set": {"updated": dt.datetime(2025, 1, 1)}})
     visited: list[int] = []
-    Application(database, plan, progress=lambda each: visited.append(each.done)).run()
+    Application(database, plan, progress=lambda each: visited.append(each.done), limits=PAGES).run()
     assert [] == verified(Store(database, models=load_models(plan.models)))
     # The pages that were done are not done again.
     assert max(visited) < 400

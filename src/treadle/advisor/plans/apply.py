@@ -19,11 +19,14 @@ from treadle.advisor.plans.folder import ChangePlan, Step
 from treadle.advisor.plans.models import load_models
 from treadle.advisor.plans.settle import catch_up, verified
 from treadle.errors import DataError, UsageError
+from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Finding, Progress
 from treadle.model.document import Document
 from treadle.store.blocking.store import Store
 
 FINDINGS_NAMED_MAX = 5
+# Larger pages than usual: a whole collection is gone through, and few writers meet it.
+LIMITS = Limits(rebuild_page=500, verify_page=2_000)
 Tell = Callable[[str], None]
 
 
@@ -38,10 +41,11 @@ class Application:
         throttle: Any = None,
         tell: Tell = lambda text: None,
         progress: Callable[[Progress], None] | None = None,
+        limits: Limits = LIMITS,
     ) -> None:
         before.require_database(database, plan)
         self.plan = plan
-        self.store = Store(database, models=load_models(plan.models))
+        self.store = Store(database, models=load_models(plan.models), limits=limits)
         self.database: Database[Any] = self.store.database
         self._throttle = throttle
         self._tell = tell

@@ -15,7 +15,7 @@ from typing import Any
 from pymongo.database import Database
 
 from treadle.advisor.plans import before
-from treadle.advisor.plans.apply import Tell
+from treadle.advisor.plans.apply import LIMITS, Tell
 from treadle.advisor.plans.folder import ChangePlan
 from treadle.advisor.plans.models import load_models
 from treadle.advisor.plans.reads import by_index, patterns, recorded
@@ -85,7 +85,7 @@ def prove(
             f"This plan is not applied to {database.name}; run treadle apply first.", code="plan-not-applied"
         )
     groups, indexed, seconds = recorded(plan, workload)
-    store = Store(database, models=load_models(plan.models))
+    store = Store(database, models=load_models(plan.models), limits=LIMITS)
     followed = is_followed(store)
     behind = catch_up(store)
     tell("Verifying every maintained value.")
