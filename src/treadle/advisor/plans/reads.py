@@ -6,20 +6,22 @@ owner may read the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from treadle.advisor.plans.folder import MODE_PRIVATE, READS, ChangePlan
 from treadle.advisor.plans.models import load_models
 from treadle.advisor.trials.declared import Patterns, patterns_of
-from treadle.advisor.trials.rewrite import Rewritten, unchanged
+from treadle.advisor.trials.rewrite import Rewritten, rewrite, unchanged
 from treadle.advisor.trials.units import Group, Unit, chosen, grouped
 from treadle.advisor.trials.workload_file import Request, Workload, end_line, header_line, read
 from treadle.errors import UsageError
 
 # The way that a read took before there was an index for it.
-_NATURAL = [("$natural", 1)]
+_NATURAL = {"$natural": 1}
 
 
 def write_reads(plan: ChangePlan, workload: Workload, folder: Path) -> int:
@@ -41,8 +43,8 @@ def patterns(plan: ChangePlan) -> Patterns:
     return patterns_of(load_models(plan.models))
 
 
-def recorded(plan: ChangePlan, path: Path) -> tuple[list[Group], list[Group], float]:
-    """The reads that the plan's fields answer, those that its indexes do, and the recording's seconds."""
+def recorded(plan: ChangePlan, path: Path, row: Mapping[str, Any]) -> tuple[list[Group], float]:
+    """The reads that the plan changes, each on the way that it took before, and the recording's seconds."""
     workload = read(path)
     if workload.redacted:
         raise UsageError(
@@ -50,10 +52,44 @@ def recorded(plan: ChangePlan, path: Path) -> tuple[list[Group], list[Group], fl
             "record without --redact, and give it as --workload.",
             code="workload-redacted",
         )
-    by_index = _scanning(plan, workload)
-    for group in by_index:
-        group.units = [_without_index(unit) for unit in group.units]
-    return chosen(workload, patterns(plan)), by_index, workload.summary().seconds
+    groups = [*chosen(workload, patterns(plan)), *_scanning(plan, workload)]
+    former = {
+        each["name"]: {index["name"]: list(index["key"]) for index in each["indexes"]}
+        for each in row["before"]["indexes"]
+        if row["indexes_made"].get(each["name"])
+    }
+    for group in groups:
+        group.units = [tuple(_as_before(each, former) for each in unit) for unit in group.units]
+    return groups, workload.summary().seconds
+
+
+def _as_before(request: Request, former: Mapping[str, Mapping[str, list[str]]]) -> Request:
+    """The read on the way that it took: an index that the plan made would make it quicker as well."""
+    indexes = former.get(request.collection)
+    if indexes is None or request.operation not in ("find", "aggregate") or request.body.get("hint"):
+        return request
+    hint: Any = None
+    if request.plan == "COLLSCAN":
+        hint = _NATURAL
+    elif request.plan.startswith("IXSCAN"):
+        hint = _former_index(request, indexes)
+    return request if hint is None else replace(request, body={**request.body, "hint": hint})
+
+
+def _former_index(request: Request, indexes: Mapping[str, list[str]]) -> str | None:
+    """The index of before that serves most of a read: of its filter, else of its sort."""
+    stages = request.body.get("pipeline") or [{}]
+    first = stages[0] if isinstance(stages[0], Mapping) else {}
+    condition = request.body.get("filter") or first.get("$match") or {}
+    sort = request.body.get("sort") or first.get("$sort") or {}
+    for paths in (set(condition), set(sort)):
+        served = {
+            name: len(list(itertools.takewhile(paths.__contains__, keys))) for name, keys in indexes.items()
+        }
+        best = max(served, key=lambda name: served[name], default=None)
+        if best is not None and served[best]:
+            return best
+    return None
 
 
 def _scanning(plan: ChangePlan, requests: Iterable[Request]) -> list[Group]:
@@ -68,11 +104,16 @@ def _scanning(plan: ChangePlan, requests: Iterable[Request]) -> list[Group]:
     return grouped(requests, Patterns({}), wanted)
 
 
-def _without_index(unit: Unit) -> Unit:
-    return tuple(replace(each, body={**each.body, "hint": _NATURAL}) for each in unit)
+def rewriter(plan: ChangePlan) -> Callable[[Unit], Rewritten | None]:
+    """What takes the place of a unit once the plan is applied: another read, or the same by any index."""
+    declared = patterns(plan)
+
+    def after(unit: Unit) -> Rewritten | None:
+        free = tuple(replace(each, body=_without_hint(each)) for each in unit)
+        return rewrite(free, declared) or (unchanged(free) if unit != free else None)
+
+    return after
 
 
-def by_index(unit: Unit) -> Rewritten | None:
-    """The same reads, for which the server may use any index."""
-    bodies = [{name: value for name, value in each.body.items() if name != "hint"} for each in unit]
-    return unchanged([replace(each, body=body) for each, body in zip(unit, bodies, strict=True)])
+def _without_hint(request: Request) -> dict[str, Any]:
+    return {name: value for name, value in request.body.items() if name != "hint"}
