@@ -117,6 +117,15 @@ def test_a_pattern_on_a_natural_key_says_to(database: Any) -> None:
     assert "Air " in str(database["flights"].find_one())
 
 
+def test_a_large_collection_is_not_read_whole_to_look_for_keys(database: Any) -> None:
+    database["logs"].insert_many([{"code": f"c{n}", "level": n % 3} for n in range(20_100)])
+    database["codes"].insert_many([{"code": f"c{n}", "text": f"t{n}"} for n in range(50)])
+    with profiled(database):
+        scan(database)
+    returned = database["system.profile"].find({"command.comment": "treadle scan"}, {"nreturned": 1})
+    assert max(each.get("nreturned", 0) for each in returned) < 10_000
+
+
 # -- series ------------------------------------------------------------------------------------
 
 

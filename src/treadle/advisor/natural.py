@@ -52,6 +52,9 @@ CONTAINED_MIN, CONTAINED_MIN_BY_NAME = 0.95, 0.8
 DISTINCT_SHARE_MAX = 0.8
 KEYS_TIMES_MIN = 2
 
+# By kind: the collection, its unique field, and the hashes of its values.
+Known = dict[str | None, list[tuple[CollectionFacts, str, frozenset[int]]]]
+
 
 def key_fields(parent: CollectionFacts) -> list[FieldFacts]:
     """The fields of a small collection that may be keys, the likeliest first."""
@@ -134,12 +137,18 @@ def sampled_values(fields: Sequence[FieldFacts], rows: Sequence[Mapping[str, Any
     return values
 
 
-def candidates(
-    child: CollectionFacts,
-    values: Mapping[str, list[Any]],
-    parents: Mapping[str, CollectionFacts],
-    keys: Mapping[str, Mapping[str, frozenset[int]]],
-) -> Iterator[Candidate]:
+def by_kind(
+    parents: Mapping[str, CollectionFacts], keys: Mapping[str, Mapping[str, frozenset[int]]]
+) -> Known:
+    """All unique fields, those of text apart from those of numbers."""
+    known: Known = {}
+    for name, unique in keys.items():
+        for path, hashes in unique.items():
+            known.setdefault(_kind(parents[name].fields[path]), []).append((parents[name], path, hashes))
+    return known
+
+
+def candidates(child: CollectionFacts, values: Mapping[str, list[Any]], keys: Known) -> Iterator[Candidate]:
     """Every reference by a natural key that the values bear out."""
     for field in referring_fields(child):
         sample = values.get(field.path, [])
@@ -147,22 +156,20 @@ def candidates(
         if not hashes:
             continue
         recurring = len(hashes) <= DISTINCT_SHARE_MAX * len(sample)
-        for parent in parents.values():
-            for path, known in keys.get(parent.name, {}).items():
-                key = parent.fields[path]
-                # What refers to its own collection is told by its name; see `relations.py`.
-                if parent.name == child.name or _kind(key) != _kind(field):
-                    continue
-                # A few of many values look all different; there must then be fewer keys than documents.
-                recurs = recurring or child.count >= KEYS_TIMES_MIN * len(known)
-                score = _score(field, parent, key, recurs)
-                if score is None:
-                    continue
-                least = CONTAINED_MIN_BY_NAME if score else CONTAINED_MIN
-                distinct = DISTINCT_MIN_BY_NAME if score else DISTINCT_MIN
-                share = len(hashes & known) / len(hashes)
-                if share >= least and len(hashes) >= distinct:
-                    yield Candidate(child.name, field, parent.name, path, score, least, "values")
+        for parent, path, known in keys.get(_kind(field), ()):
+            # What refers to its own collection is told by its name; see `relations.py`.
+            share = len(hashes & known) / len(hashes)
+            if share < CONTAINED_MIN_BY_NAME or parent.name == child.name:
+                continue
+            # A few of many values look all different; there must then be fewer keys than documents.
+            recurs = recurring or child.count >= KEYS_TIMES_MIN * len(known)
+            score = _score(field, parent, parent.fields[path], recurs)
+            if score is None:
+                continue
+            least = CONTAINED_MIN_BY_NAME if score else CONTAINED_MIN
+            distinct = DISTINCT_MIN_BY_NAME if score else DISTINCT_MIN
+            if share >= least and len(hashes) >= distinct:
+                yield Candidate(child.name, field, parent.name, path, score, least, "values")
 
 
 def _score(field: FieldFacts, parent: CollectionFacts, key: FieldFacts, recurs: bool) -> int | None:
@@ -175,9 +182,9 @@ def _score(field: FieldFacts, parent: CollectionFacts, key: FieldFacts, recurs: 
         return 1 if _looks_like_key(parent, key) else None
     if not own or own[-1] in TEXTS or _kind(field) != "text" or not _looks_like_key(parent, key):
         return None
-    if own == target:
-        return 1
-    return 0 if recurs else None
+    if not recurs:
+        return None
+    return 1 if own == target else 0
 
 
 def _looks_like_key(parent: CollectionFacts, key: FieldFacts) -> bool:

@@ -102,15 +102,16 @@ class Prover:
             if rows:
                 self.keys[parent.name] = natural.unique_keys(fields, rows)
         found: list[Candidate] = []
+        known = natural.by_kind(parents, self.keys)
         for child in parents.values():
             fields = natural.referring_fields(child)
-            if not fields or not any(self.keys.values()):
+            if not fields or not known:
                 continue
             sample: list[structure.Stage] = [{"$sample": {"size": natural.sampled_documents(child)}}]
             pipeline = natural.values_pipeline(fields, sample)
             rows = self._attempt(child.name, "what it refers to", partial(self._rows, child, pipeline))
             values = natural.sampled_values(fields, rows or [])
-            found += natural.candidates(child, values, parents, self.keys)
+            found += natural.candidates(child, values, known)
         return found
 
     def _rows(self, facts: CollectionFacts, pipeline: list[structure.Stage]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from bson import ObjectId
@@ -19,6 +20,8 @@ from bson import ObjectId
 from treadle.advisor.facts import NUMBERS, CollectionFacts, Copy, Distribution, FieldFacts, Relation
 from treadle.advisor.structure import Stage, has_plain_path, label, query_path
 
+# Each name is compared with every other one.
+NAMES_CACHED = 20_000
 KEY_TYPES = frozenset({"objectId", "string", "int", "long", "double", "binData"})
 KEY_CLASSES = (ObjectId, str, int, float, bytes)
 # Values of these types occur in another collection by reference, not by chance.
@@ -62,6 +65,7 @@ class Candidate:
         return "number" if self.field.type in NUMBERS else self.field.type
 
 
+@lru_cache(NAMES_CACHED)
 def words(name: str) -> tuple[str, ...]:
     """The words of a name in lower case: `authorIds`, `author_ids` and `Author-IDs` are the same."""
     split = re.sub(r"([a-z0-9])([A-Z])|([A-Z]+)([A-Z][a-z])", r"\1\3 \2\4", name)
@@ -90,6 +94,7 @@ def _singular(word: str) -> str:
     return word
 
 
+@lru_cache(NAMES_CACHED)
 def stem(name: str) -> tuple[str, ...]:
     """What a reference's name is about: `customer_ids` -> customer."""
     parts = list(words(name))
@@ -98,6 +103,7 @@ def stem(name: str) -> tuple[str, ...]:
     return singular(parts)
 
 
+@lru_cache(NAMES_CACHED)
 def subject(collection: str) -> tuple[str, ...]:
     """What a collection is about: `shop.order_items` -> order item."""
     return singular(words(collection.rpartition(".")[2] or collection))

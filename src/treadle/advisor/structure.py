@@ -27,6 +27,8 @@ NUL = "\x00"
 RESERVED = "_treadle"
 DEPTH_MAX = 6
 ELEMENTS_MAX = 20
+# Of an object with more keys, the first are looked at: they are data, and not names.
+KEYS_MAX = 1_000
 # An object with more different keys than this, most of them rare, is a map.
 MAP_KEYS_MIN = 40
 MAP_KEY_SHARE_MAX = 0.2
@@ -206,7 +208,9 @@ def _entries(pairs: Any, prefix: Any, depth: int) -> dict[str, Any]:
             "in": {"$concatArrays": parts},
         }
     }
-    return _flatten({"$map": {"input": pairs, "as": each, "in": body}})
+    # The server joins lists in quadratic time, and looks at its clock only between documents.
+    first = {"$slice": [pairs, KEYS_MAX]}
+    return _flatten({"$map": {"input": first, "as": each, "in": body}})
 
 
 def _elements(value: str, path: str, depth: int) -> dict[str, Any]:
