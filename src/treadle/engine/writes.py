@@ -34,6 +34,7 @@ from treadle.plan import (
     Plan,
     Raw,
     Update,
+    aggregate,
     bulk_write,
     by_id,
     find,
@@ -48,7 +49,7 @@ from treadle.plan.server_errors import translate_update
 from treadle.query.comparison import same
 from treadle.query.keys import distinct, freeze
 from treadle.query.names import Unchecked, checked_array_filters
-from treadle.query.pairs import paired_update, refuse_names
+from treadle.query.pairs import paired_update, sorting_stages, sorts_names
 from treadle.query.paths import overlap, plain
 from treadle.query.safety import Sort, clean, clean_filter, clean_update, sort_keys, touched_paths
 
@@ -204,7 +205,9 @@ class UpdateOneDocument(_Update, Work[D | None]):
     ) -> None:
         self._prepare(entry, update)
         self.filter = crud.which(entry, id_or_filter)
-        self.sort = refuse_names(entry.codec, sort_keys(sort, entry.codec))
+        self.sort = sort_keys(sort, entry.codec)
+        # By an attribute only a pipeline sorts, so that the document is found first.
+        self._by_attribute = sorts_names(entry.codec, self.sort)
         crud.check_returns(returns)
         self.returns = returns
         self.shows_document = returns == "after"
@@ -233,14 +236,27 @@ class UpdateOneDocument(_Update, Work[D | None]):
         # Without a transaction an intent must name the document before it is written.
         followed = maintains or entry.feeding(GatherRule) or entry.versioned or self.returns == "before"
         # Whoever refers to it by a name that it had must be found by that.
-        followed = followed or any(each.named_by for each in entry.related)
+        followed = followed or self._by_attribute or any(each.named_by for each in entry.related)
         followed = followed or not self.sure
         if ledger.transactional and not followed:
             return (yield from self._only_copied(ledger))
-        before = yield from find_one(entry.collection, self.filter, sort=self.sort)
+        before = yield from self._first()
         if before is None:
             return None
         return (yield from self.update_found(before, server, ledger))
+
+    def _first(self) -> Plan[Raw | None]:
+        """The document that matches first."""
+        if not self._by_attribute:
+            return (yield from find_one(self.entry.collection, self.filter, sort=self.sort))
+        sorting, tidying = sorting_stages(self.entry.codec, self.sort or ())
+        stages: list[Raw] = [{"$match": self.filter}, *sorting, {"$limit": 1}, tidying]
+        rows = yield from aggregate(self.entry.collection, stages)
+        return rows[0] if rows else None
+
+    @property
+    def alone(self) -> bool:
+        return super().alone and not self._by_attribute
 
     def update_found(self, before: Raw, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
         """Update the document that was just read."""

@@ -211,7 +211,7 @@ def refuse_names(codec: Codec[Any], keys: list[tuple[str, int]] | None) -> list[
     """The keys of a sort, where they are not of this kind."""
     if sorts_names(codec, keys):
         raise UsageError(
-            "only find and find_one can sort by an attribute; sort by a field here",
+            "only find, find_one and update sort by an attribute; sort by a field here",
             code="sort-invalid",
         )
     return keys
