@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from bson import ObjectId
+from pymongo import MongoClient
 
 from tests.advisor.plans.shops import everything, plan_for, shop
 from treadle.advisor.plans import before
@@ -19,6 +21,7 @@ from treadle.advisor.plans.undo import Undoing
 from treadle.errors import DataError, TreadleError, UsageError
 from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Progress
+from treadle.server.local import start
 from treadle.store.blocking.store import Store
 
 PAGES = Limits(rebuild_page=100)
@@ -223,3 +226,39 @@ def test_a_step_stops_at_its_threshold_and_a_worker_forbids_undo(database: Any) 
         worker.stop()
         thread.join()
     Undoing(database, plan).run()
+
+
+def test_a_copy_made_by_hand_is_taken_over_under_its_own_name(database: Any) -> None:
+    """The advisor's own declaration: stale copies become right, and get their former values back."""
+    customers = [ObjectId() for _ in range(50)]
+    database["customers"].insert_many([{"_id": each, "name": f"n{n}"} for n, each in enumerate(customers)])
+    database["orders"].insert_many(
+        [
+            {
+                "customerId": customers[n % 50],
+                "customerName": f"n{n % 50}" if n % 10 else "stale",
+                "total": n,
+            }
+            for n in range(500)
+        ]
+    )
+    plan = plan_for(database, "extended-reference")
+    assert (Place("orders", "customerName", adopted=True),) == plan.places
+    was = everything(database)
+    Application(database, plan).run()
+    assert 0 == database["orders"].count_documents({"customerName": "stale"})
+    Undoing(database, plan).run()
+    assert was == everything(database)
+
+
+@pytest.mark.server
+def test_a_server_without_change_streams_is_refused(database: Any) -> None:
+    shop(database)
+    plan = plan_for(database, "computed")
+    with start(replica_set=False) as running, MongoClient[Any](running.uri) as client:
+        alone = client[database.name]
+        for name in ("products", "reviews"):
+            alone[name].insert_many(database[name].find())
+        was = everything(alone)
+        assert "plan-needs-stream" == code_of(lambda: Application(alone, plan).run())
+        assert was == everything(alone)

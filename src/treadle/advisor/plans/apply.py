@@ -18,7 +18,7 @@ from treadle.advisor.plans import before
 from treadle.advisor.plans.folder import ChangePlan, Step
 from treadle.advisor.plans.models import load_models
 from treadle.advisor.plans.settle import catch_up, verified
-from treadle.errors import DataError, UsageError
+from treadle.errors import DataError, TreadleError, UsageError
 from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Finding, Progress
 from treadle.model.document import Document
@@ -105,13 +105,17 @@ class Application:
         return row
 
     def _require_streams(self) -> None:
-        if self.plan.maintain == "stream" and not self.store._capabilities().streams:
+        try:
+            self.store._capabilities()
+        except TreadleError as error:
+            if error.code != "streams-unavailable":
+                raise
             raise UsageError(
                 "The plan follows the change stream, which this server does not have: it is no replica set. "
                 "Make it one (rs.initiate()), or make the plan with --maintain write, for applications all "
                 "of whose writers use Treadle.",
                 code="plan-needs-stream",
-            )
+            ) from None
 
     def _entry(self, step: Step) -> Any:
         return self.store.graph.entry(self._model(step))
