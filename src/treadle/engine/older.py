@@ -144,7 +144,7 @@ def found_in_commands(
 ) -> Plan[dict[Any, dict[str, Any]]]:
     """What a rule finds for its targets by itself: the best of all are among the best of each part."""
     match, pieces = rule.key.match(keys), _pieces(rule.source, older)
-    while len(pieces) > 1:
+    while len(pieces) > 1 and rule.names_sources:
         best: set[Any] = set()
         for piece in pieces:
             through = through_versions(rule.source, match, piece, only=True)

@@ -140,6 +140,9 @@ class GatherRule(Rule):
         # Values inside the array that holds the key belong to that one element.
         self.per_element = False
 
+    # Whether what it finds for a target are items that hold the ids of their sources, the first of some order.
+    names_sources = False
+
     def holds(self) -> list[tuple[str, Held]]:
         if not self.held:
             return []

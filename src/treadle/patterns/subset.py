@@ -54,6 +54,7 @@ class Subset(Pattern):
 class SubsetRule(GatherRule):
     pattern = "subset"
     uses = frozenset({"array_sorts", "lookup_pipelines"})
+    names_sources = True
 
     def __init__(self, place: Place, graph: Models, declared: Subset) -> None:
         sources = declared.source, declared.by, declared.where, declared.to
