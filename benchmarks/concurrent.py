@@ -17,13 +17,14 @@ from time import monotonic
 from typing import Any
 
 from bson import ObjectId
-from pymongo import MongoClient
+from pymongo import AsyncMongoClient, MongoClient
 
 from benchmarks.harness import Contender, Context, Goal, Group
-from benchmarks.libraries import COLLECTION, DATABASE, AsyncLibrary, AsyncTreadle, asynchronous
+from benchmarks.libraries import COLLECTION, DATABASE, AsyncLibrary, AsyncTreadle, Person, asynchronous
 from benchmarks.people import person
 from benchmarks.web_app import DATABASE as WEB_DATABASE
 from benchmarks.web_app import LIBRARIES
+from treadle import AsyncStore, Limits
 
 TASKS = 500
 TASKS_QUICK = 100
@@ -39,6 +40,7 @@ def groups() -> list[Group]:
     """Each call from many tasks, and each request."""
     return [
         *(Group("concurrent", f"500 tasks: {call}", _calls(call)) for call in GOALS),
+        Group("concurrent", "a single caller: get by id", _single, rounds=31),
         Group("concurrent", "FastAPI, 64 connections: GET /products/{id}", _requests(_get), rounds=9),
         Group("concurrent", "FastAPI, 64 connections: POST /reviews", _requests(_post), rounds=9),
     ]
@@ -78,6 +80,28 @@ def _calls(call: str) -> Callable[[Context], Sequence[Contender]]:
         return [contender(library) for library in libraries]
 
     return make
+
+
+def _single(context: Context) -> list[Contender]:
+    """What it costs a caller who is alone that others might come."""
+    count = context.scale(TASKS, TASKS_QUICK)
+    client: AsyncMongoClient[Any] = AsyncMongoClient(context.uri)
+    context.stack.callback(lambda: context.wait(client.close()))
+    stores = {
+        most: AsyncStore(client[DATABASE], [Person], limits=Limits(together_max=most))
+        for most in (1, Limits().together_max)
+    }
+    stored = context.wait(stores[1].insert(Person.model_validate(person(1))))
+
+    def contender(name: str, store: AsyncStore, goal: Goal | None = None) -> Contender:
+        async def work(_: None) -> None:
+            for _ in range(count):
+                await store.get(Person, stored.id)
+
+        return Contender(name, lambda: None, work, operations=count, goal=goal)
+
+    first, second = stores.values()
+    return [contender("alone by declaration", first), contender("alone by chance", second, Goal(1.02))]
 
 
 # -- requests --------------------------------------------------------------------------------------

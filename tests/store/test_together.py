@@ -23,7 +23,17 @@ from pymongo.errors import PyMongoError
 
 from tests import faults
 from tests.support import Heard
-from treadle import AsyncStore, DataError, Document, DuplicateKey, Indexed, Store, TimedOut, UsageError
+from treadle import (
+    AsyncStore,
+    DataError,
+    Document,
+    DuplicateKey,
+    Indexed,
+    Limits,
+    Store,
+    TimedOut,
+    UsageError,
+)
 from treadle.server.local import start
 
 WAIT_SECONDS_MAX = 50
@@ -799,3 +809,17 @@ def _check_struck(kind: str, number: int, key: Any, result: Any, there: dict[Any
         grown = number + (10 if kind == "find_one_and_update" else 0)
         assert there[key]["age"] in ({number, grown} if failed else {grown})
         assert failed or grown == result.age
+
+
+def test_a_limit_of_one_turns_it_off(server: Any, database: Any) -> None:
+    Store(database, MODELS).setup()
+    ids = stored(database, 5)
+
+    async def main() -> list[Any]:
+        async with AsyncMongoClient(server.uri) as client:
+            store = AsyncStore(client[database.name], MODELS, limits=Limits(together_max=1))
+            found = await asyncio.gather(*(store.get(Person, each) for each in ids))
+            assert {} == store.runner._lanes
+            return list(found)
+
+    assert ["0", "1", "2", "3", "4"] == [each.name for each in asyncio.run(main())]

@@ -190,7 +190,7 @@ class AsyncRunner:
 
     async def _together(self, command: Shareable) -> Any:
         """Perform a command together with those of other tasks who come at the same time."""
-        if self._shards is not None or joined.by_driver():
+        if self._shards is not None or self._limits.together_max == 1 or joined.by_driver():
             return await self._by_itself(command)
         lane = lane_of(command)
         combiner = self._lanes.get(lane)

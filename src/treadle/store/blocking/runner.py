@@ -189,7 +189,7 @@ class Runner:
 
     def _together(self, command: Shareable) -> Any:
         """Perform a command together with those of other tasks who come at the same time."""
-        if self._shards is not None or joined.by_driver():
+        if self._shards is not None or self._limits.together_max == 1 or joined.by_driver():
             return self._by_itself(command)
         lane = lane_of(command)
         combiner = self._lanes.get(lane)
