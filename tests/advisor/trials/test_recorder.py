@@ -94,6 +94,8 @@ def test_reads_and_writes_are_recorded_with_their_values(uri, database, tmp_path
     assert {"$inc": {"n": 2}} == of(workload, "modify").body["update"]
     summary = workload.summary()
     assert (recorded.operations, True) == (summary.operations, summary.complete)
+    assert recorded.seconds > 0.5
+    assert all(0 <= each.at < 30 for each in workload)
     assert recorded.cost_ratio is not None
     # Our own reads of the profiler, and the fixed load, are none of the clients' work.
     assert {"orders"} == {each.collection for each in workload}

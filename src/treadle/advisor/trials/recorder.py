@@ -180,16 +180,7 @@ class _Recording:
     full: bool = False
 
     def run(self, path: Path, seconds: float, progress: Progress) -> Recorded:
-        self.started = self.database.client.admin.command("hello")["localTime"].replace(tzinfo=UTC)
-        self._write(
-            workload_file.header_line(
-                self.database.name,
-                self.started,
-                self.redactor is not None,
-                profiler_before=self.former.as_command(),
-            )
-        )
-        self.file.flush()
+        self._begin()
         complete, ratio = True, None
         begin = time.monotonic()
         stream = self._change_stream()
@@ -197,6 +188,7 @@ class _Recording:
             # An interruption may come at once: from here on the level is set back.
             try:
                 ratio = self._own_cost()
+                self._begin()
                 raise_level(self.database, self.former)
                 begin = time.monotonic()
                 self._follow(stream, begin, seconds, progress)
@@ -225,6 +217,21 @@ class _Recording:
             )
         )
         return recorded
+
+    def _begin(self) -> None:
+        """Write the header; once more when the recording really begins, as its times count from then."""
+        self.started = self.database.client.admin.command("hello")["localTime"].replace(tzinfo=UTC)
+        header = workload_file.header_line(
+            self.database.name,
+            self.started,
+            self.redactor is not None,
+            profiler_before=self.former.as_command(),
+        )
+        self.file.seek(0)
+        self.file.truncate()
+        self.written = 0
+        self._write(header)
+        self.file.flush()
 
     def _restore(self) -> None:
         """Set the level back, also when asked to stop once more meanwhile."""
@@ -262,9 +269,9 @@ class _Recording:
                         if row is not None:
                             moment = row.get("ts")
                             last = moment if isinstance(moment, datetime) else last
-                            self._take(row)
-                            if moment is not None and (moment - self.started).total_seconds() > seconds + 1:
+                            if (last - self.started).total_seconds() > seconds:
                                 return
+                            self._take(row)
                         elif time.monotonic() - begin >= seconds:
                             if drained or time.monotonic() - begin > seconds + DRAIN_SECONDS_MAX:
                                 return
