@@ -140,7 +140,7 @@ class GatherRule(Rule):
         # Values inside the array that holds the key belong to that one element.
         self.per_element = False
 
-    # Whether what it finds for a target are items that hold the ids of their sources, the first of some order.
+    # Whether what it finds for a target are the first of its sources in some order, with their ids.
     names_sources = False
 
     def holds(self) -> list[tuple[str, Held]]:
