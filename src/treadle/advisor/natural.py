@@ -32,6 +32,7 @@ KEYED_DOCUMENTS_MIN = 3
 KEY_FIELDS_MAX = 8
 REFERRING_FIELDS_MAX = 40
 KEY_LENGTH_MAX = 100
+ITEMS_MAX = 50
 # Some 30 MB of hashes at most.
 HASHES_MAX = 400_000
 SAMPLED_DOCUMENTS = 200
@@ -98,7 +99,12 @@ def values_pipeline(fields: Sequence[FieldFacts], sample: list[Stage]) -> list[S
     project: dict[str, Any] = {"_id": 0}
     for number, each in enumerate(fields):
         path = query_path(each.steps)
-        if each.in_array or _kind(each) != "text":
+        if each.in_array:
+            # The first items are enough, and all of them may be megabytes.
+            items = {"$slice": [f"${path}", ITEMS_MAX]}
+            project[f"f{number}"] = {"$cond": [{"$isArray": [f"${path}"]}, items, f"${path}"]}
+            continue
+        if _kind(each) != "text":
             project[f"f{number}"] = f"${path}"
             continue
         is_short = {"$lte": [{"$strLenBytes": {"$ifNull": [f"${path}", ""]}}, KEY_LENGTH_MAX]}
