@@ -13,6 +13,7 @@ from bson import ObjectId
 from pydantic import BaseModel
 from pymongo import MongoClient
 
+from tests.upkeep.followed import without_former_states
 from treadle import (
     Average,
     Count,
@@ -218,7 +219,7 @@ def test_the_worker_follows_raw_writers(run, database, former):
     store.setup()
     if not former:
         for name in ("carriers", "shipments"):
-            database.command({"collMod": name, "changeStreamPreAndPostImages": {"enabled": False}})
+            without_former_states(database, name)
     store.worker().run_until_idle()
     chance = random.Random(3)
     for number in range(40):
@@ -348,6 +349,7 @@ def test_a_name_that_others_depend_on_is_not_given_up(run, alone, database, on_d
             assert 0 == raw["shipments"].count_documents({})
 
 
+@pytest.mark.since("6.0", "pre-images tell what was there before")
 def test_a_deleted_source_is_followed_by_name(run, database):
     Carrier, Shipment = models("stream", "cascade")
     store = run.store([Carrier, Shipment])

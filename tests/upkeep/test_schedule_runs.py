@@ -36,6 +36,7 @@ from tests.upkeep.daily_sales import (
     raw,
     summaries,
 )
+from tests.upkeep.followed import without_former_states
 from treadle import Count, Document, Limits, Max, Rollup, Store, UsageError
 from treadle.server.local import LocalServer, start
 from treadle.upkeep import merging
@@ -46,7 +47,7 @@ from treadle.upkeep import merging
 def test_without_former_states_everything_is_computed_anew(store, database):
     database.sales.insert_many([raw(n, "1", 2026, 3, 1) for n in range(5)])
     store.run_due(now=NOON)
-    database.command({"collMod": "sales", "changeStreamPreAndPostImages": {"enabled": False}})
+    without_former_states(database, "sales")
     database.sales.insert_one(raw(7, "1", 2026, 3, 1))
     (ran,) = store.run_due(now=NOON + HOURLY)
     assert not ran.whole, "an insert needs no former state"

@@ -72,6 +72,7 @@ def test_former_states_switched_off_and_on_again(shops, database):
     assert 48 == of(database, "shops", a)["total"]
 
 
+@pytest.mark.since("6.0", "pre-images tell what was there before")
 def test_an_event_without_its_former_state_makes_the_worker_go_over_everything(shops, database, caplog):
     """The server expired or lost it: nobody can say which target the document had fed."""
     store, (a, b, _) = shops

@@ -7,6 +7,7 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel
 
+from tests.upkeep.followed import without_former_states
 from treadle import Count, Document, ExtendedReference, Id, Sum
 
 
@@ -48,7 +49,7 @@ def test_each_kind_is_followed_by_its_own_rules(run, database, former_states):
     store.setup()
     if not former_states:
         for name in ("reviews", "items", "makers", "shelves"):
-            database.command({"collMod": name, "changeStreamPreAndPostImages": {"enabled": False}})
+            without_former_states(database, name)
     worker = store.worker()
     worker.run_until_idle()
     items, reviews = database["items"], database["reviews"]

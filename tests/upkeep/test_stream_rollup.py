@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from bson.decimal128 import Decimal128
 
+from tests.upkeep.followed import without_former_states
 from treadle import Average, Count, Day, Document, Formula, Limits, Max, Rollup, Store, Sum
 from treadle.upkeep import stream
 
@@ -176,7 +177,7 @@ def test_a_source_that_moves_on_before_its_event_is_read_leaves_nothing_behind(d
     store = Store(database, [Sale, BerlinDay], limits=Limits(worker_batch_max=1))
     store.setup()
     for name in ("sales", "berlin_days"):
-        database.command({"collMod": name, "changeStreamPreAndPostImages": {"enabled": False}})
+        without_former_states(database, name)
 
     def sale(days: int) -> dict[str, Any]:
         return {"product_id": 1, "amount": Decimal128("1"), "created_at": FIRST + timedelta(days=days)}

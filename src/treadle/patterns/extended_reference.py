@@ -105,6 +105,11 @@ class ReferenceRule(CopyRule):
         self.to = name or "_id"
         # No shard knows of the names that others hold.
         self.across_shards = name is None
+        if name is not None and declared.maintain == "stream" and declared.on_delete in ("clear", "cascade"):
+            # The event of a deletion has the id alone.
+            self.needs = {
+                "pre_images": f'declare maintain="write" or on_delete="keep", or leave out to={name!r}'
+            }
         self.by = relative.stored
         self.by_optional = relative.shape.optional
         self.steps = place.steps

@@ -183,6 +183,7 @@ def followed(run, database):
 # -- by the worker ---------------------------------------------------------------------------------
 
 
+@pytest.mark.since("6.0", "pre-images tell what was there before")
 def test_the_worker_records_what_others_write(run, database):
     store, worker, raw = followed(run, database)
     for name in "bcd":
@@ -204,6 +205,7 @@ def test_the_worker_records_what_others_write(run, database):
     assert [] == store.verify()
 
 
+@pytest.mark.since("6.0", "pre-images tell what was there before")
 def test_events_are_recorded_once_however_often_they_are_read(run, database):
     store = run.store([Followed], limits=Limits(worker_batch_max=2))
     store.setup()
@@ -220,6 +222,7 @@ def test_events_are_recorded_once_however_often_they_are_read(run, database):
     assert [] == store.verify()
 
 
+@pytest.mark.since("6.0", "pre-images tell what was there before")
 def test_a_state_that_the_worker_could_not_see_is_named(run, database):
     store, worker, raw = followed(run, database)
     database.command("collMod", "followed", changeStreamPreAndPostImages={"enabled": False})
@@ -231,6 +234,7 @@ def test_a_state_that_the_worker_could_not_see_is_named(run, database):
     assert [] == store.verify()
 
 
+@pytest.mark.since("6.0", "pre-images tell what was there before")
 def test_repair_does_not_mistake_what_the_worker_has_yet_to_read(run, database):
     """A row that repair writes is newer than the events that wait; these are passed over."""
     store, worker, raw = followed(run, database)

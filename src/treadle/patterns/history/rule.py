@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from treadle.engine.protocol import WriteProtocol
@@ -114,6 +115,9 @@ class WrittenHistory(HistoryRule):
 
 class FollowedHistory(HistoryRule):
     """A history that the worker writes."""
+
+    # The states that were are nowhere else.
+    needs: Mapping[str, str] = MappingProxyType({**TRANSACTIONS, "pre_images": 'declare maintain="write"'})
 
     def __init__(self, place: Place, graph: Models, declared: Any) -> None:
         super().__init__(place, graph, declared)
