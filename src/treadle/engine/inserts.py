@@ -17,7 +17,6 @@ from treadle.engine.touches import stamp
 from treadle.engine.work import Work
 from treadle.errors import UsageError
 from treadle.graph.change import Batch, Change
-from treadle.graph.changing import replacements
 from treadle.graph.gather import GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
@@ -135,7 +134,7 @@ class Insert(Work[list[D]]):
         new = [raw for raw, fresh in zip(raws, self.batch.fresh, strict=True) if fresh]
         # Nobody knows the id of a fresh one; its name anybody may.
         gathered = [(self.batch.known, derived.written), (new, derived.named)]
-        for replacement in replacements(entry):
+        for replacement in entry.replacements:
             for raw in raws:
                 # An earlier attempt may have turned it.
                 replacement.show(raw, "old")

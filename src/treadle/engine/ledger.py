@@ -9,7 +9,6 @@ from treadle.engine.older import as_current, older_among, through_versions
 from treadle.engine.pipelines import derivation
 from treadle.engine.sides import NONE, Sides, sides_of
 from treadle.graph.change import Change
-from treadle.graph.changing import replacements
 from treadle.graph.gather import GatherRule, contribution_stages
 from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, Raw, aggregate
@@ -39,7 +38,7 @@ class Ledger:
 
     def sides(self, entry: Entry[Any]) -> Plan[Sides]:
         """Which of two declarations the documents of a model show; asked once."""
-        if not replacements(entry):
+        if not entry.replacements:
             return NONE
         if entry not in self._sides:
             self._sides[entry] = yield from sides_of(entry)

@@ -17,7 +17,6 @@ from treadle.engine.fill import fill_copies
 from treadle.engine.older import found_in_commands, in_commands, older_sources
 from treadle.engine.pipelines import derivation, stamps_of, update_pipeline
 from treadle.engine.sides import NONE, Sides
-from treadle.graph.changing import replacements
 from treadle.graph.derived import CopyRule, FormulaRule, LocalRule
 from treadle.graph.gather import GatherRule, contribution_stages
 from treadle.graph.pattern import Entry, Maintain, Rule
@@ -159,7 +158,7 @@ class Recomputation:
         if not (self.copies or self.locals or entry.noted):
             own = [*paths, *(rule.path for rule in self.formulas), *entry.key_projection()]
             own += [rule.to for rule in self.gathers if rule.to is not None]
-            for each in replacements(entry):
+            for each in entry.replacements:
                 own += [each.mark, *(path for pair in each.pairs for path in pair)]
             self.projection = dict.fromkeys(outermost(own), 1)
 

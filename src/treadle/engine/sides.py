@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.graph.changing import Replacement, Side, replacements
+from treadle.graph.changing import Replacement, Side
 from treadle.graph.pattern import Entry
 from treadle.plan import Plan, Raw, find
 
@@ -74,7 +74,7 @@ NONE = Sides()
 
 def sides_of(entry: Entry[Any]) -> Plan[Sides]:
     """What the documents of a model show."""
-    changing = replacements(entry)
+    changing = entry.replacements
     if not changing:
         return NONE
     rows = yield from find(COLLECTION, {"_id": {"$in": [each.label for each in changing]}})

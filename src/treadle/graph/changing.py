@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from treadle.errors import DeclarationError
 from treadle.graph.gather import GatherRule
@@ -25,7 +25,7 @@ from treadle.model.bson_types import RESERVED
 from treadle.query.paths import put, value_at
 
 if TYPE_CHECKING:
-    from treadle.graph.pattern import Entry, Rule
+    from treadle.graph.pattern import Rule
     from treadle.plan import Raw
 
 Side: TypeAlias = Literal["old", "new"]
@@ -155,15 +155,6 @@ def _pairs(rule: GatherRule, former: GatherRule) -> tuple[tuple[str, str], ...]:
     pairs = {path: path.removesuffix(former.path) + rule.path for path in former.empty()}
     pairs |= {path.removesuffix(rule.path) + former.path: path for path in rule.empty()}
     return tuple(pairs.items())
-
-
-def replacements(entry: Entry[Any]) -> list[Replacement]:
-    """The fields of a model that have two declarations."""
-
-    def find() -> list[Replacement]:
-        return [rule.replacement for rule in entry.rules if rule.replacement is not None]
-
-    return entry.once("replacements", find)
 
 
 def _refused(what: str) -> DeclarationError:

@@ -105,6 +105,7 @@ class Graph:
         kinds.spread(self)
         for entry in self.entries.values():
             entry.forget_lookups()
+            entry.replacements = [each.replacement for each in entry.rules if each.replacement is not None]
         # Every rule once.
         self.rules = list(dict.fromkeys(rule for entry in self.entries.values() for rule in entry.rules))
         for rule in self.rules:

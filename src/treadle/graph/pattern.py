@@ -411,6 +411,8 @@ class Entry(Generic[D]):
         # What is declared here and on the kinds above, and what is made of this model's documents.
         self.rules: list[Rule] = []
         self.sourcing: list[Rule] = []
+        # The fields that have two declarations (`changing.py`).
+        self.replacements: list[Any] = []
         self._lookups: dict[Any, list[Any]] = {}
         self._made: dict[Any, Any] = {}
         # How its documents are stored, where that is not one by one.
