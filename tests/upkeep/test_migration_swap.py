@@ -8,10 +8,12 @@ from typing import Annotated, Any
 import pytest
 from bson import ObjectId
 from pymongo import IndexModel
+from pymongo.errors import WriteError
 
 from treadle import Count, DataError, Document, Id, Indexed, Store, UsageError, migration
 from treadle.plan.server_errors import SWAPPING
 from treadle.upkeep.migrations import swap
+from treadle.upkeep.migrations.run import lease_of
 
 NUMBER = 300
 
@@ -151,17 +153,67 @@ def test_a_document_that_cannot_be_migrated_changes_nothing(
 
 
 def test_a_swap_that_was_killed_holds_nobody_up(readers: list[dict[str, Any]], database: Any) -> None:
-    """The collection refuses writes, and nobody is left to end that: `recover` and the next run do."""
+    """The collection refuses writes, and nobody is left to end that: whoever comes next does."""
     store = Store(database, [Reader])
     before = described(database)
     kept = {name: before[0][name] for name in swap.KEPT_OPTIONS if name in before[0]}
-    for mend in (store.recover, lambda: store.migrate(Reader, strategy="swap")):
+    for mend in (
+        store.recover,
+        store.setup,
+        lambda: store.migrate(Reader),
+        lambda: store.migrate(Reader, strategy="swap"),
+    ):
         store.runner.run(swap._hold_up("readers", kept))
         with pytest.raises(Exception, match=r"121|validat"):
             database.readers.insert_one(old(9_999))
         mend()
         assert before == described(database)
         store.insert(Reader(full_name="new"))
+
+
+@pytest.mark.usefixtures("readers")
+def test_nobody_lets_writes_through_while_a_swap_is_under_way(database: Any) -> None:
+    """Else they would go to the collection that is about to be replaced, and be lost."""
+    store = Store(database, [Reader])
+    before = described(database)
+    kept = {name: before[0][name] for name in swap.KEPT_OPTIONS if name in before[0]}
+    lease = lease_of("readers", store.graph.limits, "another host:1:1/swap", lambda owner: False)
+    assert store.runner.run(lease.take())
+    store.runner.run(swap._hold_up("readers", kept))
+    assert [] == store.setup()
+    store.recover()
+    with pytest.raises(DataError) as refused:
+        store.migrate(Reader)
+    assert "migration-running" == refused.value.code
+    with pytest.raises(WriteError):
+        database.readers.insert_one(old(9_999))
+    store.runner.run(lease.release())
+    store.recover()
+    assert before == described(database)
+
+
+@pytest.mark.usefixtures("readers")
+@pytest.mark.parametrize("hindrance", ["lease", "validator"])
+def test_what_is_no_longer_held_up_is_not_renamed(
+    hindrance: str, database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, hold_up = Store(database, [Reader]), swap._hold_up
+
+    def hindered(collection: str, kept: Any, token: int | None) -> Any:
+        yield from hold_up(collection, kept, token)
+        if hindrance == "validator":
+            yield from swap.database_command({"collMod": collection, **kept})
+        else:
+            database["treadle.leases"].update_one({"_id": "migrate:readers"}, {"$inc": {"n": 1}})
+
+    monkeypatch.setattr(swap, "_hold_up", hindered)
+    before = described(database)
+    with pytest.raises(DataError) as refused:
+        store.migrate(Reader, strategy="swap")
+    assert {"lease": "migration-running", "validator": "migration-failed"}[hindrance] == refused.value.code
+    assert NUMBER - 3 == database.readers.count_documents({"name": {"$exists": True}})
+    assert [] == [name for name in database.list_collection_names() if name.startswith("treadle.swap.")]
+    assert before == described(database)
 
 
 def test_what_cannot_be_swapped_is_refused_by_name(database: Any) -> None:

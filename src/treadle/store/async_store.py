@@ -156,6 +156,8 @@ class AsyncStore(AsyncOperations):
         with warnings; `validation="enforce"` makes it binding, and
         `validation="keep"` changes no validator of a collection that is there.
         """
+        if not dry_run:
+            await self._end_swaps()
         done = await self.runner.run(set_up.setup(self.graph, dry_run, validation))
         self._unready = self._unready and dry_run
         return done

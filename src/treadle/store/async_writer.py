@@ -215,5 +215,10 @@ class AsyncWriter:
     async def recover(self) -> int:
         """Finish what a crash left half done, and try again what was set aside; how many things were done."""
         done = await self._recover()
-        done += await self.runner.run(swap.restore_all())
+        done += await self._end_swaps()
         return done + await self.runner.run(retries.retry_all(self.graph, await self._capabilities()))
+
+    async def _end_swaps(self) -> int:
+        """Let collections take writes again whose migration by swap was killed; how many."""
+        async with self._owning() as owner:
+            return await self.runner.run(swap.restore_all(self.graph.limits, owner, shell.is_dead))

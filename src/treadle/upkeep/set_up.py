@@ -39,6 +39,7 @@ from treadle.upkeep.change_stream import has_pre_images, keeps_former_states
 from treadle.upkeep.collection_schema import collection_schema
 from treadle.upkeep.events import Watch
 from treadle.upkeep.late_data import needs_before
+from treadle.upkeep.migrations.swap import REFUSING
 
 log = logger(__name__)
 # Whether validators that began with warnings are made binding, or those that are there are left alone.
@@ -167,6 +168,9 @@ def _set_up_collection(
     schema = collection_schema(entry) if validated else None
     change = yield from set_up_collection(entry, existing, schema, actions)
     if change is None or validation.is_newer(entry, change[0]["validator"]):
+        return
+    if change[0]["validator"] == REFUSING:
+        # Its documents are being swapped just now; whoever does that puts the validator back.
         return
     now, options = change
     gently = not enforce and (yield from _begins_with_warnings(entry, now, options))

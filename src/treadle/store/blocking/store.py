@@ -152,6 +152,8 @@ class Store(Operations):
         with warnings; `validation="enforce"` makes it binding, and
         `validation="keep"` changes no validator of a collection that is there.
         """
+        if not dry_run:
+            self._end_swaps()
         done = self.runner.run(set_up.setup(self.graph, dry_run, validation))
         self._unready = self._unready and dry_run
         return done

@@ -214,5 +214,10 @@ class Writer:
     def recover(self) -> int:
         """Finish what a crash left half done, and try again what was set aside; how many things were done."""
         done = self._recover()
-        done += self.runner.run(swap.restore_all())
+        done += self._end_swaps()
         return done + self.runner.run(retries.retry_all(self.graph, self._capabilities()))
+
+    def _end_swaps(self) -> int:
+        """Let collections take writes again whose migration by swap was killed; how many."""
+        with self._owning() as owner:
+            return self.runner.run(swap.restore_all(self.graph.limits, owner, shell.is_dead))

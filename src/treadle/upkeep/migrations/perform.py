@@ -49,7 +49,7 @@ from treadle.upkeep.migrations.run import (
     set_aside,
     write_each,
 )
-from treadle.upkeep.migrations.swap import check_swap, swap
+from treadle.upkeep.migrations.swap import check_swap, restore, swap
 
 ONLY_IN_A_TRANSACTION = (
     "it is too large to be compared with what was read, so that storing it takes a transaction, which a "
@@ -72,6 +72,7 @@ def migrate(run: Run) -> Plan[Migrated]:
         run.options.report.tending = run.lease.renew
         run.options.report.stopping = run.options.stop
     try:
+        yield from restore(run.entry.collection)
         finished = yield from (swap(run) if run.options.strategy == "swap" else _passes(run))
     except Exception:
         yield from run.lease.release()

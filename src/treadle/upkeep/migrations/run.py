@@ -147,8 +147,6 @@ def runs(
     for each, lineage in _members(entry):
         same = (lineage.current, lineage.written, *map(id, lineage.steps.values()))
         groups.setdefault(same, []).append((each, lineage))
-    limits = entry.limits
-    name, seconds = f"migrate:{entry.collection}", limits.migration_lease_seconds
     made = []
     for group in groups.values():
         scopes = [each.whole_exactly for each, _ in group]
@@ -156,9 +154,14 @@ def runs(
         if any(each is entry for each, _ in group) and len(group) == len([entry, *entry.below]):
             scope = dict(entry.whole_scope)
         lineage = group[0][1]
-        lease = Lease(limits, name, seconds, options.owner, options.is_dead)
+        lease = lease_of(entry.collection, entry.limits, options.owner, options.is_dead)
         made.append(Run(graph, server, entry, lineage, scope, _target(lineage, to), options, lease))
     return made
+
+
+def lease_of(collection: str, limits: Limits, owner: str, is_dead: Callable[[str], bool]) -> Lease:
+    """What only one process at a time holds who migrates a collection."""
+    return Lease(limits, f"migrate:{collection}", limits.migration_lease_seconds, owner, is_dead)
 
 
 def _members(entry: Entry[Any]) -> list[tuple[Entry[Any], Lineage]]:

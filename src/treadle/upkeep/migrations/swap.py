@@ -10,11 +10,15 @@ cannot be held up; those of that moment are done again after it.
 
 Whatever fails before the rename leaves the old collection as it was. Indexes,
 validator and options are those of the old collection.
+
+All of it is done under the lease of the migration. Nobody lets writes through
+again while that is held, and whoever has lost it renames nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bson import json_util
@@ -25,6 +29,7 @@ from treadle.engine.indexes import existing_collections, existing_indexes
 from treadle.engine.pages import chunks
 from treadle.errors import DataError, UsageError
 from treadle.graph.gather import freeze
+from treadle.graph.limits import Limits
 from treadle.plan import (
     Plan,
     Raw,
@@ -47,7 +52,7 @@ from treadle.upkeep.change_stream import (
     present_place,
 )
 from treadle.upkeep.migrations.ranges import of_version, pipelines
-from treadle.upkeep.migrations.run import Run
+from treadle.upkeep.migrations.run import Run, lease_of
 
 # What the validators of collections were that take no writes just now, as extended JSON.
 SWAPS = "treadle.swaps"
@@ -83,9 +88,11 @@ def check_swap(run: Run) -> None:
 
 def swap(run: Run) -> Plan[bool]:
     """Bring all documents to the version by a new collection; whether it was not told to stop."""
-    collection, shadow = run.entry.collection, f"treadle.swap.{run.entry.collection}"
-    yield from restore(collection)
-    options = (yield from existing_collections()).get(collection, {}).get("options")
+    collection = run.entry.collection
+    # Of this run alone: one that lost its lease may still write to its own.
+    shadow = f"treadle.swap.{run.lease.token}.{collection}"
+    existing = yield from existing_collections()
+    options = existing.get(collection, {}).get("options")
     if options is None:
         return True
     if options.get("capped") or options.get("timeseries"):
@@ -93,12 +100,15 @@ def swap(run: Run) -> Plan[bool]:
             f"{collection} is capped or a time series and cannot be renamed; leave strategy= out",
             code="migration-option",
         )
-    yield from _drop(shadow)
+    for name in existing:
+        if re.fullmatch(rf"treadle\.swap\.\d+\.{re.escape(collection)}", name):
+            yield from _drop(name)
     try:
         place = yield from present_place(run.limits)
         made = {name: value for name, value in options.items() if name not in KEPT_OPTIONS}
         yield from database_command({"create": shadow, **made})
         yield from _copy(run, shadow)
+        yield from _still_held(run)
         indexes = [
             _index(each) for each in (yield from existing_indexes(collection)) if each["name"] != "_id_"
         ]
@@ -125,24 +135,39 @@ def _follow_and_rename(run: Run, stream: ChangeStream, shadow: str, options: Raw
         if run.options.stop is not None and run.options.stop():
             yield from stream.close()
             return False
-        yield from run.lease.renew()
+        yield from _still_held(run)
         if (yield from _catch_up(run, stream, shadow)) <= FEW:
             break
     kept = {name: options[name] for name in KEPT_OPTIONS if name in options}
     if kept:
         yield from database_command({"collMod": shadow, **kept})
-    yield from _hold_up(collection, kept)
+    yield from _hold_up(collection, kept, run.lease.token)
     try:
         yield from _catch_up(run, stream, shadow)
+        yield from _still_held(run)
+        there = (yield from existing_collections()).get(collection, {}).get("options", {})
+        if there.get("validator") != REFUSING:
+            raise _taken_away(run)
         yield from _rename(shadow, collection)
     except BaseException:
-        yield from restore(collection)
+        yield from restore(collection, run.lease.token)
         raise
     yield from delete_many(SWAPS, {"_id": collection})
     yield from _delete_again(run, stream)
     yield from stream.close()
     run.done, run.left = run.total, 0
     return True
+
+
+def _still_held(run: Run) -> Plan[None]:
+    """Refuse to go on with what another process is at by now."""
+    yield from run.lease.renew()
+    if not run.lease.held:
+        raise DataError(
+            f"another process took over the migration of {run.entry.collection}, because this one did not "
+            "renew its lease in time; nothing was changed",
+            code="migration-running",
+        )
 
 
 def _copy(run: Run, shadow: str) -> Plan[None]:
@@ -208,8 +233,8 @@ def _catch_up(run: Run, stream: ChangeStream, shadow: str) -> Plan[int]:
 
 def _taken_away(run: Run) -> DataError:
     return DataError(
-        f"{run.entry.collection} was dropped or renamed while it was being migrated, or its change stream "
-        "has ended; nothing was changed, try again",
+        f"{run.entry.collection} was dropped or renamed or got another validator while it was being "
+        "migrated, or its change stream has ended; nothing was changed, try again",
         code="migration-failed",
     )
 
@@ -246,17 +271,20 @@ def _delete_again(run: Run, stream: ChangeStream) -> Plan[None]:
                 gone.append(event["documentKey"]["_id"])
 
 
-def _hold_up(collection: str, kept: Raw) -> Plan[None]:
+def _hold_up(collection: str, kept: Raw, token: int | None = None) -> Plan[None]:
     """Let the server refuse inserts and updates; those under way are waited for."""
-    note = {"$set": {"was": json_util.dumps({"validator": {}, **kept})}}
+    note = {"$set": {"was": json_util.dumps({"validator": {}, **kept}), "token": token}}
     yield from update_one(SWAPS, {"_id": collection}, note, upsert=True)
     refusing = {"validator": REFUSING, "validationLevel": "strict", "validationAction": "error"}
     yield from database_command({"collMod": collection, **refusing})
 
 
-def restore(collection: str) -> Plan[None]:
-    """Let a collection take writes again that a swap which did not come to its end held up."""
-    row = yield from find_one(SWAPS, {"_id": collection})
+def restore(collection: str, token: int | None = None) -> Plan[None]:
+    """Let a collection take writes again that a swap which did not come to its end held up.
+
+    With a token, only if it was the swap under that one.
+    """
+    row = yield from find_one(SWAPS, {"_id": collection} | ({} if token is None else {"token": token}))
     if row is None:
         return
     there = (yield from existing_collections()).get(collection, {}).get("options", {})
@@ -266,12 +294,16 @@ def restore(collection: str) -> Plan[None]:
     yield from delete_many(SWAPS, {"_id": collection})
 
 
-def restore_all() -> Plan[int]:
-    """The same for every collection; how many there were."""
-    rows = yield from find(SWAPS, {}, {"_id": 1})
-    for row in rows:
-        yield from restore(row["_id"])
-    return len(rows)
+def restore_all(limits: Limits, owner: str, is_dead: Callable[[str], bool]) -> Plan[int]:
+    """The same for every collection that nobody is migrating; how many there were."""
+    done = 0
+    for row in (yield from find(SWAPS, {}, {"_id": 1})):
+        lease = lease_of(row["_id"], limits, owner, is_dead)
+        if (yield from lease.take()):
+            yield from restore(row["_id"])
+            yield from lease.release()
+            done += 1
+    return done
 
 
 def _rename(shadow: str, collection: str) -> Plan[None]:
