@@ -12,9 +12,16 @@ from tests.advisor.plans.shops import plan_for, reads_of, shop
 from treadle.advisor.plans import before
 from treadle.advisor.plans.apply import Application
 from treadle.advisor.plans.folder import ChangePlan
-from treadle.advisor.plans.prove import Proof, prove
+from treadle.advisor.plans.prove import Proof, _expected, prove
 from treadle.advisor.plans.reads import recorded, rewriter
-from treadle.advisor.trials.results import Measured, RequestResult, Side
+from treadle.advisor.trials.results import (
+    Measured,
+    RequestResult,
+    Side,
+    TrialReport,
+    TrialResult,
+    WorkloadSummary,
+)
 from treadle.errors import UsageError
 
 
@@ -28,6 +35,21 @@ def promising(plan: ChangePlan, proof: Proof, ratio: Measured) -> ChangePlan:
     )
     results = tuple(replace(each, requests=requests) for each in plan.trial.results)
     return replace(plan, trial=replace(plan.trial, results=results))
+
+
+def test_reads_that_are_the_same_in_words_keep_their_own_gain() -> None:
+    """A count and an average by the same field are both "grouped"; what takes their place tells them apart."""
+    zero = Measured(0, 0, 0)
+    side = Side(zero, zero, 0, 0, 0)
+    requests = tuple(
+        RequestResult("read", "reviews: grouped", after, 1, 1.0, 1, 1, 0, side, side, Measured(gain, 1, 9))
+        for after, gain in (("count", 2.0), ("average", 3.0))
+    )
+    result = TrialResult("computed", "reviews.by", "", "do", "", requests)
+    trial = TrialReport("shop", "6.0", WorkloadSummary(1.0, 1, 1, 0), (), (result,))
+    plan = ChangePlan("p", "", "shop", "stream", (result.key,), (), (), (), trial, "")
+    gains = {after: each.value for (_, after), each in _expected(plan).items() if after}
+    assert {"count": 2.0, "average": 3.0} == gains
 
 
 def test_a_plan_holds_what_its_trial_said_or_the_read_is_named(database: Any, tmp_path: Path) -> None:

@@ -229,6 +229,32 @@ def test_what_a_killed_recording_left_is_set_back_by_the_next_verb(verb, uri, da
     assert not list(notes.glob("*"))
 
 
+def test_a_profiler_at_level_two_gets_its_sample_and_filter_back(database, tmp_path, notes):
+    """As after a recording that was killed: the level alone says nothing."""
+    former = {"profile": 2, "slowms": 120, "sampleRate": 0.5, "filter": {"millis": {"$gt": 5}}}
+    database.command(former)
+    process = profiler_level.server_process(database.client)
+    note = profiler_level.Note(notes, process, database.name)
+    was = profiler_level.read_level(database)
+    assert former == was.as_command()
+    assert note.take(process, database.name, was, tmp_path / "w")
+    profiler_level.raise_level(database, was)
+    note.drop(is_set_back=False)
+    assert was.raised() == profiler_level.read_level(database) != was
+    assert "was killed" in profiler_level.mend(database, notes)
+    assert was == profiler_level.read_level(database)
+    database.command({"profile": 0, "slowms": 100, "sampleRate": 1.0, "filter": "unset"})
+
+
+def test_nothing_is_recorded_where_the_former_level_cannot_be_noted(database, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="XDG_STATE_HOME") as refused:
+        recorder.record(database, tmp_path / "w", seconds=0.1, notes=tmp_path / "file" / "notes")
+    assert "output-invalid" == refused.value.code
+    assert not (tmp_path / "w").exists()
+    assert 0 == level(database)
+
+
 def test_a_level_that_somebody_changed_meanwhile_is_left_alone(uri, database, tmp_path, notes):
     process = profiler_level.server_process(database.client)
     note = profiler_level.Note(notes, process, database.name)

@@ -26,8 +26,6 @@ from treadle.errors import UsageError
 from treadle.graph.outcomes import Finding, Progress
 from treadle.store.blocking.store import Store
 
-ATTEMPTS_MAX = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Proven:
@@ -91,25 +89,33 @@ def prove(
     tell("Verifying every maintained value.")
     findings = verified(store, verify=lambda: store.verify(progress=progress))
     tell("Running the recorded reads in both ways.")
-    for _ in range(ATTEMPTS_MAX):
-        results, notes = compare_reads(database, database, groups, rewriter(plan), seconds)
-        if not any(each.different for each in results):
-            break
-        # Others write: an answer may be of before a change that the worker had not followed yet.
-        catch_up(store)
+    # Others write: an answer may be of before a change that the worker had not followed yet.
+    results, notes = compare_reads(
+        database, database, groups, rewriter(plan), seconds, settle=lambda: catch_up(store)
+    )
     expected = _expected(plan)
     reads = tuple(
         Proven(
-            each.request, each.after, expected.get(each.request), each.ratio, each.different, each.compared
+            each.request,
+            each.after,
+            expected.get((each.request, each.after), expected.get((each.request, ""))),
+            each.ratio,
+            each.different,
+            each.compared,
         )
         for each in results
     )
     return Proof(tuple(findings), reads, tuple(notes), behind, followed)
 
 
-def _expected(plan: ChangePlan) -> dict[str, Measured]:
-    """By request what the trial measured; of the findings together where it tried that."""
+def _expected(plan: ChangePlan) -> dict[tuple[str, str], Measured]:
+    """What the trial measured; of the findings together where it tried that.
+
+    By a read and what takes its place, since two may be the same in words, and
+    by the read alone.
+    """
     results: list[RequestResult] = [request for result in plan.results for request in result.requests]
     if plan.trial.together is not None:
         results += plan.trial.together.requests
-    return {each.request: each.ratio for each in results if each.kind == "read"}
+    reads = [each for each in results if each.kind == "read"]
+    return {(each.request, after): each.ratio for each in reads for after in ("", each.after)}

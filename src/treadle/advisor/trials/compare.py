@@ -22,6 +22,8 @@ ROUNDS_MIN = 3
 # A machine that does other things interrupts some runs; the best of a few says what the request takes.
 BEST_OF = 3
 GROUP_SECONDS_MAX = 5.0
+# Where others write meanwhile, answers that differ are compared again as often.
+ATTEMPTS_MAX = 5
 
 # Performs something and gives (commands, documents examined, bytes answered) of it on a database.
 Count = Callable[[Database[Row], Callable[[], Any]], tuple[int, int, int]]
@@ -46,11 +48,13 @@ def compare_reads(
     rounds: int = ROUNDS,
     group_seconds_max: float = GROUP_SECONDS_MAX,
     count: Count | None = None,
+    settle: Callable[[], object] | None = None,
 ) -> tuple[list[RequestResult], list[str]]:
     """Run the reads of each group in both ways; the results, and what could not be run.
 
     `seconds` is how long the recording took. `before` and `after` may be the
-    same database, once the patterns are set up there.
+    same database, once the patterns are set up there. With `settle`, others
+    write meanwhile: two answers that differ are compared again after it.
     """
     results: list[RequestResult] = []
     notes: list[str] = []
@@ -58,7 +62,8 @@ def compare_reads(
     for group in groups:
         pairs, reason = _pairs(group, patterns)
         if pairs:
-            outcome = _Comparison(*views, group, pairs, rounds, group_seconds_max, count).run(seconds)
+            comparison = _Comparison(*views, group, pairs, rounds, group_seconds_max, count, settle)
+            outcome = comparison.run(seconds)
             if isinstance(outcome, RequestResult):
                 results.append(outcome)
                 continue
@@ -102,6 +107,7 @@ class _Comparison:
     rounds: int
     seconds_max: float
     count: Count | None
+    settle: Callable[[], object] | None
 
     def run(self, seconds: float) -> RequestResult | str:
         """The result of one group; a sentence where nothing could be compared."""
@@ -109,13 +115,11 @@ class _Comparison:
         usable: list[Pair] = []
         for pair in self.pairs:
             try:
-                first = timed(self.before, pair.unit)[1]
-                second = timed(self.after, pair.after.requests)[1]
+                different += not self._same(pair)
             except Refused as error:
                 refused = error.reason
                 continue
             usable.append(pair)
-            different += not pair.after.same(first, second)
         if not usable:
             return f"it could not be performed: {refused}"
         self.pairs = usable
@@ -137,6 +141,17 @@ class _Comparison:
             ratio(one, other),
             usable[0].after.note,
         )
+
+    def _same(self, pair: Pair) -> bool:
+        for attempt in range(ATTEMPTS_MAX):
+            if attempt:
+                if self.settle is None:
+                    break
+                self.settle()
+            first = timed(self.before, pair.unit)[1]
+            if pair.after.same(first, timed(self.after, pair.after.requests)[1]):
+                return True
+        return False
 
     def _times(self) -> tuple[list[list[float]], list[list[float]]] | None:
         """Seconds by round and pair, before and after; who goes first alternates."""

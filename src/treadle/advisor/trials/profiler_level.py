@@ -24,6 +24,7 @@ from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
 from treadle.advisor.reading import translate_errors
+from treadle.errors import UsageError
 from treadle.server.lock import EXCLUSIVE, FileLock, is_held
 
 EVERYTHING = 2
@@ -43,6 +44,10 @@ class Level:
         body = {"slowms": self.slow_milliseconds, "sampleRate": self.sample_rate}
         return {"profile": self.level, **body, **({"filter": self.filter} if self.filter else {})}
 
+    def raised(self) -> Level:
+        """The same, when every operation is recorded."""
+        return Level(EVERYTHING, self.slow_milliseconds, 1.0)
+
 
 def read_level(database: Database[Any]) -> Level:
     """The present level; asking for it takes the right to change it."""
@@ -57,7 +62,7 @@ def read_level(database: Database[Any]) -> Level:
 
 def raise_level(database: Database[Any], former: Level) -> None:
     """Let the profiler record every operation."""
-    command: dict[str, Any] = {"profile": EVERYTHING, "slowms": former.slow_milliseconds, "sampleRate": 1.0}
+    command = former.raised().as_command()
     if former.filter:
         command["filter"] = "unset"
     translate_errors(lambda: _command(database, command))
@@ -97,8 +102,15 @@ class Note:
 
     def take(self, process: str, database: str, former: Level, output: Path) -> bool:
         """Write the note and hold it; False where another recording holds it."""
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = FileLock(self.path)
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = FileLock(self.path)
+        except OSError as error:
+            raise UsageError(
+                f"The former level of the profiler cannot be noted in {self.path.parent}: {error.strerror}; "
+                "name a folder that can be written as XDG_STATE_HOME.",
+                code="output-invalid",
+            ) from None
         if not lock.attempt(EXCLUSIVE):
             lock.close()
             return False
@@ -172,7 +184,9 @@ def mend(database: Database[Any], folder: Path | None = None) -> str | None:
     if left is None:
         return None
     present = read_level(database)
-    if present.level == EVERYTHING and left.former.level != EVERYTHING:
+    # Of a profiler that was at this level before, the recording changed the filter and the sample.
+    ours = present == left.former.raised() if left.former.level == EVERYTHING else present.level == EVERYTHING
+    if ours and present != left.former:
         set_back(database, left.former)
         text = (
             f"The recording into {left.output} was killed; the profiler of {database.name} is back at level "
