@@ -126,6 +126,24 @@ def test_an_error_takes_everything_back(database):
     assert 1 == store.get(Product, 1).lines
 
 
+def test_an_error_that_the_transaction_around_it_survives_commits_nothing(database):
+    store = Store(database, MODELS)
+    store.setup()
+    store.insert(Product(id=1))
+    with pytest.raises(UsageError, match="transaction-ended"), store.transaction():
+        with pytest.raises(ValueError, match="changed my mind"), store.deferred():
+            store.insert(Line(product=1, amount=2))
+            raise ValueError("changed my mind")
+    assert [] == store.verify()
+    assert 0 == store.count(Line)
+    with store.transaction():
+        with pytest.raises(ValueError, match="before any write"), store.deferred():
+            raise ValueError("before any write")
+        store.insert(Line(product=1, amount=2))
+    assert [] == store.verify()
+    assert 1 == store.count(Line)
+
+
 def test_histories_have_one_state_per_block_and_trees_work_in_it(database):
     store = Store(database, MODELS)
     store.setup()

@@ -436,9 +436,18 @@ class AsyncStore(AsyncOperations):
     @asynccontextmanager
     async def _deferring(self, session: AsyncClientSession) -> AsyncGenerator[None]:
         ledger = Ledger(whole=True, joined=True)
-        with joining(self, session, ledger):
-            yield
-        await self.runner.run(self.protocol.settle(ledger), session)
+        transactions = self.runner.transactions
+        changes = transactions.changes(session)
+        try:
+            with joining(self, session, ledger):
+                yield
+            await self.runner.run(self.protocol.settle(ledger), session)
+        except BaseException:
+            # What follows from the block's writes was not written, so that they may not be committed either,
+            # even if the transaction around it goes on.
+            if transactions.changes(session) > changes:
+                await self.runner.end_refused(session)
+            raise
 
     async def with_transaction(self, work: Callable[[AsyncClientSession], Awaitable[R]]) -> R:
         """Run `work(session)` in a transaction, again after a conflict; its calls take `session=`."""

@@ -422,9 +422,18 @@ class Store(Operations):
     @contextmanager
     def _deferring(self, session: ClientSession) -> Generator[None]:
         ledger = Ledger(whole=True, joined=True)
-        with joining(self, session, ledger):
-            yield
-        self.runner.run(self.protocol.settle(ledger), session)
+        transactions = self.runner.transactions
+        changes = transactions.changes(session)
+        try:
+            with joining(self, session, ledger):
+                yield
+            self.runner.run(self.protocol.settle(ledger), session)
+        except BaseException:
+            # What follows from the block's writes was not written, so that they may not be committed either,
+            # even if the transaction around it goes on.
+            if transactions.changes(session) > changes:
+                self.runner.end_refused(session)
+            raise
 
     def with_transaction(self, work: Callable[[ClientSession], R]) -> R:
         """Run `work(session)` in a transaction, again after a conflict; its calls take `session=`."""
