@@ -7,6 +7,7 @@ import threading
 from typing import Annotated, Any
 
 import pytest
+from bson import Decimal128
 
 from treadle import (
     AncestorArray,
@@ -215,6 +216,28 @@ def test_tampering_and_old_data_are_found_and_numbered(run, database):
     assert [] == store.verify()
     with pytest.raises(UsageError, match="field-maintained"):
         store.update(Step, 4, {"$set": {"position": 7}})
+
+
+@pytest.mark.parametrize("number", [float("nan"), 0.5, True, Decimal128("7"), 2**63 - 1, -(2**63)])
+def test_a_number_that_is_none_stops_nobody(run, database, number):
+    store = run.store([Step])
+    store.setup()
+    tree = store.tree(Step)
+    for key in (1, 2, 3):
+        tree.insert(Step(id=key))
+    tampered = {"$set": {"position": number}}
+    database["steps"].update_one({"_id": 2}, tampered, bypass_document_validation=True)
+    tree.insert(Step(id=4))
+    tree.insert(Step(id=5), at="first")
+    tree.insert(Step(id=6), before=3)
+    store.repair()
+    assert [] == store.verify()
+    tree.insert(Step(id=7), before=2)
+    tree.insert(Step(id=8), after=2)
+    order = [node.id for node in tree.roots()]
+    assert [7, 2, 8] == order[order.index(2) - 1 : order.index(2) + 2]
+    assert order.index(5) < order.index(1) < order.index(6) < order.index(3)
+    assert [] == store.verify()
 
 
 def test_siblings_can_be_sorted_by_a_field(run):

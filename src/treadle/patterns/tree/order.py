@@ -24,6 +24,10 @@ from treadle.query.keys import freeze, same_key
 from treadle.query.paths import put, value_at
 
 GAP = 1024
+# Numbers of this size and beyond, which only other writers leave, are numbered anew before they overflow.
+_MOST = 2**62
+# What other writers store besides is no number: NaN is one to the server, and has none beside it.
+_WHOLE: Raw = {"$type": ["int", "long"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +112,11 @@ def number_at(tree: Tree, parent: Any, spot: Spot, moving: Any, changes: Changes
     """A number that no other child of a parent has, at a spot; `moving` is the node that goes there."""
     for _ in range(2):
         low, high = yield from _bounds(tree, parent, spot, moving)
-        if high is None:
-            return GAP if low is None else low + GAP
-        if low is None:
-            return high - GAP
-        if high - low > 1:
+        if low is None or high is None:
+            number = low + GAP if low is not None else GAP if high is None else high - GAP
+            if -_MOST < number < _MOST:
+                return number
+        elif high - low > 1:
             return (low + high) // 2
         yield from renumber(tree, parent, changes)
     raise DataError(
@@ -128,8 +132,7 @@ def _bounds(tree: Tree, parent: Any, spot: Spot, moving: Any) -> Plan[tuple[int 
         siblings["_id"] = {"$ne": moving}
     if spot.at in ("first", "last"):
         direction = 1 if spot.at == "first" else -1
-        numbered = {**siblings, tree.order: {"$type": "number"}}
-        number = yield from _first(tree, numbered, direction)
+        number = yield from _first(tree, {**siblings, tree.order: _WHOLE}, direction)
         return (None, number) if spot.at == "first" else (number, None)
     sibling = yield from _sibling(tree, spot)
     if not same_key(tree.get(sibling, "parent"), parent):
@@ -141,10 +144,10 @@ def _bounds(tree: Tree, parent: Any, spot: Spot, moving: Any) -> Plan[tuple[int 
     own = value_at(sibling, tree.order)
     if moving is not None and same_key(spot.sibling, moving):
         raise UsageError("a node cannot stand before or after itself; name another one", code="tree-order")
-    if not isinstance(own, int):
+    if not _is_whole(own):
         # Stored before there was an order: all are numbered first.
         return 0, 0
-    beyond = {"$lt": own} if spot.at == "before" else {"$gt": own}
+    beyond = {"$lt" if spot.at == "before" else "$gt": own, **_WHOLE}
     alike = yield from find(
         tree.collection, tree.living({**siblings, tree.order: {"$eq": own}}), {"_id": 1}, limit=2
     )
@@ -159,8 +162,11 @@ def _first(tree: Tree, condition: Raw, direction: int) -> Plan[int | None]:
     rows = yield from find(
         tree.collection, tree.living(condition), {tree.order: 1}, sort=[(tree.order, direction)], limit=1
     )
-    number = value_at(rows[0], tree.order) if rows else None
-    return int(number) if number is not None else None
+    return int(value_at(rows[0], tree.order)) if rows else None
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)
 
 
 def numbers_of(tree: Tree, parent: Any) -> Plan[list[tuple[Any, Any, int]]]:
@@ -176,7 +182,7 @@ def renumber(tree: Tree, parent: Any, changes: Changes) -> Plan[list[Any]]:
     """Number the children of a node anew, in the order that they have; the ids of those that changed."""
     assert tree.order is not None
     numbered = yield from numbers_of(tree, parent)
-    updates = [(key, {tree.order: {"$literal": new}}) for key, old, new in numbered if old != new]
+    updates = [(key, {tree.order: {"$literal": new}}) for key, old, new in numbered if old != new or not _is_whole(old)]
     yield from rewrite(tree, updates, changes)
     return [key for key, _ in updates]
 
@@ -195,7 +201,7 @@ def wrong_parents(tree: Tree, documents: Iterable[Raw]) -> Plan[list[Any]]:
         [
             {"$match": tree.living({stored: {"$in": list(parents.values())}})},
             {"$group": {"_id": {"p": f"${stored}", "n": f"${tree.order}"}, "count": {"$sum": 1}}},
-            {"$match": {"$or": [{"count": {"$gt": 1}}, {"_id.n": {"$not": {"$type": "number"}}}]}},
+            {"$match": {"$or": [{"count": {"$gt": 1}}, {"_id.n": {"$not": _WHOLE}}]}},
             {"$group": {"_id": "$_id.p"}},
         ],
         allowDiskUse=True,
@@ -212,8 +218,8 @@ def examine(tree: Tree, documents: Sequence[Raw]) -> Plan[list[Finding]]:
         numbered = yield from numbers_of(tree, parent)
         seen: set[Any] = set()
         for key, old, new in numbered:
-            if (not isinstance(old, int) or old in seen) and freeze(key) in page:
+            if (not _is_whole(old) or freeze(old) in seen) and freeze(key) in page:
                 name = tree.entry.model.__name__
                 findings.append(Finding(tree.rules[0].pattern, name, key, tree.order, old, new))
-            seen.add(old)
+            seen.add(freeze(old))
     return findings
