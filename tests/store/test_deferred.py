@@ -134,6 +134,8 @@ def test_an_error_that_the_transaction_around_it_survives_commits_nothing(databa
         with pytest.raises(ValueError, match="changed my mind"), store.deferred():
             store.insert(Line(product=1, amount=2))
             raise ValueError("changed my mind")
+        with pytest.raises(UsageError, match="transaction-ended"):
+            store.insert(Line(product=1, amount=3))
     assert [] == store.verify()
     assert 0 == store.count(Line)
     with store.transaction():

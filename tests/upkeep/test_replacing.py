@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from tests.upkeep.changed_shop import FIELDS, After, Before, During, Review, given, shown
 from treadle import (
+    Archive,
     Count,
     DataError,
     DeclarationError,
@@ -346,3 +347,54 @@ def test_a_server_without_transactions_is_refused_by_name():
     with pytest.raises(DeclarationError, match=r"Product.reviews \(new\): .* needs transactions") as caught:
         Graph([Review, During]).check_server(server)
     assert "transactions-needed" == caught.value.code
+
+
+def test_what_comes_back_from_the_archive_shows_what_others_show(run, database):
+    old, new = Count(Vote, by="shop_id"), Count(Vote, by="shop_id", where={"stars": {"$gt": 1}})
+
+    def models(field: list[Any]) -> list[type[Document]]:
+        archived = Archive(by="closed", after=timedelta(days=1), into="closed_stalls")
+
+        class Stall(Document, collection="stalls", archive=archived):
+            closed: datetime | None = None
+            votes: Annotated[int, *field] = 0
+            twice: Annotated[int | None, Formula({"$multiply": ["$votes", 2]})] = None
+
+        class Sign(Document, collection="signs"):
+            stall_id: Id
+            votes: Annotated[int | None, ExtendedReference(Stall, by="stall_id", field="votes")] = None
+
+        return [Vote, Stall, Sign]
+
+    def brought_back() -> set[Any]:
+        for key in keys:
+            store.restore(stall, key)
+        assert [] == store.verify()
+        stored = {(each["votes"], each["twice"]) for each in database["stalls"].find()}
+        return stored | {each["votes"] for each in database["signs"].find()}
+
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+    store = run.store(models([old]))
+    store.setup()
+    _, stall, sign = store.graph.entries
+    keys = [each.id for each in store.insert_many([stall(closed=long_ago), stall(closed=long_ago)])]
+    store.insert_many([Vote(shop_id=key, stars=stars) for key in keys for stars in (1, 2, 3)])
+    store.insert_many([sign(stall_id=key) for key in keys])
+    store = run.store(models([new, Replaces(old)]))
+    store.setup()
+    _, stall, _ = store.graph.entries
+    # One is archived when it has been built beside, and one before.
+    assert 2 == store.archive(stall)
+    store.restore(stall, keys[0])
+    store.rebuild(stall, shadow=True, swap=False)
+    assert "old" == database["stalls"].find_one()["_treadle"]["side"]["votes"]
+    assert 1 == store.archive(stall)
+    store.insert(stall())
+    store.rebuild(stall, shadow=True)
+    database["stalls"].delete_many({})
+    assert {(2, 4), 2} == brought_back()
+    # A document that lost its mark is turned back too.
+    database["stalls"].update_one({"_id": keys[1]}, {"$unset": {"_treadle.side": 1}})
+    assert 2 == store.undo_rebuild("Stall.votes")
+    assert [] == store.verify()
+    assert {3} == {each["votes"] for each in database["stalls"].find()}

@@ -64,6 +64,12 @@ class Sides:
             for document in documents:
                 each.show(document, (self.new or {}).get(each.label, "old"))
 
+    def arriving(self) -> list[Raw]:
+        """What lets documents that come back from elsewhere show what new ones do."""
+        new = self.new or {}
+        each_to = [(each, new.get(each.label, "old")) for each in self.replacements]
+        return [stage for each, to in each_to for stage in (each.turning(to), {"$set": {each.mark: to}})]
+
     def stages(self) -> list[Raw]:
         """What an update does first, and again when it has set its values."""
         return [each.exchanging(self._unmarked(each)) for each in self.replacements]

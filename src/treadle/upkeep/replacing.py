@@ -166,9 +166,14 @@ def rebuild_beside(
 
 
 def _build(
-    graph: Graph, server: Capabilities, entry: Entry[Any], rules: Sequence[Rule], report: Report | None
+    graph: Graph,
+    server: Capabilities,
+    entry: Entry[Any],
+    rules: Sequence[Rule],
+    report: Report | None,
+    unmarked: Side = "old",
 ) -> Plan[int]:
-    """Compute the shadow values of documents that have none yet, and mark these."""
+    """Compute the shadow values of documents that have no mark yet, and mark them as what they show."""
     marks = [rule.replacement.mark for rule in rules]
     unbuilt: Raw = {"$or": [{mark: {"$exists": False}} for mark in marks]} if marks else {"_id": {"$in": []}}
     page = graph.limits.rebuild_page
@@ -177,7 +182,7 @@ def _build(
     done, last = 0, None
     while ids := (yield from _ids(entry.collection, unbuilt, last, limit)):
         yield from mend(graph, server, entry, ids)
-        yield from _mark(entry, marks, ids)
+        yield from _mark(entry, marks, ids, unmarked)
         done, last = done + len(ids), [ids[-1]]
         if report:
             report(Progress(entry.model.__name__, done, max(total, done)))
@@ -185,13 +190,13 @@ def _build(
     return done
 
 
-def _mark(entry: Entry[Any], marks: Sequence[str], ids: Sequence[Any]) -> Plan[None]:
+def _mark(entry: Entry[Any], marks: Sequence[str], ids: Sequence[Any], side: Side) -> Plan[None]:
     """Note in documents that they are built; one that cannot be written is set aside."""
 
     def attempt(some: Sequence[Any]) -> Plan[list[None]]:
         for mark in marks:
             absent = {"_id": {"$in": list(some)}, mark: {"$exists": False}}
-            yield from update_many(entry.collection, absent, {"$set": {mark: "old"}})
+            yield from update_many(entry.collection, absent, {"$set": {mark: side}})
         return []
 
     def alone(key: Any, error: Exception) -> Plan[list[None]]:
@@ -319,6 +324,8 @@ def undo(graph: Graph, server: Capabilities, label: str, report: Report | None =
             "declare the former one as a change of its own",
             code="undo-too-late",
         )
+    # Whoever stored documents without a mark: they are about to mean the other side.
+    yield from _build(graph, server, rule.target, [rule], report, row["unmarked"])
     return (yield from _swap(graph, server, [rule], "old", report))
 
 

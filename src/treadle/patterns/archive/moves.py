@@ -32,6 +32,7 @@ from treadle.plan import (
     find,
     find_one,
     find_one_and_delete,
+    find_one_and_update,
     insert_many,
     insert_one,
     server_facts,
@@ -143,8 +144,14 @@ def _restore(rule: ArchivePlaces, chosen: Raw) -> Plan[Raw | None]:
 
     def arrive(raw: Raw, ledger: Ledger) -> Plan[Raw | None]:
         key, exact = raw["_id"], entry.of(raw)
-        if not rule.declared.counted:
-            ledger.add(Change(entry.collection, key, None, raw))
+        before = raw if rule.declared.counted else None
+        if sides := (yield from ledger.sides(exact)):
+            # Declarations may have been swapped while it was away.
+            yield from ledger.note_before(exact, [key] if before else [])
+            turned = yield from find_one_and_update(entry.collection, by_id(key), sides.arriving())
+            raw = turned or raw
+        if raw is not before:
+            ledger.add(Change(entry.collection, key, before, raw))
         recomputation = Recomputation.of(exact)
         if recomputation.rules:
             # While it was away nobody kept what it derives from others.

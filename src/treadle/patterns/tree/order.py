@@ -182,7 +182,8 @@ def renumber(tree: Tree, parent: Any, changes: Changes) -> Plan[list[Any]]:
     """Number the children of a node anew, in the order that they have; the ids of those that changed."""
     assert tree.order is not None
     numbered = yield from numbers_of(tree, parent)
-    updates = [(key, {tree.order: {"$literal": new}}) for key, old, new in numbered if old != new or not _is_whole(old)]
+    wrong = [(key, new) for key, old, new in numbered if old != new or not _is_whole(old)]
+    updates = [(key, {tree.order: {"$literal": new}}) for key, new in wrong]
     yield from rewrite(tree, updates, changes)
     return [key for key, _ in updates]
 
