@@ -307,3 +307,27 @@ def test_where_the_order_matters_it_is_kept(store, run):
     again = Sale(id=sale.id, shop_id=shop.id, amount=9)
     assert Bulk(2, 1, 1) == other.bulk([Insert(sale), change, Delete(Sale, sale.id), Insert(again)])
     assert (1, 9) == (other.get(Shop, shop.id).sales, other.get(Shop, shop.id).total)
+
+
+def test_an_index_that_was_made_by_hand_is_met_in_the_order_given(run, database):
+    """What takes fewer commands would insert before it deletes."""
+
+    class Seat(Document, collection="seats"):
+        place: str = ""
+
+    store = run.store([Seat])
+    store.setup()
+    database.seats.create_index("place", unique=True)
+    before, after = Seat(place="1A"), Seat(place="1A")
+    store.insert(before)
+    writes = [Delete(Seat, before.id), Insert(after)]
+    assert Bulk(inserted=1, deleted=1) == store.bulk(writes)
+    assert [after.id] == [each["_id"] for each in database.seats.find()]
+    writes = [Update(Seat, after.id, {"$set": {"place": "1B"}}), Insert(Seat(place="1A"))]
+    with store.transaction():
+        store.bulk(writes)
+    assert {"1A", "1B"} == set(database.seats.distinct("place"))
+    # Refused in either order: all or nothing.
+    with pytest.raises(DuplicateKey):
+        store.bulk([Delete(Seat, after.id), Insert(Seat(place="1A"))])
+    assert {"1A", "1B"} == set(database.seats.distinct("place"))

@@ -38,6 +38,8 @@ from treadle.server.local import start
 
 WAIT_SECONDS_MAX = 50
 AGE_MAX = 100
+# However slow the machine is, those who are to go together do.
+PATIENT = Limits(together_wait_seconds=3600)
 
 
 class Person(Document, collection="people"):
@@ -68,13 +70,14 @@ Job = Callable[[Any], Any]
 class Crowd:
     """Several callers of one Store at once, threads or tasks."""
 
-    def __init__(self, uri: str, database: str, tasks: bool) -> None:
+    def __init__(self, uri: str, database: str, tasks: bool, limits: Limits = PATIENT) -> None:
         self.heard = Heard()
         self.tasks = tasks
         self.runner = asyncio.Runner() if tasks else None
         kind: Any = AsyncMongoClient if tasks else MongoClient
         self.client: Any = kind(uri, event_listeners=[self.heard], appname="together")
-        self.store: Any = (AsyncStore if tasks else Store)(self.client[database], MODELS)
+        store: Any = AsyncStore if tasks else Store
+        self.store = store(self.client[database], MODELS, limits=limits)
 
     def close(self) -> None:
         self.wait(self.client.close)
@@ -388,6 +391,54 @@ def test_what_is_locked_by_somebody_else_holds_up_only_its_own_callers(crowd: Cr
     assert [100, 101, 102] == [each.age for each in results]
 
 
+@pytest.mark.parametrize("tasks", [False, True], ids=["threads", "tasks"])
+def test_one_that_waits_for_a_lock_holds_up_nobody_else(server: Any, database: Any, tasks: bool) -> None:
+    """It goes first and alone, and ends only after the others; they queue behind it all the same."""
+    Store(database, MODELS).setup()
+    locked, *ids = stored(database, 4)
+    crowd = Crowd(server.uri, database.name, tasks, Limits(together_wait_seconds=0.1))
+    crowd.wait(lambda: crowd.store.update(Person, locked, {"$inc": {"age": 1}}))
+    lane = crowd.lane("find_one_and_update")
+    with database.client.start_session() as session, session.start_transaction():
+        database.people.update_one({"_id": locked}, {"$set": {"name": "mine"}}, session=session)
+        jobs: list[Job] = [
+            lambda store, each=each: store.update(Person, each, {"$set": {"age": 99}})
+            for each in (locked, *ids)
+        ]
+        if tasks:
+
+            async def others() -> list[Any]:
+                first, *rest = [asyncio.ensure_future(job(crowd.store)) for job in jobs]
+                await asyncio.sleep(0)
+                assert lane._busy
+                results = await asyncio.gather(*rest)
+                assert not first.done()
+                session.abort_transaction()
+                return [await first, *results]
+
+            results = crowd.wait(others, WAIT_SECONDS_MAX)
+        else:
+            results = [None] * len(jobs)
+
+            def perform(number: int) -> None:
+                results[number] = jobs[number](crowd.store)
+
+            threads = [threading.Thread(target=perform, args=(at,), daemon=True) for at in range(len(jobs))]
+            threads[0].start()
+            while not lane._busy:
+                time.sleep(0.001)
+            for thread in threads[1:]:
+                thread.start()
+            for thread in threads[1:]:
+                thread.join(WAIT_SECONDS_MAX)
+            assert results[0] is None
+            assert None not in results[1:]
+            session.abort_transaction()
+            threads[0].join(WAIT_SECONDS_MAX)
+    assert [99] * 4 == [each.age for each in results]
+    crowd.close()
+
+
 # -- who goes alone -------------------------------------------------------------------------------
 
 
@@ -483,7 +534,7 @@ def test_a_cancelled_task_leaves_the_others_alone(server: Any, database: Any) ->
 
     async def main() -> list[Any]:
         async with AsyncMongoClient(server.uri) as client:
-            store = AsyncStore(client[database.name], MODELS)
+            store = AsyncStore(client[database.name], MODELS, limits=PATIENT)
             await store.insert(Person(name="first"))
             lane = store.runner._lanes["people", "insert_one"]
             lane._busy = True
@@ -758,7 +809,7 @@ def test_a_fault_at_each_command_of_a_group(
         Store(database, MODELS).setup()
         crowd = Crowd.__new__(Crowd)
         crowd.tasks, crowd.runner, crowd.heard = False, None, Heard()
-        crowd.store = Store(client["struck"], MODELS)
+        crowd.store = Store(client["struck"], MODELS, limits=PATIENT)
         one = crowd.store.insert(Person(name="first"))
         crowd.store.get(Person, one.id)
         crowd.store.update(Person, one.id, {"$inc": {"age": 1}})

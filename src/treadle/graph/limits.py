@@ -29,6 +29,7 @@ class Limits:
     combined_max: int = 100  # writes of threads or tasks that share one commit
     combine_seconds: float = 0.0005  # how long the next group waits for writers of the last one
     together_max: int = 500  # reads or plain writes of threads or tasks that share one round trip
+    together_wait_seconds: float = 0.1  # how long those who come next wait for one that takes long
     retry_seconds: float = 60.0  # how long a write without a deadline is retried, or queues behind others
     retry_pause_seconds: float = 0.005  # the first pause between two attempts
     retry_pause_max_seconds: float = 0.5  # the longest

@@ -3,8 +3,10 @@
 Each caller still gets its own result or its own error, and waits no longer
 than its deadline: while it queues, nothing of it is written; while its group
 is under way, the outcome of a write is unknown. A group goes by the latest
-deadline in it. `Combiner` is for threads, `AsyncCombiner` for the tasks of an
-event loop; what a group does is in `engine/commit.py` and `plan/together.py`.
+deadline in it. Plain commands do not wait for one that takes long, because its
+document is locked, say: they go on beside it. `Combiner` is for threads,
+`AsyncCombiner` for the tasks of an event loop; what a group does is in
+`engine/commit.py` and `plan/together.py`.
 """
 
 from __future__ import annotations
@@ -89,6 +91,8 @@ class Combiner:
 
     def _await_turn(self, mine: _Waiting) -> None:
         """Wait until this call is done, or is to lead a group."""
+        if not self._lingers and self._goes_on(mine):
+            return
         seconds = _patience(mine.until, self._lingers, self._limits)
         if mine.woken.wait(None if seconds == math.inf else max(0.0, seconds)):
             return
@@ -100,6 +104,25 @@ class Combiner:
             raise _too_late(begun, self._reads)
         # Its group is under way, and whoever leads that has a bound of its own.
         mine.woken.wait()
+
+    def _goes_on(self, mine: _Waiting) -> bool:
+        """Wait a little while; whether the call is done by then, or is to lead a group.
+
+        Those who are still in the queue do not wait for whoever is under way.
+        """
+        seconds = self._limits.together_wait_seconds
+        if mine.until < time.monotonic() + seconds:
+            return False
+        if mine.woken.wait(seconds):
+            return True
+        with self._lock:
+            if mine not in self._waiting:
+                return mine.woken.is_set()
+            self._waiting.remove(mine)
+            # By its own deadline nobody else is bound.
+            others = _take(self._waiting, self._most - 1) if mine.until == math.inf else []
+            mine.group = [mine, *others]
+        return True
 
     def _lead(self, group: list[_Waiting]) -> Any:
         try:
@@ -234,6 +257,7 @@ class AsyncCombiner:
         self._busy = False
         self._last_size = 1
         self._groups: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
 
     async def perform(self, work: Any) -> Any:
         """The outcome of a call, or its own error."""
@@ -245,6 +269,8 @@ class AsyncCombiner:
                 self._hand_over()
         mine = _AsyncWaiting(work, self._reads)
         self._waiting.append(mine)
+        if not self._lingers and self._timer is None:
+            self._look_later(self._limits.together_wait_seconds)
         seconds = _patience(mine.until, self._lingers, self._limits)
         if seconds == math.inf:
             outcome = await mine.future
@@ -255,6 +281,20 @@ class AsyncCombiner:
             finally:
                 timer.cancel()
         return (await self._perform([work]))[0] if outcome is ALONE else outcome
+
+    def _look_later(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        """Let those go on who have waited for a while; whoever is under way takes long."""
+        self._timer = None
+        if self._waiting:
+            waited = time.monotonic() - self._waiting[0].since
+            if waited >= self._limits.together_wait_seconds:
+                self._hand_over()
+                waited = 0.0
+        if self._waiting:
+            self._look_later(self._limits.together_wait_seconds - waited)
 
     def _hand_over(self) -> None:
         group = self._take(self._most) if self._waiting else []
@@ -306,6 +346,7 @@ class _AsyncWaiting:
     def __init__(self, work: Any, reads: bool) -> None:
         self.work = work
         self.reads = reads
+        self.since = time.monotonic()
         self.until = deadline.moment()
         self.context = contextvars.copy_context()
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
