@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 from pymongo import ASCENDING, DESCENDING, IndexModel
 
-from treadle import DataError, DeclarationError, Document, Indexed, Store
+from treadle import DataError, DeclarationError, Document, DuplicateKey, Indexed, Store
 
 
 class User(
@@ -138,6 +138,21 @@ def test_a_nullable_field_without_a_default_can_be_unique(run, database):
     store.insert_many([Badge(number=None), Badge(number=None), Badge(number=1)])
     with pytest.raises(Exception, match="E11000"):
         store.insert(Badge(number=1))
+
+
+def test_an_optional_field_can_be_unique_and_sparse(run, database):
+    class User(Document, collection="users"):
+        email: Annotated[str | None, Indexed(unique=True, sparse=True)] = None
+        phone: Annotated[str | None, Indexed(unique=True, sparse=True)]
+        nick: Annotated[str, Indexed(unique=True, sparse=True)] = ""
+
+    store = run.store([User])
+    store.setup()
+    assert [] == store.setup()
+    store.insert_many([User(phone=None, nick="a"), User(phone=None, nick="b", email="b@example.org")])
+    with pytest.raises(DuplicateKey):
+        store.insert(User(phone=None, nick="c", email="b@example.org"))
+    assert database["users"].index_information()["nick_1"]["sparse"]
 
 
 def test_declarations_that_cannot_work():
