@@ -7,6 +7,8 @@ import threading
 from typing import Annotated
 
 import pytest
+from pymongo import MongoClient
+from pymongo.monitoring import CommandListener
 
 from tests.patterns.archive.models import (
     COUNTED,
@@ -547,3 +549,37 @@ def test_buckets_are_archived_by_their_time_only(database):
     with pytest.raises(DeclarationError) as raised:
         Store(database, [model])
     assert "archive-declaration" == raised.value.code
+
+
+@pytest.mark.parametrize("write", ["update", "replace", "delete"])
+def test_a_document_that_somebody_else_brings_back_meanwhile_is_written(server, database, write):
+    other = Store(database, [Sale])
+    other.setup()
+    other.insert(Sale(id=1, date=OLD))
+    other.archive(Sale, NOW)
+
+    class BringBack(CommandListener):
+        """Restores the document when the writer, who did not find it here, is about to look there."""
+
+        restored = False
+
+        def started(self, event):
+            if "sales_archive" == event.command.get("find") and not self.restored:
+                self.restored = True
+                other.restore(Sale, 1)
+
+        def succeeded(self, event): ...
+
+        def failed(self, event): ...
+
+    listener = BringBack()
+    with MongoClient(server.uri, event_listeners=[listener]) as client:
+        store = Store(client[database.name], [Sale])
+        if write == "update":
+            assert "late" == store.update(Sale, 1, {"$set": {"note": "late"}}).note
+        elif write == "replace":
+            assert "late" == store.replace(Sale(id=1, note="late", date=OLD)).note
+        else:
+            assert store.delete(Sale, 1) is not None
+    assert listener.restored
+    assert ([] if write == "delete" else ["late"]) == [each.note for each in other.find(Sale, archived=True)]

@@ -116,10 +116,16 @@ def restore(rule: ArchivePlaces, id: Any) -> Plan[Any]:
 
 
 def bring_back(rule: ArchivePlaces, filter: Raw) -> Plan[bool]:
-    """Bring back the first archived document that a write is about, or refuse the write."""
+    """Bring back the first archived document that a write is about, or refuse the write.
+
+    Whether the write finds one now.
+    """
     archived = yield from find_one(rule.into, filter, {"_id": 1})
     if archived is None or (rule.distant and archived["_id"] in (yield from distant.hidden(rule))):
-        return False
+        # It was in neither place for this writer if somebody else brought it back between the two looks.
+        entry = rule.target
+        living: Raw = {} if entry.tombstone is None else {entry.tombstone: None}
+        return (yield from find_one(entry.collection, {"$and": [filter, living]}, {"_id": 1})) is not None
     if rule.declared.archived == "refuse":
         raise UsageError(
             f"{rule.target.model.__name__} {archived['_id']!r} is archived in {rule.into} and cannot be "
