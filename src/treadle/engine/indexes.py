@@ -241,7 +241,7 @@ def field_index(entry: Entry[Any], prefix: str, field: StoredField, mark: Indexe
         partial = options.get("partialFilterExpression") or {}
         options["partialFilterExpression"] = {**partial, entry.tombstone: None}
     if mark.sparse and not (mark.unique and field.shape.optional):
-        # The index on values alone holds no more than a sparse one would, and the server takes one of the two.
+        # Partial as it is, it holds no more than a sparse one; the server refuses both together.
         options["sparse"] = True
     if mark.expire_after is not None:
         options["expireAfterSeconds"] = int(mark.expire_after.total_seconds())
