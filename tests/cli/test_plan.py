@@ -64,6 +64,35 @@ def write_lines(path: Path, database: Any, requests: list[Request]) -> Path:
     return path
 
 
+def test_an_applied_plan_is_not_overwritten_and_is_undone_though_it_was_edited(
+    uri: str, database: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_for(database, tmp_path)
+    was = everything(database)
+    assert 0 == main(["apply", str(folder), uri])
+    assert USAGE == main(["plan", uri, "--workload", str(tmp_path / "all.workload"), "-o", str(folder)])
+    assert "plan-applied" in capsys.readouterr().err
+    # Models are made to be worked on.
+    (folder / "models.py").write_text("not Python any more")
+    assert USAGE == main(["prove", str(folder), uri])
+    assert "plan-folder-edited" in capsys.readouterr().err
+    assert 0 == main(["undo", str(folder), uri])
+    assert was == everything(database)
+
+
+def test_what_cannot_be_written_is_refused_before_the_trial(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The workload, which is not there, is not looked at yet."""
+    missing = tmp_path / "missing" / "trial.html"
+    for path, reason in ((missing, "No such file"), (tmp_path, "Is a directory")):
+        assert USAGE == main(["trial", uri, "--workload", "none", "--html", str(path)])
+        assert reason in capsys.readouterr().err.splitlines()[-1].partition("--html")[2]
+    (tmp_path / "mine.txt").touch()
+    assert USAGE == main(["plan", uri, "--workload", "none", "-o", str(tmp_path)])
+    assert "holds other files" in capsys.readouterr().err
+
+
 def test_apply_prove_and_undo_follow_each_other(uri: str, database: Any, tmp_path: Path) -> None:
     folder = str(folder_for(database, tmp_path))
     was = everything(database)

@@ -158,7 +158,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if traced and code != BUG:
             message = f"{_traceback_of(error)}\n{message}"
         # The name is that of `connection.ENVIRONMENT_VARIABLE`, which would import the driver.
-        text = redact(message, [*given, os.environ.get("MONGODB_URI", "")])
+        # A finding is CODE@PLACE, which would be taken for a login.
+        secrets = [each for each, last in zip(given, ["", *given], strict=False) if last != "--only"]
+        text = redact(message, [*secrets, os.environ.get("MONGODB_URI", "")])
         from treadle.cli.output import say
 
         say(text.rstrip("\n"), err=True)

@@ -61,7 +61,9 @@ def _tell(as_json: bool) -> Any:
 
 
 @contextmanager
-def opened(folder: str, uri: str | None, uri_option: str | None) -> Iterator[tuple[Any, Any]]:
+def opened(
+    folder: str, uri: str | None, uri_option: str | None, edited: bool = False
+) -> Iterator[tuple[Any, Any]]:
     """The plan of a folder and the database of a URI; a refusal of the server is one sentence."""
     from pymongo.errors import OperationFailure
 
@@ -69,7 +71,7 @@ def opened(folder: str, uri: str | None, uri_option: str | None) -> Iterator[tup
     from treadle.cli.connection import connected_database
     from treadle.errors import DataError
 
-    plan = read(Path(folder))
+    plan = read(Path(folder), edited)
     with connected_database(uri, uri_option) as database:
         try:
             yield plan, database

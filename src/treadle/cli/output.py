@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
@@ -101,6 +103,22 @@ def counted(number: int, noun: str) -> str:
 def shortened(text: str, length: int) -> str:
     """The text, cut to this length."""
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def require_writable(path: Path, option: str, folder: bool = False) -> None:
+    """Refuse what cannot be written, before the work whose result goes there."""
+    # A folder is made together with those that it lies in.
+    above = [path, *path.absolute().parents]
+    place = next((each for each in (above if folder else above[:2]) if each.exists()), None)
+    if place is None:
+        reason = errno.ENOENT
+    elif place == path and path.is_dir() and not folder:
+        reason = errno.EISDIR
+    elif not os.access(place, os.W_OK):
+        reason = errno.EACCES
+    else:
+        return
+    raise UsageError(f"{option} {path} cannot be written: {os.strerror(reason)}.", code="output-invalid")
 
 
 def write_html(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from treadle.cli.options import JsonOption, UriArgument, UriOption
-from treadle.cli.output import counted, print_json, say
+from treadle.cli.output import counted, print_json, require_writable, say
 from treadle.errors import UsageError
 
 
@@ -48,7 +48,7 @@ def plan(
     from datetime import UTC, datetime
     from uuid import uuid4
 
-    from treadle.advisor.plans.folder import write
+    from treadle.advisor.plans.folder import require_free, write
     from treadle.advisor.plans.make import make
     from treadle.advisor.plans.reads import write_reads
     from treadle.advisor.plans.text import readme
@@ -56,10 +56,13 @@ def plan(
 
     if maintain not in ("stream", "write"):
         raise UsageError(f"--maintain takes stream or write, not {maintain!r}", code="pattern-keyword")
+    folder = Path(output)
+    require_free(folder)
+    require_writable(folder, "-o", folder=True)
+    _require_unapplied(folder, uri, uri_option)
     report, trial, recorded = tried(uri, uri_option, workload, only or [], documents)
     made = datetime.now(UTC).isoformat(timespec="seconds")
     chosen = make(report, trial, identity=uuid4().hex, made=made, maintain=maintain)
-    folder = Path(output)
     write(chosen, folder, readme(chosen))
     reads = write_reads(chosen, recorded, folder)
     if as_json:
@@ -73,3 +76,23 @@ def plan(
         say(f"{number}. {step.name}, about {step.seconds:,.0f} s: {step.what}")
     say(f"reads.workload in it holds {counted(reads, 'recorded read')} with their values (mode 0600).")
     say(f"Next: treadle apply {folder} URI --dry-run")
+
+
+def _require_unapplied(folder: Path, uri: str | None, uri_option: str | None) -> None:
+    """Refuse to overwrite a plan that is applied: without its folder nobody could undo it."""
+    from treadle.advisor.plans.before import row_of
+    from treadle.advisor.plans.folder import PLAN, read
+    from treadle.cli.connection import connected_database
+
+    if not (folder / PLAN).exists():
+        return
+    try:
+        present = read(folder, edited=True)
+    except UsageError:
+        return
+    with connected_database(uri, uri_option) as database:
+        if row_of(database, present) is not None:
+            raise UsageError(
+                f"The plan in {folder} is applied to {database.name}; undo it first, or name another folder.",
+                code="plan-applied",
+            )

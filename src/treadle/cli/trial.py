@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from treadle.cli.options import JsonOption, UriArgument, UriOption
-from treadle.cli.output import print_json, say, stdout, write_html
+from treadle.cli.output import TABLE_WIDTH_MAX, print_json, require_writable, say, stdout, write_html
 from treadle.cli.progress import step_bar
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ def trial(
       treadle trial mongodb://localhost:27017/shop --workload shop.workload --html trial.html
       treadle trial mongodb://localhost:27017/shop --workload shop.workload --only computed@reviews.product_id
     """
+    if html is not None:
+        require_writable(Path(html), "--html")
     _, report, _ = tried(uri, uri_option, workload, only or [], documents, app)
     if html is not None:
         from treadle.advisor.trials.page import html as as_html
@@ -66,7 +68,10 @@ def trial(
     else:
         from treadle.advisor.trials.text import show
 
-        show(report, stdout())
+        console = stdout()
+        if not console.is_terminal:
+            console.width = TABLE_WIDTH_MAX
+        show(report, console)
 
 
 def tried(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from treadle.cli.application import pace
+import typer
+
 from treadle.cli.apply import DryRunOption, FolderArgument, opened
-from treadle.cli.options import JsonOption, ThrottleOption, UriArgument, UriOption
+from treadle.cli.options import JsonOption, UriArgument, UriOption
 from treadle.cli.output import print_json, say
 from treadle.cli.progress import model_bars
-from treadle.errors import UsageError
 
 
 def undo(
@@ -17,7 +17,12 @@ def undo(
     uri: UriArgument = None,
     uri_option: UriOption = None,
     dry_run: DryRunOption = False,
-    throttle: ThrottleOption = None,
+    throttle: Annotated[
+        float | None,
+        typer.Option(
+            "--throttle", metavar="RATE", min=0.001, help="Documents per second.", show_default=False
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Remove everything that a plan made: fields, indexes, options and Treadle's own state.
@@ -32,9 +37,6 @@ def undo(
     """
     from treadle.advisor.plans.undo import Undoing
 
-    rate = pace(throttle)
-    if isinstance(rate, str):
-        raise UsageError("undo takes documents per second as --throttle", code="throttle-invalid")
     told: list[str] = []
 
     def tell(text: str) -> Any:
@@ -42,8 +44,8 @@ def undo(
         if not as_json:
             say(text)
 
-    with opened(folder, uri, uri_option) as (plan, database), model_bars() as bars:
-        work = Undoing(database, plan, throttle=rate, tell=tell, progress=bars)
+    with opened(folder, uri, uri_option, edited=True) as (plan, database), model_bars() as bars:
+        work = Undoing(database, plan, throttle=throttle, tell=tell, progress=bars)
         if dry_run:
             told = work.dry_run()
         else:

@@ -125,7 +125,7 @@ def test_findings_are_tried_on_a_copy(database, shop):
     assert trial == report_from_json(json.loads(text))
 
 
-def test_the_verb_prints_json_and_writes_an_inert_file(uri, database, shop, tmp_path):
+def test_the_verb_prints_json_and_writes_an_inert_file(uri, database, shop, tmp_path, capsys):
     only = ["--only", "computed@reviews.product_id", "--only", "no-validation"]
     page = tmp_path / "trial.html"
     result = run_verb("trial", uri, "--workload", str(shop), *only, "--html", str(page), "--json")
@@ -138,6 +138,8 @@ def test_the_verb_prints_json_and_writes_an_inert_file(uri, database, shop, tmp_
     assert "http://" not in text
     assert "https://" not in text
     assert "reviews.product_id" in text
+    assert 2 == main(["trial", uri, "--workload", str(shop), "--only", "computd@reviews.product_id"])
+    assert "no finding 'computd@reviews.product_id'" in capsys.readouterr().err
     assert 2 == main(["trial", uri])
     assert 2 == main(["trial", uri, "--workload", str(page)])
 

@@ -7,6 +7,7 @@ what to take back.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -108,6 +109,9 @@ def begin(store: Store, plan: ChangePlan) -> Row:
         "done": [],
         "collections": collections,
         "indexes_made": made,
+        # So that it can be undone whatever becomes of the folder's files.
+        "places": [asdict(each) for each in plan.places],
+        "models": plan.models,
         "before": {
             "names": sorted(existing),
             "options": [{"name": name, **existing[name]} for name in collections],

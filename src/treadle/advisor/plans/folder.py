@@ -89,8 +89,8 @@ class ChangePlan:
         ]
 
 
-def write(plan: ChangePlan, folder: Path, readme: str) -> None:
-    """Write the files of a plan; refuses a folder that holds anything else."""
+def require_free(folder: Path) -> None:
+    """Refuse a folder that holds anything but a plan."""
     others = (
         {each.name for each in folder.iterdir()} - {PLAN, MODELS, README, READS} if folder.is_dir() else set()
     )
@@ -99,6 +99,11 @@ def write(plan: ChangePlan, folder: Path, readme: str) -> None:
             f"-o {folder} holds other files; name a folder that is empty or not there yet",
             code="output-invalid",
         )
+
+
+def write(plan: ChangePlan, folder: Path, readme: str) -> None:
+    """Write the files of a plan; refuses a folder that holds anything else."""
+    require_free(folder)
     described = asdict(plan)
     text, described["trial"] = described.pop("models"), plan.trial.as_json()
     described = {"schema": SCHEMA, **described}
@@ -114,14 +119,14 @@ def write(plan: ChangePlan, folder: Path, readme: str) -> None:
         raise UsageError(f"-o {folder} cannot be written: {error.strerror}.", code="output-invalid") from None
 
 
-def read(folder: Path) -> ChangePlan:
-    """The plan in a folder; anything else, and one that was edited, is refused."""
+def read(folder: Path, edited: bool = False) -> ChangePlan:
+    """The plan in a folder; anything else is refused, and one that was edited unless it may be."""
     if not folder.is_dir():
         raise _invalid(folder, "is no folder; name the one that treadle plan -o wrote")
     described, text = _json(folder), _text(folder, MODELS)
     if not isinstance(described, dict) or described.get("schema") != SCHEMA:
         raise _invalid(folder, f"holds no plan of this version ({SCHEMA}); make it anew with treadle plan")
-    if described.pop("checksum", None) != _checksum(described, text):
+    if described.pop("checksum", None) != _checksum(described, text) and not edited:
         raise UsageError(
             f"{folder / PLAN} or {MODELS} was edited since treadle plan wrote it, so the trial says nothing "
             "about it; restore both, or make the plan anew",

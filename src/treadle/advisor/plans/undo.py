@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from pymongo.database import Database
@@ -16,7 +17,7 @@ from pymongo.errors import OperationFailure
 
 from treadle.advisor.plans import before
 from treadle.advisor.plans.apply import Tell
-from treadle.advisor.plans.folder import ChangePlan
+from treadle.advisor.plans.folder import ChangePlan, Place
 from treadle.advisor.plans.models import load_models
 from treadle.advisor.plans.settle import is_followed
 from treadle.errors import UsageError
@@ -43,7 +44,6 @@ class Undoing:
     ) -> None:
         before.require_database(database, plan)
         self.database = database
-        self.plan = plan
         self._throttle = throttle
         self._tell = tell
         self._progress = progress
@@ -54,6 +54,9 @@ class Undoing:
                 code="plan-not-applied",
             )
         self.row = row
+        # What was applied, though the folder may have been edited since.
+        places = tuple(Place(**each) for each in row["places"])
+        self.plan = replace(plan, places=places, models=row["models"])
 
     def dry_run(self) -> list[str]:
         """Everything that `run` would do; nothing is changed."""

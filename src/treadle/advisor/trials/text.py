@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from treadle.advisor.trials.page import days
@@ -31,8 +31,10 @@ def show(report: TrialReport, console: Console) -> None:
     if not report.results:
         console.print("The scan found nothing to try.")
         return
-    table = Table("verdict", "finding", "times as fast", "saved per day", "writes cost per day", "pays after")
     shown_results = [*report.results, *([report.together] if report.together else [])]
+    # Over several lines rather than cut, as --only takes it whole.
+    finding = Column("finding", overflow="fold")
+    table = Table("verdict", finding, "times as fast", "saved per day", "writes cost per day", "pays after")
     for each in shown_results:
         table.add_row(*_row(each, each is report.together))
     console.print(table)
