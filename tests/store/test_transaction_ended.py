@@ -6,8 +6,9 @@ import asyncio
 from typing import Annotated
 
 import pytest
-from pymongo import AsyncMongoClient
+from pymongo import AsyncMongoClient, MongoClient
 from pymongo.errors import OperationFailure
+from pymongo.monitoring import CommandListener
 
 from tests.engine.test_refused_updates import Even
 from treadle import AsyncStore, DataError, Document, ExtendedReference, Store, Sum, UsageError
@@ -121,3 +122,60 @@ def test_the_same_in_asyncio(server, database):
             return (await store.get(Line, 1)).n
 
     assert 0 == asyncio.run(scenario())
+
+
+class After(CommandListener):
+    """Does something once a line is stored, and nothing has followed from it yet."""
+
+    def __init__(self):
+        self.then = None
+
+    def started(self, event):
+        pass
+
+    def succeeded(self, event):
+        if self.then is not None and event.command_name == "insert":
+            then, self.then = self.then, None
+            then()
+
+    def failed(self, event):
+        pass
+
+
+def test_a_call_that_is_cut_off_commits_nothing(server, database):
+    """Cancelled half way, inside a block that catches it and goes on."""
+    listener = After()
+
+    async def scenario():
+        async with AsyncMongoClient(server.uri, event_listeners=[listener]) as client:
+            store = AsyncStore(client[database.name], MODELS)
+            await store.insert(Bill(id=0))
+            with pytest.raises(UsageError) as refused:
+                async with store.transaction():
+                    listener.then = asyncio.current_task().cancel
+                    with pytest.raises(asyncio.CancelledError):
+                        await store.insert(Line(id=1, amount=5))
+                    asyncio.current_task().uncancel()
+            assert "transaction-ended" == refused.value.code
+            await store.insert(Line(id=2, amount=3))
+            assert [] == await store.verify()
+
+    asyncio.run(scenario())
+    assert [2] == [each["_id"] for each in database["ended_lines"].find()]
+
+
+def test_a_call_that_is_interrupted_commits_nothing(server, database):
+    listener = After()
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with MongoClient(server.uri, event_listeners=[listener]) as client:
+        store = Store(client[database.name], MODELS)
+        store.insert(Bill(id=0))
+        with pytest.raises(UsageError), store.transaction():
+            listener.then = interrupt
+            with pytest.raises(KeyboardInterrupt):
+                store.insert(Line(id=1, amount=5))
+        assert [] == store.verify()
+    assert [] == [each["_id"] for each in database["ended_lines"].find()]

@@ -11,7 +11,7 @@ from bson import ObjectId
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.indexes import check_sharded, declared_indexes
@@ -24,7 +24,6 @@ from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
-from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Distant, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
 from treadle.store import deadline, joined, shell
@@ -122,8 +121,10 @@ class AsyncWriter:
         changes = transactions.changes(session)
         try:
             return await self.runner.run(plan, session)
-        except (TreadleError, *ENCODING_ERRORS):
-            if transactions.changes(session) > changes:
+        except BaseException as error:
+            # Cancelled or cut off, too: its caller may catch that and go on.
+            ended = isinstance(error, OperationFailure) and not isinstance(error, TreadleError)
+            if not ended and transactions.changes(session) > changes:
                 await self.runner.end_refused(session)
             raise
 

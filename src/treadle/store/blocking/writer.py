@@ -12,7 +12,7 @@ from bson import ObjectId
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 from pymongo.database import Database
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.indexes import check_sharded, declared_indexes
@@ -25,7 +25,6 @@ from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
-from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Distant, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
 from treadle.store import deadline, joined, shell
@@ -121,8 +120,10 @@ class Writer:
         changes = transactions.changes(session)
         try:
             return self.runner.run(plan, session)
-        except (TreadleError, *ENCODING_ERRORS):
-            if transactions.changes(session) > changes:
+        except BaseException as error:
+            # Cancelled or cut off, too: its caller may catch that and go on.
+            ended = isinstance(error, OperationFailure) and not isinstance(error, TreadleError)
+            if not ended and transactions.changes(session) > changes:
                 self.runner.end_refused(session)
             raise
 
