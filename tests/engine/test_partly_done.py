@@ -9,7 +9,17 @@ from pydantic import Field
 from pymongo.errors import DuplicateKeyError
 
 from tests.engine.test_refused_updates import Even
-from treadle import Count, Document, DuplicateKey, ExtendedReference, Indexed, Limits, PartlyDone
+from treadle import (
+    Count,
+    Document,
+    DuplicateKey,
+    ExtendedReference,
+    Indexed,
+    Limits,
+    PartlyDone,
+    Unchecked,
+    UsageError,
+)
 from treadle.errors import InvalidValue
 
 
@@ -91,3 +101,19 @@ def test_one_command_of_which_the_server_tells_nothing(run, database):
     assert caught.value.done is None
     assert isinstance(caught.value.__cause__, DuplicateKeyError)
     assert 1 == database["opens"].count_documents({"name": "same"})
+
+
+def test_a_value_that_the_update_does_not_fit_is_met_half_way(run, database):
+    """The server has changed the document before it; an update that makes no sense changes none."""
+    store = run.store([Open])
+    database["opens"].insert_many([{"_id": 1, "n": 1}, {"_id": 2, "n": "text"}, {"_id": 3, "n": 1}])
+    with pytest.raises(PartlyDone) as caught:
+        store.update_many(Open, {}, Unchecked({"$inc": {"n": 1}}))
+    assert caught.value.done is None
+    assert [2, "text", 1] == [each["n"] for each in database["opens"].find().sort("_id")]
+    with pytest.raises(UsageError) as refused:
+        store.update_many(Open, {}, Unchecked({"$push": {"n": {"$each": 5}}}))
+    assert "update-invalid" == refused.value.code
+    with pytest.raises(UsageError) as refused, store.transaction() as session:
+        store.update_many(Open, {}, Unchecked({"$inc": {"n": 1}}), session=session)
+    assert "update-invalid" == refused.value.code

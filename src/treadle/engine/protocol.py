@@ -32,6 +32,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.model.logs import logger
 from treadle.plan import Plan, find, is_inside, outside, server_facts, share
+from treadle.plan.server_errors import surely_not_committed
 
 R = TypeVar("R")
 
@@ -141,7 +142,8 @@ class WriteProtocol:
             try:
                 done += yield from self.write(work.within(keys), combine=False)
             except (TreadleError, OperationFailure) as error:
-                if not done:
+                # Of the last chunk nobody may know whether it was written.
+                if not done or not surely_not_committed(error):
                     raise
                 raise PartlyDone(work.entry.model.__name__, done, error) from error
             last = keys[-1]

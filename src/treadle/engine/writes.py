@@ -363,9 +363,14 @@ class UpdateManyDocuments(_Update, ChunkedWork):
             except WriteError as error:
                 # The server has written the documents before the refused one, and does not say how many.
                 clear = translate_update(error, self.entry.model.__name__, [])
-                if whole or getattr(clear, "code", "") == "update-invalid":
-                    raise
-                raise PartlyDone(self.entry.model.__name__, None, clear) from error
+                if not whole:
+                    yield from self._refused_of_none()
+                    raise PartlyDone(self.entry.model.__name__, None, clear) from error
+                raise
+
+    def _refused_of_none(self) -> Plan[None]:
+        """Raises where the server refuses the update for what it is, whatever it would be done to."""
+        yield from update_many(self.entry.collection, {"_id": {"$in": []}}, self.update)
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
         befores = yield from find(self.entry.collection, only(self.filter, self.keys))

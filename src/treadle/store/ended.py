@@ -50,7 +50,8 @@ class Transactions:
         """Refuse to go on with a transaction of which nothing can be committed."""
         if session in self._over:
             raise UsageError(
-                "a call inside this transaction was refused or cut off after it had changed something, so that "
-                "nothing of the transaction can be committed; let the error leave the block, and begin a new one",
+                "a call inside this transaction was refused or cut off after it had changed something, so "
+                "that nothing of the transaction can be committed; let the error leave the block, and begin "
+                "a new one",
                 code="transaction-ended",
             )
