@@ -148,6 +148,30 @@ def test_tampering_is_found_and_repaired(run, database):
     check(database)
 
 
+def test_a_source_that_holds_something_else_stops_no_write(run, database):
+    class Order(Document, collection="orders"):
+        product: int
+        amount: int
+
+    class Product(Document, collection="products"):
+        id: int
+        amounts: Annotated[list[int], Collect(Order, "amount", by="product")] = []
+
+    store = run.store([Order, Product])
+    store.setup()
+    store.insert(Product(id=1))
+    one, two = store.insert_many([Order(product=1, amount=amount) for amount in (1, 2)])
+    odd = {"product": 1, "amount": "many"}
+    key = database["orders"].insert_one(odd, bypass_document_validation=True).inserted_id
+    store.delete(Order, one.id)
+    assert 3 == store.update(Order, two.id, {"$set": {"amount": 3}}).amount
+    assert "extreme-invalid" in [each.code for each in store.set_aside()]
+    database["orders"].delete_one({"_id": key})
+    store.repair()
+    assert [3] == store.get(Product, 1).amounts
+    assert [] == store.verify()
+
+
 @pytest.mark.parametrize(
     ("annotation", "field", "options", "code"),
     [

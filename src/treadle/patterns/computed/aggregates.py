@@ -335,6 +335,15 @@ class AverageRule(NumberRule):
         return {self.path: quotient, f"{self.state}.sum": total, f"{self.state}.count": count}
 
 
+def cannot_hold(rule: FieldRule) -> DataError:
+    """The refusal of a value that a source has, and that its target could not hold."""
+    return DataError(
+        f"{rule.place.label} would hold a value of {rule.origin} that it cannot hold; mend the "
+        f"{rule.source.model.__name__} documents that have it",
+        code="extreme-invalid",
+    )
+
+
 class ExtremeRule(FieldRule):
     """Min and Max."""
 
@@ -371,11 +380,7 @@ class ExtremeRule(FieldRule):
         return not all(map(self.fits, values))
 
     def too_large(self) -> DataError:
-        return DataError(
-            f"{self.place.label} would hold a value of {self.origin} that it cannot hold; mend the "
-            f"{self.source.model.__name__} documents that have it",
-            code="extreme-invalid",
-        )
+        return cannot_hold(self)
 
     def accumulators(self) -> dict[str, Any]:
         return {"extreme": {self.operator: self.operand}}

@@ -13,16 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.errors import DeclarationError
+from treadle.errors import DataError, DeclarationError
 from treadle.graph.binding import check_whole_number
 from treadle.graph.gather import RECOMPUTE, contribution_stages
 from treadle.graph.pattern import Models, Place, Rule
-from treadle.patterns.computed.aggregates import FieldRule, _OfField
+from treadle.patterns.computed.aggregates import FieldRule, _OfField, cannot_hold
 from treadle.plan import Plan, Raw, aggregate
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import order_key
 from treadle.query.keys import KEY, ReferenceKey, freeze
 from treadle.query.paths import ARRAYS, value_at, values_at
+from treadle.query.update_values import takes
 
 SIZE_MAX = 1000
 # The value of a contribution, in the server's pipelines.
@@ -114,6 +115,15 @@ class CollectRule(FieldRule):
         every = {"$setUnion": [{"$ifNull": [f"${self.path}", []]}, {"$literal": difference}]}
         ordered = {"$sortArray": {"input": every, "sortBy": 1}}
         return {self.path: {"$slice": [ordered, self.size]}}, {}
+
+    def fits(self, value: Any) -> bool:
+        return not isinstance(value, list) or takes(self.place.entry.codec, self.path, value)
+
+    def spoils(self, values: Sequence[Any]) -> bool:
+        return not all(map(self.fits, values))
+
+    def too_large(self) -> DataError:
+        return cannot_hold(self)
 
     def index_keys(self) -> list[tuple[str, int]]:
         indexed = self.value_path and not self.key.array_depth and self.several is None
