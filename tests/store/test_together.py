@@ -20,6 +20,7 @@ from bson import ObjectId
 from pydantic import BaseModel
 from pymongo import AsyncMongoClient, MongoClient, common
 from pymongo.errors import PyMongoError
+from pymongo.read_concern import ReadConcern
 
 from tests import faults
 from tests.support import Heard
@@ -874,3 +875,11 @@ def test_a_limit_of_one_turns_it_off(server: Any, database: Any) -> None:
             return list(found)
 
     assert ["0", "1", "2", "3", "4"] == [each.name for each in asyncio.run(main())]
+
+
+def test_linearizable_reads_go_alone(database: Any) -> None:
+    """The server promises that only of a query for one document."""
+    key = stored(database, 1)[0]
+    exact = Store(database.with_options(read_concern=ReadConcern("linearizable")), [Person])
+    assert "0" == exact.require(Person, key).name
+    assert {} == exact.runner._lanes

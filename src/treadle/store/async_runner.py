@@ -102,6 +102,12 @@ class AsyncRunner:
         self.transactions = Transactions()
         self._collections: dict[str, AsyncCollection[Raw]] = {}
         self._decisive: dict[str, AsyncCollection[Raw]] = {}
+        # Linearizable reads are those of one document.
+        self._shares = (
+            self._shards is None
+            and self._limits.together_max > 1
+            and database.read_concern.level != "linearizable"
+        )
         # Who goes together with whom: by collection, and by kind of command.
         self._lanes: dict[tuple[str, str], AsyncCombiner] = {}
 
@@ -190,7 +196,7 @@ class AsyncRunner:
 
     async def _together(self, command: Shareable) -> Any:
         """Perform a command together with those of other tasks who come at the same time."""
-        if self._shards is not None or self._limits.together_max == 1 or joined.by_driver():
+        if not self._shares or joined.by_driver():
             return await self._by_itself(command)
         lane = lane_of(command)
         combiner = self._lanes.get(lane)

@@ -103,6 +103,12 @@ class Runner:
         self.transactions = Transactions()
         self._collections: dict[str, Collection[Raw]] = {}
         self._decisive: dict[str, Collection[Raw]] = {}
+        # Linearizable reads are those of one document.
+        self._shares = (
+            self._shards is None
+            and self._limits.together_max > 1
+            and database.read_concern.level != "linearizable"
+        )
         # Who goes together with whom: by collection, and by kind of command.
         self._lanes: dict[tuple[str, str], Combiner] = {}
 
@@ -189,7 +195,7 @@ class Runner:
 
     def _together(self, command: Shareable) -> Any:
         """Perform a command together with those of other tasks who come at the same time."""
-        if self._shards is not None or self._limits.together_max == 1 or joined.by_driver():
+        if not self._shares or joined.by_driver():
             return self._by_itself(command)
         lane = lane_of(command)
         combiner = self._lanes.get(lane)
