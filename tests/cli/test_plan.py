@@ -17,6 +17,7 @@ from treadle.advisor.plans.reads import write_reads
 from treadle.advisor.plans.text import readme
 from treadle.advisor.trials.workload_file import Request, end_line, header_line, read
 from treadle.cli import main
+from treadle.cli.apply import opened
 from treadle.cli.options import FINDINGS, USAGE
 
 
@@ -78,6 +79,15 @@ def test_an_applied_plan_is_not_overwritten_and_is_undone_though_it_was_edited(
     assert "plan-folder-edited" in capsys.readouterr().err
     assert 0 == main(["undo", str(folder), uri])
     assert was == everything(database)
+
+
+def test_an_interrupted_run_says_how_it_goes_on(
+    uri: str, database: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(folder_for(database, tmp_path))
+    with pytest.raises(KeyboardInterrupt), opened(folder, uri, None):
+        raise KeyboardInterrupt
+    assert f"treadle undo {folder} URI takes it back" in capsys.readouterr().err
 
 
 def test_what_cannot_be_written_is_refused_before_the_trial(

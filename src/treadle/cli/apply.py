@@ -75,6 +75,9 @@ def opened(
     with connected_database(uri, uri_option) as database:
         try:
             yield plan, database
+        except KeyboardInterrupt:
+            say(f"Interrupted. Run it again and it goes on; treadle undo {folder} URI takes it back.", err=True)
+            raise
         except OperationFailure as error:
             if error.code not in NO_RIGHTS:
                 raise

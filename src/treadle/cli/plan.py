@@ -74,7 +74,10 @@ def plan(
         say(f"Left out {each.key}: {each.reason}")
     for number, step in enumerate(chosen.steps, 1):
         say(f"{number}. {step.name}, about {step.seconds:,.0f} s: {step.what}")
-    say(f"reads.workload in it holds {counted(reads, 'recorded read')} with their values (mode 0600).")
+    if recorded.redacted:
+        say("For treadle prove record once more, without --redact, and give it that as --workload.")
+    else:
+        say(f"reads.workload in it holds {counted(reads, 'recorded read')} with their values (mode 0600).")
     say(f"Next: treadle apply {folder} URI --dry-run")
 
 
