@@ -76,7 +76,10 @@ def opened(
         try:
             yield plan, database
         except KeyboardInterrupt:
-            say(f"Interrupted. Run it again and it goes on; treadle undo {folder} URI takes it back.", err=True)
+            say(
+                f"Interrupted. Run it again and it goes on; treadle undo {folder} URI takes it back.",
+                err=True,
+            )
             raise
         except OperationFailure as error:
             if error.code not in NO_RIGHTS:
