@@ -262,3 +262,24 @@ def test_a_server_without_change_streams_is_refused(database: Any) -> None:
         was = everything(alone)
         assert "plan-needs-stream" == code_of(lambda: Application(alone, plan).run())
         assert was == everything(alone)
+
+
+def test_a_validator_that_lets_no_field_in_is_named_before_anything_changes(database: Any) -> None:
+    shop(database)
+    plan = plan_for(database, "computed")
+    schema: dict[str, Any] = {
+        "additionalProperties": False,
+        "properties": {"_id": {}, "name": {}, "price": {}},
+    }
+    database.command({"collMod": "products", "validator": {"$jsonSchema": schema}})
+    was = everything(database)
+    assert "plan-field-refused" == code_of(Application(database, plan).dry_run)
+    assert "plan-field-refused" == code_of(Application(database, plan).run)
+    assert was == everything(database)
+    schema["patternProperties"] = {"^review_count$|^_treadle$": {}}
+    database.command({"collMod": "products", "validator": {"$jsonSchema": schema}})
+    was = everything(database)
+    Application(database, plan).run()
+    assert database["products"].count_documents({"review_count": {"$gt": 0}})
+    Undoing(database, plan).run()
+    assert was == everything(database)

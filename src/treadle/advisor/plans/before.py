@@ -7,6 +7,7 @@ what to take back.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -79,7 +80,15 @@ def check(store: Store, plan: ChangePlan) -> None:
             code="plan-treadle-in-use",
         )
     for entry in store.graph.entries.values():
-        for field in [*plan.fields(entry.collection, adopted=False), RESERVED]:
+        fields = [*plan.fields(entry.collection, adopted=False), RESERVED]
+        refused = _refused_fields(existing[entry.collection]["options"], fields)
+        if refused:
+            raise DataError(
+                f"The validator of {entry.collection} lets no field {' or '.join(refused)} in "
+                "(additionalProperties: false), and a plan changes no validator; add them to its properties.",
+                code="plan-field-refused",
+            )
+        for field in fields:
             found = database[entry.collection].find_one(
                 {field: {"$exists": True}}, {"_id": 1}, max_time_ms=SECONDS_MAX * 1000
             )
@@ -89,6 +98,17 @@ def check(store: Store, plan: ChangePlan) -> None:
                     "overwrite; make the plan anew, or rename that field.",
                     code="plan-field-taken",
                 )
+
+
+def _refused_fields(options: Row, fields: list[str]) -> list[str]:
+    """The fields that a collection's own validator does not know, where it refuses such."""
+    schema = options.get("validator", {}).get("$jsonSchema", {})
+    enforced = options.get("validationAction") != "warn" and options.get("validationLevel") != "off"
+    if not enforced or schema.get("additionalProperties") is not False:
+        return []
+    patterns = schema.get("patternProperties", {})
+    unknown = [each for each in fields if each not in schema.get("properties", {})]
+    return [each for each in unknown if not any(re.search(pattern, each) for pattern in patterns)]
 
 
 def begin(store: Store, plan: ChangePlan) -> Row:
