@@ -10,7 +10,19 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure
 
-from treadle import Count, DeclarationError, Document, Id, ParentReference, Store, TimeSeries, UsageError
+from treadle import (
+    Count,
+    DeclarationError,
+    Document,
+    ExtendedReference,
+    History,
+    Id,
+    Indexed,
+    ParentReference,
+    Store,
+    TimeSeries,
+    UsageError,
+)
 from treadle.plan.capabilities import EVERYTHING, NOWHERE, Capabilities, described_by, read_capabilities
 from treadle.server.local import start
 
@@ -31,6 +43,25 @@ class Node(Document, collection="nodes", tree=ParentReference(parent="parent_id"
 class Reading(Document, collection="readings", timeseries=TimeSeries(time="ts", key="sensor")):
     sensor: str
     ts: datetime
+
+
+class Policy(Document, collection="policies", history=History(collection="former", maintain="stream")):
+    title: str = ""
+
+
+class Carrier(Document, collection="carriers"):
+    code: Annotated[str | None, Indexed(unique=True)] = None
+    title: str = ""
+
+
+class Shipment(Document, collection="shipments"):
+    carrier: str | None = None
+    title: Annotated[
+        str | None,
+        ExtendedReference(
+            Carrier, by="carrier", to="code", field="title", maintain="stream", on_delete="clear"
+        ),
+    ] = None
 
 
 HELLO = {"maxWireVersion": 17, "setName": "rs0", "logicalSessionTimeoutMinutes": 30}
@@ -126,10 +157,12 @@ def test_a_refusal_says_that_it_is_missing():
         (Node, "graph_lookups", "capability-missing", "Node (tree=): parent-reference needs $graphLookup"),
         (Node, "transactions", "transactions-needed", "Node (tree=): parent-reference needs transactions"),
         (Reading, "time_series", "capability-missing", "declare bucket= instead"),
+        (Policy, "pre_images", "capability-missing", 'declare maintain="write"'),
+        (Shipment, "pre_images", "capability-missing", "Shipment.title: extended-reference needs pre-images"),
     ],
 )
 def test_what_a_declaration_needs_is_refused_by_name(database, model, missing, code, words):
-    store = Store(database, [model])
+    store = Store(database, [model, Carrier])
     known = dataclasses.replace(store.runner.run(read_capabilities()), **{missing: False})
     with pytest.raises(DeclarationError) as refused:
         store.graph.check_server(known)
