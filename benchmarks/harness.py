@@ -37,10 +37,15 @@ ROUNDS_MIN = 3
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The most that a contender may cost: a ratio to its baseline, microseconds per operation, or other units."""
+    """The most that a contender may cost: a ratio to its baseline, microseconds per operation, or other units.
+
+    `limit` says, with a number, what bounds a goal that is out of reach; the
+    report shows it where the goal is missed.
+    """
 
     maximum: float
     kind: str = "ratio"
+    limit: str = ""
 
     def __str__(self) -> str:
         if self.kind == "microseconds":

@@ -97,7 +97,9 @@ def _goals(stored: Stored) -> list[str]:
     lines = ["## Goals", "", f"{len(results) - len(missed)} of {len(results)} goals are met."]
     if missed:
         lines += [f"Missed are these {len(missed)}:" if len(missed) > 1 else "Missed is this one:", ""]
-        lines += _table(("family", "work", "contender", "measured", "goal"), [_goal(each) for each in missed])
+        columns = ("family", "work", "contender", "measured", "goal", "limit")
+        rows = [[*_goal(each), each.goal.limit if each.goal else ""] for each in missed]
+        lines += _table(columns, rows)
     met = [result for result in results if result.met]
     if met:
         lines += ["", "Met:", ""]
