@@ -145,6 +145,14 @@ class Result:
         return value is not None and value <= self.goal.maximum
 
 
+def single(group: str, work: str, *, name: str, value: float, maximum: float, unit: str) -> Result:
+    """A figure that was measured once, with the most that it may be."""
+    return Result(
+        group, work, name, 1, 1, Spread(value, value, value), None, None, None, Goal(maximum, unit),
+        [value / 1e6], unit,
+    )  # fmt: skip
+
+
 def spread(values: Sequence[float]) -> Spread:
     """The median and the quartiles; of one or two values, as good as they give."""
     if len(values) == 1:

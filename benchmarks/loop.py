@@ -1,151 +1,249 @@
-"""The closed loop on the demo's shop: what a trial on a copy says beside what the database then shows.
+"""The closed loop on the demo's shop and on the examples' databases: what trials said beside what was proven.
 
-Prints lines, which are reported as they are: per request the trial's ratio
-with its interval, and the ratio that was proven on the whole database with the
-same patterns set up; then how many of these lie in the interval, how long each
-part took, and the peak memory of this process.
+Each database gets a workload as its clients would send it, and then the verbs
+of the command line, each in a process of its own: record, plan, apply, prove,
+undo. Printed is, per read of each finding, the trial's ratio with its
+interval beside the ratio that `treadle prove` measured after the plan was
+applied; then how many of these lie in the interval, how wide the intervals
+are, whether undo left any difference, and what a recording costs the server.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
-import resource
+import importlib
+import json
+import statistics
+import sys
 import tempfile
-import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from bson import ObjectId
+from examples.databases.maker import Maker
 from pymongo import MongoClient
+from pymongo.database import Database
 
-from treadle import Store
-from treadle.advisor import scan
-from treadle.advisor.plans.models import combine, load_models
-from treadle.advisor.trials import workload_file
-from treadle.advisor.trials.compare import compare_reads
-from treadle.advisor.trials.copying import clone
-from treadle.advisor.trials.declared import patterns_of
-from treadle.advisor.trials.recorder import record
-from treadle.advisor.trials.trial import try_findings
-from treadle.advisor.trials.units import chosen
-from treadle.demo.data import COLLECTIONS, Shop, fill
-from treadle.demo.requests import REQUESTS
+from benchmarks.loop_clients import EXAMPLES, Page, at_work, shop
+from benchmarks.verbs import Done, perform
+from treadle.demo.data import fill
 from treadle.server import local
 
-# Some 45,000 documents each.
-SCALE = 22.0
-SECONDS = 20.0
-DOCUMENTS = 100_000
+SECONDS = 6.0
+OUTSIDE_PERCENT_MAX = 10.0
+RECORD_RATIO_MAX = 1.5
+COLUMNS = ("database", "finding", "read", "trial", "interval", "wide", "proven", "")
 
 
-def load(uri: str, shop: Shop, over: threading.Event) -> None:
-    """What the shop's clients do: half of the requests are about the popular product."""
-    chance = random.Random(1)
-    with MongoClient[Any](uri) as client:
-        database = client["shop"]
-        products = [each["_id"] for each in database["products"].find({}, {"_id": 1}).limit(200)]
-        orders = [each["_id"] for each in database["orders"].find({}, {"_id": 1}).limit(200)]
-        number = 0
-        while not over.is_set():
-            product = chance.choice(products) if chance.random() < 0.5 else shop.popular
-            page = Shop(shop.documents, product, shop.celebrity, shop.sensor, shop.day, 20)
-            for request in REQUESTS:
-                request.before(database, page)
-            order = database["orders"].find_one({"_id": chance.choice(orders)})
-            assert order is not None
-            database["customers"].find_one({"_id": order["customer_id"]})
-            if number % 5 == 0:
-                review = {
-                    "_id": ObjectId(),
-                    "product_id": product,
-                    "rating": 3,
-                    "text": "fine",
-                    "date": shop.day,
-                }
-                database["reviews"].insert_one(review)
-            if number % 9 == 0:
-                database["customers"].update_one({"_id": order["customer_id"]}, {"$set": {"tier": "gold"}})
-            number += 1
+@dataclass(slots=True)
+class Loop:
+    """One database on its way through the verbs."""
+
+    server: str
+    database: Database[Any]
+    folder: Path
+    # What each verb did, in order.
+    done: dict[str, Done] = field(default_factory=dict)
+
+    @property
+    def uri(self) -> str:
+        address, _, options = self.server.rpartition("/")
+        return f"{address}/{self.database.name}{options}"
+
+    @property
+    def workload(self) -> Path:
+        return self.folder / f"{self.database.name}.workload"
+
+    @property
+    def plan(self) -> Path:
+        return self.folder / f"{self.database.name}.plan"
+
+    def verb(self, name: str, *arguments: str) -> Done:
+        done = self.done[name] = perform(self.uri, name, *arguments)
+        print(
+            f"{self.database.name}: {name} {done.seconds:.1f} s, {done.mebibytes:.0f} MiB, its private server "
+            f"{done.server_mebibytes:.0f} MiB",
+            file=sys.stderr,
+        )
+        return done
+
+    def record(self, pages: Sequence[Page], seconds: float) -> Any:
+        with at_work(self.server, self.database.name, pages):
+            arguments = ("-o", str(self.workload), "--seconds", str(seconds), "--json")
+            return self.verb("record", *arguments).json
+
+    def make_plan(self, documents: int = 100_000) -> bool:
+        """Whether the trial supports anything."""
+        arguments = ("--workload", str(self.workload), "-o", str(self.plan), "--documents", str(documents))
+        return self.verb("plan", *arguments, "--json").code == 0
+
+    def apply_and_prove(self) -> Any:
+        self.verb("apply", str(self.plan), "--json")
+        if self.done["apply"].code:
+            raise RuntimeError(f"treadle apply: {self.done['apply'].errors[-300:]}")
+        return self.verb("prove", str(self.plan), "--json").json
+
+    def undo(self) -> None:
+        self.verb("undo", str(self.plan), "--json")
+
+    # -- what came out -----------------------------------------------------------------------
+
+    def rows(self, proof: Any) -> list[list[str]]:
+        """A row of the table for each read that was proven."""
+        findings = self._findings()
+        rows = []
+        for read in proof["reads"]:
+            tried, proven = read["trial"], read["proven"]
+            finding = findings.get((read["request"], read["after"]), "several")
+            judged = "inside" if read["within"] else "**outside**"
+            if read["different"]:
+                judged = f"**{read['different']} of {read['compared']} answers differ**"
+            rows.append(
+                [
+                    self.database.name,
+                    finding,
+                    read["request"],
+                    "not tried" if tried is None else f"{tried['value']:.2f}",
+                    "" if tried is None else f"{tried['low']:.2f} – {tried['high']:.2f}",
+                    "" if tried is None else f"{tried['high'] / tried['low']:.1f}",
+                    f"{proven['value']:.2f}",
+                    judged,
+                ]
+            )
+        return rows
+
+    def _findings(self) -> dict[tuple[str, str], str]:
+        plan = json.loads((self.plan / "plan.json").read_text())
+        return {
+            (request["request"], request["after"]): f"{result['code']}@{result['place']}"
+            for result in plan["trial"]["results"]
+            if f"{result['code']}@{result['place']}" in plan["findings"]
+            for request in result["requests"]
+        }
+
+
+def state_of(database: Database[Any]) -> dict[str, Any]:
+    """A digest of every document, byte for byte, with all indexes and options."""
+    options = {
+        each["name"]: {"type": each["type"], "options": each.get("options", {}), "uuid": each["info"].get("uuid")}
+        for each in database.list_collections()
+        if not each["name"].startswith("system.")
+    }
+    indexes = {name: list(database[name].list_indexes()) for name in options}
+    return {"documents": database.command("dbHash")["collections"], "options": options, "indexes": indexes}
+
+
+def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """What is not the same: documents, options or indexes of which collection."""
+    return [
+        f"{part} of {name}"
+        for part in before
+        for name in sorted({*before[part], *after[part]})
+        if before[part].get(name) != after[part].get(name)
+    ]
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """As Markdown, which the report takes over."""
+    print(f"| {' | '.join(columns)} |")
+    print(f"|{' --- |' * len(columns)}")
+    for row in rows:
+        print(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |")
+
+
+def goal(name: str, value: float, maximum: float, unit: str) -> None:
+    """A figure that has a goal, for the report."""
+    figure = {"name": name, "value": round(value, 3), "maximum": maximum, "unit": unit}
+    print(json.dumps({"goal": figure}, ensure_ascii=False), flush=True)
+
+
+def report_reads(rows: Sequence[Sequence[str]], differing: int) -> None:
+    """The table of all reads, and how many proved to be in the interval."""
+    table(COLUMNS, rows)
+    tried = [row for row in rows if row[3] != "not tried"]
+    inside = sum(row[-1] == "inside" for row in tried)
+    print(f"{inside} of {len(tried)} proven ratios lie in the trial's interval; {differing} answers differ.")
+    if tried:
+        widths = sorted(float(row[5]) for row in tried)
+        print(
+            f"The upper end of an interval is {statistics.median(widths):.1f} times the lower one in the "
+            f"median, {widths[-1]:.1f} times at most."
+        )
+        outside = 100 * (len(tried) - inside) / len(tried)
+        goal("proven ratios outside the trial's interval", outside, OUTSIDE_PERCENT_MAX, "%")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", type=float, default=SCALE)
+    parser.add_argument("--uri")
+    parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, default=SECONDS)
-    parser.add_argument("--documents", type=int, default=DOCUMENTS)
+    parser.add_argument("--only", nargs="*", choices=["shop", *EXAMPLES])
     options = parser.parse_args()
     with (
         local.start() as server,
-        MongoClient[Any](server.uri) as client,
+        MongoClient[Any](options.uri or server.uri) as client,
         tempfile.TemporaryDirectory() as folder,
     ):
-        database = client["shop"]
-        shop = fill(database, options.scale, lambda *progress: None)
-        total = sum(shop.documents.values())
-        took: dict[str, float] = {}
-        print(f"{total:,} documents", flush=True)
-        over = threading.Event()
-        thread = threading.Thread(target=load, args=(server.uri, shop, over))
-        thread.start()
-        begin = perf_counter()
-        path = Path(folder) / "shop.workload"
-        try:
-            recorded = record(database, path, seconds=options.seconds, notes=Path(folder) / "notes")
-        finally:
-            over.set()
-            thread.join()
-        took["record"] = perf_counter() - begin
-        print(f"recorded {recorded.operations:,} requests in {took['record']:.0f} s", flush=True)
-        begin = perf_counter()
-        workload = workload_file.read(path)
-        report = scan(database, workload=workload.profile_documents())
-        took["scan"] = perf_counter() - begin
-        begin = perf_counter()
-        trial = try_findings(database, report, workload, documents=options.documents)
-        took["trial"] = perf_counter() - begin
-        print(f"scanned in {took['scan']:.0f} s, tried in {took['trial']:.0f} s", flush=True)
-        inside = compared = 0
-        prove_begin = perf_counter()
-        for result in trial.results:
-            tried = {each.request: each.ratio for each in result.requests if each.kind == "read"}
-            if not tried:
+        uri = options.uri or server.uri
+        rows: list[list[str]] = []
+        silent: list[str] = []
+        undone: list[str] = []
+        costs: list[float] = []
+        left: list[list[str]] = []
+        differing = 0
+        for name in options.only or ["shop", *EXAMPLES]:
+            client.drop_database(name)
+            loop = Loop(uri, client[name], Path(folder))
+            pages = _filled(loop.database, options.scale)
+            recorded = loop.record(pages, options.seconds)
+            costs += [recorded["cost_ratio"]] if recorded["cost_ratio"] else []
+            if not loop.make_plan():
+                silent.append(name)
+                client.drop_database(name)
                 continue
-            finding = next(each for each in report.findings if f"{each.code}@{each.where}" == result.key)
-            after = client["shop_after"]
-            client.drop_database(after.name)
-            models = load_models(combine(report.scan, [finding], maintain=None).text)
-            patterns = patterns_of(models)
-            moved = {each.source: each.collection for each in patterns.readings}
-            clone(database, after, COLLECTIONS, moved)
-            with Store(after, models=models) as store:
-                store.setup()
-                store.rebuild()
-            groups = chosen(workload, patterns)
-            for each in compare_reads(database, after, groups, patterns, recorded.seconds)[0]:
-                expected = tried.get(each.request)
-                if expected is None:
-                    continue
-                compared += 1
-                within = expected.holds(each.ratio.value)
-                inside += within
-                print(
-                    f"{result.code}, {each.request}: tried {expected.value:.2f} ({expected.low:.2f} – "
-                    f"{expected.high:.2f}), proven {each.ratio.value:.2f} times as fast, "
-                    f"{'inside' if within else 'OUTSIDE'}; {each.different} of {each.compared} answers differ",
-                    flush=True,
-                )
-        took["setting up, rebuilding and proving on the database"] = perf_counter() - prove_begin
-        print(f"{inside} of {compared} proven ratios lie in the trial's interval")
-        verdicts = ", ".join(f"{each.code}: {each.verdict}" for each in trial.results)
-        print(f"verdicts: {verdicts}; together: {trial.together.verdict if trial.together else 'not tried'}")
-        parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in took.items())
-        print(f"{total:,} documents, {trial.documents:,} on the copy: {parts}")
-        if recorded.cost_ratio is not None:
-            print(f"a fixed load takes {recorded.cost_ratio:.2f} times as long while it is recorded")
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(f"peak memory of this process, its clients included: {peak:.0f} MiB")
+            left += _left_out(loop)
+            before = state_of(loop.database)
+            proof = loop.apply_and_prove()
+            rows += loop.rows(proof)
+            differing += sum(read["different"] for read in proof["reads"]) + len(proof["findings"])
+            loop.undo()
+            undone += [f"{name}: {each}" for each in differences(before, state_of(loop.database))]
+            client.drop_database(name)
+        report_reads(rows, differing)
+        if silent:
+            print(f"Nothing to plan on {', '.join(silent)}.")
+        if left:
+            table(("database", "finding that no plan holds", "why"), left)
+        print(f"After undo: {', '.join(undone) if undone else 'no difference in any document, index or option'}.")
+        goal("differences after undo", len(undone), 0, "differences")
+        if costs:
+            worst = max(costs)
+            print(f"A fixed load takes {min(costs):.2f} to {worst:.2f} times as long while it is recorded.")
+            goal("a fixed load while it is recorded, in the median", statistics.median(costs), RECORD_RATIO_MAX, "times")
+
+
+def _filled(database: Database[Any], scale: float) -> list[Page]:
+    """Fill a database; what its clients ask."""
+    if database.name == "shop":
+        return shop(database, fill(database, scale, lambda *progress: None))
+    module = importlib.import_module(f"examples.databases.{database.name}")
+    module.fill(Maker(database, scale))
+    return EXAMPLES[database.name](database)
+
+
+def _left_out(loop: Loop) -> list[list[str]]:
+    """The findings with a figure that no plan holds."""
+    plan = json.loads((loop.plan / "plan.json").read_text())
+    tried = {
+        f"{each['code']}@{each['place']}": each for each in plan["trial"]["results"] if each["ratio"] is not None
+    }
+    return [
+        [loop.database.name, f"{each['key']}, {tried[each['key']]['ratio']['value']:.2f} times as fast", each["reason"]]
+        for each in plan["left_out"]
+        if each["key"] in tried
+    ]
 
 
 if __name__ == "__main__":

@@ -49,7 +49,8 @@ text { fill: #1f2328; }
 
 def svg(name: str, entries: Sequence[Entry]) -> str | None:
     """The picture of a family; None where nothing was measured that could be drawn."""
-    panels = [entry for entry in entries if entry.results]
+    # Figures of a script are of different kinds, one each.
+    panels = [entry for entry in entries if entry.results and not entry.lines]
     if not panels:
         return None
     drawn: list[str] = []

@@ -75,9 +75,16 @@ def markdown(stored: Stored, plots: dict[str, str]) -> str:
 def _body(entry: Entry) -> list[str]:
     if entry.failure is not None:
         return [f"**Failed**: {entry.failure}"]
-    if entry.lines:
-        return ["```text", *entry.lines, "```"]
-    return _table(COLUMNS, [_row(result) for result in entry.results])
+    lines = [line for group in _blocks(entry.lines) for line in ("", *group)][1:]
+    if entry.results:
+        lines += ["", *_table(COLUMNS, [_row(result) for result in entry.results])]
+    return lines if entry.lines else lines[1:]
+
+
+def _blocks(lines: Iterable[str]) -> Iterable[list[str]]:
+    """The lines of a script: Markdown tables as they are, everything else as text."""
+    for is_table, block in groupby(lines, key=lambda line: line.startswith("|")):
+        yield list(block) if is_table else ["```text", *block, "```"]
 
 
 # -- what comes first ----------------------------------------------------------
