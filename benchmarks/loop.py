@@ -126,7 +126,11 @@ class Loop:
 def state_of(database: Database[Any]) -> dict[str, Any]:
     """A digest of every document, byte for byte, with all indexes and options."""
     options = {
-        each["name"]: {"type": each["type"], "options": each.get("options", {}), "uuid": each["info"].get("uuid")}
+        each["name"]: {
+            "type": each["type"],
+            "options": each.get("options", {}),
+            "uuid": each["info"].get("uuid"),
+        }
         for each in database.list_collections()
         if not each["name"].startswith("system.")
     }
@@ -216,12 +220,19 @@ def main() -> None:
             print(f"Nothing to plan on {', '.join(silent)}.")
         if left:
             table(("database", "finding that no plan holds", "why"), left)
-        print(f"After undo: {', '.join(undone) if undone else 'no difference in any document, index or option'}.")
+        print(
+            f"After undo: {', '.join(undone) if undone else 'no difference in any document, index or option'}."
+        )
         goal("differences after undo", len(undone), 0, "differences")
         if costs:
             worst = max(costs)
             print(f"A fixed load takes {min(costs):.2f} to {worst:.2f} times as long while it is recorded.")
-            goal("a fixed load while it is recorded, in the median", statistics.median(costs), RECORD_RATIO_MAX, "times")
+            goal(
+                "a fixed load while it is recorded, in the median",
+                statistics.median(costs),
+                RECORD_RATIO_MAX,
+                "times",
+            )
 
 
 def _filled(database: Database[Any], scale: float) -> list[Page]:
@@ -237,10 +248,16 @@ def _left_out(loop: Loop) -> list[list[str]]:
     """The findings with a figure that no plan holds."""
     plan = json.loads((loop.plan / "plan.json").read_text())
     tried = {
-        f"{each['code']}@{each['place']}": each for each in plan["trial"]["results"] if each["ratio"] is not None
+        f"{each['code']}@{each['place']}": each
+        for each in plan["trial"]["results"]
+        if each["ratio"] is not None
     }
     return [
-        [loop.database.name, f"{each['key']}, {tried[each['key']]['ratio']['value']:.2f} times as fast", each["reason"]]
+        [
+            loop.database.name,
+            f"{each['key']}, {tried[each['key']]['ratio']['value']:.2f} times as fast",
+            each["reason"],
+        ]
         for each in plan["left_out"]
         if each["key"] in tried
     ]

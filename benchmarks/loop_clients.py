@@ -35,7 +35,9 @@ class Known:
 
     def __init__(self, database: Database[Any], *collections: str) -> None:
         self.ids = {
-            name: [each["_id"] for each in database[name].find({}, {"_id": 1}).sort("_id", 1).limit(KNOWN_MAX)]
+            name: [
+                each["_id"] for each in database[name].find({}, {"_id": 1}).sort("_id", 1).limit(KNOWN_MAX)
+            ]
             for name in collections
         }
 
@@ -87,7 +89,12 @@ def music_shop(database: Database[Any]) -> list[Page]:
 
     def invoices(database: Database[Any], chance: random.Random) -> None:
         match = {"$match": {"_id": {"$lt": known.one("invoices", chance) + 20}}}
-        stages = [match, {"$sort": {"_id": -1}}, {"$limit": 20}, _join("customers", "customer_id", "customer")]
+        stages = [
+            match,
+            {"$sort": {"_id": -1}},
+            {"$limit": 20},
+            _join("customers", "customer_id", "customer"),
+        ]
         list(database["invoices"].aggregate(stages))
 
     def track(database: Database[Any], chance: random.Random) -> None:
@@ -144,7 +151,9 @@ def social(database: Database[Any]) -> list[Page]:
         list(database["posts"].aggregate([match, {"$group": sums}]))
 
     def timeline(database: Database[Any], chance: random.Random) -> None:
-        found = list(database["posts"].find({"_id": {"$lte": known.one("posts", chance)}}).sort("_id", -1).limit(8))
+        found = list(
+            database["posts"].find({"_id": {"$lte": known.one("posts", chance)}}).sort("_id", -1).limit(8)
+        )
         for post in found:
             database["people"].find_one({"_id": post["author_id"]}, {"name": 1})
 

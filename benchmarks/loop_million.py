@@ -61,16 +61,25 @@ def main() -> None:
         _report(loop, made.documents, recorded, seconds)
         report_reads(loop.rows(proof), sum(read["different"] for read in proof["reads"]))
         print(f"verify after apply: {len(proof['findings'])} findings.")
-        print(f"After undo: {', '.join(different) if different else 'no difference in any document, index or option'}.")
+        print(
+            f"After undo: {', '.join(different) if different else 'no difference in any document, index or option'}."
+        )
         goal("differences after undo", len(different), 0, "differences")
 
 
 def _report(loop: Loop, documents: dict[str, int], recorded: Any, seconds: float) -> None:
     rows = [
-        [name, f"{done.seconds:.0f} s", f"{done.mebibytes:.0f} MiB", f"{done.server_mebibytes:.0f} MiB" if done.server_mebibytes else ""]
+        [
+            name,
+            f"{done.seconds:.0f} s",
+            f"{done.mebibytes:.0f} MiB",
+            f"{done.server_mebibytes:.0f} MiB" if done.server_mebibytes else "",
+        ]
         for name, done in loop.done.items()
     ]
-    print(f"{sum(documents.values()):,} documents; {recorded['operations']:,} requests in {recorded['seconds']:.0f} s.")
+    print(
+        f"{sum(documents.values()):,} documents; {recorded['operations']:,} requests in {recorded['seconds']:.0f} s."
+    )
     table(("verb", "took", "peak of the process", "peak of its private server"), rows)
     print("treadle plan scans and tries once more, so that a trial before it is counted twice.")
     peak = max(done.mebibytes for done in loop.done.values())

@@ -84,7 +84,8 @@ def _body(entry: Entry) -> list[str]:
 def _blocks(lines: Iterable[str]) -> Iterable[list[str]]:
     """The lines of a script: Markdown tables as they are, everything else as text."""
     for is_table, block in groupby(lines, key=lambda line: line.startswith("|")):
-        yield list(block) if is_table else ["```text", *block, "```"]
+        kept = list(block)
+        yield kept if is_table else ["```text", *kept, "```"]
 
 
 # -- what comes first ----------------------------------------------------------
