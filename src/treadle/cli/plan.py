@@ -52,15 +52,14 @@ def plan(
     from treadle.advisor.plans.make import make
     from treadle.advisor.plans.reads import write_reads
     from treadle.advisor.plans.text import readme
-    from treadle.cli.trial import tried
+    from treadle.cli.trial import require_maintain, tried
 
-    if maintain not in ("stream", "write"):
-        raise UsageError(f"--maintain takes stream or write, not {maintain!r}", code="pattern-keyword")
+    require_maintain(maintain)
     folder = Path(output)
     require_free(folder)
     require_writable(folder, "-o", folder=True)
     _require_unapplied(folder, uri, uri_option)
-    report, trial, recorded = tried(uri, uri_option, workload, only or [], documents)
+    report, trial, recorded = tried(uri, uri_option, workload, only or [], documents, maintain=maintain)
     made = datetime.now(UTC).isoformat(timespec="seconds")
     chosen = make(report, trial, identity=uuid4().hex, made=made, maintain=maintain)
     write(chosen, folder, readme(chosen))

@@ -39,6 +39,10 @@ def trial(
             show_default=False,
         ),
     ] = None,
+    maintain: Annotated[
+        str,
+        typer.Option("--maintain", metavar="HOW", help="stream, or write where every writer uses Treadle."),
+    ] = "stream",
     html: Annotated[
         str | None, typer.Option("--html", metavar="FILE", help="Also write the report as one HTML file.")
     ] = None,
@@ -57,7 +61,8 @@ def trial(
     """
     if html is not None:
         require_writable(Path(html), "--html")
-    _, report, _ = tried(uri, uri_option, workload, only or [], documents, app)
+    require_maintain(maintain)
+    _, report, _ = tried(uri, uri_option, workload, only or [], documents, app, maintain)
     if html is not None:
         from treadle.advisor.trials.page import html as as_html
 
@@ -81,6 +86,7 @@ def tried(
     only: list[str],
     documents: int,
     app: str | None = None,
+    maintain: str = "stream",
 ) -> tuple[Report, TrialReport, Workload]:
     """Scan the database with the workload, and try what is found; `treadle plan` goes on from there."""
     from pymongo.errors import ConnectionFailure
@@ -116,6 +122,7 @@ def tried(
                 documents=documents,
                 progress=report_step,
                 models=_declared(app) if app else (),
+                maintain=maintain,
             )
             return report, trial, recorded
         except Lost:
@@ -126,6 +133,14 @@ def tried(
                 "with the role read on it.",
                 code="scan-refused",
             ) from None
+
+
+def require_maintain(maintain: str) -> None:
+    """Refuse another way of keeping values right than a plan has."""
+    from treadle.errors import UsageError
+
+    if maintain not in ("stream", "write"):
+        raise UsageError(f"--maintain takes stream or write, not {maintain!r}", code="pattern-keyword")
 
 
 def _declared(app: str) -> list[Any]:

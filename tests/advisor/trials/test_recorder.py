@@ -209,7 +209,7 @@ def test_a_signal_ends_it_with_a_usable_file(number, uri, database, tmp_path, no
     assert not list(notes.glob("*"))
 
 
-@pytest.mark.parametrize("verb", ["scan", "doctor", "record"])
+@pytest.mark.parametrize("verb", ["scan", "doctor", "record", "record in Python"])
 def test_what_a_killed_recording_left_is_set_back_by_the_next_verb(verb, uri, database, tmp_path, notes):
     database["orders"].insert_one({"_id": 0})
     state = str(notes.parents[1])
@@ -222,9 +222,13 @@ def test_what_a_killed_recording_left_is_set_back_by_the_next_verb(verb, uri, da
     process.kill()
     process.communicate()
     assert 2 == level(database)
-    arguments = ["-o", str(tmp_path / "next"), "--seconds", "0.1"] if verb == "record" else []
-    result = run_verb(verb, uri, *arguments)
-    assert "was killed" in result.output
+    if verb == "record in Python":
+        recorded = recorder.record(database, tmp_path / "next", seconds=0.1, notes=notes)
+        assert "was killed" in recorded.mended
+        assert 0 == recorded.former_level
+    else:
+        arguments = ["-o", str(tmp_path / "next"), "--seconds", "0.1"] if verb == "record" else []
+        assert "was killed" in run_verb(verb, uri, *arguments).output
     assert 0 == level(database)
     assert not list(notes.glob("*"))
 

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from bson import ObjectId
@@ -35,6 +35,9 @@ from treadle.cli import main
 from treadle.demo.data import FIRST, fill
 from treadle.demo.models import MODELS
 from treadle.errors import UsageError
+from treadle.model.bson_types import Id
+from treadle.model.document import Document
+from treadle.patterns.computed.aggregates import Count, Max
 from treadle.store.blocking.store import Store
 
 TRIED = ("approximation", "computed", "extended-reference", "subset", "outlier")
@@ -109,7 +112,11 @@ def test_findings_are_tried_on_a_copy(database, shop):
     page = next(each for each in results["extended-reference"].requests if "then customers" in each.request)
     assert (2, 1) == (page.costs_before.commands, page.costs_after.commands)
     (inserted,) = [each for each in results["computed"].requests if each.kind == "write"]
-    assert inserted.costs_after.commands > inserted.costs_before.commands
+    # Clients write as they did, and a worker follows.
+    assert inserted.costs_after.commands == inserted.costs_before.commands == 1
+    assert inserted.upkeep_ms is not None
+    assert inserted.upkeep_ms > 0
+    assert 'maintain="stream"' in results["computed"].declaration
     (collected,) = results["approximation"].requests
     assert collected.costs_before.commands > 5 * collected.costs_after.commands
     assert (
@@ -195,39 +202,80 @@ def test_what_is_declared_and_not_read_is_advised_to_be_dropped(database, shop, 
     assert any(each.kind == "write" and each.request.startswith("customers") for each in order.requests)
 
 
-def test_writes_are_performed_in_both_ways_and_end_alike(database, uri):
-    """Whatever is repeated, restored and undone around the timed writes, both copies hold the same."""
-    models = [each for each in MODELS if each.__name__ in ("Review", "Product")]
+def streamed_models() -> list[Any]:
+    """The shop's reviews and products, whose values follow the change stream."""
+
+    class Review(Document, collection="reviews"):
+        product_id: Id
+        rating: int
+        text: str = ""
+        date: dt.datetime = FIRST
+        tags: list[dict[str, Any]] = []
+
+    class Product(Document, collection="products", validation="off"):
+        name: str
+        review_count: Annotated[int, Count(Review, by="product_id", maintain="stream")] = 0
+        best: Annotated[int | None, Max(Review, "rating", by="product_id", maintain="stream")] = None
+
+    return [Review, Product]
+
+
+def all_kinds_of_writes(database: Any) -> list[Request]:
+    """One write of each kind, of documents that are there, that are not, and as they were before."""
     keys = [ObjectId() for _ in range(3)]
     database["products"].insert_many([{"_id": key, "name": "p", "price": 1.0, "views": 0} for key in keys])
+    tags = [{"k": "a", "n": 1}, {"k": "b", "n": 2}]
     reviews = [
-        {"_id": ObjectId(), "product_id": keys[number % 3], "rating": 1, "text": "t", "date": FIRST}
-        for number in range(9)
+        {
+            "_id": ObjectId(),
+            "product_id": keys[n % 3],
+            "rating": n % 4,
+            "text": "t",
+            "date": FIRST,
+            "tags": tags,
+        }
+        for n in range(12)
     ]
     database["reviews"].insert_many(reviews)
     new = {"_id": ObjectId(), "product_id": keys[0], "rating": 5, "text": "n", "date": FIRST}
     other = {"product_id": keys[1], "rating": 3, "text": "r", "date": FIRST}
     by_id = [{"_id": each["_id"]} for each in reviews]
-    requests = [
-        Request("insert", "reviews", {"document": new}),
-        Request("insert", "reviews", {}),
-        Request("update", "reviews", {"q": by_id[0], "u": {"$set": {"rating": 4}}}),
-        Request(
-            "update", "reviews", {"q": {"product_id": keys[2]}, "u": {"$inc": {"rating": 1}}, "multi": True}
-        ),
-        Request("update", "reviews", {"q": by_id[1], "u": other}),
-        Request("update", "reviews", {"q": by_id[2], "u": {"$set": {"rating": 2}}, "upsert": True}),
-        Request("modify", "reviews", {"query": by_id[3], "update": {"$set": {"rating": 5}}}),
-        Request("modify", "reviews", {"query": by_id[4], "remove": True}),
-        Request("delete", "reviews", {"q": by_id[5], "limit": 1}),
+    inserted = {"$set": {"rating": 4, "product_id": keys[2], "text": "u", "date": FIRST}}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("insert", {"document": new}),
+        # A document that the change stream did not show, and one that is there already.
+        ("insert", {}),
+        ("insert", {"document": reviews[8]}),
+        ("update", {"q": by_id[0], "u": {"$set": {"rating": 4}}}),
+        # It changed nothing that it would not change again.
+        ("update", {"q": by_id[1], "u": {"$set": {"rating": 1}}}),
+        ("update", {"q": {"product_id": keys[2]}, "u": {"$inc": {"rating": 1}}, "multi": True}),
+        ("update", {"q": by_id[2], "u": other}),
+        ("update", {"q": by_id[3], "u": [{"$set": {"rating": {"$add": ["$rating", 2]}}}]}),
+        ("update", {"q": {"rating": {"$lt": 2}}, "u": [{"$set": {"rating": 9}}], "multi": True}),
+        ("update", {"q": by_id[4], "u": {"$set": {"tags.$[each].n": 7}}, "arrayFilters": [{"each.k": "b"}]}),
+        ("update", {"q": {**by_id[5], "tags.k": "a"}, "u": {"$set": {"tags.$.n": 3, "rating": 2}}}),
+        ("update", {"q": {"_id": ObjectId()}, "u": inserted, "upsert": True}),
+        ("update", {"q": {"text": "none"}, "u": inserted, "upsert": True}),
+        ("update", {"q": {"text": "new"}, "u": [inserted], "upsert": True}),
+        ("update", {"q": by_id[6], "u": inserted, "upsert": True}),
+        ("modify", {"query": by_id[7], "update": {"$set": {"rating": 5}}}),
+        ("modify", {"query": {"rating": {"$gt": 0}}, "sort": {"_id": -1}, "update": {"$inc": {"rating": 1}}}),
+        ("modify", {"query": by_id[8], "remove": True}),
+        ("delete", {"q": by_id[9], "limit": 1}),
+        ("delete", {"q": {"product_id": keys[1], "rating": {"$gt": 1}}, "limit": 0}),
+        # Those that it deleted are gone.
+        ("delete", {"q": {"rating": 77}, "limit": 0}),
     ]
-    untried = [
-        Request("delete", "reviews", {"q": {"rating": 5}, "limit": 0}),
-        Request("update", "reviews", {"q": by_id[0], "u": [{"$set": {"rating": 4}}]}),
-        Request(
-            "update", "reviews", {"q": {"_id": ObjectId()}, "u": {"$set": {"rating": 4}}, "upsert": True}
-        ),
-    ]
+    return [Request(operation, "reviews", body) for operation, body in bodies]
+
+
+@pytest.mark.parametrize("maintain", ["write", "stream"])
+def test_every_kind_of_write_is_performed_in_both_ways_and_ends_alike(maintain, database, uri):
+    """Whatever is put back before the timed writes, both copies hold the same, and the values are right."""
+    shop = [each for each in MODELS if each.__name__ in ("Review", "Product")]
+    models = streamed_models() if maintain == "stream" else shop
+    requests = all_kinds_of_writes(database)
     patterns = patterns_of(models)
     with MongoClient(uri) as client:
         after = client[f"{database.name}_after"]
@@ -237,11 +285,13 @@ def test_writes_are_performed_in_both_ways_and_end_alike(database, uri):
                 store.setup()
                 store.rebuild()
                 trial = WriteTrial(database, store, patterns, 1.0, rounds=2)
-                results, notes = trial.run(chosen_writes([*requests, *untried], patterns))
+                results, notes = trial.run(chosen_writes(requests, patterns))
+                assert [] == notes
                 assert [] == store.verify()
-            # Both inserts are of one shape, and so are both upserts.
-            assert (len(requests) - 1, len(untried) - 1) == (len(results), len(notes))
-            assert len(requests) == sum(each.tried for each in results)
+            assert not trial.uneven
+            assert len(chosen_writes(requests, patterns)) == len(results)
+            assert all(each.recorded == each.tried for each in results)
+            assert {maintain == "stream"} == {each.upkeep_ms is not None for each in results}
             order = [("_id", 1)]
             stored = [list(each["reviews"].find().sort(order)) for each in (database, after)]
             assert [without(each) for each in stored[0]] == [without(each) for each in stored[1]]

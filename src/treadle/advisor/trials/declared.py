@@ -27,6 +27,7 @@ from treadle.patterns.computed.aggregates import (
 from treadle.patterns.extended_reference import ReferenceRule
 from treadle.patterns.outlier.rule import OutlierRule
 from treadle.patterns.subset import SubsetRule
+from treadle.patterns.tree.fields import TreeRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Card:
     paths: Mapping[str, str] = field(hash=False)
     # What the reference holds of the source.
     key: str = "_id"
+    maintain: str = "write"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Value:
     where: Mapping[str, Any] = field(hash=False)
     # What the sources' reference holds of the target.
     key: str = "_id"
+    maintain: str = "write"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class First:
     fields: Mapping[str, str] = field(hash=False)
     where: Mapping[str, Any] = field(hash=False)
     key: str = "_id"
+    maintain: str = "write"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,15 @@ class LongArray:
 
 
 @dataclass(frozen=True, slots=True)
+class Ancestors:
+    """A hierarchy whose nodes hold the ids above them, root first."""
+
+    collection: str
+    parent: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
 class Patterns:
     """All that the models declare."""
 
@@ -124,13 +137,24 @@ class Patterns:
     counters: tuple[Counter, ...] = ()
     readings: tuple[Readings, ...] = ()
     arrays: tuple[LongArray, ...] = ()
+    trees: tuple[Ancestors, ...] = ()
+
+    @property
+    def derived(self) -> tuple[Card | Value | First, ...]:
+        return (*self.cards, *self.values, *self.firsts)
+
+    @property
+    def written(self) -> bool:
+        """Whether a value is kept right by the write itself, so that every writer uses the Store."""
+        return any(each.maintain == "write" for each in self.derived)
 
     @property
     def collections(self) -> frozenset[str]:
         """The collections whose documents a pattern reads or writes."""
-        derived: tuple[Card | Value | First, ...] = (*self.cards, *self.values, *self.firsts)
-        others: tuple[Counter | Readings | LongArray, ...] = (*self.counters, *self.readings, *self.arrays)
-        names = {name for each in derived for name in (each.collection, each.source)}
+        others: tuple[Counter | Readings | LongArray | Ancestors, ...] = (
+            *self.counters, *self.readings, *self.arrays, *self.trees,
+        )  # fmt: skip
+        names = {name for each in self.derived for name in (each.collection, each.source)}
         sources = {each.source for each in self.readings}
         return frozenset(names | {each.collection for each in others} | sources)
 
@@ -142,7 +166,8 @@ class Patterns:
 def patterns_of(models: Iterable[type[Document]]) -> Patterns:
     """What these models declare; refused where the declarations do not fit together."""
     graph = Graph(models)
-    found: dict[type, list[Any]] = {kind: [] for kind in (Card, Value, First, Counter, Readings, LongArray)}
+    kinds = (Card, Value, First, Counter, Readings, LongArray, Ancestors)
+    found: dict[type, list[Any]] = {kind: [] for kind in kinds}
     for rule in graph.rules:
         pattern = _pattern(rule)
         if pattern is not None:
@@ -159,12 +184,12 @@ def _pattern(rule: Any) -> Any:
             for each in rule.copied
         }
         ends = (rule.target.collection, rule.path, rule.reference_path, rule.source.collection)
-        return Card(*ends, paths, rule.to)
+        return Card(*ends, paths, rule.to, rule.maintain)
     if isinstance(rule, SubsetRule) and rule.target.group is None:
         fields = {source: card for card, source in rule.card.items()}
         return First(
             rule.target.collection, rule.path, rule.source.collection, rule.by.stored,
-            tuple(rule.sort), rule.size, fields, dict(rule.where), rule.to or "_id",
+            tuple(rule.sort), rule.size, fields, dict(rule.where), rule.to or "_id", rule.maintain,
         )  # fmt: skip
     if isinstance(rule, ComputedRule) and rule.target.group is None:
         return _value(rule)
@@ -172,6 +197,8 @@ def _pattern(rule: Any) -> Any:
         return Counter(rule.target.collection, rule.path, rule.by_path, rule.place.label.partition(".")[2])
     if isinstance(rule, BucketRule):
         return _readings(rule)
+    if isinstance(rule, TreeRule) and {"parent", "ancestors"} <= set(rule.roles):
+        return Ancestors(rule.target.collection, rule.roles["parent"].stored, rule.roles["ancestors"].stored)
     if isinstance(rule, OutlierRule):
         added = frozenset(rule.maintained()) - {rule.path}
         return LongArray(rule.target.collection, rule.path, rule.limit, added, rule.place.field.name)
@@ -195,6 +222,7 @@ def _value(rule: ComputedRule) -> Value | None:
         of,
         dict(rule.where),
         rule.to or "_id",
+        rule.maintain,
     )
 
 

@@ -159,8 +159,8 @@ def _requests(requests: Sequence[RequestResult]) -> str:
         one, other = each.costs_before, each.costs_after
         compared = f"{each.different:,} of {each.compared:,}" if each.compared else "a write"
         cells = [
-            f"<td>{text(each.request)}<br><span class='quiet'>{text(each.after)}, {text(times(each.ratio))} "
-            "as fast</span></td>",
+            f"<td>{text(each.request)}<br><span class='quiet'>{text(each.instead)}, "
+            f"{text(times(each.ratio))} as fast</span></td>",
             _cell(f"{each.recorded:,}"),
             _cell(_both(_time(one.p50_ms), _time(other.p50_ms))),
             _cell(_both(_time(one.p99_ms), _time(other.p99_ms))),

@@ -30,6 +30,7 @@ from treadle.advisor.trials.profiler_level import (
     EVERYTHING,
     Level,
     Note,
+    mend,
     notes_folder,
     raise_level,
     read_level,
@@ -81,6 +82,8 @@ class Recorded:
     # A fixed load with the recording over one without; None where there was nothing to read.
     cost_ratio: float | None
     former_level: int
+    # Says that an earlier recording was killed, and that its level was set back first.
+    mended: str = ""
 
 
 def record(
@@ -97,12 +100,13 @@ def record(
     """Record for so many seconds; KeyboardInterrupt ends it early, with what there is.
 
     The profiler is at level 2 meanwhile, and at its former level afterwards.
+    Where an earlier recording was killed, its former level is set back first.
     """
     if database.name in SYSTEM_DATABASES:
         raise UsageError(
             f"{database.name} is a database of the server's own; record one of yours.", code="record-refused"
         )
-    former = _permitted(database)
+    former, mended = _permitted(database, notes)
     note = Note(notes or notes_folder(), process := server_process(database.client), database.name)
     if not note.take(process, database.name, former, path):
         raise UsageError(
@@ -114,7 +118,8 @@ def record(
             recording = _Recording(
                 reading_view(database), file, former, Redactor(os.urandom(32)) if redact else None, bytes_max
             )
-            return recording.run(path, seconds, progress or (lambda elapsed, operations: None))
+            recorded = recording.run(path, seconds, progress or (lambda elapsed, operations: None))
+            return replace(recorded, mended=mended)
     except DataError as error:
         is_set_back = error.code != "profiler-left-on"
         raise
@@ -122,12 +127,13 @@ def record(
         note.drop(is_set_back)
 
 
-def _permitted(database: Database[Any]) -> Level:
-    """The profiler's level; refused where this login may not change it, or nothing can."""
+def _permitted(database: Database[Any], notes: Path | None) -> tuple[Level, str]:
+    """The profiler's level, and what was mended; refused where this login, or anybody, cannot change it."""
     try:
         if translate_errors(lambda: database.client.admin.command("hello")).get("msg") == "isdbgrid":
             raise Refused("this is a router")
-        return read_level(database)
+        mended = mend(database, notes) or ""
+        return read_level(database), mended
     except Refused as refused:
         if refused.reason == NO_RIGHTS:
             advice = f"log in as a user with the role dbAdmin on {database.name}"

@@ -72,6 +72,15 @@ class RequestResult:
     ratio: Measured
     # What to know about this comparison, such as fields that the card does not hold.
     note: str = ""
+    # What the worker that follows the change stream takes for one such write; None where no worker follows.
+    upkeep_ms: float | None = None
+
+    @property
+    def instead(self) -> str:
+        """What takes its place, and how it compares: `after` in a sentence."""
+        if self.upkeep_ms is None:
+            return self.after
+        return f"{self.after} ({self.upkeep_ms:.2f} ms of its work per write)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def _show_request(each: RequestResult, console: Console) -> None:
     compared = f", {each.different:,} of {each.compared:,} answers differ" if each.compared else ""
     lines = [
         f"  {each.kind}: {each.request} ({each.recorded:,} recorded)",
-        f"    after: {each.after}; {times(each.ratio)} as fast{compared}",
+        f"    after: {each.instead}; {times(each.ratio)} as fast{compared}",
         f"    p50 {one.p50_ms.value:.2f} → {other.p50_ms.value:.2f} ms, p99 {one.p99_ms.value:.2f} → "
         f"{other.p99_ms.value:.2f} ms, documents examined {number(round(one.documents_examined, 1))} → "
         f"{number(round(other.documents_examined, 1))}, bytes {number(round(one.bytes))} → "

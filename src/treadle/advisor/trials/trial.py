@@ -20,9 +20,11 @@ from pymongo.errors import PyMongoError
 
 from treadle.advisor.interface import Finding
 from treadle.advisor.plans.models import combine, load_models
+from treadle.advisor.reading import Refused
 from treadle.advisor.report import Report
 from treadle.advisor.trials.compare import ROUNDS, compare_reads, count_differences
 from treadle.advisor.trials.copying import Copier, clone
+from treadle.advisor.trials.counting import counter_of
 from treadle.advisor.trials.declared import Patterns, patterns_of
 from treadle.advisor.trials.declared_already import Derived, first_alone, instead, shows, single, still_pays
 from treadle.advisor.trials.families import collections_of, touched
@@ -31,11 +33,11 @@ from treadle.advisor.trials.results import Copied, RequestResult, Storage, Trial
 from treadle.advisor.trials.rewrite import Rewritten
 from treadle.advisor.trials.rewrite import unchanged as unchanged_read
 from treadle.advisor.trials.tokens import restored
-from treadle.advisor.trials.units import Group, Unit, chosen, chosen_writes, grouped
+from treadle.advisor.trials.units import Collector, Group, Unit, collect, reads_of, writes_of
 from treadle.advisor.trials.verdict import Trial, judge
 from treadle.advisor.trials.workload_file import Request, Workload
 from treadle.advisor.trials.writes import ROUNDS as WRITE_ROUNDS
-from treadle.advisor.trials.writes import WriteTrial, counter_of
+from treadle.advisor.trials.writes import WriteTrial
 from treadle.errors import TreadleError, UsageError
 from treadle.model.document import Document
 from treadle.server.local import start
@@ -47,10 +49,14 @@ BEFORE = "before"
 # Findings that change how the server finds documents and not what is asked.
 INDEX_CODES = frozenset({"query-without-index", "case-insensitive-search"})
 TOGETHER = "together"
+# As plans do: the writers of a database that is only now looked at do not use Treadle.
+MAINTAIN = "stream"
 
 Progress = Callable[[str, int, int], None]
 # Bytes of the documents and of the indexes, and the names of the indexes.
 Sizes = tuple[int, int, list[str]]
+# The reads and the writes of a trial.
+Requests = tuple[list[Group], list[Group]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +79,22 @@ def try_findings(
     progress: Progress | None = None,
     rounds: int = ROUNDS,
     models: Sequence[type[Document]] = (),
+    maintain: str = MAINTAIN,
 ) -> TrialReport:
     """Try the findings of a scan, each by itself and those that pay together.
 
     `only` names findings as `CODE@PLACE`, or by their code alone. What cannot
     be tried is in the report too, without evidence. `models` are those that
     the application declares already; whether each pattern in them still pays
-    is in `declared` of the report.
+    is in `declared` of the report. With `maintain="stream"` writes go on as they
+    are and a worker follows; with `"write"` every writer uses the Store.
     """
     findings = select(report, only)
     say = progress or (lambda what, done, total: None)
     ready: list[Candidate] = []
     hopeless: dict[str, TrialResult] = {}
     for finding in findings:
-        made = _candidate(report, finding)
+        made = _candidate(report, finding, maintain)
         if isinstance(made, Candidate):
             ready.append(made)
         else:
@@ -99,13 +107,16 @@ def try_findings(
     declared: list[TrialResult] = []
     if ready or models:
         with _private() as client:
-            bench = _Bench(client, report, workload, summary.seconds, say, rounds)
+            bench = _Bench(client, report, workload, summary.seconds, say, rounds, maintain)
             copied = bench.copy(database, ready, documents, workload.redacted)
-            if models:
-                declared = bench.try_declared(models)
-            for number, candidate in enumerate(ready):
+            singles = single(patterns_of(models)) if models else []
+            declared_already, candidates = bench.collect(singles, ready)
+            for (derived, patterns), requests in zip(singles, declared_already, strict=True):
+                say(f"{derived.collection}.{derived.place}", len(declared), len(singles))
+                declared.append(bench.try_declared(derived, models, patterns, requests))
+            for number, (candidate, requests) in enumerate(zip(ready, candidates, strict=True)):
                 say(_key(candidate.finding), number, len(ready))
-                results[_key(candidate.finding)] = bench.try_one(candidate)
+                results[_key(candidate.finding)] = bench.try_one(candidate, requests)
             paying = [each for each in ready if results[_key(each.finding)].verdict == "do"]
             if len(paying) > 1:
                 say(TOGETHER, len(ready), len(ready))
@@ -149,9 +160,9 @@ def _without_evidence(finding: Finding, reason: str) -> TrialResult:
     return TrialResult(finding.code, finding.where, finding.declaration, "no evidence", reason)
 
 
-def _candidate(report: Report, finding: Finding) -> Candidate | str:
+def _candidate(report: Report, finding: Finding, maintain: str) -> Candidate | str:
     """The models of a finding; a sentence where it cannot be tried."""
-    combined = combine(report.scan, [finding], maintain=None)
+    combined = combine(report.scan, [finding], maintain)
     if combined.left_out:
         return f"It cannot be tried: {combined.left_out[0][1]}"
     try:
@@ -189,6 +200,7 @@ class _Bench:
     seconds: float
     say: Progress
     rounds: int
+    maintain: str
     notes: list[str] = field(default_factory=list)
     # How many documents one on the copy stands for.
     scale: float = 1.0
@@ -233,14 +245,31 @@ class _Bench:
         )
         return [row["_id"] for row in rows]
 
-    def try_one(self, candidate: Candidate) -> TrialResult:
-        finding = candidate.finding
-        return self._try(
-            candidate.models, candidate.patterns, (finding.code, finding.where, candidate.text), finding
+    def collect(
+        self, declared: Sequence[tuple[Derived, Patterns]], candidates: Sequence[Candidate]
+    ) -> tuple[list[Requests], list[Requests]]:
+        """The requests that each trial takes, in one pass over the workload."""
+        first = [
+            (Collector(patterns, lambda unit, of=derived: shows(unit, of)), writes_of(patterns))  # type: ignore[misc]
+            for derived, patterns in declared
+        ]
+        second = [_collectors(each) for each in candidates]
+        collect(self.workload, [each for pair in (*first, *second) for each in pair])
+        for reads, _ in second:
+            if reads.left_out:
+                self.notes.append(f"{reads.left_out:,} reads of still other shapes are left out.")
+        return (
+            [(reads.groups(), writes.groups()) for reads, writes in first],
+            [(reads.groups(), writes.groups()) for reads, writes in second],
         )
 
+    def try_one(self, candidate: Candidate, requests: Requests) -> TrialResult:
+        finding = candidate.finding
+        names = (finding.code, finding.where, candidate.text)
+        return self._try(candidate.models, candidate.patterns, names, requests)
+
     def try_together(self, candidates: Sequence[Candidate]) -> TrialResult | None:
-        combined = combine(self.report.scan, [each.finding for each in candidates], maintain=None)
+        combined = combine(self.report.scan, [each.finding for each in candidates], self.maintain)
         self.notes += [
             f"{_key(finding)} is not part of the trial together: {reason}"
             for finding, reason in combined.left_out
@@ -248,39 +277,31 @@ class _Bench:
         places = ", ".join(_key(each) for each in combined.findings)
         try:
             models = load_models(combined.text)
-            return self._try(models, patterns_of(models), (TOGETHER, places, combined.text), None)
+            patterns = patterns_of(models)
+            reads, writes = reads_of(patterns), writes_of(patterns)
+            collect(self.workload, [reads, writes])
+            requests = reads.groups(), writes.groups()
+            return self._try(models, patterns, (TOGETHER, places, combined.text), requests)
         except TreadleError as error:
             self.notes.append(f"The findings cannot be declared together ({error.code}).")
             return None
 
     # -- what is declared already ----------------------------------------------------------------
 
-    def try_declared(self, models: Sequence[type[Document]]) -> list[TrialResult]:
-        """Whether each derived value of the application's models still pays."""
-        results: list[TrialResult] = []
-        for derived, patterns in single(patterns_of(models)):
-            self.say(f"{derived.collection}.{derived.place}", len(results), len(results) + 1)
-            reads = grouped(self.workload, patterns, lambda unit, derived=derived: shows(unit, derived))  # type: ignore[misc]
-            writes = chosen_writes(self.workload, patterns)
-            results.append(self._still(derived, models, patterns, reads, writes))
-        return results
-
-    def _still(
-        self,
-        derived: Derived,
-        models: Sequence[type[Document]],
-        patterns: Patterns,
-        reads: list[Group],
-        writes: list[Group],
+    def try_declared(
+        self, derived: Derived, models: Sequence[type[Document]], patterns: Patterns, requests: Requests
     ) -> TrialResult:
+        """Whether one derived value of the application's models still pays."""
+        reads, writes = requests
         recorded = [sum(each.recorded for each in groups) for groups in (writes, reads)]
         if not all(recorded):
             return still_pays(derived, [], *recorded)
         for group in reads:
             units: list[Unit] = []
             for request, *_ in group.units:
-                second = instead(derived, perform(reading_view(self.before), request))
-                units += [(request, second)] if second is not None else []
+                with contextlib.suppress(Refused):
+                    second = instead(derived, perform(reading_view(self.before), request))
+                    units += [(request, second)] if second is not None else []
             group.units = units
         kept = [group for group in reads if group.units]
         results, _ = compare_reads(
@@ -296,9 +317,10 @@ class _Bench:
                 trial = WriteTrial(
                     self.before, store, patterns, self.seconds, None, min(self.rounds, WRITE_ROUNDS)
                 )
-                written, _ = trial.run(writes)
+                written, untried = trial.run(writes)
         finally:
             self.client.drop_database(after.name)
+        self.notes += [f"{derived.collection}.{derived.place}, not tried: {each}" for each in untried]
         return still_pays(derived, [*results, *written], *recorded)
 
     # -- one trial -----------------------------------------------------------------------------
@@ -308,22 +330,19 @@ class _Bench:
         models: Sequence[type[Document]],
         patterns: Patterns,
         names: tuple[str, str, str],
-        finding: Finding | None,
+        requests: Requests,
     ) -> TrialResult:
-        rewrite: Patterns | Callable[[Unit], Rewritten | None] = patterns
-        if patterns.empty and finding is not None:
-            groups, rewrite = self._same_reads(finding), unchanged_read
-            writes: list[Group] = []
-        else:
-            groups = chosen(self.workload, patterns)
-            writes = chosen_writes(self.workload, patterns)
+        rewrite: Patterns | Callable[[Unit], Rewritten | None] = (
+            unchanged_read if patterns.empty else patterns
+        )
+        groups, writes = requests
         counted = any(counter_of(each.first, patterns.counters) for each in writes)
         if not groups and not counted:
             return TrialResult(*names, "no evidence", "No recorded request is changed by it.")
         self.number += 1
         after = self.client[f"after{self.number}"]
         try:
-            return self._measure(models, patterns, names, (groups, writes), rewrite, after)
+            return self._measure(models, patterns, names, requests, rewrite, after)
         except TreadleError as error:
             return TrialResult(*names, "no evidence", f"Treadle refuses it on the copy ({error.code}).")
         except PyMongoError as error:
@@ -336,7 +355,7 @@ class _Bench:
         models: Sequence[type[Document]],
         patterns: Patterns,
         names: tuple[str, str, str],
-        requests: tuple[list[Group], list[Group]],
+        requests: Requests,
         rewrite: Patterns | Callable[[Unit], Rewritten | None],
         after: Database[Any],
     ) -> TrialResult:
@@ -365,20 +384,27 @@ class _Bench:
                 self.before, store, patterns, self.seconds, count_work, min(self.rounds, WRITE_ROUNDS)
             )
             written, unwritten = trial.run(writes)
-            if written and not unwritten and not patterns.readings:
+            if written and not trial.uneven and not patterns.readings:
                 # After the writes too: what was copied must have followed.
                 results = _compared_again(results, *count_differences(self.before, after, groups, rewrite))
         self.notes += [f"{names[0]}@{names[1]}, not tried: {each}" for each in (*untried, *unwritten)]
         return judge(Trial(*names, [*results, *written], storage, change, [*untried, *unwritten]))
 
-    def _same_reads(self, finding: Finding) -> list[Group]:
-        """The reads of a collection, which an index may make quicker without changing them."""
 
-        def wanted(unit: Unit) -> bool:
-            request = unit[0]
-            return request.is_read and request.collection == finding.collection and request.plan == "COLLSCAN"
+def _collectors(candidate: Candidate) -> tuple[Collector, Collector]:
+    """Collect the reads and writes that a finding changes; of an index, the reads that scan."""
+    if not candidate.patterns.empty:
+        return reads_of(candidate.patterns), writes_of(candidate.patterns)
+    collection = candidate.finding.collection
 
-        return grouped(self.workload, Patterns({}), wanted)
+    def scans(unit: Unit) -> bool:
+        request = unit[0]
+        return request.is_read and request.collection == collection and request.plan == "COLLSCAN"
+
+    def writes(unit: Unit) -> bool:
+        return not unit[0].is_read and unit[0].collection == collection
+
+    return Collector(Patterns({}), scans), Collector(Patterns({}), writes)
 
 
 def _compared_again(results: list[RequestResult], different: int, compared: int) -> list[RequestResult]:

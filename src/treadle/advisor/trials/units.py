@@ -8,7 +8,7 @@ where a card makes the latter superfluous.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from treadle.advisor.trials.workload_file import Request
 
 GROUPS_MAX = 300
 UNITS_MAX = 40
+GROUP_BYTES_MAX = 400_000
 FOLLOWERS_MAX = 100
 FOLLOW_SECONDS_MAX = 0.1
 # A page that is being put together, per session.
@@ -37,14 +38,17 @@ class Group:
     stride: int = 1
     # Which of those that were recorded are kept.
     kept_max: int = UNITS_MAX
+    bytes: int = 0
 
     def add(self, unit: Unit) -> None:
         if self.recorded % self.stride == 0:
-            if len(self.units) >= self.kept_max:
+            if len(self.units) >= self.kept_max or (self.bytes > GROUP_BYTES_MAX and len(self.units) > 1):
                 self.units = self.units[::2]
                 self.stride *= 2
+                self.bytes //= 2
             if self.recorded % self.stride == 0:
                 self.units.append(unit)
+                self.bytes += sum(len(each.as_line()) for each in unit)
         self.recorded += 1
         self.milliseconds += sum(each.milliseconds for each in unit)
 
@@ -53,46 +57,89 @@ class Group:
         return self.units[0][0]
 
 
-def pages(requests: Iterable[Request], patterns: Patterns) -> Iterator[Unit]:
-    """The requests as units; those of a session that follow each other closely are looked at together."""
-    holding = {card.collection for card in patterns.cards}
-    open_units: dict[int, list[Request]] = {}
-    for request in requests:
-        unit = open_units.get(request.session)
+@dataclass(slots=True)
+class Collector:
+    """Takes requests one by one, and keeps the units that are wanted, by shape.
+
+    The requests of a session that follow each other closely are looked at
+    together. Several collectors can share one pass over a workload.
+    """
+
+    patterns: Patterns
+    wanted: Callable[[Unit], bool]
+    kept_max: int = UNITS_MAX
+    # Shapes that came when there were too many already.
+    left_out: int = 0
+    _groups: dict[str, Group] = field(default_factory=dict)
+    _open: dict[int, list[Request]] = field(default_factory=dict)
+    _holding: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self._holding = frozenset(card.collection for card in self.patterns.cards)
+
+    def take(self, request: Request) -> None:
+        unit = self._open.get(request.session)
         if unit is not None:
             soon = request.at - unit[-1].at <= FOLLOW_SECONDS_MAX and len(unit) <= FOLLOWERS_MAX
-            if soon and request.operation == "find" and follows(unit[0], request, patterns):
+            if soon and request.operation == "find" and follows(unit[0], request, self.patterns):
                 unit.append(request)
-                continue
-            yield tuple(open_units.pop(request.session))
-        if request.operation in ("find", "aggregate") and request.collection in holding:
-            if len(open_units) >= SESSIONS_MAX:
-                yield tuple(open_units.pop(next(iter(open_units))))
-            open_units[request.session] = [request]
+                return
+            self._keep(tuple(self._open.pop(request.session)))
+        if request.operation in ("find", "aggregate") and request.collection in self._holding:
+            if len(self._open) >= SESSIONS_MAX:
+                self._keep(tuple(self._open.pop(next(iter(self._open)))))
+            self._open[request.session] = [request]
         else:
-            yield (request,)
-    for unit in open_units.values():
-        yield tuple(unit)
+            self._keep((request,))
+
+    def groups(self) -> list[Group]:
+        """The groups, the commonest first; to be asked for when everything was taken."""
+        for unit in self._open.values():
+            self._keep(tuple(unit))
+        self._open.clear()
+        return sorted(self._groups.values(), key=lambda group: -group.recorded)
+
+    def _keep(self, unit: Unit) -> None:
+        if not self.wanted(unit):
+            return
+        # However many reads follow, it is one page.
+        followers = sorted({shape(each) for each in unit[1:]})
+        key = "\n".join([shape(unit[0]), *followers])
+        group = self._groups.get(key)
+        if group is None:
+            if len(self._groups) >= GROUPS_MAX:
+                self.left_out += 1
+                return
+            group = self._groups[key] = Group(kept_max=self.kept_max)
+        group.add(unit)
+
+
+def collect(requests: Iterable[Request], collectors: Sequence[Collector]) -> None:
+    """Let collectors see all requests, in one pass."""
+    for request in requests:
+        for each in collectors:
+            each.take(request)
 
 
 def grouped(
     requests: Iterable[Request], patterns: Patterns, wanted: Callable[[Unit], bool], kept_max: int = UNITS_MAX
 ) -> list[Group]:
     """The units that are wanted, by shape, the commonest first."""
-    groups: dict[str, Group] = {}
-    for unit in pages(requests, patterns):
-        if not wanted(unit):
-            continue
-        # However many reads follow, it is one page.
-        followers = sorted({shape(each) for each in unit[1:]})
-        key = "\n".join([shape(unit[0]), *followers])
-        group = groups.get(key)
-        if group is None:
-            if len(groups) >= GROUPS_MAX:
-                continue
-            group = groups[key] = Group(kept_max=kept_max)
-        group.add(unit)
-    return sorted(groups.values(), key=lambda group: -group.recorded)
+    collector = Collector(patterns, wanted, kept_max)
+    collect(requests, [collector])
+    return collector.groups()
+
+
+def reads_of(patterns: Patterns, kept_max: int = UNITS_MAX) -> Collector:
+    """Collects the reads that the patterns change."""
+    return Collector(patterns, lambda unit: rewrite(unit, patterns) is not None, kept_max)
+
+
+def writes_of(patterns: Patterns, kept_max: int = UNITS_MAX) -> Collector:
+    """Collects the writes after which a pattern has something to do."""
+    watched = watched_fields(patterns)
+    # Writes follow nothing, so no page is put together for them.
+    return Collector(Patterns({}), lambda unit: _concerns(unit[0], watched), kept_max)
 
 
 def chosen(requests: Iterable[Request], patterns: Patterns, kept_max: int = UNITS_MAX) -> list[Group]:
@@ -102,8 +149,9 @@ def chosen(requests: Iterable[Request], patterns: Patterns, kept_max: int = UNIT
 
 def chosen_writes(requests: Iterable[Request], patterns: Patterns, kept_max: int = UNITS_MAX) -> list[Group]:
     """The writes after which a pattern has something to do."""
-    watched = watched_fields(patterns)
-    return grouped(requests, patterns, lambda unit: _concerns(unit[0], watched), kept_max)
+    collector = writes_of(patterns, kept_max)
+    collect(requests, [collector])
+    return collector.groups()
 
 
 def watched_fields(patterns: Patterns) -> dict[str, set[str] | None]:
@@ -128,6 +176,8 @@ def watched_fields(patterns: Patterns) -> dict[str, set[str] | None]:
         watch(counter.collection, counter.place)
     for array in patterns.arrays:
         watch(array.collection, array.place)
+    for tree in patterns.trees:
+        watch(tree.collection, tree.parent)
     watched.update((each.source, None) for each in patterns.readings)
     return watched
 
@@ -149,6 +199,21 @@ def _concerns(request: Request, watched: Mapping[str, set[str] | None]) -> bool:
 
 def _overlap(one: str, other: str) -> bool:
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+
+
+def call_name(request: Request) -> str:
+    """The call of a Store that takes the place of a write."""
+    body = request.body
+    if request.operation == "insert":
+        return "insert"
+    if request.operation == "delete" or body.get("remove"):
+        return "delete_many" if request.operation == "delete" and body.get("limit", 1) != 1 else "delete"
+    update = body.get("u", body.get("update"))
+    if isinstance(update, Mapping) and not next(iter(update), "$").startswith("$"):
+        return "replace"
+    if body.get("upsert"):
+        return "upsert"
+    return "update_many" if body.get("multi") else "update"
 
 
 # -- in words ---------------------------------------------------------------------------------
