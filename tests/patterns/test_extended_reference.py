@@ -408,6 +408,45 @@ def test_a_large_fan_out_is_chunked_and_leaves_no_intent(run, database):
     assert [] == store.verify()
 
 
+@pytest.mark.parametrize(("copies_max", "commits"), [(100, [1, 1, 1]), (10, [1, 2, 7])])
+def test_a_fan_out_writes_only_copies_that_differ(heard, copies_max, commits):
+    """Some copies may show the new name already: another writer, or a fan-out that was cut off."""
+    database, listener = heard
+    limits = Limits(fan_out_max=copies_max, fan_out_chunk=7)
+    store = Store(database, [Customer, Product, Order], limits=limits)
+    ann = store.insert(Customer(name="Ann"))
+    ids = [each.id for each in store.insert_many([Order(customer_id=ann.id) for _ in range(40)])]
+    orders, made = database["orders"], []
+    for number, behind in enumerate([[], ids[20:21], ids]):
+        card = {"name": f"Ann {number}", "tier": "silver"}
+        orders.update_many({"_id": {"$nin": behind}}, {"$set": {"customer": card}})
+        orders.update_many({"_id": {"$in": behind}}, {"$set": {"customer.name": "old"}})
+        listener.clear()
+        store.update(Customer, ann.id, {"$set": {"name": f"Ann {number}"}})
+        made.append(listener.names.count("commitTransaction"))
+        sent = [body["updates"] for _, body in listener.commands if body.get("update") == "orders"]
+        assert 40 == store.count(Order, {"customer": card})
+        orders.update_many({"_id": {"$in": behind}}, {"$set": {"customer.name": "old"}})
+        assert set(behind) == {each["_id"] for (update,) in sent for each in orders.find(update["q"])}
+        orders.update_many({}, {"$set": {"customer": card}})
+    assert commits == made
+    assert 0 == database[intents.COLLECTION].count_documents({})
+    assert [] == store.verify()
+
+
+@pytest.mark.parametrize("copies_max", [100, 10])
+def test_a_rename_that_the_collation_does_not_see_reaches_the_copies(database, copies_max):
+    """To an index and a filter of this collection Ann and ann are the same."""
+    database.create_collection("orders", collation={"locale": "en", "strength": 1})
+    limits = Limits(fan_out_max=copies_max, fan_out_chunk=7)
+    store = Store(database, [Customer, Product, Order], limits=limits)
+    ann = store.insert(Customer(name="Ann", tier=""))
+    store.insert_many([Order(customer_id=ann.id) for _ in range(20)])
+    for name in ("ann", "änn", "ann\u200b", "ann"):
+        store.update(Customer, ann.id, {"$set": {"name": name}})
+        assert {name} == {each.customer.name for each in store.find(Order)}
+
+
 def test_a_fan_out_that_was_interrupted_is_finished_by_recovery(database, monkeypatch):
     """The change is committed with its intent; a new Store does the rest."""
     limits = Limits(fan_out_max=10, fan_out_chunk=7)

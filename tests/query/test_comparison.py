@@ -15,7 +15,7 @@ from bson.decimal128 import Decimal128
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.query.comparison import is_nan, same
+from treadle.query.comparison import is_nan, same, unlike
 from treadle.query.keys import freeze
 
 NOT_A_NUMBER = [
@@ -55,8 +55,13 @@ def test_numbers_compare_by_value_across_types():
         [1, 1.0, Decimal128("1.00")],
     ):
         assert all(same(*pair) for pair in itertools.product(equal, repeat=2))
-    for unlike in ((math.inf, -math.inf), (math.inf, Decimal128("9E6144")), (math.inf, 1.7e308), (True, 1)):
-        assert not same(*unlike)
+    for different in (
+        (math.inf, -math.inf),
+        (math.inf, Decimal128("9E6144")),
+        (math.inf, 1.7e308),
+        (True, 1),
+    ):
+        assert not same(*different)
 
 
 @given(*[st.recursive(st.sampled_from([*NOT_A_NUMBER, *NUMBERS, *OTHERS]), st.lists, max_leaves=6)] * 2)
@@ -64,3 +69,31 @@ def test_any_two_values_can_be_compared(one, other):
     assert same(one, one)
     assert same(one, other) == same(other, one)
     hash(freeze(one))
+
+
+VALUES: list[Any] = [
+    None, True, 1, 2.5, -0.0, math.nan, "Ann", "ann", "Änn", "Ann\u200b", "", "$name",
+    [1, 2], [[1, 2]], [{"name": "Ann"}],
+    {"name": "Ann"}, {"name": "ann"}, {"name": None}, {}, {"name": "Ann", "tier": "a"},
+    {"tier": "a", "name": "Ann"}, {"home": {"city": "Ulm"}}, {"home": {"city": "ulm"}}, {"home": "Ulm"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("collation", [None, {"locale": "en", "strength": 1}])
+def test_the_server_tells_every_other_value(database, collation):
+    """Also where the collation takes texts for the same, and where an array holds the value."""
+    options = {} if collation is None else {"collation": collation}
+    collection = database.create_collection("values", **options)
+    collection.insert_many([*({"_id": n, "a": {"b": value}} for n, value in enumerate(VALUES)), {"_id": -1}])
+    for number, value in enumerate(VALUES):
+        condition = unlike("a.b", value)
+        if not condition:
+            assert [{"name": "Ann"}] == value
+            continue
+        expected = {-1, *range(len(VALUES))} - {number}
+        assert expected == {each["_id"] for each in collection.find(condition)}, value
+
+
+@pytest.mark.parametrize("value", [["a"], {"a": ["b"]}, {"a.b": "c"}, {"$a": "b"}, [{"a": "b"}]])
+def test_texts_that_have_no_path_are_not_compared_by_the_server(value):
+    assert {} == unlike("a", value)

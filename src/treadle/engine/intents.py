@@ -18,13 +18,13 @@ from typing import Any
 
 from treadle.engine.contention import in_pieces
 from treadle.engine.ledger import Ledger
-from treadle.engine.react import UNBOUNDED, FanOut, copy_to, feeds_beyond, react
+from treadle.engine.react import UNBOUNDED, FanOut, copy_to, differing_copies, feeds_beyond, react
 from treadle.engine.set_aside import readable, set_aside
 from treadle.graph.derived import CopyRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION
 from treadle.model.logs import logger
-from treadle.plan import Plan, Raw, delete_one, find, find_one_and_update, transact, update_one
+from treadle.plan import Plan, Raw, delete_one, find, find_one, find_one_and_update, transact, update_one
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.decoding import Unreadable
 from treadle.plan.server_errors import is_about_one_document
@@ -74,11 +74,18 @@ def finish(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) -> 
 
 def _copy_all(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) -> Plan[None]:
     last = intent.get("after")
+    # Of the source as it is now: whoever changes it again makes its copies.
+    source = yield from find_one(fan_out.rule.source.collection, fan_out.rule.named(fan_out.name))
+    differing: Raw = {} if source is None else (yield from differing_copies(fan_out.rule, source))
     while True:
-        upper = yield from _end_of_chunk(fan_out, last)
-        within: Raw = {}
-        if last is not None:
-            within["$gt"] = last
+        within: Raw = {} if last is None else {"$gt": last}
+        if differing and _in_ranges(fan_out):
+            # Copies that are right already are passed over, without a transaction.
+            rows = yield from _copies(fan_out, within, differing)
+            if not rows:
+                return
+            within = {"$gte": rows[0]["_id"]}
+        upper = yield from _end_of_chunk(fan_out, within)
         if upper is not None:
             within["$lte"] = upper
         yield from _copy_chunk(graph, server, fan_out, {"_id": within} if within else {}, upper, intent["n"])
@@ -87,20 +94,24 @@ def _copy_all(graph: Graph, server: Capabilities, fan_out: FanOut, intent: Raw) 
         last = upper
 
 
-def _end_of_chunk(fan_out: FanOut, last: Any) -> Plan[Any]:
+def _end_of_chunk(fan_out: FanOut, within: Raw) -> Plan[Any]:
     """The id of the last document of the next chunk; None if the rest is less than a chunk."""
-    target = fan_out.rule.target
-    most = target.limits.fan_out_chunk
-    condition: Raw = fan_out.rule.referring(fan_out.name)
-    if last is not None:
-        condition["_id"] = {"$gt": last}
-    if target.identity_shape.kind != "scalar":
-        # Ids of several types cannot be cut into ranges.
+    if not _in_ranges(fan_out):
         return None
-    rows = yield from find(
-        target.collection, condition, {"_id": 1}, sort=[("_id", 1)], skip=most - 1, limit=1
-    )
+    rows = yield from _copies(fan_out, within, {}, fan_out.rule.target.limits.fan_out_chunk - 1)
     return rows[0]["_id"] if rows else None
+
+
+def _in_ranges(fan_out: FanOut) -> bool:
+    """Whether the targets can be cut into ranges; ids of several types cannot."""
+    return fan_out.rule.target.identity_shape.kind == "scalar"
+
+
+def _copies(fan_out: FanOut, within: Raw, more: Raw, skip: int = 0) -> Plan[list[Raw]]:
+    """The first target, after some of them, that holds a copy and meets these conditions."""
+    target = fan_out.rule.target
+    condition = {**fan_out.rule.referring(fan_out.name), **more, **({"_id": within} if within else {})}
+    return (yield from find(target.collection, condition, {"_id": 1}, sort=[("_id", 1)], skip=skip, limit=1))
 
 
 def _copy_chunk(

@@ -431,7 +431,7 @@ def copy_to(
         yield from update_copies(rule, name, source, within)
         return
     target = rule.target
-    referring = {**within, **rule.referring(name)}
+    referring = {**within, **rule.referring(name), **(yield from differing_copies(rule, source))}
     rows = yield from find(target.collection, referring, target.key_projection())
     ids = [each["_id"] for each in rows]
     if ids:
@@ -441,11 +441,20 @@ def copy_to(
         yield from note_after(target, before, ledger)
 
 
+def differing_copies(rule: CopyRule, source: Raw) -> Plan[Raw]:
+    """The condition for targets whose copies differ from their source; empty where it is for all of them."""
+    if formula_stages(rule.target):
+        # These are computed with the copy, and may differ though it does not.
+        return {}
+    (current,) = yield from as_current(rule.source, [source])
+    return rule.differing(current)
+
+
 def update_copies(rule: CopyRule, name: Any, source: Raw, within: Raw) -> Plan[None]:
     """The update of all copies of a source within some targets, formulas included."""
     target = rule.target
     (source,) = yield from as_current(rule.source, [source])
-    condition = {**within, **rule.referring(name)}
+    condition = {**within, **rule.referring(name), **(yield from differing_copies(rule, source))}
     formulas = formula_stages(target)
     update, filters = rule.sync_update(name, source, formulas)
     options = {} if filters is None else {"array_filters": filters}

@@ -94,6 +94,10 @@ class CopyRule(Rule):
         """The update, and array filters, that bring all copies of one source up to date."""
         raise NotImplementedError  # pragma: no cover
 
+    def differing(self, source: Raw) -> Raw:
+        """The condition that a copy is not what its source says; empty where only writing it tells."""
+        return {}
+
     def detach(self, raw: Raw, gone: set[Any]) -> None:
         """Clear the references to deleted sources, or remove the elements that hold them."""
         raise NotImplementedError  # pragma: no cover

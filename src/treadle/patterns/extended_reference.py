@@ -28,7 +28,7 @@ from treadle.graph.shards import Held, check_held, shard_paths, split_reference
 from treadle.model.codec import codec_of
 from treadle.model.shape import Shape
 from treadle.plan import Raw
-from treadle.query.comparison import same
+from treadle.query.comparison import same, unlike
 from treadle.query.keys import freeze
 from treadle.query.paths import (
     ARRAYS,
@@ -351,6 +351,11 @@ class ReferenceRule(CopyRule):
         if not formulas and not self.snapshots and not self.holds_reference:
             return {"$set": {self.path: self._card(source)}}, None
         return [*self._plain_update(source), *formulas], None
+
+    def differing(self, source: Raw) -> Raw:
+        if self.snapshots or self.holds_reference or any(step.array for step in self.steps):
+            return {}
+        return unlike(self.path, self._card(source))
 
     def _plain_update(self, source: Raw) -> list[Raw]:
         if not self.snapshots and not self.holds_reference:

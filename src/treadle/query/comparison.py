@@ -58,6 +58,42 @@ def identical(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
+def unlike(path: str, value: Any) -> dict[str, Any]:
+    """The condition that a field holds another value than this; empty where the server could not tell.
+
+    Fields of documents in another order are another value, null is not
+    missing. Texts are compared by their bytes as well, because a collection's
+    collation may take another one for the same.
+    """
+    texts = _texts(path, value)
+    if texts is None:
+        return {}
+    exact: list[Any] = []
+    for at, text in texts:
+        exact.append({"$eq": [{"$strLenBytes": f"${at}"}, len(text.encode())]})
+        exact.append({"$eq": [{"$indexOfBytes": [f"${at}", {"$literal": text}]}, 0]})
+    equal: dict[str, Any] = {"$eq": [f"${path}", {"$literal": value}]}
+    if exact:
+        # Only where it is equal each of these is a text at all.
+        equal = {"$cond": [equal, {"$and": exact}, False]}
+    return {"$expr": {"$not": [equal]}}
+
+
+def _texts(path: str, value: Any) -> list[tuple[str, str]] | None:
+    """Each text in a value with its path; None where one has no path of its own."""
+    if isinstance(value, str):
+        return [(path, value)]
+    if isinstance(value, (list, tuple)):
+        return None if any(_texts(path, each) != [] for each in value) else []
+    texts: list[tuple[str, str]] = []
+    for key, item in value.items() if isinstance(value, Mapping) else ():
+        inner = None if "." in key or "$" in key else _texts(f"{path}.{key}", item)
+        if inner is None:
+            return None
+        texts += inner
+    return texts
+
+
 def _number(value: Any) -> bool:
     return isinstance(value, (int, float, Decimal128, decimal.Decimal))
 
