@@ -85,14 +85,21 @@ def _update(context: Context) -> list[Contender]:
                 session.with_transaction(two_writes, write_concern=WriteConcern("majority"))
 
     def two_writes(session: Any) -> None:
-        now = dt.datetime.now(dt.UTC)
+        # By the server's clock, which never goes back, and numbered, as Treadle has it.
         after = database["policies"].find_one_and_update(
             {"_id": 1}, {"$inc": {"premium": 1}}, return_document=True, session=session
         )
         history = database["policies_history"]
-        history.update_one({"document_id": 1, "valid_to": None}, {"$set": {"valid_to": now}}, session=session)
-        row = {"document_id": 1, "revision": after["premium"] + 1, "valid_from": now, "valid_to": None}
-        history.insert_one({**row, "document": after}, session=session)
+        ended = history.find_one_and_update(
+            {"document_id": 1, "valid_to": {"$type": "null"}},
+            [{"$set": {"valid_to": {"$max": ["$$NOW", {"$add": ["$valid_from", 1]}]}}}],
+            projection={"revision": 1, "valid_to": 1},
+            return_document=True,
+            session=session,
+        )
+        row = {"document_id": 1, "revision": ended["revision"] + 1}
+        row |= {"valid_from": ended["valid_to"], "valid_to": None, "document": after}
+        history.insert_one(row, session=session)
 
     def treadle(_: Any) -> None:
         for _ in range(times):

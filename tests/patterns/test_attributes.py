@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel
+from pymongo import MongoClient
 
+from tests.profiles import Profile, ProfileProxy
 from treadle import (
     Attributes,
     Count,
@@ -159,6 +161,7 @@ def test_every_filter_on_a_name_uses_the_one_index(store, database):
     store.insert_many([Product(id=key, specs={f"n{key % 7}": key}) for key in range(50)])
     listed = [each["key"] for each in database["products"].list_indexes()]
     assert {"specs.k": 1, "specs.v": 1} in [dict(each) for each in listed]
+    assert [] == store.setup()
     from treadle.query.safety import clean_filter
 
     sent = clean_filter(store.graph.entry(Product).codec, {"specs.n3": {"$gte": 10, "$lt": 30}})
@@ -166,6 +169,24 @@ def test_every_filter_on_a_name_uses_the_one_index(store, database):
     assert "IXSCAN" in str(plan)
     assert "COLLSCAN" not in str(plan)
     assert 3 == database["products"].count_documents(sent)
+
+
+def test_the_one_index_is_compressed_where_the_server_can(database, server):
+    with ProfileProxy(server, Profile("other", refuse=_refuses_storage)) as proxy:
+        for name, uri, compressed in (("here", server.uri, True), ("there", proxy.uri, False)):
+            with MongoClient(uri) as client:
+                here = client[f"{database.name}_{name}"]
+                store = Store(here, [Product, Shop])
+                store.setup()
+                assert [] == store.setup()
+                indexes = here["products"].index_information()
+                assert compressed == ("zstd" in str(indexes["specs.k_1_specs.v_1"]))
+                client.drop_database(here.name)
+
+
+def _refuses_storage(body: dict[str, Any]) -> tuple[int, str] | None:
+    refused = "createIndexes" in body and "storageEngine" in str(body["indexes"])
+    return (72, "there is no choice of storage here") if refused else None
 
 
 def test_updates_of_one_name_change_it_in_place(store, database):

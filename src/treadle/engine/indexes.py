@@ -20,7 +20,7 @@ from treadle.model.codec import Codec, StoredField, codec_of, omitted_when_none
 from treadle.model.indexed import Indexed
 from treadle.model.json_schema import stored_types
 from treadle.plan import Plan, Raw, aggregate, create, database_command
-from treadle.plan.server_errors import DUPLICATE_KEY, message_of
+from treadle.plan.server_errors import DUPLICATE_KEY, is_refusal, message_of
 from treadle.query.paths import models_of
 
 INDEXES_MAX = 1000  # the server itself allows 64
@@ -110,9 +110,8 @@ def set_up_indexes(
     for index in missing:
         document = index.document
         actions.append(Action("create index", entry.collection, describe_index(document)))
-        command = {"createIndexes": entry.collection, "indexes": [to_bson(dict(document), [])]}
         try:
-            yield from database_command(command)
+            yield from _create_index(entry.collection, to_bson(dict(document), []))
         except OperationFailure as error:
             if error.code == DUPLICATE_KEY:
                 raise (yield from _duplicates(entry, document, error)) from None
@@ -121,6 +120,17 @@ def set_up_indexes(
                 f"{message_of(error)}",
                 code="index-refused",
             ) from error
+
+
+def _create_index(collection: str, document: Raw) -> Plan[None]:
+    try:
+        yield from database_command({"createIndexes": collection, "indexes": [document]})
+    except OperationFailure as error:
+        if "storageEngine" not in document or error.code == DUPLICATE_KEY or not is_refusal(error):
+            raise
+        # Another storage engine, or a server that leaves no choice; the index itself is what matters.
+        plain = {name: value for name, value in document.items() if name != "storageEngine"}
+        yield from database_command({"createIndexes": collection, "indexes": [plain]})
 
 
 def check_sharded(graph: Graph) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -56,6 +57,13 @@ class DocumentReader(PageReader[R]):
         # Where all documents are as the model has them, there is nothing to do to a page.
         warns = entry.versioned and bool(filter) and not entry.warned
         self._attends = entry.attends or warns or (entry.versioned and card is not None)
+
+    def in_pages_of(self, page: int) -> DocumentReader[R]:
+        """The same in larger pages, each in one reply, for what is read to its end."""
+        self.page = page
+        options = {**self._command.options, "batch_size": page + 1}
+        self._command = replace(self._command, options=options)
+        return self
 
     @property
     def command(self) -> Read:

@@ -232,14 +232,14 @@ class UpdateOneDocument(_Update, Work[D | None]):
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw | None]:
         entry = self.entry
-        maintains = any(each.rules for each in entry.related)
+        maintains = any(rule.needs_before or ledger.joined for each in entry.related for rule in each.rules)
         # Without a transaction an intent must name the document before it is written.
         followed = maintains or entry.feeding(GatherRule) or entry.versioned or self.returns == "before"
         # Whoever refers to it by a name that it had must be found by that.
         followed = followed or self._by_attribute or any(each.named_by for each in entry.related)
         followed = followed or not self.sure
         if ledger.transactional and not followed:
-            return (yield from self._only_copied(ledger))
+            return (yield from self._without_before(ledger))
         before = yield from self._first()
         if before is None:
             return None
@@ -279,10 +279,11 @@ class UpdateOneDocument(_Update, Work[D | None]):
             return []
         return [named]
 
-    def _only_copied(self, ledger: Ledger) -> Plan[Raw | None]:
-        """An update of a source that has nothing but copies: what it was tells only whether these stay."""
+    def _without_before(self, ledger: Ledger) -> Plan[Raw | None]:
+        """An update that nobody has to know the former state of: there are copies at most, which may stay."""
         with self._translated():
-            sets = _plain_sets(self.update)
+            recorded = any(each.rules for each in self.entry.related)
+            sets = None if recorded else _plain_sets(self.update)
             raw = yield from find_one_and_update(
                 self.entry.collection,
                 self.filter,

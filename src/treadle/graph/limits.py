@@ -203,6 +203,9 @@ class Limits:
     history_trim_page: int = 1_000  # states that keep= no longer holds which are removed at a time
     history_disorder_max: int = 1_000  # documents whose rows do not follow each other that verify names
 
+    # -- links
+    related_page: int = 1_000  # documents that related() reads at a time
+
     # -- buckets and time series
     bucket_page: int = 32  # buckets that are read at a time
     bucket_small_page: int = 4  # the same, for few readings

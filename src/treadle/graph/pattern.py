@@ -171,6 +171,8 @@ class Rule:
     spreads = False
     # Whether `record` is also told of changes that concern nothing but what Treadle maintains.
     records_maintained = False
+    # Whether it must be told what a document was before an update; else that may be empty in a change.
+    needs_before = True
     # What `run_due` does, for whoever lists it; empty where it does nothing.
     due_work = ""
 

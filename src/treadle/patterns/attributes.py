@@ -24,6 +24,9 @@ from treadle.plan.operations import UpdateOne
 from treadle.query.comparison import identical
 from treadle.query.paths import value_at
 
+# Neighbouring keys are much alike; as one index it holds no fewer of them than many would.
+COMPRESSED: Raw = {"wiredTiger": {"configString": "block_compressor=zstd"}}
+
 
 @dataclass(frozen=True)
 class Attributes(Pattern, Pairs):
@@ -55,7 +58,8 @@ class AttributesRule(Rule):
         return {f"{STATE}.{self.path}"}
 
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
-        return [(self.target, IndexModel([(f"{self.path}.k", ASCENDING), (f"{self.path}.v", ASCENDING)]))]
+        keys = [(f"{self.path}.k", ASCENDING), (f"{self.path}.v", ASCENDING)]
+        return [(self.target, IndexModel(keys, storageEngine=COMPRESSED))]
 
     # -- proof and repair ----------------------------------------------------------------------------
 

@@ -94,7 +94,8 @@ class LinksRule(RelatingRule):
         key = self.target.identity(id)
         belongs: Raw = {"$or": [{"_id": {"$eq": key}}, {self.field: {"$eq": key}}]}
         chosen = belongs if filter is None else {"$and": [belongs, filter]}
-        return DocumentLayout(self.target, protocol).reader(chosen, sort, 0, limit)
+        reader = DocumentLayout(self.target, protocol).reader(chosen, sort, 0, limit)
+        return reader.in_pages_of(self.limits.related_page)
 
     def links(self, document: Raw | None) -> dict[Any, Any]:
         """The ids that a document names, by frozen id; none where it is not there, or deleted."""

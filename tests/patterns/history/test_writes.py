@@ -27,7 +27,7 @@ from tests.patterns.history.models import (
     states,
 )
 from tests.support import race
-from treadle import Document, History, Store, UsageError, migration
+from treadle import Document, History, Store, Update, UsageError, migration
 
 
 @pytest.mark.quick
@@ -400,4 +400,44 @@ def test_a_revert_is_no_conflict_and_brings_back_what_was_deleted_softly(run, da
     assert ["Ada", "Ben", "Ada", "Ben"] == [
         row["document"]["owner"] for row in rows(database, 1, "deeds_history")
     ]
+    assert [] == store.verify()
+
+
+def test_an_update_costs_two_commands_more_and_looks_at_one_row(heard, database):
+    other, listener = heard
+    store = Store(other, [Policy])
+    store.setup()
+    store.insert(Policy(id=1))
+    for premium in range(1, 12):
+        store.update(Policy, 1, {"$set": {"premium": premium}})
+    listener.clear()
+    store.update(Policy, 1, {"$inc": {"premium": 1}})
+    sent = ["findAndModify", "findAndModify", "insert", "commitTransaction"]
+    assert sent == [name for name in listener.names if name != "hello"]
+    ending = next(command for name, command in listener.commands if command.get(name) == "policies_history")
+    explained = {"explain": {"find": "policies_history", "filter": ending["query"]}}
+    assert 1 == database.command(explained)["executionStats"]["totalDocsExamined"]
+    assert [] == disorder(database, Policy)
+
+
+@pytest.mark.parametrize("model", [Policy, Lean])
+def test_an_update_of_a_document_without_its_row_records_what_it_ends(model, run, database):
+    """Where somebody else stored the document, removed its row, or its row's end."""
+    store = run.store([model])
+    store.setup()
+    history = database[f"{model.__treadle__.collection}_history"]
+    raw = {"_id": 1, "holder": "Ada", "premium": 5, "notes": []}
+    database[model.__treadle__.collection].insert_one(raw)
+    store.update(model, 1, {"$set": {"premium": 5}})
+    assert [] == list(history.find())
+    store.update(model, 1, {"$set": {"premium": 6}})
+    assert [5, 6] == [each["premium"] for each in states(store, model, 1)]
+    history.delete_one({"document_id": 1, "valid_to": None})
+    store.update(model, 1, {"$set": {"premium": 7}})
+    assert [5, 6, 7] == [each["premium"] for each in states(store, model, 1)]
+    history.update_one({"document_id": 1, "valid_to": None}, {"$unset": {"valid_to": 1}})
+    store.update(model, 1, {"$set": {"premium": 8}})
+    store.bulk([Update(model, 1, {"$set": {"premium": 9}}), Update(model, 1, {"$inc": {"premium": 0}})])
+    assert [5, 6, 7, 8, 9] == [each["premium"] for each in states(store, model, 1)]
+    assert [] == disorder(database, model)
     assert [] == store.verify()

@@ -53,14 +53,18 @@ from treadle.query.paths import has
 MILLISECOND = dt.timedelta(milliseconds=1)
 # The end of a state; at least a moment after its beginning.
 END: Raw = {"$max": ["$$NOW", {"$add": ["$valid_from", 1]}]}
-OPEN: Raw = {"valid_to": None}
+# By which the index over open rows is used: null alone would match rows without the field too.
+OPEN: Raw = {"valid_to": {"$type": "null"}}
 # What rows are told apart by, without the documents in them.
 HEAD: Raw = {"document": 0, "changes": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One document's state before and after a commit; None where there was or is none."""
+    """One document's state before and after a commit; None where there was or is none.
+
+    An empty `before` says that nobody looked; the open row has it.
+    """
 
     id: Any
     before: Raw | None
@@ -82,6 +86,8 @@ class HistoryRows(Rule):
         self.records_maintained = declared.maintained
         # Every so many states one stays whole; all of them with form="whole".
         self.whole_every: int = declared.whole_every if declared.form == "changes" else 1
+        # An open row that is whole tells what the document was.
+        self.needs_before = self.whole_every > 1
         self.rows = graph.add_side(_row_model(place, self.collection), place.label)
 
     @property
@@ -119,12 +125,12 @@ class HistoryRows(Rule):
         moves = []
         for change in changes:
             before, after = (
-                state if state is not None and self.target.holds(state) else None
+                state if state is not None and (not state or self.target.holds(state)) else None
                 for state in (change.before, change.after)
             )
             if before is None and after is None:
                 continue
-            if before is not None and after is not None and self.alike(before, after):
+            if before and after is not None and self.alike(before, after):
                 continue
             moves.append(Move(change.id, before, after, change.fresh))
         return moves
@@ -138,8 +144,34 @@ class HistoryRows(Rule):
                 if move.fresh or not (yield from self._amend(move)):
                     others.append(move)
             moves = others
-        if moves:
-            yield from self.perform(moves)
+        known = [move for move in moves if move.before != {}]
+        for move in moves:
+            if move.before == {}:
+                known += yield from self._follow(move)
+        if known:
+            yield from self.perform(known)
+
+    def _follow(self, move: Move) -> Plan[list[Move]]:
+        """Follow an update of which nobody knows what the document was: its open row tells.
+
+        The move itself, with the state before, where there is no such row.
+        """
+        row = yield from find_one_and_update(
+            self.collection, {**self.of(move.id), **OPEN}, _ended(move.after is None)
+        )
+        if row is None:
+            # Others are kept from the document by this transaction, which has written it.
+            before = yield from outside(lambda: find_one(self.target.collection, by_id(move.id)))
+            alike = before is not None and move.after is not None and self.alike(before, move.after)
+            return [] if alike else [Move(move.id, before, move.after, move.fresh)]
+        if move.after is None:
+            return []
+        if self.alike(row.get("document") or {}, move.after):
+            yield from self._reopen(row, row["document"])
+        else:
+            following = self.row(move.id, row["revision"] + 1, row["valid_to"], move.after)
+            yield from insert_many(self.collection, [following])
+        return []
 
     def perform(self, moves: Sequence[Move]) -> Plan[None]:
         """The rows of these moves, each document once."""
@@ -251,6 +283,11 @@ class HistoryRows(Rule):
     def _adopt(self, move: Move) -> Plan[Raw]:
         """The row of a state that nobody recorded: it is known to have held until now."""
         last = (yield from self.last_rows([move.id])).get(freeze(move.id))
+        if last is not None and last.get("valid_to") is None:
+            # Open all the same: somebody removed the field.
+            ended = yield from find_one_and_update(self.collection, by_id(last["_id"]), self._ending(move))
+            assert ended is not None
+            return ended
         row = self.row(move.id, last["revision"] + 1 if last else 1, None, move.before)
         if move.after is None:
             row["deleted"] = True
@@ -309,7 +346,7 @@ class HistoryRows(Rule):
                 yield from update_one(self.collection, by_id(last["_id"]), whole)
 
     def _reopen(self, row: Raw, document: Raw) -> Plan[None]:
-        update = {"$set": {"document": document, **OPEN}, "$unset": {"changes": 1, "deleted": 1}}
+        update = {"$set": {"document": document, "valid_to": None}, "$unset": {"changes": 1, "deleted": 1}}
         yield from update_one(self.collection, by_id(row["_id"]), update)
 
 
