@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from treadle.cli.options import JsonOption, UriArgument, UriOption
 from treadle.cli.output import counted, print_json, require_writable, say
 from treadle.errors import UsageError
+
+if TYPE_CHECKING:
+    from treadle.advisor.plans.folder import Applied
 
 
 def plan(
@@ -25,6 +28,15 @@ def plan(
         list[str] | None,
         typer.Option(
             "--only", metavar="CODE@PLACE", help="Only this finding; may be repeated.", show_default=False
+        ),
+    ] = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--also",
+            metavar="CODE@PLACE",
+            help="This one too, though it makes no recorded request quicker; may be repeated.",
+            show_default=False,
         ),
     ] = None,
     documents: Annotated[
@@ -44,6 +56,7 @@ def plan(
     \b
     Example:
       treadle plan mongodb://localhost:27017/shop --workload shop.workload -o plan/
+      treadle plan mongodb://localhost:27017/shop --workload shop.workload --also history@policies_old
     """
     from datetime import UTC, datetime
     from uuid import uuid4
@@ -58,19 +71,30 @@ def plan(
     folder = Path(output)
     require_free(folder)
     require_writable(folder, "-o", folder=True)
-    _require_unapplied(folder, uri, uri_option)
-    report, trial, recorded = tried(uri, uri_option, workload, only or [], documents, maintain=maintain)
+    applied = _applied(folder, uri, uri_option)
+    asked, chosen_only = also or [], [*only, *(also or [])] if only else []
+    report, trial, recorded = tried(uri, uri_option, workload, chosen_only, documents, maintain=maintain)
     made = datetime.now(UTC).isoformat(timespec="seconds")
-    chosen = make(report, trial, identity=uuid4().hex, made=made, maintain=maintain)
+    chosen = make(
+        report, trial, identity=uuid4().hex, made=made, maintain=maintain, also=asked, applied=applied
+    )
     write(chosen, folder, readme(chosen))
     reads = write_reads(chosen, recorded, folder)
     if as_json:
-        shown = {"folder": str(folder), "id": chosen.id, "findings": chosen.findings}
-        print_json({**shown, "left_out": chosen.left_out, "steps": chosen.steps, "seconds": chosen.seconds})
+        shown: dict[str, Any] = {
+            "folder": str(folder),
+            "id": chosen.id,
+            "findings": chosen.findings,
+            "asked": chosen.asked,
+        }
+        shown |= {"left_out": chosen.left_out, "by_application": chosen.by_application}
+        print_json({**shown, "steps": chosen.steps, "seconds": chosen.seconds})
         return
     say(f"{folder} plans {counted(len(chosen.findings), 'finding')}: {', '.join(chosen.findings)}.")
     for each in chosen.left_out:
         say(f"Left out {each.key}: {each.reason}")
+    for found in chosen.by_application:
+        say(f"For the application, {found.key}: {found.why} README.md has its declaration.")
     for number, step in enumerate(chosen.steps, 1):
         say(f"{number}. {step.name}, about {step.seconds:,.0f} s: {step.what}")
     if recorded.redacted:
@@ -80,21 +104,21 @@ def plan(
     say(f"Next: treadle apply {folder} URI --dry-run")
 
 
-def _require_unapplied(folder: Path, uri: str | None, uri_option: str | None) -> None:
-    """Refuse to overwrite a plan that is applied: without its folder nobody could undo it."""
-    from treadle.advisor.plans.before import row_of
+def _applied(folder: Path, uri: str | None, uri_option: str | None) -> Applied:
+    """The plans that the database has; refuses to overwrite one of them, and to build on a half done one."""
+    from treadle.advisor.plans.before import applied, require_whole, row_of
     from treadle.advisor.plans.folder import PLAN, read
     from treadle.cli.connection import connected_database
 
-    if not (folder / PLAN).exists():
-        return
     try:
-        present = read(folder, edited=True)
+        present = read(folder, edited=True) if (folder / PLAN).exists() else None
     except UsageError:
-        return
+        present = None
     with connected_database(uri, uri_option) as database:
-        if row_of(database, present) is not None:
+        if present is not None and row_of(database, present) is not None:
             raise UsageError(
                 f"The plan in {folder} is applied to {database.name}; undo it first, or name another folder.",
                 code="plan-applied",
             )
+        require_whole(database)
+        return applied(database)

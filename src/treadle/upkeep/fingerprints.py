@@ -16,7 +16,7 @@ from treadle.graph.changing import Side
 from treadle.graph.graph import DERIVED, Graph
 from treadle.graph.outcomes import Action
 from treadle.graph.pattern import Entry, Rule
-from treadle.plan import Plan, Raw, bulk_write, find, find_one, update_many
+from treadle.plan import Plan, bulk_write, find, find_one, update_many
 from treadle.plan.operations import UpdateOne
 
 COLLECTION = "treadle.setup"
@@ -115,15 +115,16 @@ def rebuilt_rules(rules: Iterable[Rule]) -> Plan[None]:
 
 def warns(collection: str) -> Plan[bool]:
     """Whether set-up let a collection's validator begin with warnings."""
-    return (yield from find_one(COLLECTION, {"_id": _validator(collection)})) is not None
+    return (yield from find_one(COLLECTION, {"_id": validator_of(collection)})) is not None
 
 
 def begin_with_warnings(collection: str) -> Plan[None]:
     yield from bulk_write(
         COLLECTION,
-        [UpdateOne({"_id": _validator(collection)}, {"$set": {"kind": "validator"}}, upsert=True)],
+        [UpdateOne({"_id": validator_of(collection)}, {"$set": {"kind": "validator"}}, upsert=True)],
     )
 
 
-def _validator(collection: str) -> Raw | str:
+def validator_of(collection: str) -> str:
+    """The row that says that set-up lets a validator only warn."""
     return f"validator of {collection}"

@@ -122,7 +122,7 @@ def _setup(graph: Graph, server: Capabilities, validation: Enforcement) -> Plan[
         if validation != "keep" or entry.collection not in existing:
             enforce = validation == "enforce"
             now = existing.get(entry.collection)
-            yield from _set_up_collection(entry, server, now, actions, enforce=enforce)
+            yield from set_up_validator(entry, server, now, actions, enforce=enforce)
         yield from set_up_indexes(entry, missing[entry.collection], changes[entry.collection], actions)
     if server.sharded or graph.shards.keys:
         # No collection is made inside a transaction over several shards.
@@ -161,7 +161,7 @@ def _keep_former_states(graph: Graph, existing: Mapping[str, Raw], actions: list
             )
 
 
-def _set_up_collection(
+def set_up_validator(
     entry: Entry[Any], server: Capabilities, existing: Raw | None, actions: list[Action], *, enforce: bool
 ) -> Plan[None]:
     validated = entry.settings.validation != "off" and server.validators

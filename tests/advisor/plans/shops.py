@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from bson.raw_bson import RawBSONDocument
 
 from tests.advisor.symptoms import at, profiled
 from treadle.advisor import Report, scan
-from treadle.advisor.plans.folder import ChangePlan
-from treadle.advisor.plans.make import make
+from treadle.advisor.plans.folder import Applied, ChangePlan
+from treadle.advisor.plans.make import NOTHING_APPLIED, make
 from treadle.advisor.trials.results import TrialReport, TrialResult, WorkloadSummary
 from treadle.advisor.trials.workload_file import Request, Workload, end_line, header_line
 from treadle.advisor.trials.workload_file import read as read_workload
@@ -55,17 +56,27 @@ def read(database: Any, products: list[ObjectId]) -> None:
                 list(database["reviews"].aggregate([matching, {"$lookup": join}]))
 
 
-def plan_for(database: Any, *codes: str) -> ChangePlan:
+def plan_for(
+    database: Any, *codes: str, also: Sequence[str] = (), applied: Applied = NOTHING_APPLIED
+) -> ChangePlan:
     """A plan for the findings of these codes, as if a trial had supported them."""
     report: Report = scan(database)
+    identity = str(ObjectId())
+    return make(
+        report, tried(report, *codes), identity=identity, made="2025-01-01T00:00:00+00:00", also=also,
+        applied=applied,
+    )  # fmt: skip
+
+
+def tried(report: Report, *codes: str) -> TrialReport:
+    """A trial that supports the findings of these codes, and tried no others."""
     results = tuple(
         TrialResult(each.code, each.where, each.declaration, "do", "It pays.")
         for each in report.findings
         if each.code in codes
     )
     assert set(codes) == {each.code for each in results}
-    trial = TrialReport(database.name, "6.0", WorkloadSummary(1.0, 1, 1, 0), (), results)
-    return make(report, trial, identity=str(ObjectId()), made="2025-01-01T00:00:00+00:00")
+    return TrialReport(report.scan.database, "6.0", WorkloadSummary(1.0, 1, 1, 0), (), results)
 
 
 def everything(database: Any) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def test_what_the_trial_does_not_support_is_left_out_with_the_reason(database: A
     assert ("computed@reviews.product_id",) == plan.findings
     reasons = {each.key.partition("@")[0]: each.reason for each in plan.left_out}
     assert "It costs more." == reasons["subset"]
-    assert "The trial has no figure for it." == reasons["extended-reference"]
+    assert "It was not tried: --only names other findings." == reasons["extended-reference"]
     assert "recent_reviews" not in plan.models
     assert "3.0 (2.0 to 4.0) times" in readme(plan)
     assert ["set up", "fill", "follow"] == [step.kind for step in plan.steps]

@@ -9,22 +9,29 @@ killed goes on with the first that is not, and a fill with its last page.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pymongo
 from pymongo.database import Database
+from pymongo.errors import PyMongoError
 
 from treadle.advisor.plans import before
+from treadle.advisor.plans.check import check
 from treadle.advisor.plans.folder import ChangePlan, Step
 from treadle.advisor.plans.models import load_models
-from treadle.advisor.plans.settle import catch_up, verified
+from treadle.advisor.plans.settle import catch_up, is_followed, verified
+from treadle.engine.set_aside import SET_ASIDE
 from treadle.errors import DataError, TreadleError, UsageError
 from treadle.graph.limits import Limits
-from treadle.graph.outcomes import Finding, Progress
-from treadle.model.document import Document
+from treadle.graph.outcomes import Action, Finding, Progress
 from treadle.store.blocking.store import Store
+from treadle.upkeep.set_up import set_up_validator
 
 FINDINGS_NAMED_MAX = 5
+# No time at all would be no limit.
+STOP_SECONDS_MIN = 0.001
 # Larger pages than usual: a whole collection is gone through, and few writers meet it.
 LIMITS = Limits(rebuild_page=500, verify_page=2_000)
 Tell = Callable[[str], None]
@@ -55,7 +62,7 @@ class Application:
         """Everything that `run` would do, after the same checks; nothing is changed."""
         row = self._row()
         if row is None:
-            before.check(self.store, self.plan)
+            check(self.store, self.plan)
         lines = []
         for step in self.plan.steps:
             if row is not None and step.name in row["done"]:
@@ -73,8 +80,9 @@ class Application:
     def run(self) -> None:
         """Carry out the steps that are not done yet."""
         row = self._row()
+        self._require_no_other_worker()
         if row is None:
-            before.check(self.store, self.plan)
+            check(self.store, self.plan)
             row = before.begin(self.store, self.plan)
         elif row["done"]:
             self._tell(f"Going on after: {', '.join(row['done'])}.")
@@ -104,6 +112,15 @@ class Application:
             )
         return row
 
+    def _require_no_other_worker(self) -> None:
+        """A worker of the plans before this one would read on past what this one needs."""
+        if self.plan.on and is_followed(self.store):
+            raise UsageError(
+                "A worker follows the plans that were applied before, and does not know what this one adds; "
+                "stop treadle watch, and afterwards run it in the folder of this plan, which holds them all.",
+                code="plan-worker-running",
+            )
+
     def _require_streams(self) -> None:
         try:
             self.store._capabilities()
@@ -118,22 +135,26 @@ class Application:
             ) from None
 
     def _entry(self, step: Step) -> Any:
-        return self.store.graph.entry(self._model(step))
-
-    def _model(self, step: Step) -> type[Document]:
-        return next(model for model in self.store.graph.entries if model.__name__ == step.about)
+        return before.entry_named(self.store, step.about)
 
     # -- steps ---------------------------------------------------------------------------------
 
     def _carry_out(self, step: Step) -> None:
         if step.kind == "set up":
-            for action in self.store.setup(validation="keep"):
-                self._tell(f"  {action}")
+            with _stopping(step):
+                for action in self.store.setup(validation="keep"):
+                    self._tell(f"  {action}")
             left = self.store.setup(dry_run=True, validation="keep")
             if left:
                 raise DataError(f"Set-up left something to do: {left[0]}.", code="plan-not-verified")
+        elif step.kind == "validate":
+            entry, actions = self._entry(step), list[Action]()
+            existing = before.options_of(self.database)[entry.collection]
+            run = set_up_validator(entry, self.store._capabilities(), existing, actions, enforce=False)
+            self.store.runner.run(run)
         elif step.kind == "keep":
-            self._keep(step)
+            with _stopping(step):
+                self._keep(step)
         elif step.kind == "fill":
             self._fill(step)
         else:
@@ -149,24 +170,34 @@ class Application:
             "keys": {"$map": {"input": {"$objectToArray": "$$ROOT"}, "in": "$$this.k"}},
         }
         # What an interrupted run has copied stays as it is.
-        into = {"into": before.FORMER + step.about, "whenMatched": "keepExisting", "whenNotMatched": "insert"}
+        former = before.former_of(self.plan.id, step.about)
+        into = {"into": former, "whenMatched": "keepExisting", "whenNotMatched": "insert"}
         self.database[step.about].aggregate([{"$project": row}, {"$merge": into}])
 
     def _fill(self, step: Step) -> None:
-        model, entry, began = self._model(step), self._entry(step), time.monotonic()
+        entry, began = self._entry(step), time.monotonic()
+        known = self._set_aside(entry.collection)
+
+        def stop() -> None:
+            if time.monotonic() - began > step.stop_seconds:
+                raise _stopped(f"it took longer than {step.stop_seconds:,.0f} s")
+            aside = self._set_aside(entry.collection) - known
+            if aside > step.stop_set_aside:
+                raise _stopped(f"{aside:,} documents of {entry.collection} were set aside")
 
         def report(progress: Progress) -> None:
             if self._progress is not None:
                 self._progress(progress)
-            if time.monotonic() - began > step.stop_seconds:
-                raise _stopped(f"it took longer than {step.stop_seconds:,.0f} s")
+            stop()
 
-        self.store.rebuild(model, resume=True, throttle=self._throttle, progress=report)
-        aside = [each for each in self.store.set_aside() if each.collection == entry.collection]
-        if len(aside) > step.stop_set_aside:
-            raise _stopped(f"{len(aside):,} documents of {entry.collection} were set aside")
-        findings = verified(self.store, model)
+        self.store.rebuild(entry.model, resume=True, throttle=self._throttle, progress=report)
+        stop()
+        findings = verified(self.store, entry.model)
         self._require_right([each for each in findings if each.pattern != "set-aside"])
+
+    def _set_aside(self, collection: str) -> int:
+        """How many of a collection's documents are set aside; a rule counts each once."""
+        return int(self.database[SET_ASIDE].count_documents({"_id.collection": collection}))
 
     def _require_right(self, findings: list[Finding]) -> None:
         if findings:
@@ -178,6 +209,18 @@ class Application:
                 "or treadle undo.",
                 code="plan-not-verified",
             )
+
+
+@contextmanager
+def _stopping(step: Step) -> Iterator[None]:
+    """End a command that takes longer than the step may; the server gives it up too."""
+    try:
+        with pymongo.timeout(max(STOP_SECONDS_MIN, step.stop_seconds)):
+            yield
+    except PyMongoError as error:
+        if not error.timeout:
+            raise
+        raise _stopped(f"it took longer than {step.stop_seconds:,.0f} s") from error
 
 
 def _stopped(reason: str) -> DataError:

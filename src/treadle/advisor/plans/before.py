@@ -7,7 +7,6 @@ what to take back.
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -15,17 +14,22 @@ from typing import Any
 from pymongo.database import Database
 from pymongo.errors import DuplicateKeyError
 
-from treadle.advisor.plans.folder import ChangePlan
+from treadle.advisor.plans.folder import Applied, ChangePlan
+from treadle.advisor.plans.models import load_models
 from treadle.engine.indexes import compare_indexes
-from treadle.errors import DataError, UsageError
+from treadle.errors import UsageError
+from treadle.graph.graph import Graph
+from treadle.graph.pattern import Entry
 from treadle.store.blocking.store import Store
+from treadle.upkeep import position
+from treadle.upkeep.position import signature
 from treadle.upkeep.set_up import maintenance_indexes
 
 PLANS = "treadle.plans"
 # Per collection the former values of the fields that the plan takes over.
 FORMER = "treadle.former."
+STREAMS = position.COLLECTION
 RESERVED = "_treadle"
-SECONDS_MAX = 600
 Row = dict[str, Any]
 
 
@@ -39,6 +43,11 @@ def options_of(database: Database[Any]) -> dict[str, Row]:
 
 def indexes_of(database: Database[Any], collection: str) -> dict[str, Row]:
     return {each["name"]: dict(each) for each in database[collection].list_indexes()}
+
+
+def former_of(identity: str, collection: str) -> str:
+    """Where a plan keeps the former values of what it takes over."""
+    return f"{FORMER}{identity}.{collection}"
 
 
 def row_of(database: Database[Any], plan: ChangePlan) -> Row | None:
@@ -56,61 +65,6 @@ def require_database(database: Database[Any], plan: ChangePlan) -> None:
         )
 
 
-def check(store: Store, plan: ChangePlan) -> None:
-    """Refuse what would not be exact to take back; nothing is changed yet."""
-    database = store.database
-    existing = options_of(database)
-    for entry in store.graph.entries.values():
-        if existing.get(entry.collection, {}).get("type") != "collection":
-            raise DataError(
-                f"The plan is about the collection {entry.collection}, which {database.name} does not have; "
-                "is this the database that was scanned?",
-                code="plan-other-database",
-            )
-    ours = sorted(name for name in existing if name.startswith("treadle."))
-    if ours:
-        others = [each["_id"] for each in database[PLANS].find({}, {"_id": 1}).limit(1)]
-        advice = (
-            "another plan is applied there; undo it first, or make one plan for both"
-            if others
-            else "add the declarations of models.py to the models of your application instead"
-        )
-        raise UsageError(
-            f"{database.name} is maintained by Treadle already ({ours[0]}); {advice}.",
-            code="plan-treadle-in-use",
-        )
-    for entry in store.graph.entries.values():
-        fields = [*plan.fields(entry.collection, adopted=False), RESERVED]
-        refused = _refused_fields(existing[entry.collection]["options"], fields)
-        if refused:
-            raise DataError(
-                f"The validator of {entry.collection} lets no field {' or '.join(refused)} in "
-                "(additionalProperties: false), and a plan changes no validator; add them to its properties.",
-                code="plan-field-refused",
-            )
-        for field in fields:
-            found = database[entry.collection].find_one(
-                {field: {"$exists": True}}, {"_id": 1}, max_time_ms=SECONDS_MAX * 1000
-            )
-            if found is not None:
-                raise DataError(
-                    f"{entry.collection}.{field} holds data since the plan was made, which it would "
-                    "overwrite; make the plan anew, or rename that field.",
-                    code="plan-field-taken",
-                )
-
-
-def _refused_fields(options: Row, fields: list[str]) -> list[str]:
-    """The fields that a collection's own validator does not know, where it refuses such."""
-    schema = options.get("validator", {}).get("$jsonSchema", {})
-    enforced = options.get("validationAction") != "warn" and options.get("validationLevel") != "off"
-    if not enforced or schema.get("additionalProperties") is not False:
-        return []
-    patterns = schema.get("patternProperties", {})
-    unknown = [each for each in fields if each not in schema.get("properties", {})]
-    return [each for each in unknown if not any(re.search(pattern, each) for pattern in patterns)]
-
-
 def begin(store: Store, plan: ChangePlan) -> Row:
     """Write down what is there now, and what will be made; the row of the plan."""
     database = store.database
@@ -121,7 +75,11 @@ def begin(store: Store, plan: ChangePlan) -> Row:
         present = list(indexes_of(database, entry.collection).values())
         missing, _ = compare_indexes(entry, present)
         missing += maintenance_indexes(store.graph, entry, present)
-        made[entry.collection] = [index.document["name"] for index in missing]
+        made[entry.collection] = [
+            {"name": index.document["name"], "key": dict(index.document["key"])} for index in missing
+        ]
+    actions = store.setup(dry_run=True, validation="keep")
+    rules = _own_rules(store, applied(database).models)
     row: Row = {
         "_id": plan.id,
         "state": "applying",
@@ -129,6 +87,15 @@ def begin(store: Store, plan: ChangePlan) -> Row:
         "done": [],
         "collections": collections,
         "indexes_made": made,
+        "collections_made": [each.collection for each in actions if each.what == "create collection"],
+        "images_made": [each.collection for each in actions if each.what == "keep former states of"],
+        "validated": [
+            entry_named(store, each.about).collection for each in plan.steps if each.kind == "validate"
+        ],
+        # By these its part of Treadle's own state is known.
+        "rules": [rule.place.label for rule in rules],
+        "signatures": [signature(rule) for rule in rules],
+        "on": list(plan.on),
         # So that it can be undone whatever becomes of the folder's files.
         "places": [asdict(each) for each in plan.places],
         "models": plan.models,
@@ -145,6 +112,37 @@ def begin(store: Store, plan: ChangePlan) -> Row:
     except DuplicateKeyError:
         return database[PLANS].find_one({"_id": plan.id}) or row
     return row
+
+
+def _own_rules(store: Store, models: str) -> list[Any]:
+    """The rules that the plan adds to those of the plans before it."""
+    known = {signature(rule) for rule in Graph(load_models(models)).rules} if models else set()
+    return [rule for rule in store.graph.rules if signature(rule) not in known]
+
+
+def applied(database: Database[Any]) -> Applied:
+    """The plans that were begun on a database and not undone."""
+    rows = list(database[PLANS].find({}, {"models": 1, "begun": 1}).sort([("begun", 1)]))
+    return Applied(tuple(each["_id"] for each in rows), rows[-1]["models"] if rows else "")
+
+
+def require_whole(database: Database[Any]) -> None:
+    """Refuse to build on a plan that is half applied or half undone."""
+    half = database[PLANS].find_one({"state": {"$ne": "applied"}})
+    if half is not None:
+        raise half_done(database.name, half)
+
+
+def half_done(database: str, row: Row) -> UsageError:
+    return UsageError(
+        f"A plan of {database} (begun {row['begun']:%Y-%m-%d %H:%M}) is half done; finish it with treadle "
+        "apply, or take it back with treadle undo, in its own folder.",
+        code="plan-treadle-in-use",
+    )
+
+
+def entry_named(store: Store, name: str) -> Entry[Any]:
+    return next(entry for model, entry in store.graph.entries.items() if model.__name__ == name)
 
 
 def mark(database: Database[Any], plan: ChangePlan, **sets: Any) -> None:

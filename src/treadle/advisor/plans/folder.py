@@ -20,7 +20,7 @@ PLAN, MODELS, README, READS = "plan.json", "models.py", "README.md", "reads.work
 BYTES_MAX = 50_000_000
 # The recorded reads hold values.
 MODE_PRIVATE = 0o600
-StepKind = Literal["set up", "keep", "fill", "follow"]
+StepKind = Literal["set up", "validate", "keep", "fill", "follow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,26 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
+class ByApplication:
+    """A finding that the application has to follow, with all that it takes."""
+
+    key: str
+    # Why `apply` does not do it, and what the trial says.
+    why: str
+    trial: str
+    steps: tuple[str, ...]
+    declaration: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The plans that a database has already, the first one first, and the models of the last."""
+
+    plans: tuple[str, ...] = ()
+    models: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ChangePlan:
     """What `treadle plan` decided."""
 
@@ -72,6 +92,11 @@ class ChangePlan:
     steps: tuple[Step, ...]
     trial: TrialReport
     models: str
+    by_application: tuple[ByApplication, ...] = ()
+    # The findings that no figure supports, and that were asked for by name.
+    asked: tuple[str, ...] = ()
+    # The plans that were applied before, whose declarations `models` holds too.
+    on: tuple[str, ...] = ()
 
     @property
     def results(self) -> list[TrialResult]:
@@ -145,6 +170,12 @@ def read(folder: Path, edited: bool = False) -> ChangePlan:
             steps=tuple(Step(**each) for each in described["steps"]),
             trial=report_from_json(described["trial"]),
             models=text,
+            by_application=tuple(
+                ByApplication(**{**each, "steps": tuple(each["steps"])})
+                for each in described.get("by_application", ())
+            ),
+            asked=tuple(described.get("asked", ())),
+            on=tuple(described.get("on", ())),
         )
     except (KeyError, TypeError):
         raise _invalid(folder, "is damaged; make it anew with treadle plan") from None

@@ -1,36 +1,33 @@
 """From a trial to a plan: which findings, in which steps, how long, and how to take each back.
 
-A finding goes into the plan if the trial says "do", and if it can be applied
-beside writers that do not know of it: it adds fields and indexes, and moves
-no document. Everything else is left out, and the plan says why.
+A finding goes into the plan if the trial says "do", or if it was asked for by
+name, and if it can be applied beside writers that do not know of it
+(`kinds.py`). Everything else is named, with the reason and what to do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Any
 
 from treadle.advisor.facts import IndexFacts, Scan
 from treadle.advisor.interface import Finding
-from treadle.advisor.plans.folder import ChangePlan, LeftOut, Place, Step
+from treadle.advisor.plans import kinds
+from treadle.advisor.plans.folder import Applied, ByApplication, ChangePlan, LeftOut, Place, Step
 from treadle.advisor.plans.models import Combined, combine, load_models
 from treadle.advisor.report import Report
 from treadle.advisor.trials.results import TrialReport
+from treadle.advisor.trials.trial import select
 from treadle.advisor.wording import names
 from treadle.engine.indexes import compare_indexes
 from treadle.errors import DataError
+from treadle.graph.calls import PastRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry
 from treadle.upkeep.rebuild import in_order
 from treadle.upkeep.set_up import maintenance_indexes
 
-# What adds fields and indexes, and nothing else.
-APPLICABLE = frozenset({"extended-reference", "computed", "subset", "query-without-index"})
-NEEDS_CODE = {
-    "approximation": "It changes how the application counts, and nothing that is stored.",
-    "bucket": "It moves documents to another collection, which the application must know of.",
-    "outlier": "It moves items out of documents that others read whole.",
-    "tree": "Writers that do not use Treadle would leave the ancestors wrong; declare it in the application.",
-}
 # Where a trial does not say how long the change takes.
 DOCUMENTS_PER_SECOND = 2_000
 STOP_SECONDS_MIN = 600.0
@@ -39,16 +36,33 @@ STOP_SET_ASIDE_MIN = 10
 STOP_SET_ASIDE_SHARE = 0.001
 INDEX_WEIGHT = 0.05
 
+NOTHING_APPLIED = Applied()
+
 
 def make(
-    report: Report, trial: TrialReport, *, identity: str, made: str, maintain: str = "stream"
+    report: Report,
+    trial: TrialReport,
+    *,
+    identity: str,
+    made: str,
+    maintain: str = "stream",
+    also: Collection[str] = (),
+    applied: Applied = NOTHING_APPLIED,
 ) -> ChangePlan:
-    """The plan for what the trial supports; raises where that is nothing."""
-    chosen, left_out = _chosen(report, trial)
-    combined = combine(report.scan, chosen, maintain)
-    left_out += [LeftOut(key_of(each), reason) for each, reason in combined.left_out]
+    """The plan for what the trial supports; raises where that is nothing.
+
+    `also` names findings that no request can show to be quicker, as CODE@PLACE
+    or by their code. The declarations of plans that are `applied` already stay
+    in the models, so that one worker follows them all.
+    """
+    chosen = _chosen(report, trial, also)
+    combined = combine(report.scan, [*chosen.measured, *chosen.asked], maintain, applied.models)
+    left_out = [*chosen.left_out, *(LeftOut(key_of(each), reason) for each, reason in combined.left_out)]
     if not combined.findings:
         reasons = "".join(f"\n  {each.key}: {each.reason}" for each in left_out)
+        reasons += "".join(
+            f"\n  {each.key}: for the application. {each.why}" for each in chosen.by_application
+        )
         raise DataError(
             f"The trial supports no finding on {report.scan.database}, so there is nothing to plan.{reasons}",
             code="plan-empty",
@@ -66,6 +80,9 @@ def make(
         steps=tuple(_steps(report.scan, combined, trial)),
         trial=trial,
         models=combined.text,
+        by_application=tuple(chosen.by_application),
+        asked=tuple(key_of(each) for each in combined.findings if each in chosen.asked),
+        on=applied.plans,
     )
 
 
@@ -74,22 +91,44 @@ def key_of(finding: Finding) -> str:
     return f"{finding.code}@{finding.where}"
 
 
-def _chosen(report: Report, trial: TrialReport) -> tuple[list[Finding], list[LeftOut]]:
+@dataclass(slots=True)
+class _Chosen:
+    """What becomes of each finding."""
+
+    measured: list[Finding] = field(default_factory=list)
+    asked: list[Finding] = field(default_factory=list)
+    by_application: list[ByApplication] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+
+def _chosen(report: Report, trial: TrialReport, also: Collection[str]) -> _Chosen:
+    select(report, also)
     results = {each.key: each for each in trial.results}
-    chosen, left_out = list[Finding](), list[LeftOut]()
+    chosen = _Chosen()
     for finding in report.findings:
         key = key_of(finding)
         result = results.get(key)
-        if result is None:
-            left_out.append(LeftOut(key, NEEDS_CODE.get(finding.code, "The trial has no figure for it.")))
-        elif result.verdict != "do":
-            left_out.append(LeftOut(key, result.reason))
-        elif finding.code not in APPLICABLE:
-            reason = NEEDS_CODE.get(finding.code, "It is no change that can be applied beside other writers.")
-            left_out.append(LeftOut(key, reason))
+        wanted = key in also or finding.code in also
+        if finding.code in kinds.BY_APPLICATION and (result is not None or wanted):
+            said = result.reason if result is not None else ""
+            chosen.by_application.append(_by_application(finding, said))
+        elif wanted and (result is None or result.verdict == "no evidence"):
+            chosen.asked.append(finding)
+        elif result is None:
+            chosen.left_out.append(LeftOut(key, kinds.NOT_TRIED))
+        elif result.verdict == "do":
+            chosen.measured.append(finding)
+        elif result.verdict == "no evidence":
+            # Copies and counts that are kept by hand become right, though no request becomes quicker.
+            chosen.left_out.append(LeftOut(key, f"{result.reason} {kinds.ON_REQUEST.format(key=key)}"))
         else:
-            chosen.append(finding)
-    return chosen, left_out
+            chosen.left_out.append(LeftOut(key, result.reason))
+    return chosen
+
+
+def _by_application(finding: Finding, said: str) -> ByApplication:
+    why = kinds.BY_APPLICATION[finding.code]
+    return ByApplication(key_of(finding), why, said, finding.steps, finding.declaration)
 
 
 # -- steps ---------------------------------------------------------------------------------
@@ -98,7 +137,11 @@ def _chosen(report: Report, trial: TrialReport) -> tuple[list[Finding], list[Lef
 def _steps(scan: Scan, combined: Combined, trial: TrialReport) -> list[Step]:
     graph = Graph(load_models(combined.text))
     indexes = {entry.collection: _missing(scan, graph, entry) for entry in graph.entries.values()}
-    filled = [entry for entry in in_order(graph.entries.values()) if entry.collection in scan.collections]
+    filled = [
+        entry
+        for entry in in_order(graph.entries.values())
+        if entry.collection in scan.collections and entry.collection in combined.changed
+    ]
     counts = {name: scan.collections[name].count for name in indexes if name in scan.collections}
     indexed = sum(counts.get(name, 0) * len(made) for name, made in indexes.items())
     weight = INDEX_WEIGHT * indexed + sum(counts[entry.collection] for entry in filled)
@@ -106,6 +149,11 @@ def _steps(scan: Scan, combined: Combined, trial: TrialReport) -> list[Step]:
     whole = sum(each.change_seconds for each in trial.results if each.key in keys)
     per_document = (whole or weight / DOCUMENTS_PER_SECOND) / max(weight, 1)
     steps = [_set_up(indexes, indexed, INDEX_WEIGHT * indexed * per_document)]
+    steps += [
+        _validate(entry)
+        for entry in graph.entries.values()
+        if entry.settings.validation != "off" and entry.collection in combined.validated
+    ]
     for collection in sorted({each.collection for each in combined.additions if each.existing}):
         steps.append(_keep(combined, collection, counts.get(collection, 0)))
     for entry in filled:
@@ -138,27 +186,51 @@ def _set_up(indexes: dict[str, list[str]], documents: int, seconds: float) -> St
     )
 
 
+def _validate(entry: Entry[Any]) -> Step:
+    return Step(
+        f"validate {entry.collection}",
+        "validate",
+        f"Give {entry.collection} a validator made from its model, which only warns: no write is refused, "
+        "and the server's log names what does not fit.",
+        "Remove the validator. The server then lists its own defaults for the collection (strict, error), as "
+        "for any that once had one; they refuse nothing.",
+        about=entry.model.__name__,
+        load="none",
+    )
+
+
 def _keep(combined: Combined, collection: str, documents: int) -> Step:
     fields = [each.stored for each in combined.additions if each.collection == collection and each.existing]
     return Step(
         f"keep former values of {collection}",
         "keep",
-        f"Copy {names(fields)} of every document of {collection} to treadle.former.{collection} first.",
-        "Write the former values back, and drop that collection.",
+        f"Copy {names(fields)} of every document of {collection} to a collection treadle.former.… first.",
+        "Write the former values back, and drop the collection that holds them.",
         about=collection,
         documents=documents,
         seconds=round(documents / (10 * DOCUMENTS_PER_SECOND), 1),
         load=f"{documents:,} small documents are inserted",
+        stop_seconds=STOP_SECONDS_MIN,
     )
 
 
 def _fill(entry: Entry[Any], documents: int, seconds: float) -> Step:
     fields = sorted({path for rule in entry.rules for path in rule.maintained()})
+    beside = [str(rule.declared.collection) for rule in entry.rules if isinstance(rule, PastRule)]
+    what, undo = list[str](), list[str]()
+    if fields:
+        what.append(
+            f"Compute {names(fields)} of every document of {entry.collection}, in small transactions."
+        )
+        undo.append(f"Remove {names(fields)} and _treadle from the documents of {entry.collection}.")
+    if beside:
+        what.append(f"Write the present state of every document of {entry.collection} to {names(beside)}.")
+        undo.append(f"Drop {names(beside)}, and remove _treadle from the documents of {entry.collection}.")
     return Step(
         f"fill {entry.collection}",
         "fill",
-        f"Compute {names(fields)} of every document of {entry.collection}, in small transactions.",
-        f"Remove {names(fields)} and _treadle from the documents of {entry.collection}.",
+        " ".join(what),
+        " ".join(undo),
         about=entry.model.__name__,
         documents=documents,
         seconds=round(seconds, 1),

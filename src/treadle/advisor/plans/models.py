@@ -25,6 +25,10 @@ from treadle.graph.graph import Graph
 from treadle.model.document import Document
 
 CARD_WORDS_MAX = 4
+# The keywords of a class that are patterns and can be applied beside other writers.
+PATTERNS_OF_CLASSES = frozenset({"history"})
+# What each module ends with.
+_GENERATED = ("MODELS = [", "def store()")
 _MODULES = itertools.count()
 _HEAD = '''"""Models of the database {database}, with what the advisor proposes.
 
@@ -59,6 +63,9 @@ class Combined:
     findings: tuple[Finding, ...]
     additions: tuple[Addition, ...]
     left_out: tuple[tuple[Finding, str], ...] = ()
+    # The collections whose documents get something, and those that get a validator.
+    changed: frozenset[str] = frozenset()
+    validated: frozenset[str] = frozenset()
 
 
 class Unmergeable(Exception):
@@ -70,9 +77,12 @@ def models_text(scan: Scan, findings: Sequence[Finding], maintain: str | None = 
     return combine(scan, findings, maintain).text
 
 
-def combine(scan: Scan, findings: Sequence[Finding], maintain: str | None = "stream") -> Combined:
-    """Merge the declarations of these findings, the first ones first."""
+def combine(
+    scan: Scan, findings: Sequence[Finding], maintain: str | None = "stream", base: str = ""
+) -> Combined:
+    """Merge the declarations of these findings, the first ones first; `base` are models to begin with."""
     merged, left_out = _Merge(scan, maintain), list[tuple[Finding, str]]()
+    merged.begin(base)
     for each in findings:
         reason = _unfinished(each)
         if reason is None:
@@ -86,7 +96,10 @@ def combine(scan: Scan, findings: Sequence[Finding], maintain: str | None = "str
                 merged = attempt
                 continue
         left_out.append((each, reason))
-    return Combined(merged.text(), tuple(merged.findings), tuple(merged.additions), tuple(left_out))
+    return Combined(
+        merged.text(), tuple(merged.findings), tuple(merged.additions), tuple(left_out),
+        frozenset(merged.changed), frozenset(merged.asked_to_validate()),
+    )  # fmt: skip
 
 
 def load_models(text: str) -> list[type[Document]]:
@@ -135,26 +148,47 @@ class _Merge:
     plain: dict[str, dict[str, str]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     additions: list[Addition] = field(default_factory=list)
+    changed: set[str] = field(default_factory=set)
+    # The collections that the models to begin with validate.
+    validating: set[str] = field(default_factory=set)
 
     def __deepcopy__(self, memo: object) -> _Merge:
         """A copy whose parts can change; facts and findings are shared."""
         return _Merge(
             self.scan, self.maintain, {name: copy.copy(each) for name, each in self.classes.items()},
-            [*self.others], dict(self.plain), [*self.findings], [*self.additions],
+            [*self.others], dict(self.plain), [*self.findings], [*self.additions], set(self.changed),
+            set(self.validating),
         )  # fmt: skip
+
+    def begin(self, base: str) -> None:
+        """Take over the models of a plan that is applied already."""
+        classes, others = parse(base)
+        self.classes = {each.name: each for each in classes}
+        self.others = [each for each in others if not each.startswith(_GENERATED)]
+        for each in classes:
+            if each.collection is None:
+                continue
+            if each.keywords.pop("validation", None) is None:
+                self.validating.add(each.collection)
+            facts = self.facts(each.collection)
+            if facts is not None:
+                self._read_plain(facts)
 
     def add(self, finding: Finding) -> None:
         classes, others = parse(finding.declaration, self.maintain)
         for each in classes:
             facts = self.facts(each.collection)
             if facts is not None and facts.name not in self.plain:
-                plain = parse(declaration(facts))[0]
-                self._include(plain, None)
-                lines = plain[-1].lines
-                self.plain[facts.name] = {stored: line.meaning for stored, line in lines.items()}
+                self._include(self._read_plain(facts), None)
         names = self._include(classes, finding)
         self.others += [each for each in _renamed(others, names) if each not in self.others]
         self.findings.append(finding)
+
+    def _read_plain(self, facts: CollectionFacts) -> list[Class]:
+        """The plain model of a collection, with the classes that it uses."""
+        plain = parse(declaration(facts))[0]
+        self.plain[facts.name] = {stored: line.meaning for stored, line in plain[-1].lines.items()}
+        return plain
 
     def facts(self, collection: str | None) -> CollectionFacts | None:
         return self.scan.collections.get(collection) if collection is not None else None
@@ -220,9 +254,12 @@ class _Merge:
                 merged.pop(stored, None)
         known.lines = merged
         known.comments = list(dict.fromkeys([*known.comments, *other.comments]))
-        known.keywords = _joined(known.name, known.keywords, other.keywords)
+        keywords = known.keywords
+        known.keywords = _joined(known.name, keywords, other.keywords)
         if finding is not None:
             self._note(finding, collection, [line for line in changed if line.carries_pattern])
+            if PATTERNS_OF_CLASSES & (known.keywords.keys() - keywords.keys()):
+                self.changed.add(collection)
 
     def _beside(
         self, collection: str, merged: dict[str, Line], current: Line, line: Line, existing: bool
@@ -252,6 +289,7 @@ class _Merge:
         self.additions += [
             Addition(finding, collection, line.stored, line.stored in stored) for line in lines
         ]
+        self.changed |= {collection} if lines else set()
 
     # -- names -----------------------------------------------------------------------------
 
@@ -283,15 +321,18 @@ class _Merge:
             base in self.classes and self._is_document(self.classes[base]) for base in each.bases
         )
 
-    def _validated(self, each: Class) -> Class:
-        """A model validates only where a finding asks for it: its types may be those of a sample."""
-        asked = {
+    def asked_to_validate(self) -> set[str]:
+        return {
             name
             for every in self.findings
             if every.code == "no-validation"
             for name in (every.collection, *every.also)
         }
-        if each.collection is None or each.collection in asked:
+
+    def _validated(self, each: Class) -> Class:
+        """A model validates only where a finding asks for it: its types may be those of a sample."""
+        validated = self.validating | self.asked_to_validate()
+        if each.collection is None or each.collection in validated:
             return each
         return replace(each, keywords={**each.keywords, "validation": '"off"'})
 

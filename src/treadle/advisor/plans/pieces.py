@@ -15,6 +15,8 @@ from treadle.advisor.declare import LINE_LENGTH, class_head, quote
 
 # The patterns whose first argument is a model, and that can follow the change stream.
 FOLLOWING = frozenset({"ExtendedReference", "Subset", "Count", "Sum", "Average", "Min", "Max"})
+# Those that are keywords of a class.
+FOLLOWING_CLASSES = frozenset({"History"})
 Edit = tuple[ast.expr, str]
 
 
@@ -129,7 +131,8 @@ def parse(text: str, maintain: str | None = None) -> tuple[list[Class], list[str
 def _class(text: str, node: ast.ClassDef, maintain: str | None) -> Class:
     made = Class(node.name, [ast.unparse(base) for base in node.bases])
     for keyword in node.keywords:
-        made.keywords[str(keyword.arg)] = _dedented(ast.get_source_segment(text, keyword.value) or "")
+        value = _dedented(ast.get_source_segment(text, keyword.value) or "")
+        made.keywords[str(keyword.arg)] = value if maintain is None else _following(value, maintain)
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
             source = _dedented(ast.get_source_segment(text, each) or "")
@@ -223,6 +226,18 @@ def _maintained(text: str, maintain: str) -> str:
             segment = ast.get_source_segment(text, value)
             edits.append((value, f"{segment}, maintain={quote(maintain)}"))
     return _edited(text, edits)
+
+
+def _following(text: str, maintain: str) -> str:
+    """The value of a class keyword, with `maintain=` where it is a pattern that says nothing of it."""
+    node = ast.parse(text, mode="eval").body
+    if not isinstance(node, ast.Call) or ast.unparse(node.func) not in FOLLOWING_CLASSES or not node.keywords:
+        return text
+    last = node.keywords[-1].value
+    if any(each.arg == "maintain" for each in node.keywords):
+        return text
+    segment = ast.get_source_segment(text, last)
+    return _edited(text, [(last, f"{segment}, maintain={quote(maintain)}")])
 
 
 def _broken(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.advisor.plans.folder import READS, ChangePlan
+from treadle.advisor.plans.folder import READS, ByApplication, ChangePlan
 from treadle.advisor.trials.results import TrialResult
 from treadle.advisor.wording import duration
 
@@ -26,11 +26,20 @@ def readme(plan: ChangePlan) -> str:
         "",
         "| finding | reads | quicker by | saves per day | costs per day | pays back after |",
         "| --- | --- | --- | --- | --- | --- |",
-        *(_row(each) for each in plan.results),
-        "",
-        "## Steps",
+        *(_row(each) for each in plan.results if each.key not in plan.asked),
         "",
     ]
+    if plan.asked:
+        lines += ["No figure supports these, which make no recorded request quicker and were asked for:", ""]
+        lines += [f"- `{_plain(each)}`" for each in plan.asked]
+        lines += [""]
+    if plan.on:
+        lines += [
+            f"It was made on top of {counted_plans(len(plan.on))}; `models.py` holds those declarations too. "
+            "Stop their worker first, and run the one of this folder afterwards.",
+            "",
+        ]
+    lines += ["## Steps", ""]
     for number, step in enumerate(plan.steps, 1):
         lines += [f"{number}. **{_plain(step.name)}** {_plain(step.what)}"]
         if step.seconds:
@@ -44,8 +53,33 @@ def readme(plan: ChangePlan) -> str:
     if plan.left_out:
         lines += ["", "## Left out", ""]
         lines += [f"- `{_plain(each.key)}`: {_plain(each.reason)}" for each in plan.left_out]
+    if plan.by_application:
+        lines += ["", "## For the application", ""]
+        lines += ["`treadle apply` does none of these, because programs must change with them.", ""]
+        for found in plan.by_application:
+            lines += _for_application(found)
     lines += ["", f"`{READS}` holds recorded reads with their values; share the folder without it.", ""]
     return "\n".join(lines)
+
+
+def counted_plans(count: int) -> str:
+    return "a plan that was applied before" if count == 1 else f"{count} plans that were applied before"
+
+
+def _for_application(found: ByApplication) -> list[str]:
+    return [
+        f"### `{_plain(found.key)}`",
+        "",
+        f"Not applied: {_plain(found.why)}",
+        *([f"The trial: {_plain(found.trial)}"] if found.trial else []),
+        "",
+        *(f"{number}. {_plain(step)}" for number, step in enumerate(found.steps, 1)),
+        "",
+        "```python",
+        found.declaration,
+        "```",
+        "",
+    ]
 
 
 def _row(result: TrialResult) -> str:

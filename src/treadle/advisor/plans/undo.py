@@ -15,7 +15,7 @@ from typing import Any
 from pymongo.database import Database
 from pymongo.errors import OperationFailure
 
-from treadle.advisor.plans import before
+from treadle.advisor.plans import before, own_state
 from treadle.advisor.plans.apply import Tell
 from treadle.advisor.plans.folder import ChangePlan, Place
 from treadle.advisor.plans.models import load_models
@@ -54,40 +54,68 @@ class Undoing:
                 code="plan-not-applied",
             )
         self.row = row
+        self._require_top()
         # What was applied, though the folder may have been edited since.
         places = tuple(Place(**each) for each in row["places"])
         self.plan = replace(plan, places=places, models=row["models"])
+        below = database[before.PLANS].find({"_id": {"$in": row.get("on", [])}}, {"collections": 1})
+        self._shared = {name for each in below for name in each["collections"]}
 
     def dry_run(self) -> list[str]:
         """Everything that `run` would do; nothing is changed."""
         lines = []
-        for collection in self.row["collections"]:
-            documents = self.database[collection].count_documents(self._touched(collection))
-            fields = ", ".join(self._fields(collection))
-            lines.append(f"remove {fields} from {documents:,} documents of {collection}")
+        for collection in self._present():
+            if self._fields(collection):
+                documents = self.database[collection].count_documents(self._touched(collection))
+                fields = ", ".join(self._fields(collection))
+                lines.append(f"remove {fields} from {documents:,} documents of {collection}")
             if self._has_former(collection):
                 adopted = ", ".join(self.plan.fields(collection, adopted=True))
                 lines.append(f"write the former values of {adopted} back to {collection}")
             lines += [f"drop the index {name} of {collection}" for name in self._indexes(collection)]
             lines += [f"change {collection}: {command}" for command in self._commands(collection)]
-        return [*lines, *(f"drop the collection {name}" for name in self._state())]
+        return [*lines, *(f"drop the collection {name}" for name in [*self._state(), before.PLANS])]
+
+    def _require_top(self) -> None:
+        """A plan that others were made on top of is undone after them."""
+        above = self.database[before.PLANS].find_one({"on": self.row["_id"]})
+        if above is not None:
+            raise UsageError(
+                f"Another plan was applied on top of this one (begun {above['begun']:%Y-%m-%d %H:%M}); undo "
+                "that one first.",
+                code="plan-treadle-in-use",
+            )
 
     def run(self) -> None:
         """Take everything back that the plan made."""
         self._require_no_worker()
         before.mark(self.database, self.plan, state="undoing")
-        for collection in self.row["collections"]:
+        for collection in self._present():
             self._restore(collection)
-            self._remove(collection)
+            if self._fields(collection):
+                self._remove(collection)
             for name in self._indexes(collection):
                 self._tell(f"drop the index {name} of {collection}")
                 self._drop_index(collection, name)
             for command in self._commands(collection):
                 self._tell(f"change {collection}: {command}")
                 self.database.command({"collMod": collection, **command})
+        own_state.forget(self.database, self.row)
         for name in self._state():
             self._tell(f"drop the collection {name}")
             self.database.drop_collection(name)
+        # Last, so that an undo that was killed finds its row again.
+        plans = self.database[before.PLANS]
+        if plans.count_documents({}, limit=2) > 1:
+            plans.delete_one({"_id": self.plan.id})
+            return
+        self._tell(f"drop the collection {before.PLANS}")
+        plans.drop()
+
+    def _present(self) -> list[str]:
+        """The collections of the plan that nobody has dropped since."""
+        existing = before.options_of(self.database)
+        return [name for name in self.row["collections"] if name in existing]
 
     def _require_no_worker(self) -> None:
         if is_followed(Store(self.database, models=load_models(self.plan.models))):
@@ -99,7 +127,12 @@ class Undoing:
     # -- documents ---------------------------------------------------------------------------
 
     def _fields(self, collection: str) -> list[str]:
-        return [*self.plan.fields(collection, adopted=False), before.RESERVED]
+        """What to remove: of Treadle's own state all, or what other plans there do not need."""
+        fields = self.plan.fields(collection, adopted=False)
+        if collection not in self._shared:
+            return [*fields, before.RESERVED]
+        own = [each.field for each in self.plan.places if each.collection == collection]
+        return [*fields, *(f"{before.RESERVED}.state.{field}" for field in own)]
 
     def _touched(self, collection: str) -> dict[str, Any]:
         return {"$or": [{field: {"$exists": True}} for field in self._fields(collection)]}
@@ -143,7 +176,7 @@ class Undoing:
             time.sleep(max(0.0, documents / self._throttle - worked))
 
     def _has_former(self, collection: str) -> bool:
-        return before.FORMER + collection in self.database.list_collection_names()
+        return before.former_of(self.plan.id, collection) in self.database.list_collection_names()
 
     def _restore(self, collection: str) -> None:
         """Write former values back, on the server, at the place that the field had."""
@@ -165,17 +198,21 @@ class Undoing:
             {"$set": {f"{before.RESERVED}.moved": moved}},
             {"$set": kept},
             {"$replaceWith": {"$cond": [f"${before.RESERVED}.moved", _reordered(), "$$ROOT"]}},
-            {"$unset": before.RESERVED},
+            {"$unset": f"{before.RESERVED}.moved"},
         ]
         into = {"into": collection, "on": "_id", "whenMatched": stages, "whenNotMatched": "discard"}
-        self.database[before.FORMER + collection].aggregate([{"$merge": into}])
+        self.database[before.former_of(self.plan.id, collection)].aggregate([{"$merge": into}])
         self._tell(f"wrote the former values of {', '.join(fields)} back to {collection}")
 
     # -- indexes, options, state -------------------------------------------------------------------
 
     def _indexes(self, collection: str) -> list[str]:
         present = before.indexes_of(self.database, collection)
-        return [name for name in self.row["indexes_made"].get(collection, []) if name in present]
+        return [
+            each["name"]
+            for each in self.row["indexes_made"].get(collection, [])
+            if list(each["key"].items()) == list(present.get(each["name"], {}).get("key", {}).items())
+        ]
 
     def _drop_index(self, collection: str, name: str) -> None:
         try:
@@ -190,17 +227,20 @@ class Undoing:
         now = before.options_of(self.database)[collection]["options"]
         commands: list[dict[str, Any]] = []
         images = "changeStreamPreAndPostImages"
-        if now.get(images) != former.get(images):
+        if collection in self.row["images_made"] and now.get(images) != former.get(images):
             commands.append({images: former.get(images, {"enabled": False})})
-        if any(now.get(name) != former.get(name) for name in _OPTIONS):
+        if collection in self.row["validated"] and any(
+            now.get(name) != former.get(name) for name in _OPTIONS
+        ):
             commands.append({name: former.get(name, _NONE[name]) for name in _OPTIONS})
         return commands
 
     def _state(self) -> list[str]:
-        """Treadle's own collections that came with the plan; its row is in the last one."""
+        """The collections that came with the plan: Treadle's own, and those that its patterns fill."""
         names = set(self.database.list_collection_names()) - set(self.row["before"]["names"])
-        ours = sorted(name for name in names if name.startswith("treadle."))
-        return [*(name for name in ours if name != before.PLANS), before.PLANS]
+        own = {*self.row["collections_made"], *own_state.made(self.database, names, self.row)}
+        former = before.former_of(self.plan.id, "")
+        return sorted(name for name in names if name in own or name.startswith(former))
 
 
 def _is_missing(expression: str) -> dict[str, Any]:

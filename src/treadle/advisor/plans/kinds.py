@@ -1,0 +1,36 @@
+"""What becomes of each finding: applied on figures, applied on request, or left to the application.
+
+A pattern can be applied beside writers that know nothing of it if it adds
+fields, indexes, validators or collections, follows the change stream, and can
+be taken back exactly. Some of these make no request quicker: no trial can
+support them, and they are applied only when they are asked for by name.
+Everything else changes what programs read or write, and is theirs to do.
+"""
+
+from __future__ import annotations
+
+# Why the application has to do it.
+BY_APPLICATION = {
+    "approximation": "It changes how the application counts, and nothing that is stored.",
+    "archive": "Programs that do not use Treadle would no longer find the documents that have moved.",
+    "attributes": "Whoever writes or searches these fields must use the array in their place.",
+    "bloated-document": "It moves parts out of documents that others read whole.",
+    "blobs": "It moves values out of documents that others read whole.",
+    "bucket": "Readings become parts of other documents, in a collection that writers must write to.",
+    "case-insensitive-search": "Its index serves only queries that name the collation, as programs must.",
+    "deep-nesting": "It gives documents that others read and write another shape.",
+    "huge-array": "It moves items out of documents that others read whole.",
+    "links": "It moves documents of two collections into one, which every program must know of.",
+    "mixed-types": "It converts values that other programs wrote as they are, and would write so again.",
+    "normalised-everything": "It moves documents into others, where every program must look for them.",
+    "outlier": "It moves items out of documents that others read whole.",
+    "polymorphic": "It changes how programs read and write these documents, and nothing that is stored.",
+    "redundant-index": "An index that is dropped is built anew to take that back, under load.",
+    "schema-versioning": "What its migrations do is for the team to write.",
+    "too-many-collections": "It moves documents of many collections into one, where programs must look.",
+    "too-many-indexes": "Which of them other programs need, nobody can tell from one recording.",
+    "tree": "No worker follows a tree: a node that is moved past Treadle would leave its ancestors wrong.",
+    "unused-index": "Which of them a monthly job needs, nobody can tell from one recording.",
+}
+ON_REQUEST = "It is applied only on request: --also {key}."
+NOT_TRIED = "It was not tried: --only names other findings."
