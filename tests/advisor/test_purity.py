@@ -12,7 +12,10 @@ ADVISOR = SOURCE / "advisor"
 READERS = {"profile.py", "measure.py", "prove.py", "compare.py", "reading.py", "__init__.py"}
 # What a recording and a trial do with servers and files.
 TRIAL_READERS = {
+    "following.py",
+    "raw_writes.py",
     "recorder.py",
+    "store_writes.py",
     "profiler_level.py",
     "perform.py",
     "compare.py",
@@ -21,7 +24,7 @@ TRIAL_READERS = {
     "writes.py",
 }
 # What applies, proves and takes back a plan.
-PLAN_READERS = {"apply.py", "before.py", "settle.py", "undo.py"}
+PLAN_READERS = {"apply.py", "before.py", "check.py", "own_state.py", "settle.py", "undo.py"}
 PURE = [
     module
     for module, path in MODULES.items()
