@@ -212,11 +212,25 @@ class CounterCalls(Protocol):
 # -- trees ---------------------------------------------------------------------------------------------
 
 
+class _Token:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+SAME: Final = _Token("SAME")
+"""The parent that a node has; or that of the sibling which is named."""
+ALL: Final = _Token("ALL")
+"""Every tree of a collection, where a field keeps several apart."""
+
+
 class HierarchyRule(Rule):
     """A tree over the documents of a model."""
 
-    def calls(self, protocol: Any) -> TreeCalls[Any]:
-        """The calls on the tree."""
+    def calls(self, protocol: Any, within: Any = ALL) -> TreeCalls[Any]:
+        """The calls on the tree; where a field keeps several apart, on all of them or on one."""
         raise NotImplementedError  # pragma: no cover
 
 
@@ -243,15 +257,6 @@ class NodeReader(Protocol[D_co]):
 
     def next(self) -> Read | None:
         """The read that comes next; None at the end."""
-
-
-class _Same:
-    def __repr__(self) -> str:
-        return "SAME"
-
-
-SAME: Final = _Same()
-"""The parent that a node has; or that of the sibling which is named."""
 
 
 class TreeCalls(Protocol[D]):

@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import OperationFailure
 
-from treadle.graph.calls import SAME, Children, NodeReader, Order, TreeCalls, hierarchy_of
+from treadle.graph.calls import ALL, SAME, Children, NodeReader, Order, TreeCalls, hierarchy_of
 from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
 from treadle.query.safety import Sort
@@ -70,9 +70,9 @@ async def _page(cursor: Any, size: int) -> list[Any]:
 class AsyncTreeHandle(Generic[D]):
     """The tree of one model: ids in, models out."""
 
-    def __init__(self, store: AsyncWriter, model: type[D]) -> None:
+    def __init__(self, store: AsyncWriter, model: type[D], within: Any = ALL) -> None:
         self._store = store
-        self._calls: TreeCalls[D] = hierarchy_of(store.graph.entry(model)).calls(store.protocol)
+        self._calls: TreeCalls[D] = hierarchy_of(store.graph.entry(model)).calls(store.protocol, within)
 
     # -- reading ----------------------------------------------------------------------
 

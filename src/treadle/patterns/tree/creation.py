@@ -18,9 +18,9 @@ from treadle.engine.work import Work
 from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.model.document import Document
-from treadle.patterns.tree import reads, state
-from treadle.patterns.tree.fields import Tree
-from treadle.patterns.tree.placing import UNSTATED
+from treadle.patterns.tree import apart, reads, state
+from treadle.patterns.tree.fields import UNSTATED, Tree, parent_missing
+from treadle.patterns.tree.order import Stated
 from treadle.patterns.tree.walks import narrowed
 from treadle.plan import Plan, Raw, Read
 from treadle.plan.capabilities import Capabilities
@@ -45,15 +45,15 @@ class CreatePath(Work[list[D]]):
                 "siblings",
                 code="filter-invalid",
             )
-        raws = crud.dump_all(entry, self.nodes, [])
+        raws = self._raws = crud.dump_all(entry, self.nodes, [])
         self._chosen: list[Raw] = [{field: {"$eq": value_at(raw, field)}} for raw in raws]
 
     def find(self) -> Plan[list[Raw]]:
         """The nodes of the path that are there."""
         found: list[Raw] = []
         parent = self.parent
+        tree = yield from self._own()
         for condition in self._chosen:
-            tree = self.tree
             stream = yield from reads.roots(tree) if parent is None else reads.children(tree, parent)
             rows = (yield narrowed(stream, condition, limit=1)) if isinstance(stream, Read) else []
             if not rows:
@@ -62,15 +62,36 @@ class CreatePath(Work[list[D]]):
             parent = rows[0]["_id"]
         return found
 
+    def _own(self) -> Plan[Tree]:
+        """The one tree that the path is in: its parent's, or the one that its nodes name."""
+        tree = self.tree
+        if tree.within is None:
+            return tree
+        if self.parent is not None:
+            held = yield from reads.nodes_by_key(tree, [self.parent], tree.projection)
+            if not held:
+                raise (yield from apart.absent(tree, self.parent, parent_missing(tree, self.parent)))
+            (node,) = held.values()
+            tree = tree.of(node)
+        named = [raw for raw in self._raws if value_at(raw, self.tree.within or "") is not None]
+        if not tree.confined:
+            tree = tree.of(named[0]) if named else tree.confine(None)
+        for raw in named:
+            apart.settle(tree, raw, tree.value)
+        return tree
+
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[list[Raw]]:
-        yield from state.lock_idle(self.tree)
-        yield from state.bring_up(self.tree, ledger)
+        tree = yield from self._own()
+        yield from state.lock_idle(tree)
+        yield from state.bring_up(tree, ledger)
         found = yield from self.find()
         number = len(found)
         if number == len(self.nodes):
             return found
         above = found[-1]["_id"] if found else self.parent
-        parents = [UNSTATED if above is None else above, *self._keys[number:-1]]
+        parents: list[Any] = [UNSTATED if above is None else above, *self._keys[number:-1]]
+        if tree.confined:
+            parents = [Stated(each, None, tree.value) for each in parents]
         insert: Insert[D] = Insert(self.entry, self.nodes[number:], {self.tree.rules[0]: parents})
         return [*found, *(yield from insert.body(graph, server, ledger))]
 

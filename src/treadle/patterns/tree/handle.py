@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pymongo.errors import OperationFailure, PyMongoError
@@ -17,9 +16,8 @@ from treadle.graph.pattern import Entry
 from treadle.model.document import Document
 from treadle.patterns.tree import order, reads, state, walks
 from treadle.patterns.tree.creation import CreatePath
-from treadle.patterns.tree.fields import Tree
+from treadle.patterns.tree.fields import UNSTATED, Tree
 from treadle.patterns.tree.moves import Move
-from treadle.patterns.tree.placing import UNSTATED
 from treadle.patterns.tree.reads import Pending, Stream
 from treadle.patterns.tree.removes import Remove
 from treadle.patterns.tree.unfinished import finish
@@ -70,14 +68,6 @@ class Nodes(Generic[D]):
         """The next read; None at the end."""
         self._is_first = False
         return None if self._pending is None else self._pending.next()
-
-
-@dataclass(frozen=True, slots=True)
-class Stated:
-    """Where a caller wants a new node: below whom, and where among its siblings."""
-
-    parent: Any
-    spot: order.Spot
 
 
 class TreeHandle(Generic[D]):
@@ -150,10 +140,12 @@ class TreeHandle(Generic[D]):
         self._check(node)
         spot = order.spot_of(self._tree, at, before, after)
         stated: Any = UNSTATED if parent is None else self._entry.identity(parent)
+        within = self._tree.value
         if spot is not None and spot.sibling is not None and parent is None:
-            stated = yield from order.parent_beside(self._tree, spot)
-        if spot is not None:
-            stated = Stated(stated, spot)
+            sibling = yield from order.sibling_at(self._tree, spot)
+            stated, within = self._tree.get(sibling, "parent"), self._tree.of(sibling).value
+        if spot is not None or within is not UNSTATED:
+            stated = order.Stated(stated, spot, within)
         entry: Entry[D] = self._protocol.graph.entry(type(node))
         work: Insert[D] = Insert(entry, [node], {self._tree.rules[0]: [stated]})
         (stored,) = yield from self._protocol.write(work)
@@ -190,7 +182,7 @@ class TreeHandle(Generic[D]):
         work: Move[D] = Move(self._tree, id, **to)
         node = yield from self._protocol.write(work)
         if work.token is not None:
-            yield from self._finish()
+            yield from self._finish(work.own)
         return node
 
     def remove(self, id: Any, children: Children) -> Plan[int]:
@@ -198,15 +190,15 @@ class TreeHandle(Generic[D]):
         removed = yield from self._protocol.write(work)
         if work.token is None:
             return removed
-        yield from self._finish()
+        yield from self._finish(work.own)
         # It went in chunks, which others may have helped with.
-        return (yield from outside(lambda: state.outcome(self._tree, work.token)))
+        return (yield from outside(lambda: state.outcome(work.own, work.token)))
 
-    def _finish(self) -> Plan[None]:
+    def _finish(self, tree: Tree) -> Plan[None]:
         """Do the rest of a large move or removal, in chunks."""
         server = yield from server_facts()
         try:
-            yield from outside(lambda: finish(self._tree, self._protocol.graph, server))
+            yield from outside(lambda: finish(tree, self._protocol.graph, server))
         except PyMongoError as error:
             # Its beginning is committed, and the rest as pending; it must not seem to have failed.
             state.log.warning("%s: a large move is pending: %s", self._entry.model.__name__, error)

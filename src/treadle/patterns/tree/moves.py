@@ -32,10 +32,10 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION, Entry
 from treadle.model.document import Document
 from treadle.patterns.tree import order, state
-from treadle.patterns.tree.fields import MOVING, Tree, TreeRule, node_missing, parent_missing
+from treadle.patterns.tree.apart import absent
+from treadle.patterns.tree.fields import MOVING, UNSTATED, Tree, TreeRule, node_missing, parent_missing
 from treadle.patterns.tree.pace import Pace, Step
 from treadle.patterns.tree.placing import (
-    UNSTATED,
     below_parent,
     complete,
     hold_parents,
@@ -82,8 +82,9 @@ class Move(Work[D]):
         self.parent = parent if parent is UNSTATED or parent is None else entry.identity(parent)
         self.segment = segment
         self.spot = spot
-        # Of the work that is pending after the first transaction.
+        # Of the work that is pending after the first transaction, and the tree that it is about.
         self.token: Any = None
+        self.own = tree
         if segment is not UNSTATED:
             if self.tree.segment is None:
                 raise UsageError(
@@ -93,10 +94,10 @@ class Move(Work[D]):
             check_segment(segment, f"{entry.model.__name__}.{self.tree.segment}")
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[Raw]:
-        tree = self.tree
         self.token = None
-        node = yield from state.lock_node(tree, self.key, ledger)
-        work = yield from self._work(node)
+        tree, node = yield from state.lock_node(self.tree, self.key, ledger)
+        self.own = tree
+        work = yield from self._work(tree, node)
         if work is None:
             return node
         after = yield from _place(tree, work, ledger, node, self.spot)
@@ -119,20 +120,19 @@ class Move(Work[D]):
             )
         return after
 
-    def _work(self, node: Raw) -> Plan[Raw | None]:
+    def _work(self, tree: Tree, node: Raw) -> Plan[Raw | None]:
         """What is to be done, in full; None if it is so already."""
-        tree = self.tree
         now = yield from parent_of(tree, node)
         to = now if self.parent is UNSTATED else self.parent
         if self.parent is UNSTATED and self.spot is not None and self.spot.sibling is not None:
-            to = yield from order.parent_beside(tree, self.spot)
+            to = tree.get((yield from order.sibling_at(tree, self.spot)), "parent")
         segment = tree.get(node, "segment") if self.segment is UNSTATED else self.segment
         same = same_key(to, now) and type(to) is type(now)
         stays = same and segment == tree.get(node, "segment")
         if stays and self.spot is None:
             return None
         if to is not None and not same:
-            yield from self._refuse_cycle(to)
+            yield from self._refuse_cycle(tree, to)
         work: Raw = {"kind": "move", "node": self.key, "from": now, "to": to}
         if stays:
             # Only its place among its siblings is another.
@@ -141,12 +141,12 @@ class Move(Work[D]):
             work |= {"path_from": tree.get(node, "path"), "segment": segment}
         return work
 
-    def _refuse_cycle(self, to: Any) -> Plan[None]:
+    def _refuse_cycle(self, tree: Tree, to: Any) -> Plan[None]:
         try:
-            chain = yield from lineage(self.tree, to)
+            chain = yield from lineage(tree, to)
         except DataError as error:
             if error.code == "tree-node-missing":
-                raise parent_missing(self.tree, to) from None
+                raise (yield from absent(tree, to, parent_missing(tree, to))) from None
             raise
         if is_among(self.key, [each["_id"] for each in chain]):
             raise UsageError(

@@ -17,7 +17,8 @@ from treadle.errors import DataError, UsageError
 from treadle.graph.change import Changes
 from treadle.graph.outcomes import Finding
 from treadle.patterns.tree import state
-from treadle.patterns.tree.fields import Tree
+from treadle.patterns.tree.apart import absent
+from treadle.patterns.tree.fields import UNSTATED, Tree
 from treadle.patterns.tree.placing import rewrite
 from treadle.plan import Plan, Raw, aggregate, by_id, find, find_one
 from treadle.query.keys import freeze, same_key
@@ -40,6 +41,15 @@ class Spot:
 
 
 LAST = Spot()
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """Where a caller wants a new node: below whom, where among its siblings, and in which tree."""
+
+    parent: Any
+    spot: Spot | None = None
+    within: Any = UNSTATED
 
 
 def spot_of(tree: Tree, at: Any, before: Any, after: Any) -> Spot | None:
@@ -65,20 +75,16 @@ def spot_of(tree: Tree, at: Any, before: Any, after: Any) -> Spot | None:
     return Spot(side, tree.entry.identity(given[0]))
 
 
-def parent_beside(tree: Tree, spot: Spot) -> Plan[Any]:
-    """The parent of the sibling that a spot names."""
-    sibling = yield from _sibling(tree, spot)
-    return tree.get(sibling, "parent")
-
-
-def _sibling(tree: Tree, spot: Spot) -> Plan[Raw]:
+def sibling_at(tree: Tree, spot: Spot) -> Plan[Raw]:
+    """The sibling that a spot names."""
     sibling = yield from find_one(tree.collection, tree.living(by_id(spot.sibling)), tree.projection)
     if sibling is None:
-        raise DataError(
+        missing = DataError(
             f"there is no {tree.entry.model.__name__} {spot.sibling!r} to stand {spot.at}; somebody may have "
             "removed it",
             code="tree-node-missing",
         )
+        raise (yield from absent(tree, spot.sibling, missing))
     return sibling
 
 
@@ -134,7 +140,7 @@ def _bounds(tree: Tree, parent: Any, spot: Spot, moving: Any) -> Plan[tuple[int 
         direction = 1 if spot.at == "first" else -1
         number = yield from _first(tree, {**siblings, tree.order: _WHOLE}, direction)
         return (None, number) if spot.at == "first" else (number, None)
-    sibling = yield from _sibling(tree, spot)
+    sibling = yield from sibling_at(tree, spot)
     if not same_key(tree.get(sibling, "parent"), parent):
         raise UsageError(
             f"{tree.entry.model.__name__} {spot.sibling!r} is no child of {parent!r}; name a sibling of the "

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from pymongo.errors import OperationFailure
 
@@ -21,22 +21,14 @@ from treadle.errors import DataError, UsageError
 from treadle.graph.change import Change, Changes
 from treadle.graph.pattern import REVISION, Entry
 from treadle.patterns.tree import state
-from treadle.patterns.tree.fields import ABOVE, MOVING, Tree, not_rebuilt, parent_missing
+from treadle.patterns.tree.apart import absent
+from treadle.patterns.tree.fields import ABOVE, MOVING, UNSTATED, Tree, not_rebuilt, parent_missing
 from treadle.patterns.tree.reads import first_key, lineage, nodes_by_key, outside_child, parent_of
 from treadle.patterns.tree.segments import join, path_above, split
 from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_many, update_one
 from treadle.plan.server_errors import DUPLICATE_KEY, refusals
 from treadle.query.keys import freeze, freeze_all, same_key
 from treadle.query.paths import has, overlap, put, value_at
-
-
-class _Unstated:
-    def __repr__(self) -> str:
-        return "UNSTATED"
-
-
-UNSTATED: Final = _Unstated()
-"""Where a node goes is for its own fields to say."""
 
 
 @dataclass(slots=True)
@@ -48,6 +40,11 @@ class Placement:
     parents: dict[Any, Any] = field(default_factory=dict)
     # Per parent outside the batch (frozen id): its id, and its new children in their order.
     lists: dict[Any, tuple[Any, list[Any]]] = field(default_factory=dict)
+
+    def add(self, other: Placement) -> None:
+        self.order += other.order
+        self.parents |= other.parents
+        self.lists |= other.lists
 
 
 def stands_alone(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> bool:
@@ -272,7 +269,7 @@ def hold_parents(tree: Tree, keys: Sequence[Any], *, look_only: bool = False) ->
         held = yield from nodes_by_key(tree, keys, tree.projection)
     for key, known in zip(keys, frozen, strict=True):
         if known not in held:
-            raise parent_missing(tree, key)
+            raise (yield from absent(tree, key, parent_missing(tree, key)))
     return held
 
 
@@ -479,6 +476,13 @@ def check_replacement(tree: Tree, before: Raw, after: Raw) -> None:
                 f"store.tree({name}).{how}, or read the document again if somebody else did",
                 code="tree-replace-moves",
             )
+    own = [] if tree.within is None else [freeze(value_at(each, tree.within)) for each in (before, after)]
+    if own and own[0] != own[1]:
+        raise UsageError(
+            f"this {name} has another {tree.within!r} than the stored one; a node stays in its tree: insert "
+            "it anew in the other one, and remove it here",
+            code="tree-replace-moves",
+        )
 
 
 def segment_error(tree: Tree, error: Exception) -> DataError | None:

@@ -131,8 +131,8 @@ def _aggregate(tree: Tree, pipeline: list[Raw], sort: Sort | None, limit: int | 
         pipeline = [*pipeline, {"$sort": dict(keys)}]
     if limit:
         pipeline = [*pipeline, {"$limit": limit}]
-    if tree.alive:
-        pipeline = [{"$match": tree.alive}, *pipeline]
+    if among := tree.living({}):
+        pipeline = [{"$match": among}, *pipeline]
     return Read(tree.collection, "aggregate", (pipeline,), {"allowDiskUse": True})
 
 
@@ -168,12 +168,13 @@ def _below_path(
     tree: Tree, key: Any, max_depth: int | None, sort: Sort | None, limit: int | None
 ) -> Plan[Stream]:
     """The nodes in the range of a node's path, so many levels deep at most."""
-    own = tree.get((yield from find_one(tree.collection, tree.living(by_id(key)), tree.projection)), "path")
+    node = yield from find_one(tree.collection, tree.living(by_id(key)), tree.projection)
+    own = tree.get(node, "path")
     segments = split(own)
-    if segments is None:
+    if node is None or segments is None:
         return []
     depth = {} if max_depth is None else at_most(len(segments) + max_depth)
-    return _find(tree, {tree.roles["path"]: {**below(own), **depth}}, sort, limit)
+    return _find(tree.of(node), {tree.roles["path"]: {**below(own), **depth}}, sort, limit)
 
 
 def _listed(tree: Tree, keys: Sequence[Any], *, in_order: bool = False) -> list[Raw]:
@@ -186,6 +187,7 @@ def _listed(tree: Tree, keys: Sequence[Any], *, in_order: bool = False) -> list[
         *([{"$unwind": f"${stored}"}] if in_order else []),
         {"$lookup": looked_up},
         *_UNWRAP,
+        *([{"$match": tree.confined}] if tree.confined else []),
     ]
 
 
@@ -225,8 +227,9 @@ def descendants(
 
 
 def _searched(tree: Tree) -> Raw:
-    """The option of `$graphLookup` that leaves deleted nodes out."""
-    return {"restrictSearchWithMatch": tree.alive} if tree.alive else {}
+    """The option of `$graphLookup` that leaves out deleted nodes, and those of other trees."""
+    among = tree.living({})
+    return {"restrictSearchWithMatch": among} if among else {}
 
 
 def _graph(tree: Tree, key: Any, max_depth: int | None, **options: Any) -> list[Raw]:
@@ -319,11 +322,9 @@ def path(tree: Tree, key: Any) -> Plan[list[Raw]]:
         # One that was removed since is left out.
         return [*filter(None, (nodes.get(freeze(each)) for each in above)), node]
     stored = tree.roles["path"]
+    chosen = tree.of(node).living({stored: {"$in": above}})
     # A path sorts right before those below it, so this is root first.
-    return [
-        *(yield from find(tree.collection, tree.living({stored: {"$in": above}}), sort=[(stored, 1)])),
-        node,
-    ]
+    return [*(yield from find(tree.collection, chosen, sort=[(stored, 1)])), node]
 
 
 def _above(tree: Tree, key: Any, projection: Raw | None) -> Plan[tuple[Raw, list[Any]]]:
@@ -412,7 +413,7 @@ def parent_of(tree: Tree, node: Raw) -> Plan[Any]:
     if tree.truth == "children":
         return (yield from first_key(tree, {tree.roles["children"]: {"$eq": node["_id"]}}))
     above = path_above(tree.get(node, "path") or "")
-    return None if above is None else (yield from first_key(tree, {tree.roles["path"]: above}))
+    return None if above is None else (yield from first_key(tree.of(node), {tree.roles["path"]: above}))
 
 
 def outside_child(tree: Tree, nodes: Sequence[Raw]) -> Plan[Any]:

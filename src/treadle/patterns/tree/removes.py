@@ -42,18 +42,19 @@ class Remove(Work[int]):
                 code="tree-remove",
             )
         self.mode = mode
-        # Of the work that is pending after the first transaction.
+        # Of the work that is pending after the first transaction, and the tree that it is about.
         self.token: Any = None
+        self.own = tree
         # What depends on the node may have to be dealt with first; of a subtree, that is its caller's.
         self.filter = None if mode == "subtree" else by_id(self.key)
 
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[int]:
-        tree = self.tree
         self.token = None
-        limit = _ALL if ledger.whole else tree.entry.limits.tree_remove_max + 1
-        node = yield from state.lock_node(tree, self.key, ledger)
+        limit = _ALL if ledger.whole else self.entry.limits.tree_remove_max + 1
+        tree, node = yield from state.lock_node(self.tree, self.key, ledger)
+        self.own = tree
         if self.mode == "subtree":
-            return (yield from self._remove_subtree(limit, ledger))
+            return (yield from self._remove_subtree(tree, limit, ledger))
         if self.mode in ("lift", "root"):
             work = yield from lift_work(tree, node, to_root=self.mode == "root")
             if not (yield from lift(tree, work, node, Pace(limit), ledger)):
@@ -63,8 +64,7 @@ class Remove(Work[int]):
         yield from delete_documents(self.entry, [node], ledger)
         return 1
 
-    def _remove_subtree(self, limit: int, ledger: Ledger) -> Plan[int]:
-        tree = self.tree
+    def _remove_subtree(self, tree: Tree, limit: int, ledger: Ledger) -> Plan[int]:
         keys = yield from keys_below(tree, self.key, limit=limit)
         if len(keys) >= limit:
             yield from self._refuse_restricted()
@@ -78,7 +78,7 @@ class Remove(Work[int]):
         """Refuse before the first chunk what a later one would be refused for."""
         if not restricting(self.entry):
             return
-        keys = yield from keys_below(self.tree, self.key)
+        keys = yield from keys_below(self.own, self.key)
         most = self.entry.limits.tree_check_max
         for start in range(0, len(keys), most):
             some = {"_id": {"$in": keys[start : start + most]}}

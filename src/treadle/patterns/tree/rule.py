@@ -15,22 +15,23 @@ from pymongo.errors import OperationFailure
 
 from treadle.engine.protocol import WriteProtocol
 from treadle.errors import DataError, DeclarationError, UsageError
-from treadle.graph.calls import HierarchyRule
+from treadle.graph.calls import ALL, HierarchyRule
 from treadle.graph.change import NOT_GIVEN, Batch, Changes
 from treadle.graph.derived import FormulaRule
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import TRANSACTIONS, Models, Pattern, Place, Rule
-from treadle.patterns.tree import inspection, order, placing, state
+from treadle.patterns.tree import apart, inspection, order, placing, state
 from treadle.patterns.tree.bulk import in_pieces
-from treadle.patterns.tree.fields import Role, Tree, TreePlace, TreeRule
-from treadle.patterns.tree.handle import Stated, TreeHandle
+from treadle.patterns.tree.fields import UNSTATED, Role, Tree, TreePlace, TreeRule
+from treadle.patterns.tree.handle import TreeHandle
+from treadle.patterns.tree.order import Stated
 from treadle.patterns.tree.segments import SEPARATOR
 from treadle.patterns.tree.unfinished import finish
-from treadle.plan import Plan, Raw
+from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
-from treadle.query.safety import Sort
+from treadle.query.safety import Sort, clean_filter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,8 @@ class TreePattern(Pattern):
 
     `order` names an int field by which siblings are in an order of their own;
     `sort` a sort by which they are read. `depth` names an int field that holds
-    how many nodes are above.
+    how many nodes are above. `within` names a field that keeps several trees of
+    one collection apart.
     """
 
     keyword: ClassVar[str | None] = "tree"
@@ -47,6 +49,7 @@ class TreePattern(Pattern):
     order: str | None = None
     sort: Sort | None = None
     depth: str | None = None
+    within: str | None = None
 
     def roles(self) -> dict[Role, str]:
         """The Python name of the field of each role."""
@@ -78,6 +81,7 @@ class TreePattern(Pattern):
         rule.pattern = self.pattern
         rule.tree = known[0].tree if known else Tree(place.entry)
         rule.tree.add(rule)
+        rule.tree.separate(self.within, rule.place.label)
         rule.tree.arrange(self.order, self.sort, rule.place.label)
         if self.depth is not None:
             rule.depth = _depth(rule, self.depth)
@@ -121,8 +125,20 @@ class NodeRule(TreeRule, HierarchyRule):
     # A node goes only with or after its children.
     deletes_together = True
 
-    def calls(self, protocol: WriteProtocol) -> TreeHandle[Any]:
-        return TreeHandle(self.tree, protocol)
+    def calls(self, protocol: WriteProtocol, within: Any = ALL) -> TreeHandle[Any]:
+        return TreeHandle(self.tree if within is ALL else self._confined(within), protocol)
+
+    def _confined(self, value: Any) -> Tree:
+        tree, name = self.tree, self.target.model.__name__
+        if tree.within is None:
+            raise UsageError(
+                f"{name} is one tree; declare which field keeps several apart, such as "
+                'tree=AncestorArray(…, within="tenant_id")',
+                code="tree-apart",
+            )
+        return tree.confine(
+            clean_filter(self.target.codec, {tree.within: {"$eq": value}})[tree.within]["$eq"]
+        )
 
     @property
     def needs(self) -> Mapping[str, str]:  # type: ignore[override]
@@ -147,27 +163,44 @@ class NodeRule(TreeRule, HierarchyRule):
         """Where each new node goes, if that is not for its own fields to say."""
         given = batch.given.get(self) or [NOT_GIVEN] * len(batch.raws)
         plain = [each.parent if isinstance(each, Stated) else each for each in given]
-        return [placing.UNSTATED if each is NOT_GIVEN else each for each in plain]
+        return [UNSTATED if each is NOT_GIVEN else each for each in plain]
 
     def _spots(self, batch: Batch) -> dict[Any, order.Spot]:
         """Where among its siblings each new node goes, if its caller says so."""
         given = zip(batch.raws, batch.given.get(self) or (), strict=False)
-        return {freeze(raw["_id"]): each.spot for raw, each in given if isinstance(each, Stated)}
+        return {
+            freeze(raw["_id"]): each.spot
+            for raw, each in given
+            if isinstance(each, Stated) and each.spot is not None
+        }
+
+    def _settle(self, batch: Batch) -> None:
+        """Put new nodes into the tree that their caller names."""
+        for raw, each in zip(batch.raws, batch.given.get(self) or (), strict=False):
+            if isinstance(each, Stated) and each.within is not UNSTATED:
+                apart.settle(self.tree, raw, each.within)
 
     def inserts_alone(self, batch: Batch) -> bool:
-        return not self._leads or placing.stands_alone(self.tree, batch.raws, self._stated(batch))
+        if not self._leads:
+            return True
+        self._settle(batch)
+        return placing.stands_alone(self.tree, batch.raws, self._stated(batch))
 
     def before_insert(self, batch: Batch, changes: Changes) -> Plan[Any]:
         if not self._leads:
             return None
         if self.target.versioned:
             yield from state.bring_up(self.tree, changes)
-        placement = yield from placing.place(self.tree, batch.raws, self._stated(batch))
-        batch.order = placement.order
-        if self.tree.order is not None:
-            spots = self._spots(batch)
-            yield from order.place_all(self.tree, placement.order, placement.parents, spots, changes)
-        return placement
+        self._settle(batch)
+        whole, spots = placing.Placement([]), self._spots(batch)
+        for share in (yield from apart.divide(self.tree, batch.raws, self._stated(batch))):
+            placement = yield from placing.place(*share)
+            if self.tree.order is not None:
+                own, parents = share.tree, placement.parents
+                yield from order.place_all(own, placement.order, parents, spots, changes)
+            whole.add(placement)
+        batch.order = whole.order
+        return whole
 
     def after_insert(self, batch: Batch, state: Any, changes: Changes) -> Plan[None]:
         if self._leads:
@@ -181,17 +214,18 @@ class NodeRule(TreeRule, HierarchyRule):
             placing.check_replacement(self.tree, before, after)
 
     def before_delete(self, documents: Sequence[Raw], changes: Changes) -> Plan[None]:
-        if self._leads:
-            yield from placing.before_deletion(self.tree, documents)
-            yield from placing.bury(self.tree, documents, changes)
+        for own, nodes in apart.grouped(self.tree, documents) if self._leads else ():
+            yield from placing.before_deletion(own, nodes)
+            yield from placing.bury(own, nodes, changes)
 
     def before_restore(self, document: Raw, changes: Changes) -> Plan[Any]:
         if not self._leads:
             return None
-        placement = yield from placing.replant(self.tree, document)
-        if self.tree.order is not None:
+        own = self.tree.of(document)
+        placement = yield from placing.replant(own, document)
+        if own.order is not None:
             # Behind the siblings that it has now.
-            yield from order.place_all(self.tree, placement.order, placement.parents, {}, changes)
+            yield from order.place_all(own, placement.order, placement.parents, {}, changes)
         return placement
 
     def after_restore(self, state: Any, changes: Changes) -> Plan[None]:
@@ -212,27 +246,39 @@ class NodeRule(TreeRule, HierarchyRule):
     # -- large moves ---------------------------------------------------------------------------------
 
     def give_way(self, graph: Graph, server: Capabilities) -> Plan[None]:
-        yield from finish(self.tree, graph, server)
+        for own in (yield from state.unfinished(self.tree)):
+            yield from finish(own, graph, server)
 
     def recover(
         self, graph: Graph, server: Capabilities, owner: str, is_dead: Callable[[str], bool]
     ) -> Plan[int]:
         """Finish the moves and removals that a crash left half done."""
-        if not self._leads or (yield from state.pending(self.tree)) is None:
-            return 0
-        try:
-            yield from finish(self.tree, graph, server)
-        except (DataError, OperationFailure) as error:
-            state.log.warning("a move in the tree of %s is still pending: %s", self.target.collection, error)
-        return 1
+        pending = (yield from state.unfinished(self.tree)) if self._leads else []
+        for own in pending:
+            try:
+                yield from finish(own, graph, server)
+            except (DataError, OperationFailure) as error:
+                collection = self.target.collection
+                state.log.warning("a move in the tree of %s is still pending: %s", collection, error)
+        return len(pending)
 
     # -- proof and repair ------------------------------------------------------------------------------
 
     def examine(self, documents: Sequence[Raw]) -> Plan[list[Finding]]:
         if not self._leads:
             return []
-        findings = yield from inspection.examine(self.tree, documents)
-        return findings + (yield from order.examine(self.tree, documents))
+        findings: list[Finding] = []
+        for own, nodes in apart.grouped(self.tree, documents):
+            findings += yield from inspection.examine(own, nodes)
+            findings += yield from order.examine(own, nodes)
+        return findings
 
     def mend(self, graph: Graph, server: Capabilities, keys: Sequence[Any]) -> Plan[list[Any]]:
-        return (yield from inspection.mend_tree(graph, server, self.tree, keys)) if self._leads else []
+        if not self._leads or self.tree.within is None:
+            return (yield from inspection.mend_tree(graph, server, self.tree, keys)) if self._leads else []
+        chosen = self.tree.living({"_id": {"$in": list(keys)}})
+        nodes = yield from find(self.target.collection, chosen, {self.tree.within: 1})
+        changed: list[Any] = []
+        for own, some in apart.grouped(self.tree, nodes):
+            changed += yield from inspection.mend_tree(graph, server, own, [each["_id"] for each in some])
+        return changed

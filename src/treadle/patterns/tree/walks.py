@@ -21,6 +21,7 @@ from treadle.patterns.tree.fields import Tree, node_missing
 from treadle.patterns.tree.segments import path_above
 from treadle.plan import Plan, Raw, Read, by_id, find, find_one
 from treadle.query.keys import freeze, same_key
+from treadle.query.paths import value_at
 from treadle.query.safety import Sort, sort_keys
 
 D = TypeVar("D", bound=Document)
@@ -94,11 +95,16 @@ def _at_once(tree: Tree, key: Any, max_depth: int | None, sort: Sort | None, fou
             found.add(tree.get(row, "parent"), row["_id"])
         return
     tops = yield from find(tree.collection, tree.living({"_id": {"$in": found.tops}}), tree.projection)
-    by_path = {tree.get(row, "path"): row["_id"] for row in [*tops, *rows]}
+    by_path = {(_apart(tree, row), tree.get(row, "path")): row["_id"] for row in [*tops, *rows]}
     for row in rows:
-        above = path_above(tree.get(row, "path") or "")
+        above = (_apart(tree, row), path_above(tree.get(row, "path") or ""))
         if above in by_path:
             found.add(by_path[above], row["_id"])
+
+
+def _apart(tree: Tree, row: Raw) -> Any:
+    """What tells the tree of a node from others, in which paths may be the same."""
+    return None if tree.within is None else freeze(value_at(row, tree.within))
 
 
 def _by_levels(tree: Tree, max_depth: int | None, sort: Sort | None, found: Skeleton) -> Plan[None]:
@@ -138,7 +144,8 @@ def _listed(tree: Tree, batch: Sequence[Any], sort: Sort | None) -> Plan[list[tu
 
 
 def _rows(tree: Tree, condition: Raw, sort: Sort | None) -> Plan[list[Raw]]:
-    projection = dict.fromkeys(["_id", *(path.stored for path in tree.lead.values())], 1)
+    apart = [] if tree.within is None else [tree.within]
+    projection = dict.fromkeys(["_id", *(path.stored for path in tree.lead.values()), *apart], 1)
     options = {"sort": sort_keys(sort or tree.sort, tree.entry.codec), "allow_disk_use": True}
     chosen = tree.living(condition)
     rows: list[Raw] = yield Read(tree.collection, "find", (chosen, projection), options)
@@ -200,6 +207,7 @@ def siblings(tree: Tree, key: Any, sort: Sort | None) -> Plan[reads.Stream]:
     node = yield from find_one(tree.collection, tree.living(by_id(key)), tree.projection)
     if node is None:
         raise node_missing(tree, key)
+    tree = tree.of(node)
     parent = yield from reads.parent_of(tree, node)
     stream = yield from reads.roots(tree, sort) if parent is None else reads.children(tree, parent, sort)
     if not isinstance(stream, Read):

@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
 
-from treadle.graph.calls import SAME, Children, NodeReader, Order, TreeCalls, hierarchy_of
+from treadle.graph.calls import ALL, SAME, Children, NodeReader, Order, TreeCalls, hierarchy_of
 from treadle.graph.outcomes import Nested
 from treadle.model.document import Document
 from treadle.query.safety import Sort
@@ -67,9 +67,9 @@ def _page(cursor: Any, size: int) -> list[Any]:
 class TreeHandle(Generic[D]):
     """The tree of one model: ids in, models out."""
 
-    def __init__(self, store: Writer, model: type[D]) -> None:
+    def __init__(self, store: Writer, model: type[D], within: Any = ALL) -> None:
         self._store = store
-        self._calls: TreeCalls[D] = hierarchy_of(store.graph.entry(model)).calls(store.protocol)
+        self._calls: TreeCalls[D] = hierarchy_of(store.graph.entry(model)).calls(store.protocol, within)
 
     # -- reading ----------------------------------------------------------------------
 
