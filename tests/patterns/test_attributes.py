@@ -384,3 +384,23 @@ def test_an_update_picks_the_document_that_an_attribute_sorts_first(run, order):
     before = store.update(Product, {"name": ""}, {"$set": {"name": "next"}}, sort=sort, returns="before")
     assert (1 if order == 1 else 4, "") == (before.id, before.name)
     assert 1 == store.count(Product, {"name": "next"})
+
+
+def test_an_attribute_needs_a_name_wherever_it_is_said(store, database):
+    """What no filter could find is not stored; what another writer stored so is read."""
+    with pytest.raises(UsageError, match="attribute-unnamed"):
+        store.insert(Product(id=70, specs={"": 1}))
+    store.insert(Product(id=71, specs={"size": 1}))
+    calls = {
+        "update-invalid": lambda: store.update(Product, 71, {"$set": {"specs.": 2}}),
+        "attribute-unnamed": lambda: store.update(Product, 71, {"$set": {"specs": {"": 2}}}),
+        "filter-invalid": lambda: store.find_one(Product, {"specs.": 1}),
+    }
+    for code, call in calls.items():
+        with pytest.raises(UsageError, match=code):
+            call()
+    with pytest.raises(UsageError, match="attribute-unnamed"):
+        store.change(store.get(Product, 71), specs={"": 2})
+    assert {"size": 1} == store.get(Product, 71).specs
+    database["products"].insert_one({"_id": 72, "specs": [{"k": "", "v": 1}]})
+    assert {"": 1} == store.get(Product, 72).specs

@@ -76,6 +76,22 @@ def test_a_link_is_kept_from_both_ends(store, database):
     assert (1, 1) == (store.get(Course, "math").students, store.get(Course, "art").students)
 
 
+def test_a_link_is_stored_once_however_often_it_is_named(store, database):
+    assert ["math"] == store.insert(Student(id="ada", links=["math", "math"])).links
+    store.insert(Student(id="ben"))
+    after = store.update(Student, "ada", {"$push": {"links": {"$each": ["ben", "math", "ben"]}}})
+    assert ["math", "ben"] == after.links
+    store.replace(Student(id="ada", links=["ben", "ben"]))
+    assert ["ben"] == store.get(Student, "ada").links
+    assert [] == store.get(Course, "math").links
+    assert ["ada"] == store.get(Student, "ben").links
+    database["school"].update_one({"_id": "ada"}, {"$push": {"links": "ben"}})
+    (finding,) = store.verify(Node)
+    assert (["ben", "ben"], ["ben"]) == (finding.stored, finding.expected)
+    store.repair(Node)
+    assert [] == store.verify(Node)
+
+
 def test_links_vanish_with_their_document(store, database):
     store.insert_many([Student(id="ada", links=["math", "art"]), Student(id="ben", links=["math", "ada"])])
     store.delete(Student, "ada")

@@ -6,6 +6,7 @@ import decimal
 from dataclasses import dataclass
 from typing import Any
 
+from treadle.errors import UsageError
 from treadle.model.bson_types import to_bson
 from treadle.model.shape import Shape
 
@@ -34,6 +35,11 @@ def is_measured(shape: Shape) -> bool:
 
 def pair(name: str, value: Any, stored: Any, altered: list[Any]) -> dict[str, Any]:
     """One pair; `stored` is the value as it would be stored by itself."""
+    if not name:
+        raise UsageError(
+            "an attribute has an empty name, by which no filter could find it; give it one",
+            code="attribute-unnamed",
+        )
     if isinstance(value, Measured):
         return {"k": name, "v": to_bson(value.value, altered), "u": value.unit}
     return {"k": name, "v": stored}

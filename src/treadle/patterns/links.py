@@ -108,6 +108,7 @@ class LinksRule(RelatingRule):
 
     def record(self, changes: Sequence[Change], ledger: Changes) -> Plan[None]:
         """Bring the other ends in line with what was written."""
+        yield from self._write_once(changes, ledger)
         joining: dict[Any, list[Any]] = {}
         leaving: dict[Any, list[Any]] = {}
         others: dict[Any, Any] = {}
@@ -128,6 +129,27 @@ class LinksRule(RelatingRule):
         documents = yield from find(self.target.collection, {**self.target.scope, "$or": named})
         self._refuse_dangling([others[other] for other in joining], documents)
         yield from self._write(documents, joining, leaving, gone, ledger)
+
+    def _write_once(self, changes: Sequence[Change], ledger: Changes) -> Plan[None]:
+        """Take second mentions of a link out of what was written."""
+        doubled = {
+            freeze(change.id): change
+            for change in changes
+            if (own := self.links(change.after)) and len(own) < len((change.after or {})[self.field])
+        }
+        if not doubled:
+            return
+        entry, keys = self.target, [change.id for change in doubled.values()]
+        yield from ledger.note_before(entry, keys)
+        yield from bulk_write(
+            entry.collection,
+            [
+                UpdateOne(by_id(change.id), {"$set": {self.field: list(self.links(change.after).values())}})
+                for change in doubled.values()
+            ],
+        )
+        for key, after in (yield from by_ids(entry.collection, keys)).items():
+            ledger.add(Change(entry.collection, after["_id"], doubled[key].after, after))
 
     def _refuse_dangling(self, joined: Iterable[Any], documents: Sequence[Raw]) -> None:
         there = {freeze(each["_id"]) for each in documents}
@@ -204,7 +226,7 @@ class LinksRule(RelatingRule):
         wrong = []
         for each in documents:
             own = self.links(each)
-            right = [link for link in each.get(self.field) or [] if freeze(link) in there]
+            right = [link for key, link in own.items() if key in there]
             right += [link for link in naming.get(freeze(each["_id"]), []) if freeze(link) not in own]
             if right != (each.get(self.field) or []):
                 wrong.append((each, right))

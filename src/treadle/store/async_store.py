@@ -332,7 +332,7 @@ class AsyncStore(AsyncOperations):
         async with self._owning() as owner:
             seconds = limits.migration_lease_seconds
             lease = Lease(limits, f"migrate:once:{name}", seconds, owner, shell.is_dead)
-            once = Once(name, lease)
+            once = Once(name, lease, work)
             if not await self.runner.run(once.begin()):
                 return False
             renewing = repeating_async(
@@ -340,7 +340,12 @@ class AsyncStore(AsyncOperations):
             )
             try:
                 async with renewing:
-                    result = await work(self)
+                    returned = work(self)
+                    if True:  # ASYNC
+                        once.check(returned, awaits=True)
+                    else:
+                        once.check(returned, awaits=False)
+                    result = await returned
             except BaseException as error:
                 await self.runner.run(once.fail(error))
                 raise

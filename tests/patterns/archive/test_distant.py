@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import os
 import signal
 import threading
-import time
 from collections.abc import Generator
-from multiprocessing import get_context
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
 
-from treadle import Archive, AsyncStore, Count, DeclarationError, Document, Indexed, Limits, Store, UsageError
+from tests import victim
+from tests.patterns.archive.distant import AT_ONCE, NOW, NUMBER, OLD, YEAR, models, move_until_killed
+from treadle import Archive, AsyncStore, DeclarationError, Document, Store, UsageError
 from treadle.server.local import start
 
-UTC = dt.UTC
-NOW = dt.datetime(2026, 6, 1, tzinfo=UTC)
-OLD = NOW - dt.timedelta(days=400)
-YEAR = dt.timedelta(days=365)
-AT_ONCE = Limits(archive_chunk=4, find_page=3, archive_intent_seconds=0.001)
-KILLS = 20 if os.environ.get("TREADLE_STEPS") == "all" else 6
-NUMBER = 30
+KILLS = 20
 
 
 @pytest.fixture(scope="module")
@@ -39,25 +32,6 @@ def away(other: Any, database: Any) -> Generator[Any]:
     """The archive's own database there."""
     with MongoClient[Any](other.uri) as client:
         yield client[f"a_{database.name}"]
-
-
-def models(client: Any, name: str) -> tuple[Any, Any]:
-    class Sale(
-        Document,
-        collection="sales",
-        archive=Archive(by="date", after=YEAR, into=f"{name}.sales", client=client, counted=False),
-    ):
-        id: int
-        code: Annotated[str | None, Indexed(unique=True)] = None
-        shop_id: int = 1
-        amount: int = 0
-        date: dt.datetime | None = None
-
-    class Shop(Document, collection="shops"):
-        id: int
-        sales: Annotated[int, Count(Sale, by="shop_id")] = 0
-
-    return Sale, Shop
 
 
 @pytest.fixture
@@ -134,46 +108,29 @@ def test_an_update_that_races_with_the_move_is_kept(opened, database, away):
     assert [] == store.verify()
 
 
-def move_for_ever(uri: str, name: str, other_uri: str, other_name: str) -> None:
-    """What a killed process does."""
-    Sale, Shop = models(MongoClient(other_uri), other_name)
-    store = Store(MongoClient(uri)[name], [Sale, Shop], limits=AT_ONCE)
-    while True:
-        store.archive(Sale, now=NOW)
-        for key in range(0, NUMBER, 3):
-            store.restore(Sale, key)
-
-
 @pytest.mark.heavy
-def test_kills_lose_nothing_and_double_nothing(server, other, database, away):
+def test_twenty_kills_lose_nothing_and_double_nothing(server, other, database, away):
+    """Each at another command, of a move there or of one back."""
     Sale, Shop = models(away.client, away.name)
     store = Store(database, [Sale, Shop], limits=AT_ONCE)
     store.setup()
     store.insert(Shop(id=1))
     store.insert_many([Sale(id=key, amount=key, date=OLD) for key in range(NUMBER)])
-    context = get_context("spawn")
+    victim.prepare()
     places = (server.uri, database.name, other.uri, away.name)
-    for kill in range(KILLS):
-        process = context.Process(target=move_for_ever, args=places)
+    for skip in range(KILLS):
+        process = victim.CONTEXT.Process(target=move_until_killed, args=(*places, skip))
         process.start()
-        # It is at work once it has claimed something, or moved something.
-        before = away["sales"].count_documents({})
-        for _ in range(1000):
-            claimed = database["treadle.intents"].count_documents({})
-            if claimed or before != away["sales"].count_documents({}):
-                break
-            time.sleep(0.03)
-        time.sleep(0.04 * kill)
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
+        process.join(victim.SECONDS_MAX)
+        assert -signal.SIGKILL == process.exitcode
+        # The transaction that it may have left would hold documents for a minute.
+        database.client.admin.command({"killAllSessions": []})
         seen = [each.id for each in store.find(Sale, archived=True)]
         assert list(range(NUMBER)) == sorted(seen), "for a reader, before anybody recovers"
         store.recover()
         in_one_place(database, away, NUMBER)
-        assert {key: key for key in range(NUMBER)} == {
-            each.id: each.amount for each in store.find(Sale, archived=True)
-        }
+        amounts = {each.id: each.amount for each in store.find(Sale, archived=True)}
+        assert {key: key for key in range(NUMBER)} == amounts
     assert [] == store.verify()
 
 

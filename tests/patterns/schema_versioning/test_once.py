@@ -106,3 +106,28 @@ def test_the_same_with_asyncio(server, database):
 def test_a_name_that_is_none_is_refused(database, name):
     with pytest.raises(UsageError, match="migration-option"):
         Store(database, [Note]).migrate_once(name, lambda each: None)
+
+
+@pytest.mark.parametrize("work", [None, 3, "work"])
+def test_work_that_is_no_function_is_refused(run, database, work):
+    store = run.store([Note])
+    with pytest.raises(UsageError, match="migration-option"):
+        store.migrate_once("wrong", work)
+    assert 0 == database["treadle.migrations"].count_documents({})
+    assert 0 == database["treadle.leases"].count_documents({})
+
+
+def test_work_of_the_other_shell_is_refused_and_not_taken_for_done(server, database):
+    async def awaited(store: Any) -> None:
+        raise AssertionError("never begun")
+
+    with pytest.raises(UsageError, match="migration-option"):
+        Store(database, [Note]).migrate_once("wrong", awaited)
+
+    async def main() -> None:
+        async with AsyncStore.open(uri_of(server, database), [Note]) as store:
+            with pytest.raises(UsageError, match="migration-option"):
+                await store.migrate_once("wrong", lambda store: None)
+
+    asyncio.run(main())
+    assert Store(database, [Note]).migrate_once("wrong", lambda store: store.insert(Note()))

@@ -320,13 +320,15 @@ class Store(Operations):
         with self._owning() as owner:
             seconds = limits.migration_lease_seconds
             lease = Lease(limits, f"migrate:once:{name}", seconds, owner, shell.is_dead)
-            once = Once(name, lease)
+            once = Once(name, lease, work)
             if not self.runner.run(once.begin()):
                 return False
             renewing = repeating(seconds / limits.lease_renewals, lambda: self.runner.run(lease.renew()))
             try:
                 with renewing:
-                    result = work(self)
+                    returned = work(self)
+                    once.check(returned, awaits=False)
+                    result = returned
             except BaseException as error:
                 self.runner.run(once.fail(error))
                 raise

@@ -9,6 +9,7 @@ it again: so it must be harmless to do a part of it twice.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from typing import Any
 
 from bson import ObjectId
@@ -16,6 +17,7 @@ from pymongo.errors import PyMongoError
 
 from treadle.engine.lease import Lease, acquire
 from treadle.errors import UsageError
+from treadle.model.shown import quoted
 from treadle.plan import Plan, Raw, by_id, find_one, update_one
 from treadle.upkeep.migrations.log import COLLECTION, end, forget_old
 
@@ -25,7 +27,13 @@ NAME_LENGTH_MAX = 200
 class Once:
     """One piece of work by its name: whether it is to be done, and its row in the log."""
 
-    def __init__(self, name: str, lease: Lease) -> None:
+    def __init__(self, name: str, lease: Lease, work: Any) -> None:
+        if not callable(work):
+            raise UsageError(
+                f"migrate_once({quoted(name)}, …) has {quoted(work)} as its work; it takes a function of the "
+                "store",
+                code="migration-option",
+            )
         if not isinstance(name, str) or not name.strip() or len(name) > NAME_LENGTH_MAX or "\0" in name:
             raise UsageError(
                 f"{name!r} is no name for a migration; it takes text of 1 to {NAME_LENGTH_MAX} characters, "
@@ -35,6 +43,17 @@ class Once:
         self.name = name
         self.lease = lease
         self.key = ObjectId()
+
+    def check(self, returned: Any, *, awaits: bool) -> None:
+        """Refuse work of the other shell, which was not done, or would not be awaited."""
+        if inspect.isawaitable(returned) != awaits:
+            if inspect.iscoroutine(returned):
+                returned.close()
+            how = "it returned nothing to await; make it `async def`" if awaits else "it is to be awaited"
+            raise UsageError(
+                f"the work of migrate_once({quoted(self.name)}, …) does not go with this store: {how}",
+                code="migration-option",
+            )
 
     @property
     def _done(self) -> Raw:
