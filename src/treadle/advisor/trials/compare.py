@@ -11,6 +11,7 @@ from pymongo.database import Database
 
 from treadle.advisor.reading import Refused
 from treadle.advisor.trials.declared import Patterns
+from treadle.advisor.trials.full_size import grown, growth
 from treadle.advisor.trials.perform import Row, reading_view, timed
 from treadle.advisor.trials.results import Measured, RequestResult, Side
 from treadle.advisor.trials.rewrite import Rewritten, rewrite
@@ -18,10 +19,11 @@ from treadle.advisor.trials.statistics import quantile, ranged, ratio, typical
 from treadle.advisor.trials.units import Group, Unit, describe
 
 ROUNDS = 9
-ROUNDS_MIN = 3
+ROUNDS_MIN = 4
 # A machine that does other things interrupts some runs; the best of a few says what the request takes.
 BEST_OF = 3
 GROUP_SECONDS_MAX = 5.0
+ROUND_TRIPS = 5
 # Where others write meanwhile, answers that differ are compared again as often.
 ATTEMPTS_MAX = 5
 
@@ -98,6 +100,26 @@ def _pairs(group: Group, patterns: Patterns | Rewrite) -> tuple[list[Pair], str]
     return pairs, "the pattern does not change it"
 
 
+def effort(pass_seconds: float, rounds: int, seconds_max: float) -> tuple[int, int]:
+    """How many rounds, and of how many runs the best counts, where one pass in both ways takes so long.
+
+    What takes long is interrupted in proportion less, so that one run says
+    enough; below the least number of rounds there would be no interval.
+    """
+    passes = seconds_max / max(pass_seconds, 1e-9)
+    best_of = min(BEST_OF, max(1, int(passes / rounds)))
+    return min(rounds, max(ROUNDS_MIN, int(passes / best_of))), best_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the server does for one unit."""
+
+    commands: float = 0.0
+    examined: float = 0.0
+    bytes: float = 0.0
+
+
 @dataclass(slots=True)
 class _Comparison:
     before: Database[Row]
@@ -113,6 +135,7 @@ class _Comparison:
         """The result of one group; a sentence where nothing could be compared."""
         different, refused = 0, ""
         usable: list[Pair] = []
+        begin = perf_counter()
         for pair in self.pairs:
             try:
                 different += not self._same(pair)
@@ -123,10 +146,16 @@ class _Comparison:
         if not usable:
             return f"it could not be performed: {refused}"
         self.pairs = usable
-        times = self._times()
+        times = self._times(*effort(perf_counter() - begin, self.rounds, self.seconds_max))
         if times is None:
             return "it could not be performed again"
-        one, other = times
+        works = (
+            self._work(self.before, lambda pair: pair.unit),
+            self._work(self.after, lambda pair: pair.after.requests),
+        )
+        larger = growth(self._recorded_examined(), works[0].examined, works[1].examined)
+        one = self._for_the_whole(times[0], larger.before, works[0])
+        other = self._for_the_whole(times[1], larger.after, works[1])
         return RequestResult(
             "read",
             describe(usable[0].unit),
@@ -136,10 +165,10 @@ class _Comparison:
             len(usable),
             len(usable),
             different,
-            self._side(one, self.before, lambda pair: pair.unit),
-            self._side(other, self.after, lambda pair: pair.after.requests),
-            ratio(one, other),
-            usable[0].after.note,
+            side(one, works[0].commands, works[0].examined * larger.before, works[0].bytes),
+            side(other, works[1].commands, works[1].examined * larger.after, works[1].bytes),
+            larger.widened(ratio(one, other)),
+            " ".join(filter(None, [usable[0].after.note, larger.note])),
         )
 
     def _same(self, pair: Pair) -> bool:
@@ -153,12 +182,12 @@ class _Comparison:
                 return True
         return False
 
-    def _times(self) -> tuple[list[list[float]], list[list[float]]] | None:
+    def _times(self, rounds: int, best_of: int) -> tuple[list[list[float]], list[list[float]]] | None:
         """Seconds by round and pair, before and after; who goes first alternates."""
         one: list[list[float]] = []
         other: list[list[float]] = []
         deadline = perf_counter() + self.seconds_max
-        for number in range(self.rounds):
+        for number in range(rounds):
             if number >= ROUNDS_MIN and perf_counter() > deadline:
                 break
             first: list[float] = []
@@ -167,23 +196,34 @@ class _Comparison:
                 ways = [(first, self.before, pair.unit), (second, self.after, pair.after.requests)]
                 for times, database, requests in ways if (number + place) % 2 == 0 else reversed(ways):
                     try:
-                        times.append(min(timed(database, requests)[0] for _ in range(BEST_OF)))
+                        times.append(min(timed(database, requests)[0] for _ in range(best_of)))
                     except Refused:
                         return None
             one.append(first)
             other.append(second)
         return one, other
 
-    def _side(
-        self, times: list[list[float]], database: Database[Row], requests: Callable[[Pair], Unit]
-    ) -> Side:
-        commands, examined, answered = 0, 0, 0
-        if self.count is not None:
-            commands, examined, answered = self.count(
-                database, lambda: [timed(database, requests(pair)) for pair in self.pairs]
-            )
-        number = len(self.pairs)
-        return side(times, commands / number, examined / number, answered / number)
+    def _work(self, database: Database[Row], requests: Callable[[Pair], Unit]) -> _Work:
+        """What a unit takes of the server in one way, where that is counted."""
+        if self.count is None:
+            return _Work()
+        counted = self.count(database, lambda: [timed(database, requests(pair)) for pair in self.pairs])
+        return _Work(*(each / len(self.pairs) for each in counted))
+
+    def _recorded_examined(self) -> float:
+        return sum(each.examined for pair in self.pairs for each in pair.unit) / len(self.pairs)
+
+    def _for_the_whole(self, times: list[list[float]], factor: float, work: _Work) -> list[list[float]]:
+        if factor == 1.0:
+            return times
+        trips = [_seconds(lambda: self.before.command("ping")) for _ in range(ROUND_TRIPS)]
+        return grown(times, factor, work.commands * min(trips))
+
+
+def _seconds(act: Callable[[], object]) -> float:
+    begin = perf_counter()
+    act()
+    return perf_counter() - begin
 
 
 def side(times: list[list[float]], commands: float, examined: float, answered: float) -> Side:

@@ -45,6 +45,8 @@ from treadle.store.blocking.store import Store
 
 DOCUMENTS = 100_000
 PROFILE_BYTES = 32_000_000
+# The copy is small, and whoever tries may have little memory: the least cache that a server takes.
+SMALL_SERVER = ("--wiredTigerCacheSizeGB=0.25",)
 BEFORE = "before"
 # Findings that change how the server finds documents and not what is asked.
 INDEX_CODES = frozenset({"query-without-index", "case-insensitive-search"})
@@ -182,7 +184,7 @@ def _private() -> Iterator[MongoClient[Any]]:
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        with start() as server:
+        with start(arguments=SMALL_SERVER) as server:
             client: MongoClient[Any] = MongoClient(server.uri)
             with client:
                 yield client
@@ -369,6 +371,7 @@ class _Bench:
         moved = {each.source: each.collection for each in patterns.readings if each.source != each.collection}
         clone(self.before, after, present, moved)
         # Of the fresh copy: files of one that was written to are larger than what they hold.
+        _checkpoint(after)
         sizes = {name: _sizes(self.before if name in moved else after, name) for name in present}
         _widen_profile(after)
         with Store(after, models=list(models)) as store:
@@ -448,6 +451,7 @@ def _storage(one: Mapping[str, Sizes], after: Database[Any]) -> Storage:
         for name in after.list_collection_names(filter={"type": "collection"})
         if not name.startswith(("system.", "treadle."))
     ]
+    _checkpoint(after)
     other = {name: _sizes(after, name) for name in made}
     first, second = (
         {f"{name}.{index}" for name, (_, _, indexes) in sizes.items() for index in indexes}
@@ -463,9 +467,12 @@ def _storage(one: Mapping[str, Sizes], after: Database[Any]) -> Storage:
     )
 
 
-def _sizes(database: Database[Any], name: str) -> Sizes:
-    # The server counts an index by its file, in which it has written little before a checkpoint.
+def _checkpoint(database: Database[Any]) -> None:
+    """The server counts an index by its file, in which it has written little before a checkpoint."""
     database.client.admin.command("fsync")
+
+
+def _sizes(database: Database[Any], name: str) -> Sizes:
     (row,) = database[name].aggregate([{"$collStats": {"storageStats": {}}}])
     stats = row["storageStats"]
     return int(stats.get("size", 0)), int(stats.get("totalIndexSize", 0)), list(stats.get("indexSizes", {}))
