@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -205,6 +206,7 @@ def main() -> None:
             costs += [recorded["cost_ratio"]] if recorded["cost_ratio"] else []
             if not loop.make_plan():
                 silent.append(name)
+                left += [[name, *each] for each in _reasons(loop.done["plan"].errors)]
                 client.drop_database(name)
                 continue
             left += _left_out(loop)
@@ -242,6 +244,12 @@ def _filled(database: Database[Any], scale: float) -> list[Page]:
     module = importlib.import_module(f"examples.databases.{database.name}")
     module.fill(Maker(database, scale))
     return EXAMPLES[database.name](database)
+
+
+def _reasons(text: str) -> list[list[str]]:
+    """The findings and reasons of the error that says that there is nothing to plan."""
+    found = re.findall(r"^\s+(\S+@\S+): (.+)$", text, re.MULTILINE)
+    return [[key, reason.partition(" — ")[0]] for key, reason in found if " no way to try it" not in reason]
 
 
 def _left_out(loop: Loop) -> list[list[str]]:

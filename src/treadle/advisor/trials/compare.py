@@ -207,7 +207,13 @@ class _Comparison:
         """What a unit takes of the server in one way, where that is counted."""
         if self.count is None:
             return _Work()
-        counted = self.count(database, lambda: [timed(database, requests(pair)) for pair in self.pairs])
+
+        def work() -> None:
+            for pair in self.pairs:
+                # One answer at a time: each may be of several megabytes.
+                timed(database, requests(pair))
+
+        counted = self.count(database, work)
         return _Work(*(each / len(self.pairs) for each in counted))
 
     def _recorded_examined(self) -> float:

@@ -1,9 +1,11 @@
 """Figures from rounds: medians, percentiles, and the interval in which another run is expected.
 
 The interval of a ratio is one of prediction, not of the mean: it says where
-the ratio of another run lies, on another server at another time. It is never
-narrower than `SPREAD_MIN`, since a busier or a quieter server shifts a ratio
-by as much; whether something is quicker at all is judged by the rounds alone.
+the ratio of another run of as many rounds lies, on another server at another
+time. Two things are in it: how far rounds are apart, by which the typical
+ratio of a run is uncertain, and by how much runs differ beyond that
+(`BETWEEN_RUNS`), which no single run can show. Whether something is quicker
+at all is judged by the rounds alone.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ from treadle.advisor.trials.results import Measured
 
 # Student's t at 97.5 % by degrees of freedom, from 1 on.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
-SPREAD_MIN = 1.75
+# Another server, with other contents of its cache and other work beside it, shifts a ratio by as much: on the
+# demo's shop and the examples' databases, on a machine that was busy, by 1.23 for nine of ten.
+BETWEEN_RUNS = 1.5
+# What is typical of a run goes by medians, which vary by this much more than means do.
+_MEDIAN = 1.2533
 # One run that the machine interrupted counts for at most this many times the usual one.
 OUTLIER_FACTOR = 2.0
 
@@ -28,14 +34,15 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def predicted(values: Sequence[float]) -> Measured:
-    """The geometric mean of positive figures, and where the next one is expected."""
+    """The geometric mean of positive figures of rounds, and where that of another run is expected."""
     logs = [math.log(max(each, 1e-12)) for each in values]
-    mean = statistics.fmean(logs)
-    half, shown = math.log(SPREAD_MIN), math.log(SPREAD_MIN)
-    if len(logs) > 1:
-        t = _T[min(len(logs) - 2, len(_T) - 1)]
-        shown = t * statistics.stdev(logs) * math.sqrt(1 + 1 / len(logs))
-        half = max(half, shown)
+    mean, number = statistics.fmean(logs), len(logs)
+    shown = math.log(BETWEEN_RUNS)
+    if number > 1:
+        t = _T[min(number - 2, len(_T) - 1)]
+        # That of this run and of the other one.
+        shown = t * _MEDIAN * statistics.stdev(logs) * math.sqrt(2 / number)
+    half = math.hypot(math.log(BETWEEN_RUNS), shown)
     return Measured(math.exp(mean), math.exp(mean - half), math.exp(mean + half), math.exp(mean - shown))
 
 
