@@ -415,6 +415,11 @@ class Query:
     # Searched by a regular expression that ignores case.
     case_insensitive: tuple[str, ...] = ()
     collection_scan: bool = False
+    # The fields that a find asks for, none where it asks for all; (collection, field) of what is joined.
+    shown: tuple[str, ...] = ()
+    joined: tuple[tuple[str, str], ...] = ()
+    # Reads of children that a pipeline on their parent contains.
+    children: tuple[Query, ...] = ()
     count: int = 0
     milliseconds: float = 0.0
     examined: int = 0

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from treadle.advisor.facts import READS, Query, Workload
+from treadle.advisor.joined import Join, join_of, used
 
 SHAPES_MAX = 5_000
 DEPTH_MAX = 20
@@ -109,7 +110,8 @@ def _parse(operation: str, command: Mapping[str, Any]) -> Query | None:
     if operation == "query" or "find" in command:
         query = _filtered("find", command.get("filter", command.get("query")))
         limit = int(_number(command.get("limit", command.get("ntoreturn", 0))))
-        return replace(query, sort=_sort(command.get("sort")), limit=limit)
+        shown = _shown(command.get("projection"))
+        return replace(query, sort=_sort(command.get("sort")), limit=limit, shown=shown)
     if operation != "command":
         return None
     if "aggregate" in command:
@@ -159,6 +161,7 @@ def _aggregate(pipeline: Any) -> Query:
         elif name == "$lookup" and isinstance(body, Mapping):
             source, local, foreign = (_text(body.get(key)) for key in ("from", "localField", "foreignField"))
             query = replace(query, lookups=(*query.lookups, (source, local, foreign)))
+            query = _with_joined(query, join_of(body), pipeline)
         elif name == "$sort" and not query.grouped:
             query = replace(query, sort=_sort(body))
         elif name == "$limit":
@@ -166,6 +169,45 @@ def _aggregate(pipeline: Any) -> Query:
         elif name in ("$group", "$count", "$sortByCount"):
             query = replace(query, grouped=True, sums=(*query.sums, *_sums(body)))
     return query
+
+
+def _with_joined(query: Query, join: Join | None, pipeline: Any) -> Query:
+    """The query with what it takes of the documents that it joins."""
+    if join is None:
+        return query
+    others = [each for each in _list(pipeline) if not isinstance(each, Mapping) or "$lookup" not in each]
+    uses = set(used(others, join.alias))
+    asked = [each for stage in join.stages for each in _shown(stage.get("$project"))]
+    paths = sorted({path.partition(".")[0] for _, path in uses if path} | set(asked))
+    query = replace(query, joined=(*query.joined, *((join.source, path) for path in paths)))
+    child = Query(join.source, "aggregate", tuple(sorted({join.by, *join.where})))
+    inner = _aggregate(list(join.stages))
+    # As a `$group` would say it: `$size` is a count.
+    sums = {
+        "$sum" if operator == "$size" else f"{operator}:{path}"
+        for operator, path in uses
+        if operator == "$size" or (operator in _ACCUMULATORS and path)
+    }
+    if join.stages and (inner.grouped or (inner.sort and inner.limit)):
+        child = replace(child, sort=inner.sort, limit=inner.limit, grouped=inner.grouped, sums=inner.sums)
+    elif sums and not join.stages:
+        child = replace(child, grouped=True, sums=tuple(sorted(sums)))
+    else:
+        return query
+    return replace(query, children=(*query.children, replace(child, shown=tuple(sorted(asked)))))
+
+
+def of_children(queries: Iterable[Query]) -> Iterator[Query]:
+    """The reads of children that pipelines on their parents contain, as if they were asked for alone."""
+    for query in queries:
+        for child in query.children:
+            yield replace(child, count=query.count, milliseconds=query.milliseconds, examined=query.examined)
+
+
+def _shown(projection: Any) -> tuple[str, ...]:
+    """The fields, without those inside of them, that a projection asks for; none where it asks for all."""
+    names = [str(name) for name, value in _mapping(projection).items() if value in (1, True)]
+    return tuple(sorted({name.partition(".")[0] for name in names if name != "_id"}))
 
 
 def _sums(body: Any) -> list[str]:

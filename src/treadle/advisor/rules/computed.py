@@ -17,6 +17,7 @@ from treadle.advisor.interface import Evidence, Finding, Rule, children_evidence
 from treadle.advisor.relations import words
 from treadle.advisor.structure import is_plain_name
 from treadle.advisor.wording import number, share
+from treadle.advisor.workload import of_children
 
 RULE = Rule(
     "computed",
@@ -50,7 +51,8 @@ def find(scan: Scan) -> Iterator[Finding]:
             continue
         if any((each.child, each.by) == (relation.child, relation.path) for each in scan.tallies):
             continue
-        queries = [query for query in scan.queries if _computes(query, relation)]
+        asked = (*scan.queries, *of_children(scan.queries))
+        queries = [query for query in asked if _computes(query, relation)]
         reads = sum(query.count for query in queries)
         writes = scan.workload.count(relation.child, WRITES)
         if reads >= READS_MIN and writes < reads:

@@ -34,6 +34,7 @@ RULE = Rule(
     "Not for a field that changes constantly, and not where the second document is needed whole.",
 )
 CARD_FIELDS_MAX = 3
+READ_FIELDS_MAX = 6
 CARD_TYPES = frozenset({"string", "int", "long", "double", "decimal", "bool", "date"})
 # Without a workload only several bare references, or a chain of them, are a symptom.
 BARE_REFERENCES_MIN = 2
@@ -47,7 +48,7 @@ def find(scan: Scan) -> Iterator[Finding]:
     yield from _stale_copies(scan)
     bare = [relation for relation in scan.relations if _is_bare(scan, relation)]
     for relation in bare:
-        fields = _hot_fields(scan, scan.collections[relation.parent])
+        fields = _hot_fields(scan, scan.collections[relation.parent], relation)
         # What can be embedded whole needs no copy of its parent.
         if not fields or not can_declare(scan, relation) or could_embed(scan, relation):
             continue
@@ -137,8 +138,23 @@ def _finding(scan: Scan, relation: Relation, fields: list[FieldFacts], seen: boo
     )
 
 
-def _hot_fields(scan: Scan, parent: CollectionFacts) -> list[FieldFacts]:
-    """The parent's short, common, steady fields, the likeliest first."""
+def _read_fields(scan: Scan, relation: Relation) -> tuple[set[str], bool]:
+    """The parent's fields that requests show beside the child, and whether one shows the parent whole."""
+    names: set[str] = set()
+    whole = False
+    for query in scan.queries:
+        if query.collection == relation.parent and query.filter_paths == (relation.key,):
+            names.update(query.shown)
+            whole = whole or (query.kind == "find" and not query.shown)
+        if query.collection == relation.child and any(each[0] == relation.parent for each in query.lookups):
+            found = {name for source, name in query.joined if source == relation.parent}
+            names.update(found)
+            whole = whole or not found
+    return names - {"_id", relation.key}, whole
+
+
+def _hot_fields(scan: Scan, parent: CollectionFacts, relation: Relation) -> list[FieldFacts]:
+    """The parent's short, common, steady fields: those that requests read, else the likeliest first."""
     counters = {name for each in scan.queries if each.collection == parent.name for name in each.increments}
     references = {each.path for each in scan.relations if each.child == parent.name}
     fields = [
@@ -153,7 +169,12 @@ def _hot_fields(scan: Scan, parent: CollectionFacts) -> list[FieldFacts]:
     ]
     order = {name: number for number, name in enumerate(_HOT)}
     fields.sort(key=lambda each: (order.get(each.name, len(order)), each.type != "string"))
-    return fields[:CARD_FIELDS_MAX]
+    read, whole = _read_fields(scan, relation)
+    asked = [each for each in fields if each.name in read]
+    # What nobody reads would be copied at each change, for nothing.
+    if asked and not whole:
+        return asked[:READ_FIELDS_MAX]
+    return [*asked, *(each for each in fields if each not in asked)][: max(CARD_FIELDS_MAX, len(asked))]
 
 
 def _declaration(

@@ -18,6 +18,7 @@ from treadle.advisor.facts import CollectionFacts, Distribution, FieldFacts, Que
 from treadle.advisor.interface import Evidence, Finding, Rule, children_evidence, length_evidence
 from treadle.advisor.relations import subject, words
 from treadle.advisor.wording import share, size
+from treadle.advisor.workload import of_children
 
 RULE = Rule(
     "subset",
@@ -43,7 +44,8 @@ def find(scan: Scan) -> Iterator[Finding]:
     for relation in scan.relations:
         if relation.child == relation.parent or not can_declare(scan, relation):
             continue
-        queries = [query for query in scan.queries if _reads_first_few(query, relation)]
+        asked = (*scan.queries, *of_children(scan.queries))
+        queries = [query for query in asked if _reads_first_few(query, relation)]
         if sum(query.count for query in queries) >= READS_MIN and not _has_subset(scan, relation):
             yield _page_reads(scan, relation, queries)
 
@@ -141,7 +143,8 @@ def _page_reads(scan: Scan, relation: Relation, queries: list[Query]) -> Finding
     child, parent = scan.ends(relation)
     commonest = max(queries, key=lambda query: query.count)
     reads = sum(query.count for query in queries)
-    all_reads = scan.workload.count(child.name, ("find", "aggregate")) if scan.workload else reads
+    alone = scan.workload.count(child.name, ("find", "aggregate")) if scan.workload else 0
+    all_reads = alone + sum(each.count for each in of_children(scan.queries) if each.collection == child.name)
     return Finding(
         RULE,
         child.name,
@@ -154,13 +157,26 @@ def _page_reads(scan: Scan, relation: Relation, queries: list[Query]) -> Finding
             "first": commonest.limit,
             **children_evidence(relation),
         },
-        _page_reads_declaration(child, parent, relation, commonest),
+        _page_reads_declaration(child, parent, relation, commonest, _read_fields(queries)),
         ("Run setup(), then rebuild() to fill the arrays.",),
     )
 
 
+def _read_fields(queries: list[Query]) -> frozenset[str] | None:
+    """The fields of the children that any of these reads shows; None where one shows all."""
+    return (
+        frozenset(name for query in queries for name in query.shown)
+        if all(query.shown for query in queries)
+        else None
+    )
+
+
 def _page_reads_declaration(
-    child: CollectionFacts, parent: CollectionFacts, relation: Relation, query: Query
+    child: CollectionFacts,
+    parent: CollectionFacts,
+    relation: Relation,
+    query: Query,
+    read: frozenset[str] | None,
 ) -> str:
     source = Source()
     child = with_reference_type(child, relation.path, parent, relation.key)
@@ -172,8 +188,10 @@ def _page_reads_declaration(
         if path == "_id" or (path in names and not {"array", "object"} & set(child.fields[path].types))
     ]
     order = sort[0] if len(sort) == 1 else f"[{', '.join(sort or [quote('-id')])}]"
-    fields = [each for each in _scalars(child) if each.path != relation.path][:CARD_FIELDS_MAX]
-    card = source.card(f"{child_class}Card", child, fields)
+    fields = [each for each in _scalars(child) if each.path != relation.path]
+    # What nobody reads would be copied at each change, for nothing.
+    fields = [each for each in fields if read is None or each.name in read] or fields
+    card = source.card(f"{child_class}Card", child, fields[:CARD_FIELDS_MAX])
     by = reference_keywords(names[relation.path], parent, relation.key)
     pattern = f"Subset({child_class}, {by}, sort={order}, size={query.limit})"
     item = snake_case(child.name, "child")

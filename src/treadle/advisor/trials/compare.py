@@ -86,6 +86,8 @@ def count_differences(
                 answers = timed(one, pair.unit)[1], timed(other, pair.after.requests)[1]
             except Refused:
                 continue
+            if not pair.after.applies(answers[0]):
+                continue
             compared += 1
             different += not pair.after.same(*answers)
     return different, compared
@@ -138,13 +140,16 @@ class _Comparison:
         begin = perf_counter()
         for pair in self.pairs:
             try:
+                if not pair.after.applies(timed(self.before, pair.unit)[1]):
+                    refused = "its reads do not go the whole way"
+                    continue
                 different += not self._same(pair)
             except Refused as error:
-                refused = error.reason
+                refused = f"it could not be performed: {error.reason}"
                 continue
             usable.append(pair)
         if not usable:
-            return f"it could not be performed: {refused}"
+            return refused
         self.pairs = usable
         times = self._times(*effort(perf_counter() - begin, self.rounds, self.seconds_max))
         if times is None:

@@ -13,9 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from treadle.advisor.trials.answers import RESERVED, at, same, same_first, same_rows, without
+from treadle.advisor.trials.children import ChildrenRewriter
 from treadle.advisor.trials.declared import Card, First, LongArray, Patterns, Readings, Value
+from treadle.advisor.trials.grouping import filter_of, grouping
 from treadle.advisor.trials.joins import JoinRewriter
 from treadle.advisor.trials.readings import summarised, unwound
+from treadle.advisor.trials.walks import Walk, always, goes_on, graph_walk, step_walk
 from treadle.advisor.trials.workload_file import Request
 
 Row = Mapping[str, Any]
@@ -33,6 +36,8 @@ class Rewritten:
     # In words, without values.
     label: str
     note: str = ""
+    # Whether the answers before show that it takes the place of these very requests.
+    applies: Callable[[Sequence[Answer]], bool] = always
 
 
 def rewrite(unit: Request | Sequence[Request], patterns: Patterns) -> Rewritten | None:
@@ -42,14 +47,31 @@ def rewrite(unit: Request | Sequence[Request], patterns: Patterns) -> Rewritten 
     if not first.is_read:
         return None
     if len(requests) > 1:
-        return _followed(requests, patterns)
+        return _followed(requests, patterns) or _walk(step_walk(requests, patterns.trees))
+    if first.body.get("collation"):
+        # By a collation other documents may be equal than those that a value was kept for.
+        return _joined(first, patterns.cards)
     return (
         _computed(first, patterns.values)
         or _first_few(first, patterns.firsts)
         or _joined(first, patterns.cards)
+        or _children(first, patterns)
+        or _walk(graph_walk(first, patterns.trees))
         or _long_array(first, patterns.arrays)
         or _readings(first, patterns.readings)
     )
+
+
+def goes_with(first: Request, other: Request, patterns: Patterns) -> bool:
+    """Whether a read belongs to the unit that the first began."""
+    return follows(first, other, patterns) is not None or goes_on(first, other, patterns.trees)
+
+
+def _walk(walk: Walk | None) -> Rewritten | None:
+    if walk is None:
+        return None
+    after, compare, whole, label = walk
+    return Rewritten((after,), compare, label, applies=whole)
 
 
 def follows(first: Request, other: Request, patterns: Patterns) -> Card | None:
@@ -58,14 +80,9 @@ def follows(first: Request, other: Request, patterns: Patterns) -> Card | None:
         return None
     for card in patterns.cards:
         ends = (card.collection, card.source) == (first.collection, other.collection)
-        if ends and set(_filter_of(other)) == {card.key}:
+        if ends and set(filter_of(other)) == {card.key}:
             return card
     return None
-
-
-def _filter_of(request: Request) -> Mapping[str, Any]:
-    condition = request.body.get("filter", request.body.get("query"))
-    return condition if isinstance(condition, Mapping) else {}
 
 
 # -- Extended Reference -------------------------------------------------------------------------
@@ -165,12 +182,10 @@ def _holds(card: Card, sources: Answer, rows: Answer) -> bool:
 
 # -- Computed -----------------------------------------------------------------------------------
 
-_OPERATORS = {"$sum": "sum", "$avg": "average", "$min": "min", "$max": "max"}
-
 
 def _computed(request: Request, values: Sequence[Value]) -> Rewritten | None:
     """A count or sum over the sources becomes a read of the target's fields."""
-    parts = _grouping(request)
+    parts = grouping(request)
     if parts is None:
         return None
     condition, asked, grouped_by = parts
@@ -220,51 +235,6 @@ def _field_read(
 
     label = f"{target.collection}: read of {', '.join(sorted(set(places.values())))}"
     return Rewritten((Request("find", target.collection, body),), compare, label)
-
-
-def _grouping(request: Request) -> tuple[Mapping[str, Any], dict[str, tuple[str, str]], str | None] | None:
-    """The filter of a count or `$group`, what it computes by name, and the field that it groups by."""
-    if request.operation == "count":
-        if request.body.get("limit") or request.body.get("skip"):
-            return None
-        return _filter_of(request), {"n": ("count", "")}, None
-    if request.operation != "aggregate":
-        return None
-    stages = request.body.get("pipeline")
-    if not isinstance(stages, Sequence) or not stages or len(stages) > 2:
-        return None
-    condition = stages[0].get("$match", {}) if len(stages) == 2 else {}
-    if len(stages) == 2 and "$match" not in stages[0]:
-        return None
-    if isinstance(name := stages[-1].get("$count"), str):
-        return condition, {name: ("count", "")}, None
-    group = stages[-1].get("$group")
-    if not isinstance(group, Mapping):
-        return None
-    return _accumulated(condition, group)
-
-
-def _accumulated(
-    condition: Mapping[str, Any], group: Mapping[str, Any]
-) -> tuple[Mapping[str, Any], dict[str, tuple[str, str]], str | None] | None:
-    asked: dict[str, tuple[str, str]] = {}
-    for name, accumulator in group.items():
-        if name == "_id":
-            continue
-        if not isinstance(accumulator, Mapping) or len(accumulator) != 1:
-            return None
-        operator, value = next(iter(accumulator.items()))
-        if operator == "$count" or (operator == "$sum" and not isinstance(value, (str, bool)) and value == 1):
-            asked[name] = ("count", "")
-        elif operator in _OPERATORS and isinstance(value, str) and value.startswith("$"):
-            asked[name] = (_OPERATORS[operator], value[1:])
-        else:
-            return None
-    identity = group.get("_id")
-    if isinstance(identity, Mapping) or not asked:
-        return None
-    grouped_by = identity[1:] if isinstance(identity, str) and identity.startswith("$") else None
-    return condition, asked, grouped_by
 
 
 def _key_of(condition: Mapping[str, Any], by: str, where: Mapping[str, Any]) -> Any:
@@ -360,6 +330,27 @@ def _shown(projection: Mapping[str, Any] | None, held: set[str]) -> frozenset[st
         excluded = {str(name) for name in projection} - {"_id"}
         return frozenset(held - excluded)
     return frozenset(included) if included <= held | {"_id"} else None
+
+
+# -- Computed and Subset, from the parent ---------------------------------------------------------
+
+
+def _children(request: Request, patterns: Patterns) -> Rewritten | None:
+    """A `$lookup` of the children becomes a read of what the parent holds of them."""
+    holders = {each.collection for each in patterns.values} | {each.collection for each in patterns.firsts}
+    if request.collection not in holders:
+        return None
+    children = ChildrenRewriter(request, patterns)
+    after = children.rewritten()
+    if after is None:
+        return None
+    sources = ", ".join(sorted({first.source for first in children.firsts.values()}))
+    return Rewritten(
+        (after,),
+        lambda before, later: children.same(before[0], later[0]),
+        f"{request.collection}: read of {', '.join(sorted(children.used))}",
+        _cut(children.whole, sources),
+    )
 
 
 # -- Outlier ------------------------------------------------------------------------------------

@@ -257,9 +257,13 @@ class _Bench:
         ]
         second = [_collectors(each) for each in candidates]
         collect(self.workload, [each for pair in (*first, *second) for each in pair])
-        for reads, _ in second:
+        for candidate, (reads, _) in zip(candidates, second, strict=True):
+            key = _key(candidate.finding)
             if reads.left_out:
-                self.notes.append(f"{reads.left_out:,} reads of still other shapes are left out.")
+                self.notes.append(f"{key}: {reads.left_out:,} reads of still other shapes are left out.")
+            self.notes += [
+                f"{key} does not change {count:,} × {text}" for text, count in reads.missed.items()
+            ]
         return (
             [(reads.groups(), writes.groups()) for reads, writes in first],
             [(reads.groups(), writes.groups()) for reads, writes in second],

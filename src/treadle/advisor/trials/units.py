@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treadle.advisor.trials.declared import Patterns
-from treadle.advisor.trials.rewrite import follows, rewrite
+from treadle.advisor.trials.misses import why_not
+from treadle.advisor.trials.rewrite import goes_with, rewrite
 from treadle.advisor.trials.values import shape
+from treadle.advisor.trials.walks import begins
 from treadle.advisor.trials.workload_file import Request
 
 GROUPS_MAX = 300
 UNITS_MAX = 40
 GROUP_BYTES_MAX = 400_000
+MISSED_MAX = 20
 FOLLOWERS_MAX = 100
 FOLLOW_SECONDS_MAX = 0.1
 # A page that is being put together, per session.
@@ -70,6 +73,9 @@ class Collector:
     kept_max: int = UNITS_MAX
     # Shapes that came when there were too many already.
     left_out: int = 0
+    # Why a unit that is not wanted might have been, where it might; and how often which did.
+    reason: Callable[[Unit], str | None] = lambda unit: None
+    missed: dict[str, int] = field(default_factory=dict)
     _groups: dict[str, Group] = field(default_factory=dict)
     _open: dict[int, list[Request]] = field(default_factory=dict)
     _holding: frozenset[str] = frozenset()
@@ -81,11 +87,12 @@ class Collector:
         unit = self._open.get(request.session)
         if unit is not None:
             soon = request.at - unit[-1].at <= FOLLOW_SECONDS_MAX and len(unit) <= FOLLOWERS_MAX
-            if soon and request.operation == "find" and follows(unit[0], request, self.patterns):
+            if soon and request.operation == "find" and goes_with(unit[0], request, self.patterns):
                 unit.append(request)
                 return
             self._keep(tuple(self._open.pop(request.session)))
-        if request.operation in ("find", "aggregate") and request.collection in self._holding:
+        opens = request.operation in ("find", "aggregate") and request.collection in self._holding
+        if opens or begins(request, self.patterns.trees):
             if len(self._open) >= SESSIONS_MAX:
                 self._keep(tuple(self._open.pop(next(iter(self._open)))))
             self._open[request.session] = [request]
@@ -101,6 +108,11 @@ class Collector:
 
     def _keep(self, unit: Unit) -> None:
         if not self.wanted(unit):
+            reason = self.reason(unit)
+            if reason is not None:
+                text = f"{describe(unit)}: {reason}."
+                if text in self.missed or len(self.missed) < MISSED_MAX:
+                    self.missed[text] = self.missed.get(text, 0) + 1
             return
         # However many reads follow, it is one page.
         followers = sorted({shape(each) for each in unit[1:]})
@@ -132,7 +144,12 @@ def grouped(
 
 def reads_of(patterns: Patterns, kept_max: int = UNITS_MAX) -> Collector:
     """Collects the reads that the patterns change."""
-    return Collector(patterns, lambda unit: rewrite(unit, patterns) is not None, kept_max)
+    return Collector(
+        patterns,
+        lambda unit: rewrite(unit, patterns) is not None,
+        kept_max,
+        reason=lambda unit: why_not(unit[0], patterns),
+    )
 
 
 def writes_of(patterns: Patterns, kept_max: int = UNITS_MAX) -> Collector:
