@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from treadle import (
     Average,
+    Collect,
     Count,
     Day,
     Document,
@@ -243,3 +244,36 @@ def test_more_older_sources_than_one_command_holds(run, database, limits):
     store.migrate(Sale)
     store.rebuild()
     assert counted == values(store, models)
+
+
+class Page(Document, collection="pages", version=2):
+    book_id: str
+    text: str
+
+
+@migration(Page, from_version=1)
+def _bound(document: dict[str, Any]) -> dict[str, Any]:
+    document["book_id"] = document.pop("book")
+    return document
+
+
+class Book(Document, collection="books"):
+    id: str
+    texts: Annotated[list[str], Collect(Page, "text", by="book_id", size=2)] = []
+
+
+def test_values_are_collected_from_more_older_sources_than_a_command_holds(run, database):
+    """Half the pages of a book do not fit into one command; the first values of all parts are the first."""
+    store = run.store([Page, Book])
+    store.setup()
+    rows = [
+        {"book": "a", "text": f"{number:03}" + "x" * 60_000, "schema_version": 1} for number in range(300)
+    ]
+    database["pages"].insert_many(rows)
+    store.insert(Page(book_id="a", text="000 new"))
+    book = store.insert(Book(id="a"))
+    assert ["000 new", rows[0]["text"]] == book.texts
+    assert [] == store.verify(Book)
+    database["pages"].delete_many({"text": {"$in": ["000 new", rows[0]["text"]]}})
+    store.rebuild(Book)
+    assert [rows[1]["text"], rows[2]["text"]] == store.get(Book, "a").texts

@@ -114,3 +114,54 @@ def test_what_cannot_be_meant_is_refused(run):
     refused("pattern-keyword", by="product_id")
     refused("reference-field-missing", on=[Review])
     refused("reference-type", on=[Review], by="product_id")
+
+
+class Followed(Document, collection="followed"):
+    id: int
+    touched: Annotated[dt.datetime | None, UpdatedAt(on=["Note"], by="about", maintain="stream")] = None
+    sold: Annotated[int, Count("Sold", by="about", maintain="stream")] = 0
+
+
+class Note(Document, collection="notes"):
+    id: int
+    about: int | None = None
+    text: str = ""
+
+
+class Sold(Document, collection="sold"):
+    about: int
+
+
+def test_the_worker_dates_what_raw_writers_touched(run, database):
+    """Inserts, changes, moves and deletions by anybody; not what other sources feed, and not a backfill."""
+    store = run.store([Followed, Note, Sold])
+    store.setup()
+    store.insert_many([Followed(id=1), Followed(id=2)])
+    worker = store.worker()
+
+    def dated_by(write: Any) -> list[int]:
+        worker.run_until_idle()
+        database["followed"].update_many({}, {"$set": {"touched": LONG_AGO}})
+        worker.run_until_idle()
+        write()
+        worker.run_until_idle()
+        return [each.id for each in store.find(Followed, sort="_id") if each.touched != LONG_AGO]
+
+    notes = database["notes"]
+    assert [1] == dated_by(lambda: notes.insert_one({"_id": 1, "about": 1}))
+    assert [1] == dated_by(lambda: notes.update_one({"_id": 1}, {"$set": {"text": "new"}}))
+    assert [1, 2] == dated_by(lambda: notes.update_one({"_id": 1}, {"$set": {"about": 2}}))
+    assert [2] == dated_by(lambda: notes.delete_one({"_id": 1}))
+    assert [2] == dated_by(lambda: store.insert(Note(id=2, about=2)))
+    assert [] == dated_by(lambda: database["sold"].insert_one({"about": 1}))
+    assert 1 == store.get(Followed, 1).sold
+    assert [] == dated_by(lambda: store.rebuild(Followed))
+    assert [] == store.verify()
+
+
+def test_only_the_models_in_on_are_followed_by_a_worker(run):
+    class Alone(Document, collection="alone"):
+        at: Annotated[dt.datetime | None, UpdatedAt(maintain="stream")] = None
+
+    with pytest.raises(DeclarationError, match="pattern-keyword"):
+        run.store([Alone])

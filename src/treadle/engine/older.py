@@ -144,6 +144,11 @@ def found_in_commands(
 ) -> Plan[dict[Any, dict[str, Any]]]:
     """What a rule finds for its targets by itself: the best of all are among the best of each part."""
     match, pieces = rule.key.match(keys), _pieces(rule.source, older)
+    if len(pieces) > 1 and rule.unites:
+        parts = []
+        for through in in_commands(rule.source, match, older):
+            parts.append((yield from rule.found_among(keys, through)))
+        return {key: rule.united([part[key] for part in parts]) for key in parts[0]}
     while len(pieces) > 1 and rule.names_sources:
         best: set[Any] = set()
         for piece in pieces:

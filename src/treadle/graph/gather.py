@@ -142,6 +142,14 @@ class GatherRule(Rule):
 
     # Whether what it finds for a target are the first of its sources in some order, with their ids.
     names_sources = False
+    # Whether it has no value to recompute, and only dates its targets when their sources are written.
+    only_dates = False
+    # Whether what it finds among parts of the sources can be put together by `united`.
+    unites = False
+
+    def united(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """What it finds among all sources, from what it found among parts of them."""
+        raise NotImplementedError  # pragma: no cover
 
     def holds(self) -> list[tuple[str, Held]]:
         if not self.held:

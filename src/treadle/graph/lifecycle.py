@@ -14,12 +14,12 @@ import datetime as dt
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from treadle.errors import DeclarationError
-from treadle.graph.binding import snake
+from treadle.graph.binding import check_choice, snake
 from treadle.graph.gather import GatherRule, origin
-from treadle.graph.pattern import Entry, ModelReference, Models, Pattern, Place, Rule, Touch
+from treadle.graph.pattern import Entry, Maintain, ModelReference, Models, Pattern, Place, Rule, Touch
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
 from treadle.query.paths import value_at
@@ -74,13 +74,15 @@ class UpdatedAt(_Lifecycle):
     """When a caller last wrote the document, by the server's clock; maintained values do not count.
 
     With `on`, also when a caller wrote a document of one of these models that
-    names it: in their field `by`, or in `product_id` for a Product.
+    names it: in their field `by`, or in `product_id` for a Product. With
+    `maintain="stream"` the worker follows these, whoever writes them.
     """
 
     pattern: ClassVar[str] = "updated_at"
 
     on: Sequence[ModelReference] = ()
     by: str | None = None
+    maintain: Literal["write", "stream"] = "write"
 
     def bind(self, place: Place, graph: Models) -> Rule:
         self._check(place)
@@ -89,12 +91,19 @@ class UpdatedAt(_Lifecycle):
                 f"{place.label} has on={self.on!r}; it takes a list of models, such as on=[Review]",
                 code="pattern-keyword",
             )
+        check_choice(place, "maintain", self.maintain, ("write", "stream"))
+        if self.maintain == "stream" and not self.on:
+            raise DeclarationError(
+                f"{place.label} has maintain='stream', which is about the models in on=; a document's own "
+                "writes date it at once",
+                code="pattern-keyword",
+            )
         by = self.by or f"{snake(place.entry.model.__name__)}_id"
         followed = []
         for each in self.on:
             name = graph.resolve(each, place.label).model.__name__
             own = _Followed(place.entry, place.owner, place.steps, place.field, name)
-            followed.append(FollowedRule(own, graph, each, by))
+            followed.append(FollowedRule(own, graph, each, by, self.maintain))
         return StampRule(place, self.pattern, always=True, followed=followed)
 
 
@@ -136,9 +145,13 @@ class FollowedRule(GatherRule):
     """A date that the writes of documents which name this one set as well."""
 
     pattern = "updated_at"
+    only_dates = True
 
-    def __init__(self, place: Place, graph: Models, source: ModelReference, by: str) -> None:
+    def __init__(
+        self, place: Place, graph: Models, source: ModelReference, by: str, maintain: Maintain
+    ) -> None:
         super().__init__(place, origin(place, graph, source, by, None))
+        self.maintain = maintain
 
     def maintained(self) -> set[str]:
         return set()

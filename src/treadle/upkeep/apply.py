@@ -92,8 +92,15 @@ class Targets:
                 rule.recall(before, mark.cards, mark.renewed)
             return before
 
+        dates = [rule for rule in recomputation.gathers if rule.only_dates]
         yield from rewrite(
-            server, recomputation, keys, ledger, recall=recall if keeping else None, unforced=unforced
+            server,
+            recomputation,
+            keys,
+            ledger,
+            recall=recall if keeping else None,
+            unforced=unforced,
+            dated={key: mark.dated.intersection(dates) for key, mark in marks.items()} if dates else {},
         )
         if not server.cluster_time:
             yield from record_seen(recomputation.gathers, keys)

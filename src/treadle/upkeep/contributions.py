@@ -83,7 +83,7 @@ def settle(dirty: Dirty) -> Plan[list[Any]]:
             continue
         now = {freeze(key): key for key in fed.keys}
         for key in (yield from targets_of(rule, list({**before, **now}.values()))):
-            dirty.mark(rule.target, key, sourced=True)
+            dirty.mark_fed(rule, key)
         known[rule.place.label] = now if fed.exact and not kept else {**before, **now}
     return [_write(names[frozen], known) for frozen, known in rows.items()]
 

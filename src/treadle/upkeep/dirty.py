@@ -37,10 +37,13 @@ class Mark:
     # `renewed`, the paths with positions, where it changed and nobody sent what was before.
     cards: Raw | None = None
     renewed: frozenset[str] = frozenset()
+    # The rules by which the changed source dates it.
+    dated: frozenset[GatherRule] = frozenset()
 
     def add(self, later: Mark) -> None:
         """Make this the mark of a later event as well."""
         self.sourced = self.sourced or later.sourced
+        self.dated |= later.dated
         self.renewed |= later.renewed
         # The earliest is what was there before all of them.
         self.cards = later.cards if self.cards is None else self.cards
@@ -76,6 +79,11 @@ class Dirty:
 
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) for each in fields(self))
+
+    def mark_fed(self, rule: GatherRule, key: Any) -> None:
+        """Mark a target of a changed source."""
+        dated = frozenset([rule]) if rule.only_dates else frozenset[GatherRule]()
+        self.marks.setdefault(rule.target, []).append(Mark(key, sourced=True, dated=dated))
 
     def mark(
         self,
@@ -115,7 +123,7 @@ def mark_targets(dirty: Dirty) -> Plan[None]:
         sources = yield from as_current(rule.source.root, states)
         keys = yield from keys_of(rule, sources)
         for key in (yield from targets_of(rule, keys)):
-            dirty.mark(rule.target, key, sourced=True)
+            dirty.mark_fed(rule, key)
     for copied, ids in dirty.unnamed.items():
         documents = yield from find(copied.source.collection, {"_id": {"$in": distinct(ids)}}, {copied.to: 1})
         dirty.copies.setdefault(copied, []).extend(copied.names_of(documents))

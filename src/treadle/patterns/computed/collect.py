@@ -44,6 +44,7 @@ class CollectRule(FieldRule):
     """The first distinct values of the sources."""
 
     uses = frozenset({"array_sorts", "lookup_pipelines"})
+    unites = True
 
     def __init__(self, place: Place, graph: Models, declared: Collect) -> None:
         if place.entry.group is not None:
@@ -152,6 +153,13 @@ class CollectRule(FieldRule):
             found[freeze(key)] = {self.path: (yield from self._of_one(key, sources))}
         return found
 
+    def united(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {self.path: self._least([value for part in parts for value in part[self.path]])}
+
+    def _least(self, values: Sequence[Any]) -> list[Any]:
+        distinct = {freeze(each): each for each in values}
+        return sorted(distinct.values(), key=order_key)[: self.size]
+
     def _of_one(self, key: Any, sources: Sequence[Raw]) -> Plan[list[Any]]:
         first = [*sources, {"$match": self.key.match([key])}]
         mine: Raw = {"$match": {KEY: {"$eq": key}}}
@@ -160,8 +168,7 @@ class CollectRule(FieldRule):
         if (place := self.source.counted_elsewhere) is None:
             return [row["_id"] for row in rows]
         rows += yield from aggregate(place, stages, allowDiskUse=True)
-        values = {freeze(row["_id"]): row["_id"] for row in rows}
-        return sorted(values.values(), key=order_key)[: self.size]
+        return self._least([row["_id"] for row in rows])
 
     def _of_many(self, keys: Sequence[Any]) -> Plan[dict[Any, list[Any]]]:
         """One query for many targets, in memory bounded by `size` per target."""
