@@ -180,3 +180,13 @@ def test_an_aggregate_without_a_source_belongs_into_a_rollup():
     with pytest.raises(DeclarationError, match="only inside a rollup") as raised:
         Graph([Lost])
     assert "source-unknown" == raised.value.code
+
+
+@pytest.mark.parametrize("field", [None, 3])
+def test_a_window_is_of_a_field(run, field):
+    class Daily(Document, collection="daily", rollup=Rollup(Sale, keys={"day": Day(field)})):
+        day: dt.datetime
+        count: Annotated[int, Count()] = 0
+
+    with pytest.raises(DeclarationError, match="source-field-missing"):
+        run.store([Sale, Daily])

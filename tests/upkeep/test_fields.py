@@ -94,3 +94,9 @@ def test_what_is_not_maintained_is_refused(opened, fields):
     with pytest.raises(UsageError, match="fields-invalid"):
         store.verify(Product, fields=fields)
     assert (7, 7, "wrong") == stored(raw), others_stay
+
+
+@pytest.mark.parametrize("fields", [[], "reviews", 3])
+def test_fields_are_a_list(run, fields):
+    with pytest.raises(UsageError, match="fields-invalid"):
+        run.store([]).repair(fields=fields)

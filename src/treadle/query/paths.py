@@ -62,6 +62,8 @@ class Path:
 
 def resolve(codec: Codec[Any], path: str, where: str, code: str) -> Path:
     """The path that Python (or stored) names describe; a suggestion where there is none."""
+    if not isinstance(path, str):
+        raise DeclarationError(f"{where} names {path!r}; it takes the name of a field", code=code)
     steps: list[Step] = []
     current: Codec[Any] | None = codec
     shape = Shape("any", Any)

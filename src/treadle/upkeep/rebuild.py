@@ -6,7 +6,7 @@ target, so that writers can go on: who collides starts again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from treadle.engine.commit import commit_on
@@ -33,7 +33,7 @@ from treadle.upkeep.verify import examined, own, verify, within
 def rules_of(entries: Sequence[Entry[Any]], fields: Sequence[str]) -> frozenset[Rule]:
     """The rules that maintain these fields, by their Python or stored names."""
     chosen: set[Rule] = set()
-    if isinstance(fields, str) or not fields:
+    if isinstance(fields, str) or not isinstance(fields, Collection) or not fields:
         raise UsageError(
             f"fields={fields!r}; it takes a list of fields, such as fields=['review_count']",
             code="fields-invalid",

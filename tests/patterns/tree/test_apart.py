@@ -517,6 +517,18 @@ def test_a_field_that_cannot_keep_trees_apart_is_refused(database, pattern, code
     assert code == caught.value.code
 
 
+@pytest.mark.parametrize("value", [["acme"], {"$gt": ""}, 3])
+def test_a_tree_is_named_as_its_field_stores_it(run, value):
+    with pytest.raises(UsageError, match="tree-apart"):
+        run.store([Array]).tree(Array, within=value)
+
+
+@pytest.mark.parametrize("nodes", [None, "a", 3])
+def test_a_path_is_a_list_of_nodes(run, nodes):
+    with pytest.raises(UsageError, match="model-unknown"):
+        run.store([Array]).tree(Array).find_or_create_path(nodes, by="name")
+
+
 def test_one_tree_takes_no_within(run, database):
     class Node(Document, collection="nodes", tree=ParentReference(parent="parent_id")):
         parent_id: Id | None = None

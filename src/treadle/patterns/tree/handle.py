@@ -14,6 +14,7 @@ from treadle.graph.calls import SAME, Children, Order
 from treadle.graph.outcomes import Nested
 from treadle.graph.pattern import Entry
 from treadle.model.document import Document
+from treadle.model.shown import quoted
 from treadle.patterns.tree import order, reads, state, walks
 from treadle.patterns.tree.creation import CreatePath
 from treadle.patterns.tree.fields import UNSTATED, Tree
@@ -152,6 +153,12 @@ class TreeHandle(Generic[D]):
         return stored
 
     def find_or_create_path(self, nodes: Sequence[D], parent: Any, by: str | None) -> Plan[list[D]]:
+        if isinstance(nodes, (str, Document)) or not isinstance(nodes, Iterable):
+            raise UsageError(
+                f"find_or_create_path() got {quoted(nodes)}; it takes a list of nodes, the topmost first",
+                code="model-unknown",
+            )
+        nodes = list(nodes)
         for node in nodes:
             self._check(node)
         work: CreatePath[D] = CreatePath(self._tree, nodes, parent, by)

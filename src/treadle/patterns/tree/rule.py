@@ -13,14 +13,16 @@ from typing import Any, ClassVar
 from pymongo import IndexModel
 from pymongo.errors import OperationFailure
 
+from treadle.engine.checked import checked
 from treadle.engine.protocol import WriteProtocol
-from treadle.errors import DataError, DeclarationError, UsageError
+from treadle.errors import DataError, DeclarationError, InvalidValue, UsageError
 from treadle.graph.calls import ALL, HierarchyRule
 from treadle.graph.change import NOT_GIVEN, Batch, Changes
 from treadle.graph.derived import FormulaRule
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import TRANSACTIONS, Models, Pattern, Place, Rule
+from treadle.model.shown import quoted
 from treadle.patterns.tree import apart, inspection, order, placing, state
 from treadle.patterns.tree.bulk import in_pieces
 from treadle.patterns.tree.fields import UNSTATED, Role, Tree, TreePlace, TreeRule
@@ -31,7 +33,7 @@ from treadle.patterns.tree.unfinished import finish
 from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
-from treadle.query.safety import Sort, clean_filter
+from treadle.query.safety import Sort, clean_update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,9 +138,15 @@ class NodeRule(TreeRule, HierarchyRule):
                 'tree=AncestorArray(…, within="tenant_id")',
                 code="tree-apart",
             )
-        return tree.confine(
-            clean_filter(self.target.codec, {tree.within: {"$eq": value}})[tree.within]["$eq"]
-        )
+        stated = clean_update(self.target.codec, {"$set": {tree.within: value}})
+        try:
+            update: Any = checked(self.target, stated).update
+        except InvalidValue as error:
+            raise UsageError(
+                f"store.tree({name}, within={quoted(value)}): {name}.{tree.within} cannot be that",
+                code="tree-apart",
+            ) from error
+        return tree.confine(update["$set"][tree.within])
 
     @property
     def needs(self) -> Mapping[str, str]:  # type: ignore[override]
