@@ -65,23 +65,29 @@ def opened(
     folder: str, uri: str | None, uri_option: str | None, edited: bool = False
 ) -> Iterator[tuple[Any, Any]]:
     """The plan of a folder and the database of a URI; a refusal of the server is one sentence."""
-    from pymongo.errors import OperationFailure
+    from pymongo.errors import ConnectionFailure, OperationFailure
 
     from treadle.advisor.plans.folder import read
     from treadle.cli.connection import connected_database
     from treadle.errors import DataError
+    from treadle.plan.server_errors import is_transient
 
     plan = read(Path(folder), edited)
     with connected_database(uri, uri_option) as database:
         try:
             yield plan, database
         except KeyboardInterrupt:
-            say(
-                f"Interrupted. Run it again and it goes on; treadle undo {folder} URI takes it back.",
-                err=True,
-            )
+            say(f"Interrupted. {GOES_ON.format(folder=folder)}", err=True)
+            raise
+        except ConnectionFailure:
+            say(f"The connection was lost. {GOES_ON.format(folder=folder)}", err=True)
             raise
         except OperationFailure as error:
+            if is_transient(error):
+                raise DataError(
+                    f"Others hold documents of the plan for too long. {GOES_ON.format(folder=folder)}",
+                    code="plan-stopped",
+                ) from None
             if error.code not in NO_RIGHTS:
                 raise
             raise DataError(
@@ -91,5 +97,6 @@ def opened(
             ) from None
 
 
+GOES_ON = "Run it again and it goes on; treadle undo {folder} URI takes it back."
 # Unauthorized, and a login that was not given.
 NO_RIGHTS = (13, 33, 18)

@@ -13,6 +13,7 @@ from tests.advisor.symptoms import CASES, at, profiled
 from treadle import Store
 from treadle.advisor import Limits, Report, scan
 from treadle.advisor.plans.models import combine, load_models, models_text
+from treadle.advisor.plans.pieces import Class
 from treadle.errors import UsageError
 
 # Symptoms on collections of their own, so that one database can have them all.
@@ -145,3 +146,19 @@ def test_a_module_that_does_not_run_is_refused(database: Any) -> None:
 def test_no_finding_gives_an_empty_module(database: Any) -> None:
     report = scan(database)
     assert [] == load_models(models_text(report.scan, []))
+
+
+def test_an_index_that_begins_another_is_not_declared() -> None:
+    """Neither where a finding declares the longer one, nor where a pattern needs it."""
+    lines = [
+        '    IndexModel([("a", 1)]),',
+        '    IndexModel([("a", 1), ("b", -1)], name="both"),',
+        '    IndexModel([("c", 1)]),',
+        '    IndexModel([("a", 1)], unique=True),',
+    ]
+    made = Class("A", ["Document"], {"indexes": "\n".join(["[", *lines, "]"])})
+    made.prune_indexes([(("c", 1), ("d", 1))])
+    assert "\n".join(["[", lines[1], lines[3], "]"]) == made.keywords["indexes"]
+    made = Class("A", ["Document"], {"indexes": "\n".join(["[", lines[0], "]"])})
+    made.prune_indexes([(("a", 1), ("d", 1))])
+    assert "indexes" not in made.keywords

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pymongo
@@ -27,13 +28,20 @@ from treadle.errors import DataError, TreadleError, UsageError
 from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Action, Finding, Progress
 from treadle.store.blocking.store import Store
+from treadle.upkeep.jobs import GENTLE
 from treadle.upkeep.set_up import set_up_validator
 
 FINDINGS_NAMED_MAX = 5
 # No time at all would be no limit.
 STOP_SECONDS_MIN = 0.001
-# Larger pages than usual: a whole collection is gone through, and few writers meet it.
-LIMITS = Limits(rebuild_page=500, verify_page=2_000)
+STOP_FACTOR = 2
+# Larger pages than usual: a whole collection is gone through, and few writers meet it. A process that was
+# killed holds its documents for as long as the server lets a transaction live, a minute and some seconds.
+LIMITS = Limits(
+    rebuild_page=500, verify_page=2_000, retry_seconds=180.0, gentle_page=200, gentle_rest_min=2.0
+)
+# How much longer than without a pace a gentle step may take.
+GENTLE_FACTOR = 20
 Tell = Callable[[str], None]
 
 
@@ -176,11 +184,11 @@ class Application:
 
     def _fill(self, step: Step) -> None:
         entry, began = self._entry(step), time.monotonic()
-        known = self._set_aside(entry.collection)
+        known, seconds = self._set_aside(entry.collection), self._seconds_max(step)
 
         def stop() -> None:
-            if time.monotonic() - began > step.stop_seconds:
-                raise _stopped(f"it took longer than {step.stop_seconds:,.0f} s")
+            if time.monotonic() - began > seconds:
+                raise _stopped(f"it took longer than {seconds:,.0f} s")
             aside = self._set_aside(entry.collection) - known
             if aside > step.stop_set_aside:
                 raise _stopped(f"{aside:,} documents of {entry.collection} were set aside")
@@ -192,8 +200,18 @@ class Application:
 
         self.store.rebuild(entry.model, resume=True, throttle=self._throttle, progress=report)
         stop()
-        findings = verified(self.store, entry.model)
+        check = partial(self.store.verify, entry.model, throttle=self._throttle)
+        findings = verified(self.store, verify=check)
         self._require_right([each for each in findings if each.pattern != "set-aside"])
+
+    def _seconds_max(self, step: Step) -> float:
+        """How long a fill may take at the pace that was asked for."""
+        if self._throttle is None:
+            return step.stop_seconds
+        if self._throttle == GENTLE:
+            return step.stop_seconds * GENTLE_FACTOR
+        documents = self.database[self._entry(step).collection].estimated_document_count()
+        return step.stop_seconds + STOP_FACTOR * documents / float(self._throttle)
 
     def _set_aside(self, collection: str) -> int:
         """How many of a collection's documents are set aside; a rule counts each once."""

@@ -96,6 +96,7 @@ def combine(
                 merged = attempt
                 continue
         left_out.append((each, reason))
+    merged.prune_indexes()
     return Combined(
         merged.text(), tuple(merged.findings), tuple(merged.additions), tuple(left_out),
         frozenset(merged.changed), frozenset(merged.asked_to_validate()),
@@ -183,6 +184,18 @@ class _Merge:
         names = self._include(classes, finding)
         self.others += [each for each in _renamed(others, names) if each not in self.others]
         self.findings.append(finding)
+
+    def prune_indexes(self) -> None:
+        """Let go of declared indexes whose keys another one of the collection begins with."""
+        graph = Graph(load_models(self.text()))
+        for each in self.classes.values():
+            needed = [
+                tuple(index.document["key"].items())
+                for rule in graph.rules
+                for source, index in rule.indexes()
+                if source.collection == each.collection
+            ]
+            each.prune_indexes(needed)
 
     def _read_plain(self, facts: CollectionFacts) -> list[Class]:
         """The plain model of a collection, with the classes that it uses."""

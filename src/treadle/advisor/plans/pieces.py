@@ -18,6 +18,7 @@ FOLLOWING = frozenset({"ExtendedReference", "Subset", "Count", "Sum", "Average",
 # Those that are keywords of a class.
 FOLLOWING_CLASSES = frozenset({"History"})
 Edit = tuple[ast.expr, str]
+Keys = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,21 @@ class Class:
             *self.keywords.values(),
             *(line.name + line.meaning for line in self.lines.values()),
         )
+
+    def prune_indexes(self, others: Iterable[Keys]) -> None:
+        """Drop the plain indexes of `indexes=` that begin another one, or one of the `others`."""
+        lines = self.keywords.get("indexes", "").split("\n")[1:-1]
+        keys = {line: _index_keys(line) for line in lines}
+        known = [*others, *(each for each in keys.values() if each is not None)]
+
+        def begins_another(own: Keys) -> bool:
+            return any(len(own) < len(each) and each[: len(own)] == own for each in known)
+
+        kept = [line for line, own in keys.items() if own is None or not begins_another(own)]
+        if not kept:
+            self.keywords.pop("indexes", None)
+        elif len(kept) < len(lines):
+            self.keywords["indexes"] = "\n".join(["[", *kept, "]"])
 
     def references(self) -> Iterator[tuple[str, bool]]:
         """The names that it uses, and whether a name may be text instead: that of a pattern's source."""
@@ -151,6 +167,18 @@ def _end(text: str, node: ast.ClassDef) -> int:
     while end < len(lines) and lines[end].startswith("    #"):
         end += 1
     return end
+
+
+def _index_keys(line: str) -> Keys | None:
+    """The keys of an `IndexModel` that has no option but a name; None of any other."""
+    try:
+        node = ast.parse(line.strip().removesuffix(","), mode="eval").body
+    except SyntaxError:
+        # One that takes several lines.
+        return None
+    if not isinstance(node, ast.Call) or any(each.arg != "name" for each in node.keywords):
+        return None
+    return tuple(ast.literal_eval(node.args[0]))
 
 
 def _dedented(text: str) -> str:
