@@ -40,7 +40,9 @@ class Goal:
     """The most that a contender may cost: a ratio to its baseline, microseconds per operation, or other units.
 
     `limit` says, with a number, what bounds a goal that is out of reach; the
-    report shows it where the goal is missed.
+    report shows it where the goal is missed. It may be the name of a contender of
+    the same group, one that does only what nobody can leave out: then its figure
+    is the number.
     """
 
     maximum: float

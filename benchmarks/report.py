@@ -106,8 +106,8 @@ def _goals(stored: Stored) -> list[str]:
     if missed:
         lines += [f"Missed are these {len(missed)}:" if len(missed) > 1 else "Missed is this one:", ""]
         columns = ("family", "work", "contender", "measured", "goal", "limit")
-        rows = [[*_goal(each), each.goal.limit if each.goal else ""] for each in missed]
-        lines += _table(columns, rows)
+        beside = {id(each): entry.results for entry in stored.entries for each in entry.results}
+        lines += _table(columns, [[*_goal(each), _limit(each, beside[id(each)])] for each in missed])
     met = [result for result in results if result.met]
     if met:
         lines += ["", "Met:", ""]
@@ -124,6 +124,18 @@ def _goal(result: Result) -> list[str]:
     else:
         measured = _amount(result.microseconds.median, result)
     return [result.group, result.work, result.contender, measured, str(result.goal)]
+
+
+def _limit(result: Result, beside: Sequence[Result]) -> str:
+    """What bounds a contender, with the figure of the one beside it that shows it."""
+    assert result.goal is not None
+    medians = {each.contender: each.microseconds.median for each in beside}
+    bound = medians.get(result.goal.limit)
+    if bound is None:
+        return result.goal.limit
+    ratio = result.goal.kind == "ratio" and result.baseline is not None
+    figure = _ratio(bound / medians[result.baseline or ""]) if ratio else _amount(bound, result)
+    return f"{figure}: {result.goal.limit}"
 
 
 def _machines(stored: Stored) -> list[str]:
