@@ -72,7 +72,13 @@ def translated(
 
 def dump(entry: Entry[D], document: D, altered: list[Any]) -> Raw:
     """The document to store; refuses what the server would."""
-    return dump_all(entry, [document], altered)[0]
+    try:
+        raw = entry.codec.dump(document, altered)
+    except RecursionError:
+        raise too_deep(entry.model.__name__) from None
+    if not entry.codec.bounded_depth:
+        check_depth(raw, entry.model.__name__)
+    return raw
 
 
 def dump_all(entry: Entry[D], documents: Sequence[D], altered: list[Any]) -> list[Raw]:
@@ -316,15 +322,11 @@ def update_one_raw(
     chosen: Raw,
     update: Any,
     sort: Any = None,
-    *,
-    ids: Sequence[Any] = (),
     **options: Any,
 ) -> Plan[Raw | None]:
     """Update one document and see it; one of an older version is upgraded up first."""
     if not entry.versioned:
-        return (
-            yield from find_one_and_update(entry.collection, chosen, update, sort=sort, ids=ids, **options)
-        )
+        return (yield from find_one_and_update(entry.collection, chosen, update, sort=sort, **options))
     for _ in range(entry.limits.upgrade_attempts_max):
         which = chosen
         if sort is not None:

@@ -104,8 +104,9 @@ class DocumentLayout(Layout[D]):
     # -- writing -----------------------------------------------------------------------------------
 
     def insert(self, document: D) -> Plan[D]:
-        if self.entry.plain:
-            return (yield from crud.insert(self.entry, document))
+        return crud.insert(self.entry, document) if self.entry.plain else self._insert(document)
+
+    def _insert(self, document: D) -> Plan[D]:
         (stored,) = yield from self.protocol.write(Insert(self.entry, [document]))
         return stored
 
@@ -185,7 +186,16 @@ class DocumentLayout(Layout[D]):
             raise not_storable(error, self.entry.model.__name__) from error
 
     def _write(self, make: Callable[[], Work[R]]) -> Plan[R]:
+        if self.entry.elsewhere is None:
+            return self._write_here(make)
         return self._encoded(self._write_where_it_is(make, self.protocol.write))
+
+    def _write_here(self, make: Callable[[], Work[R]]) -> Plan[R]:
+        """Perform a write of one document that can be nowhere else."""
+        try:
+            return (yield from self.protocol.write(make()))
+        except ENCODING_ERRORS as error:
+            raise not_storable(error, self.entry.model.__name__) from error
 
     def _write_where_it_is(self, make: Callable[[], W], perform: Callable[[W], Plan[R]]) -> Plan[R]:
         """Perform a write of one document; where it is elsewhere, again after it was brought back."""

@@ -577,7 +577,8 @@ class Entry(Generic[D]):
 
     def one(self, identity: Any) -> Raw:
         """The filter for one document of this model, by its id."""
-        return {**by_id(identity), **self.scope}
+        chosen = by_id(identity)
+        return {**chosen, **self.scope} if self.scope else chosen
 
     def key_of(self, document: Mapping[str, Any]) -> Any:
         """What sources know a document of this model by: its id, or the values of its group."""

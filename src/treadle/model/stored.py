@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from treadle.errors import DataError, UsageError
+from treadle.model.bson_types import RESERVED
 from treadle.model.shape import Shape
 
 M = TypeVar("M", bound=BaseModel)
@@ -67,7 +69,11 @@ class Codec(Generic[M]):
 
     def dump(self, value: Any, altered: list[Any]) -> dict[str, Any]:
         """The document to store; notes in `altered` what it had to change."""
-        return self.dump_all([value], altered)[0]
+        try:
+            raw: dict[str, Any] = self._dump(value, altered)
+        except (KeyError, AttributeError, TypeError) as error:
+            raise self._inconsistent(error) from error
+        return raw
 
     def dump_all(self, values: Iterable[Any], altered: list[Any]) -> list[dict[str, Any]]:
         """The documents to store; one tight loop, because bulk inserts live by it."""
@@ -75,11 +81,19 @@ class Codec(Generic[M]):
         try:
             return [dump(value, altered) for value in values]
         except (KeyError, AttributeError, TypeError) as error:
-            raise UsageError(
-                f"this {self.model.__name__} holds something that its declaration does not allow "
-                f"({type(error).__name__}: {error}); build it through its constructor",
-                code="model-inconsistent",
-            ) from error
+            raise self._inconsistent(error) from error
+
+    def _inconsistent(self, error: Exception) -> UsageError:
+        return UsageError(
+            f"this {self.model.__name__} holds something that its declaration does not allow "
+            f"({type(error).__name__}: {error}); build it through its constructor",
+            code="model-inconsistent",
+        )
+
+    @cached_property
+    def plain_names(self) -> frozenset[str]:
+        """The stored names of fields that are as good as any: not Treadle's, no operator."""
+        return frozenset(name for name in self.by_stored if name.isidentifier() and name != RESERVED)
 
     def load(self, raw: dict[str, Any]) -> M:
         """The validated model of a stored document; takes the document over."""

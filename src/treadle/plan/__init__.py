@@ -293,12 +293,11 @@ def find_one_and_update(
     update: Update,
     *,
     after: bool = True,
-    ids: Sequence[Any] = (),
     **options: Any,
 ) -> Single[Raw | None]:
     """Update one document and see it, after the update unless asked otherwise."""
     options["return_document"] = ReturnDocument.AFTER if after else ReturnDocument.BEFORE
-    return (yield Call(collection, "find_one_and_update", (filter, update), options, ids=ids))
+    return (yield Call(collection, "find_one_and_update", (filter, update), options))
 
 
 def find_one_and_delete(

@@ -111,15 +111,11 @@ def _find(commands: Sequence[Shareable]) -> Plan[list[Any]]:
     alike: dict[str, list[int]] = {}
     for place, command in enumerate(commands):
         alike.setdefault(_asked(command), []).append(place)
+    if len(alike) == 1:
+        return (yield from _find_or_say(commands))
     outcomes: list[Any] = [ALONE] * len(commands)
     for places in alike.values():
-        group = [commands[place] for place in places]
-        try:
-            answers = yield from _find_alike(group)
-        except Exception as error:
-            # One document that cannot be decoded is not its neighbours' concern.
-            concerned = is_about_one_document(error)
-            answers = [ALONE if concerned else Failed(error)] * len(group)
+        answers = yield from _find_or_say([commands[place] for place in places])
         for place, answer in zip(places, answers, strict=True):
             outcomes[place] = answer
     return outcomes
@@ -127,8 +123,11 @@ def _find(commands: Sequence[Shareable]) -> Plan[list[Any]]:
 
 def _asked(command: Shareable) -> str:
     """What is asked for besides the ids: equal where two reads can be one."""
+    arguments = command.arguments
+    if len(arguments[0]) == 1 and (len(arguments) == 1 or arguments[1] is None):
+        return ""
     filter, projection = _read_of(command)
-    return "" if len(filter) == 1 and projection is None else repr((_condition(filter), projection))
+    return repr((_condition(filter), projection))
 
 
 def _read_of(command: Shareable) -> tuple[Raw, Any]:
@@ -140,8 +139,17 @@ def _condition(filter: Raw) -> Raw:
     return {name: value for name, value in filter.items() if name != "_id"}
 
 
+def _find_or_say(commands: Sequence[Shareable]) -> Plan[list[Any]]:
+    """The outcomes of reads that differ in nothing but the ids."""
+    try:
+        return (yield from _find_alike(commands))
+    except Exception as error:
+        # One document that cannot be decoded is not its neighbours' concern.
+        concerned = is_about_one_document(error)
+        return [ALONE if concerned else Failed(error)] * len(commands)
+
+
 def _find_alike(commands: Sequence[Shareable]) -> Plan[list[Any]]:
-    """The documents of reads that differ in nothing but the ids."""
     filter, projection = _read_of(commands[0])
     condition, collection = _condition(filter), commands[0].collection
     asked = {freeze(key): key for command in commands for key in command.ids}
@@ -152,28 +160,30 @@ def _find_alike(commands: Sequence[Shareable]) -> Plan[list[Any]]:
         chosen, most = {"_id": {"$in": some}, **condition}, len(some) + 1
         for raw in (yield from find(collection, chosen, projection, batch_size=most)):
             stored[freeze(raw["_id"])] = raw
-    taken: set[Any] = set()
+    # A document that is handed out is taken from here, and once more from there.
+    taken: dict[Any, Raw] = {}
     return [_own(command, stored, taken) for command in commands]
 
 
-def _own(command: Shareable, stored: dict[Any, Raw], taken: set[Any]) -> Any:
+def _own(command: Shareable, stored: dict[Any, Raw], taken: dict[Any, Raw]) -> Any:
     """The answer to one read; no document is handed out twice."""
-    raws = []
-    for key in command.ids:
-        frozen = freeze(key)
-        raw = stored.get(frozen)
-        if raw is None:
-            if type(key) is not ObjectId:
-                # By the collation of its collection, another text may be the same.
-                return ALONE
-            continue
-        if frozen in taken:
-            raw = bson.decode(bson.encode(raw, codec_options=CODEC_OPTIONS), CODEC_OPTIONS)
-        taken.add(frozen)
-        raws.append(raw)
-    if isinstance(command, Read):
-        return raws
-    return raws[0] if raws else None
+    if type(command) is Call:
+        return _one(command.ids[0], stored, taken)
+    raws = [_one(key, stored, taken) for key in command.ids]
+    return ALONE if ALONE in raws else [raw for raw in raws if raw is not None]
+
+
+def _one(key: Any, stored: dict[Any, Raw], taken: dict[Any, Raw]) -> Any:
+    frozen = freeze(key)
+    raw = stored.pop(frozen, None)
+    if raw is not None:
+        taken[frozen] = raw
+        return raw
+    raw = taken.get(frozen)
+    if raw is not None:
+        return bson.decode(bson.encode(raw, codec_options=CODEC_OPTIONS), CODEC_OPTIONS)
+    # By the collation of its collection, another text may be the same.
+    return None if type(key) is ObjectId else ALONE
 
 
 # -- inserts ---------------------------------------------------------------------------------------

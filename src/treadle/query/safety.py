@@ -107,7 +107,9 @@ def confine(
 
 def _refuse_owned(codec: Codec[Any], update: Update) -> None:
     """Refuse an update of what says how a document is to be read: its kind or its version."""
-    touched = touched_paths(update) if codec.owned else set()
+    if not codec.owned:
+        return
+    touched = touched_paths(update)
     if touched is None:
         raise UsageError(
             f"this pipeline rewrites the whole {codec.model.__name__}, kind and version included; "
@@ -161,7 +163,7 @@ def is_update_stage(stage: Any) -> bool:
 def clean_update(codec: Codec[Any], update: Any) -> Update:
     """An update with operators, or a pipeline, that the driver can send."""
     if isinstance(update, Mapping):
-        if not update or not all(isinstance(key, str) and key.startswith("$") for key in update):
+        if not update or [key for key in update if not (isinstance(key, str) and key.startswith("$"))]:
             raise UsageError(
                 f"an update of {codec.model.__name__} uses MongoDB's operators, such as "
                 "{'$set': {'status': 'paid'}}; to write a whole document use replace()",
@@ -175,9 +177,10 @@ def clean_update(codec: Codec[Any], update: Any) -> Update:
                 )
             if not isinstance(changes, Mapping):
                 raise UsageError(f"{operator} in an update takes a mapping of fields", code="update-invalid")
-            for path in [*changes, *(changes.values() if operator == "$rename" else ())]:
-                _check_name(codec, path, "update")
-                _check_updated(codec, path)
+            for path in changes if operator != "$rename" else [*changes, *changes.values()]:
+                if operator == "$rename" or path not in codec.plain_names:
+                    _check_name(codec, path, "update")
+                    _check_updated(codec, path)
     elif isinstance(update, Sequence) and update and not isinstance(update, (str, bytes)):
         for stage in update:
             if not is_update_stage(stage):

@@ -53,7 +53,8 @@ class AsyncReads(AsyncWriter):
     ) -> C | None: ...
     async def get(self, model: type[Document], id: Any, session: Session = None, *, into: Any = None) -> Any:
         """The document with this id, or None."""
-        return await self._read(self._calls(model).get(id, self._card(model, into)), session)
+        card = None if into is None else self._card(model, into)
+        return await self._read(self._calls(model).get(id, card), session)
 
     @overload
     async def require(

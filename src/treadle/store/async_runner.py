@@ -8,7 +8,7 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from inspect import GEN_CREATED, getgeneratorstate
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from bson.errors import InvalidBSON
 from pymongo.asynchronous.client_session import AsyncClientSession
@@ -46,7 +46,7 @@ from treadle.plan import (
 from treadle.plan.capabilities import Capabilities, read_capabilities
 from treadle.plan.decoding import RAW_CODEC_OPTIONS, Unreadable, codec_options, decoded, undecoded
 from treadle.plan.server_errors import is_passing, is_swapping
-from treadle.plan.together import Failed, Shareable, lane_of, perform_together
+from treadle.plan.together import ALONE, Failed, Shareable, lane_of, perform_together
 from treadle.store import deadline, joined, shell
 from treadle.store.async_transactions import in_transaction
 from treadle.store.combine import AsyncCombiner
@@ -56,6 +56,13 @@ from treadle.store.ended import Transactions
 R = TypeVar("R")
 Session = AsyncClientSession | None
 ABANDONED_MAX = 1_000
+
+
+def _is_shared(command: Command, answers: bool) -> TypeGuard[Shareable]:
+    """Whether a command may go together with others: of reads, only those that answer a caller."""
+    if type(command) is Call:
+        return bool(command.ids) and (answers or command.writes)
+    return type(command) is Read and answers and bool(command.ids)
 
 
 def _named(database: AsyncDatabase[Any], name: str) -> AsyncCollection[Raw]:
@@ -137,11 +144,19 @@ class AsyncRunner:
             raise not_fresh()
         if self._shards is not None:
             plan = self._shards.targeted(plan)
+        perform = self._answer if answers else self._perform
         try:
             command = next(plan)
             while True:
                 try:
-                    result = await (self._answer if answers else self._perform)(command, session)
+                    if session is None and self._shares and _is_shared(command, answers):
+                        result = await self._together(command)
+                        if type(result) is Failed:
+                            raise result.error
+                        if result is ALONE:
+                            result = await self._by_itself(command)
+                    else:
+                        result = await perform(command, session)
                 except Exception as error:
                     if session is not None and session.in_transaction and not isinstance(error, Unreadable):
                         unwind(plan, error)
@@ -157,12 +172,8 @@ class AsyncRunner:
     async def _answer(self, command: Command, session: Session) -> Any:
         """Perform a command for the caller, who chose where to read."""
         if type(command) is Call and not command.writes:
-            if command.ids and session is None:
-                return await self._together(command)
             return await self._call(command, session, self.collection(command.collection))
         if type(command) is Read:
-            if command.ids and session is None:
-                return await self._together(command)
             return await self._listed(command, session)
         return await self._perform(command, session)
 
@@ -194,27 +205,28 @@ class AsyncRunner:
                     raise
         raise refused
 
-    async def _together(self, command: Shareable) -> Any:
-        """Perform a command together with those of other tasks who come at the same time."""
-        if not self._shares or joined.by_driver():
-            return await self._by_itself(command)
+    def _together(self, command: Shareable) -> Awaitable[Any]:
+        """What a command comes to that goes together with those of other tasks who come at the same time.
+
+        Its result, `Failed`, or `ALONE` where it is still to be performed, by itself.
+        """
+        if joined.by_driver():
+            return self._by_itself(command)
         lane = lane_of(command)
         combiner = self._lanes.get(lane)
         if combiner is None:
-            reads = lane[1] == "find"
-            most = self._limits.together_max
+            reads, limits = lane[1] == "find", self._limits
 
             async def perform(commands: Sequence[Shareable]) -> list[Any]:
                 if len(commands) == 1:
                     return [await self._by_itself(commands[0])]
                 return await self.run(perform_together(commands), answers=reads)
 
-            combiner = AsyncCombiner(perform, most, self._limits, lingers=False, reads=reads)
+            combiner = AsyncCombiner(
+                perform, limits.together_max, limits, alone=self._by_itself, lingers=False, reads=reads
+            )
             combiner = self._lanes.setdefault(lane, combiner)
-        outcome = await combiner.perform(command)
-        if type(outcome) is Failed:
-            raise outcome.error
-        return outcome
+        return combiner.join(command)
 
     async def _by_itself(self, command: Shareable) -> Any:
         if type(command) is Read:
@@ -225,8 +237,6 @@ class AsyncRunner:
 
     async def _perform(self, command: Command, session: Session) -> Any:
         if type(command) is Call:
-            if command.ids and session is None and command.writes:
-                return await self._together(command)
             if session is not None and command.writes and not isinstance(command.collection, Distant):
                 self.transactions.note(session, command)
             return await self._call(command, session, self._own(command.collection))

@@ -42,10 +42,12 @@ class Combiner:
         most: int,
         limits: Limits,
         *,
+        alone: Callable[[Any], Any] | None = None,
         lingers: bool = True,
         reads: bool = False,
     ) -> None:
         self._perform = perform
+        self._alone = alone or (lambda work: self._perform([work])[0])
         self._most = most
         self._limits = limits
         self._lingers = lingers
@@ -72,7 +74,7 @@ class Combiner:
             self._busy = True
         if mine is None and self._last_size == 1:
             try:
-                return self._perform([work])[0]
+                return self._alone(work)
             finally:
                 self._hand_over()
         if mine is None:
@@ -87,7 +89,10 @@ class Combiner:
             return self._lead(mine.group)
         if mine.error is not None:
             raise mine.error
-        return self._perform([work])[0] if mine.outcome is ALONE else mine.outcome
+        return self._alone(work) if mine.outcome is ALONE else mine.outcome
+
+    # A thread has nothing else to do meanwhile.
+    join = perform
 
     def _await_turn(self, mine: _Waiting) -> None:
         """Wait until this call is done, or is to lead a group."""
@@ -135,7 +140,7 @@ class Combiner:
         first, *others = group
         try:
             if not others:
-                return self._perform([first.work])[0]
+                return self._alone(first.work)
             try:
                 outcomes = self._perform([each.work for each in group])
             except BaseException as error:
@@ -147,11 +152,11 @@ class Combiner:
                     each.woken.set()
                 if not again or not isinstance(error, Exception):
                     raise
-                return self._perform([first.work])[0]
+                return self._alone(first.work)
             for each, outcome in zip(others, outcomes[1:], strict=True):
                 each.outcome = outcome
                 each.woken.set()
-            return self._perform([first.work])[0] if outcomes[0] is ALONE else outcomes[0]
+            return self._alone(first.work) if outcomes[0] is ALONE else outcomes[0]
         finally:
             self._hand_over()
 
@@ -245,10 +250,12 @@ class AsyncCombiner:
         most: int,
         limits: Limits,
         *,
+        alone: Callable[[Any], Awaitable[Any]] | None = None,
         lingers: bool = True,
         reads: bool = False,
     ) -> None:
         self._perform = perform
+        self._alone = alone or self._as_a_group
         self._most = most
         self._limits = limits
         self._lingers = lingers
@@ -261,26 +268,44 @@ class AsyncCombiner:
 
     async def perform(self, work: Any) -> Any:
         """The outcome of a call, or its own error."""
+        outcome = await self.join(work)
+        return await self._alone(work) if outcome is ALONE else outcome
+
+    def join(self, work: Any) -> Awaitable[Any]:
+        """The outcome of a call, its own error, or `ALONE`; to be awaited at once.
+
+        Not a coroutine: of those who queue there may be many, and each waits
+        for its future with nothing in between.
+        """
         if not self._busy:
             self._busy = True
-            try:
-                return (await self._perform([work]))[0]
-            finally:
-                self._hand_over()
-        mine = _AsyncWaiting(work, self._reads)
-        self._waiting.append(mine)
-        if not self._lingers and self._timer is None:
+            return self._go_first(work)
+        waiting = self._waiting
+        mine = _AsyncWaiting(work, self._reads, waiting[-1] if waiting else None)
+        waiting.append(mine)
+        if self._lingers:
+            return self._wait(mine, _patience(mine.until, True, self._limits))
+        if self._timer is None:
             self._look_later(self._limits.together_wait_seconds)
-        seconds = _patience(mine.until, self._lingers, self._limits)
-        if seconds == math.inf:
-            outcome = await mine.future
-        else:
-            timer = asyncio.get_running_loop().call_later(seconds, mine.expire)
-            try:
-                outcome = await mine.future
-            finally:
-                timer.cancel()
-        return (await self._perform([work]))[0] if outcome is ALONE else outcome
+        return (
+            mine if mine.until == math.inf else self._wait(mine, _patience(mine.until, False, self._limits))
+        )
+
+    async def _go_first(self, work: Any) -> Any:
+        try:
+            return await self._alone(work)
+        finally:
+            self._hand_over()
+
+    async def _as_a_group(self, work: Any) -> Any:
+        return (await self._perform([work]))[0]
+
+    async def _wait(self, mine: _AsyncWaiting, seconds: float) -> Any:
+        timer = asyncio.get_running_loop().call_later(seconds, mine.expire)
+        try:
+            return await mine
+        finally:
+            timer.cancel()
 
     def _look_later(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._go_on)
@@ -301,13 +326,14 @@ class AsyncCombiner:
         self._busy = bool(group)
         if group:
             # As the one whose deadline is the latest, not as whoever was served before.
-            task = asyncio.get_running_loop().create_task(self._lead(group), context=group[0].context)
+            context = group[0].context.copy()
+            task = asyncio.get_running_loop().create_task(self._lead(group), context=context)
             self._groups.add(task)
             task.add_done_callback(self._groups.discard)
 
     def _take(self, most: int, led_until: float = math.inf) -> list[_AsyncWaiting]:
         # Whoever was cancelled while it waited, or came too late, was never begun.
-        self._waiting = deque(each for each in self._waiting if not each.future.done())
+        self._waiting = deque(each for each in self._waiting if not each.done())
         group = _take(self._waiting, most, led_until)
         for each in group:
             each.begun = True
@@ -325,34 +351,40 @@ class AsyncCombiner:
             # unless the group may have been committed after all.
             alone = len(group) > 1 and (self._reads or surely_not_committed(error))
             for each in group:
-                if not each.future.done():
+                if not each.done():
                     if alone:
-                        each.future.set_result(ALONE)
+                        each.set_result(ALONE)
                     else:
-                        each.future.set_exception(shell.outcome_unknown(error))
+                        each.set_exception(shell.outcome_unknown(error))
             if not isinstance(error, Exception):
                 raise
         else:
             for each, outcome in zip(group, outcomes, strict=True):
-                if not each.future.done():
-                    each.future.set_result(outcome)
+                if not each.done():
+                    each.set_result(outcome)
         finally:
             self._hand_over()
 
 
-class _AsyncWaiting:
-    """A call in the queue of a loop."""
+class _AsyncWaiting(asyncio.Future[Any]):
+    """A call in the queue of a loop; the future of how it ends."""
 
-    def __init__(self, work: Any, reads: bool) -> None:
+    __slots__ = ("begun", "context", "reads", "since", "until", "work")
+
+    context: contextvars.Context
+
+    def __init__(self, work: Any, reads: bool, ahead: _AsyncWaiting | None) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
         self.work = work
         self.reads = reads
         self.since = time.monotonic()
         self.until = deadline.moment()
-        self.context = contextvars.copy_context()
-        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        # Where neither has a deadline, the context of the one ahead will serve.
+        same = ahead is not None and ahead.until == self.until == math.inf
+        self.context = ahead.context if ahead is not None and same else contextvars.copy_context()
         self.begun = False
 
     def expire(self) -> None:
         """Its time is over; where its group is under way, whoever set no deadline goes on waiting."""
-        if not self.future.done() and not (self.begun and self.until == math.inf):
-            self.future.set_exception(_too_late(self.begun, self.reads))
+        if not self.done() and not (self.begun and self.until == math.inf):
+            self.set_exception(_too_late(self.begun, self.reads))

@@ -23,6 +23,7 @@ from pymongo.errors import PyMongoError
 from treadle.errors import DataError
 from treadle.graph.limits import Limits
 
+NEVER = float("inf")
 NONE: AbstractContextManager[None] = contextlib.nullcontext()
 
 
@@ -45,12 +46,12 @@ def remaining() -> float | None:
 
 def moment() -> float:
     """The deadline on the monotonic clock; infinite where there is none."""
-    return _csot.get_deadline() if _csot.get_timeout() else float("inf")
+    return _csot.DEADLINE.get() if _csot.TIMEOUT.get() else NEVER
 
 
 def within(seconds: float | None) -> AbstractContextManager[None]:
     """Bound what runs inside, unless its caller has set a deadline already."""
-    return NONE if seconds is None or _csot.get_timeout() else pymongo.timeout(seconds)
+    return NONE if seconds is None or _csot.TIMEOUT.get() else pymongo.timeout(seconds)
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ _OPEN: ContextVar[tuple[Joined, ...]] = ContextVar("treadle_transactions", defau
 
 def by_driver() -> bool:
     """Whether the driver itself gives the caller's commands a session."""
-    return any(bound.get() is not None for bound in _BOUND)
+    return bool([bound for bound in _BOUND if bound.get() is not None])
 
 
 def current(store: Any) -> Any:

@@ -215,7 +215,12 @@ def encoding() -> Generator[None]:
     try:
         yield
     except ENCODING_ERRORS as error:
-        raise not_storable(error, "a document or a command") from error
+        raise not_encodable(error) from error
+
+
+def not_encodable(error: Exception) -> Exception:
+    """What the caller is told of a value that the driver cannot encode."""
+    return not_storable(error, "a document or a command")
 
 
 def clear(error: PyMongoError) -> Exception:

@@ -50,7 +50,8 @@ class Reads(Writer):
     def get(self, model: type[Document], id: Any, session: Session = None, *, into: type[C]) -> C | None: ...
     def get(self, model: type[Document], id: Any, session: Session = None, *, into: Any = None) -> Any:
         """The document with this id, or None."""
-        return self._read(self._calls(model).get(id, self._card(model, into)), session)
+        card = None if into is None else self._card(model, into)
+        return self._read(self._calls(model).get(id, card), session)
 
     @overload
     def require(

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from inspect import GEN_CREATED, getgeneratorstate
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from bson.errors import InvalidBSON
 from pymongo.client_session import ClientSession
@@ -47,7 +47,7 @@ from treadle.plan import (
 from treadle.plan.capabilities import Capabilities, read_capabilities
 from treadle.plan.decoding import RAW_CODEC_OPTIONS, Unreadable, codec_options, decoded, undecoded
 from treadle.plan.server_errors import is_passing, is_swapping
-from treadle.plan.together import Failed, Shareable, lane_of, perform_together
+from treadle.plan.together import ALONE, Failed, Shareable, lane_of, perform_together
 from treadle.store import deadline, joined, shell
 from treadle.store.blocking.transactions import in_transaction
 from treadle.store.combine import Combiner
@@ -57,6 +57,13 @@ from treadle.store.ended import Transactions
 R = TypeVar("R")
 Session = ClientSession | None
 ABANDONED_MAX = 1_000
+
+
+def _is_shared(command: Command, answers: bool) -> TypeGuard[Shareable]:
+    """Whether a command may go together with others: of reads, only those that answer a caller."""
+    if type(command) is Call:
+        return bool(command.ids) and (answers or command.writes)
+    return type(command) is Read and answers and bool(command.ids)
 
 
 def _named(database: Database[Any], name: str) -> Collection[Raw]:
@@ -138,11 +145,19 @@ class Runner:
             raise not_fresh()
         if self._shards is not None:
             plan = self._shards.targeted(plan)
+        perform = self._answer if answers else self._perform
         try:
             command = next(plan)
             while True:
                 try:
-                    result = (self._answer if answers else self._perform)(command, session)
+                    if session is None and self._shares and _is_shared(command, answers):
+                        result = self._together(command)
+                        if type(result) is Failed:
+                            raise result.error
+                        if result is ALONE:
+                            result = self._by_itself(command)
+                    else:
+                        result = perform(command, session)
                 except Exception as error:
                     if session is not None and session.in_transaction and not isinstance(error, Unreadable):
                         unwind(plan, error)
@@ -158,12 +173,8 @@ class Runner:
     def _answer(self, command: Command, session: Session) -> Any:
         """Perform a command for the caller, who chose where to read."""
         if type(command) is Call and not command.writes:
-            if command.ids and session is None:
-                return self._together(command)
             return self._call(command, session, self.collection(command.collection))
         if type(command) is Read:
-            if command.ids and session is None:
-                return self._together(command)
             return self._listed(command, session)
         return self._perform(command, session)
 
@@ -194,26 +205,27 @@ class Runner:
         raise refused
 
     def _together(self, command: Shareable) -> Any:
-        """Perform a command together with those of other tasks who come at the same time."""
-        if not self._shares or joined.by_driver():
+        """What a command comes to that goes together with those of other tasks who come at the same time.
+
+        Its result, `Failed`, or `ALONE` where it is still to be performed, by itself.
+        """
+        if joined.by_driver():
             return self._by_itself(command)
         lane = lane_of(command)
         combiner = self._lanes.get(lane)
         if combiner is None:
-            reads = lane[1] == "find"
-            most = self._limits.together_max
+            reads, limits = lane[1] == "find", self._limits
 
             def perform(commands: Sequence[Shareable]) -> list[Any]:
                 if len(commands) == 1:
                     return [self._by_itself(commands[0])]
                 return self.run(perform_together(commands), answers=reads)
 
-            combiner = Combiner(perform, most, self._limits, lingers=False, reads=reads)
+            combiner = Combiner(
+                perform, limits.together_max, limits, alone=self._by_itself, lingers=False, reads=reads
+            )
             combiner = self._lanes.setdefault(lane, combiner)
-        outcome = combiner.perform(command)
-        if type(outcome) is Failed:
-            raise outcome.error
-        return outcome
+        return combiner.join(command)
 
     def _by_itself(self, command: Shareable) -> Any:
         if type(command) is Read:
@@ -224,8 +236,6 @@ class Runner:
 
     def _perform(self, command: Command, session: Session) -> Any:
         if type(command) is Call:
-            if command.ids and session is None and command.writes:
-                return self._together(command)
             if session is not None and command.writes and not isinstance(command.collection, Distant):
                 self.transactions.note(session, command)
             return self._call(command, session, self._own(command.collection))

@@ -25,6 +25,7 @@ from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
+from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Distant, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
 from treadle.store import deadline, joined, shell
@@ -101,6 +102,12 @@ class Writer:
         return inherited
 
     def _write(self, plan: Plan[R], session: Session = None) -> R:
+        if self._seconds is None and self._steady and session is None and joined.current(self) is None:
+            # The same in short, for the most frequent case.
+            try:
+                return self.runner.run(plan)
+            except ENCODING_ERRORS as error:
+                raise shell.not_encodable(error) from error
         with deadline.within(self._seconds), shell.encoding():
             if self._known is None or self.database.client.topology_description is not self._topology:
                 self._look()
@@ -112,6 +119,12 @@ class Writer:
             if within is None or not within.in_transaction:
                 return self.runner.run(plan, within)
             return self._write_inside(plan, within)
+
+    @property
+    def _steady(self) -> bool:
+        """Whether the server is still the one that was looked at, and there is nothing to warn of."""
+        known = self._known is not None and self.database.client.topology_description is self._topology
+        return known and not self._unready
 
     def _write_inside(self, plan: Plan[R], session: ClientSession) -> R:
         """Perform a plan inside a transaction of the caller, which is over if that fails half way."""
@@ -128,6 +141,11 @@ class Writer:
             raise
 
     def _read(self, plan: Plan[R], session: Session = None) -> R:
+        if self._seconds is None and self._greeted:
+            try:
+                return self.runner.run(plan, self._within(session), answers=True)
+            except ENCODING_ERRORS as error:
+                raise shell.not_encodable(error) from error
         with deadline.within(self._seconds), shell.encoding():
             if not self._greeted and self._streams:
                 # Refuses a server that has none.
