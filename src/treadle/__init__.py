@@ -1,5 +1,7 @@
 """Treadle keeps MongoDB's schema design patterns true."""
 
+import gc
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -258,9 +260,20 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{home}"), name)
+    value = getattr(_imported(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
+
+
+def _imported(module: str) -> Any:
+    """A module; without collections meanwhile, which would go through all that was made and find nothing."""
+    if module in sys.modules or not gc.isenabled():
+        return import_module(module)
+    gc.disable()
+    try:
+        return import_module(module)
+    finally:
+        gc.enable()
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,8 @@ a heading of its own in `docs/errors.md`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from treadle.values import frozen
 
 MESSAGE_LENGTH_MAX = 4_000
 
@@ -80,7 +81,7 @@ class Conflict(UsageError):
         self.identity = identity
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Failure:
     """Why one document or operation of a bulk write was refused; positions count from 0."""
 

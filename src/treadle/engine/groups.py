@@ -8,7 +8,6 @@ where they differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pymongo.errors import OperationFailure
@@ -29,6 +28,7 @@ from treadle.plan.capabilities import Capabilities
 from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import NAMESPACE_NOT_FOUND
 from treadle.query.keys import KEY, distinct, freeze
+from treadle.values import frozen
 
 
 def require_indexes(unready: list[GroupRule | Entry[Any]]) -> Plan[None]:
@@ -142,7 +142,7 @@ def arrange(server: Capabilities, entry: Entry[Any], keys: Sequence[Any], ledger
     return Arranged(made, [entry.key_of(each) for each in surplus])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Arranged:
     """The ids of documents that were made, and the keys of those that were removed."""
 

@@ -36,12 +36,13 @@ from treadle.plan.server_errors import CONVERSION_FAILURE, codes_of
 from treadle.query.comparison import same
 from treadle.query.keys import freeze, may_be_id
 from treadle.query.paths import outermost
+from treadle.values import frozen as frozen_value
 
 # Inside a caller's own transaction nothing can be left for later.
 UNBOUNDED = 2**31
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_value
 class FanOut:
     """Copies that are still to be made of one source document, by what targets name it by."""
 

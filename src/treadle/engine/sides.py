@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from treadle.graph.changing import Replacement, Side
 from treadle.graph.pattern import Entry
 from treadle.plan import Plan, Raw, find
+from treadle.values import frozen
 
 COLLECTION = "treadle.changes"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sides:
     """The fields of one model that have two declarations, and what is shown of them."""
 

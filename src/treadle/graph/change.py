@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 from treadle.plan import Plan, Raw
 from treadle.query.paths import overlap
+from treadle.values import frozen
 
 # In a batch: the caller passed nothing along for this document, which is not the same as None.
 NOT_GIVEN: Final = object()
@@ -17,7 +18,7 @@ BEFORE = "fullDocumentBeforeChange"
 AFTER = "fullDocument"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Change:
     """Before and after of one document, as stored; None where there was or is none.
 

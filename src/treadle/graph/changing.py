@@ -23,6 +23,7 @@ from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Pattern, Place
 from treadle.model.bson_types import RESERVED
 from treadle.query.paths import put, value_at
+from treadle.values import frozen
 
 if TYPE_CHECKING:
     from treadle.graph.pattern import Rule
@@ -40,7 +41,7 @@ class Replaces:
     declared: Pattern
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ShadowPlace(Place):
     """Where the new declaration of a field stands until it is swapped in."""
 
@@ -73,7 +74,7 @@ def placed(place: Place, marks: Sequence[Pattern]) -> Iterator[tuple[Place, Patt
     yield ShadowPlace(place.entry, place.owner, place.steps, place.field), marks[0]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Replacement:
     """The two declarations of one field: how it is called, where the mark is, and what changes places."""
 

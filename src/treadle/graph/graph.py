@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -39,6 +38,7 @@ from treadle.query.paths import (
     refuse_array_of_arrays,
     resolve,
 )
+from treadle.values import frozen
 
 D = TypeVar("D", bound=Document)
 # The families of derived data, which the engine maintains.
@@ -60,7 +60,7 @@ def needs_of(rule: Rule) -> dict[str, str]:
     return {**rule.needs, **NEEDED_BY.get(rule.maintain, NOTHING)}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stage:
     """The rules of one level: those that gather, by source, with those that need the server; and copies."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -23,11 +22,12 @@ from treadle.graph.pattern import Entry, Maintain, ModelReference, Models, Patte
 from treadle.plan import Plan, Raw
 from treadle.plan.capabilities import Capabilities
 from treadle.query.paths import value_at
+from treadle.values import frozen
 
 ADVICE = " with each write of the document; leave it out"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Lifecycle(Pattern):
     """What these declarations have in common: where they may stand."""
 
@@ -58,7 +58,7 @@ class _Lifecycle(Pattern):
             raise DeclarationError(f"{place.label} must be a {names}", code="maintained-type")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CreatedAt(_Lifecycle):
     """When the document was inserted, by the server's clock."""
 
@@ -69,7 +69,7 @@ class CreatedAt(_Lifecycle):
         return StampRule(place, self.pattern, always=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UpdatedAt(_Lifecycle):
     """When a caller last wrote the document, by the server's clock; maintained values do not count.
 
@@ -128,7 +128,7 @@ class StampRule(Rule):
         return {self.path: "now"} if new or self._always else {}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Followed(Place):
     """The place of a date, as one of the models whose writes count has it."""
 
@@ -194,7 +194,7 @@ class FollowedRule(GatherRule):
         yield  # pragma: no cover
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Revision(_Lifecycle):
     """How often the document was written; whoever writes over an older one is told."""
 
@@ -223,7 +223,7 @@ class RevisionRule(Rule):
         return {self.path: {"$eq": known} if known else {"$in": [0, None]}}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SoftDelete(_Lifecycle):
     """When the document was deleted; it stays stored, and everybody takes it for gone."""
 

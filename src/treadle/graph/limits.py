@@ -8,12 +8,13 @@ what is stored already.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from treadle.errors import UsageError
+from treadle.values import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Limits:
     """Sizes, pages, attempts and waits: `Store(database, models, limits=Limits(insert_max=1_000))`."""
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from treadle.plan import Plan
+from treadle.values import frozen
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Action:
     """One thing that set-up did, or would do."""
 
@@ -24,7 +25,7 @@ class Action:
         return f"{self.what} {self.collection}" + (f": {self.detail}" if self.detail else "")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finding:
     """Something stored is not what it should be."""
 
@@ -36,7 +37,7 @@ class Finding:
     expected: Any
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Progress:
     """How far a long run has come with one model."""
 
@@ -79,7 +80,7 @@ def resting(report: Report | None, documents: int, last: list[Any] | None = None
         yield from report.rest(documents, last)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Page(Generic[T]):
     """Some documents in the order of a sort; `next` is what `after=` takes for those that follow."""
 
@@ -95,7 +96,7 @@ class Nested(Generic[T]):
     children: list[Nested[T]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class State(Generic[T]):
     """A document as it was from `valid_from` to `valid_to`, which is None while it still is.
 
@@ -120,7 +121,7 @@ class Changed(NamedTuple):
     after: Any
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FieldSummary:
     """Statistics of one field; `avg` is None where no reading has a value."""
 
@@ -133,7 +134,7 @@ class FieldSummary:
         return getattr(self, name)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Summary:
     """What one bucket says about its readings, by the names of the fields."""
 

@@ -17,7 +17,6 @@ target itself, computed in Python). They are in `derived.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from inspect import isawaitable
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
@@ -41,6 +40,7 @@ from treadle.model.storable import refuse_unsendable, too_deep
 from treadle.plan import Plan, Raw, by_id
 from treadle.plan.capabilities import Capabilities
 from treadle.query.paths import ARRAYS, Path, Step
+from treadle.values import frozen
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -53,7 +53,7 @@ REVISION = f"{RESERVED}.n"
 STATE = f"{RESERVED}.state"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Place:
     """Where a declaration stands: document, path to the declaring model, field."""
 
@@ -76,7 +76,7 @@ class Place:
         return any(step.array for step in self.steps)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClassPlace(Place):
     """Where a class keyword stands: the document as a whole."""
 
@@ -91,7 +91,7 @@ class ClassPlace(Place):
         return f"{STATE}.{self.keyword}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Elsewhere:
     """Another collection that holds some of a model's documents."""
 

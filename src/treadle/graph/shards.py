@@ -20,6 +20,7 @@ from treadle.plan.dry_run import nothing_matched
 from treadle.plan.operations import DeleteMany, InsertOne, Operation, ReplaceOne, UpdateOne
 from treadle.query.keys import freeze
 from treadle.query.paths import resolve, value_at
+from treadle.values import frozen
 
 R = TypeVar("R")
 
@@ -33,7 +34,7 @@ FILTERED = ONE | {"find_one", "update_many", "delete_many", "count_documents"}
 _MISSING = object()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Held:
     """Where documents that refer to a sharded model hold its id, and its key."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from typing import Any
 
+from treadle.values import frozen
 
-@dataclass(frozen=True, slots=True)
+
+@frozen
 class Indexed:
     """Marks a field as indexed: `email: Annotated[str, Indexed(unique=True)]`.
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import difflib
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any, Literal, get_args
 
 from pymongo import IndexModel
 
 from treadle.errors import DeclarationError
 from treadle.model.bson_types import RESERVED
+from treadle.values import frozen
 
 Naming = Literal["snake", "camel"]
 Validation = Literal["strict", "moderate", "off"]
@@ -32,7 +33,7 @@ _CHOICES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Settings:
     """The class keywords of a document, with those that it inherits."""
 

@@ -11,7 +11,6 @@ import decimal
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from bson import ObjectId
@@ -19,13 +18,15 @@ from bson.binary import Binary
 from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 
+from treadle.values import frozen
+
 INT32 = 2**31
 # A repeated group, which may take a backtracking engine time that doubles with every character.
 REPEATED_GROUP = re.compile(r"(?<!\\)\)[*+{]")
 SLOW_LENGTH = 20
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fault:
     """A place in a document, what stands there, and what should."""
 

@@ -18,7 +18,6 @@ import types
 import typing
 import uuid
 from collections import deque
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typing_extensions
@@ -28,6 +27,7 @@ from pydantic import AnyUrl, BaseModel, PlainSerializer, SecretBytes, SecretStr,
 from pydantic.fields import FieldInfo
 
 from treadle.errors import DeclarationError
+from treadle.values import frozen
 
 Kind = Literal[
     "scalar", "model", "list", "set", "frozenset", "tuple", "deque", "map", "union", "enum",
@@ -54,7 +54,7 @@ _TEXTUAL = (pathlib.PurePath, AnyUrl)
 _MAPS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shape:
     """One annotation, taken apart; `items` are the members, elements, or key and value."""
 

@@ -45,6 +45,7 @@ from treadle.query.paths import (
     top,
     value_at,
 )
+from treadle.values import frozen
 
 Policy = Literal["sync", "snapshot"]
 
@@ -73,7 +74,7 @@ class ExtendedReference(Pattern):
         return ReferenceRule(place, graph, self)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Copied:
     """One copied field: its stored name in the card (None for a flat copy) and in the source."""
 

@@ -16,7 +16,7 @@ knows any pattern. Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NoReturn, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -31,6 +31,7 @@ from treadle.model.bson_types import Filter as Filter
 from treadle.model.bson_types import Raw as Raw
 from treadle.model.bson_types import Update as Update
 from treadle.plan.server_errors import exists_already, is_outcome_unknown, is_transient
+from treadle.values import frozen
 
 R = TypeVar("R")
 
@@ -38,7 +39,7 @@ SCHEMA_COMMANDS = frozenset({"create", "collMod", "createIndexes"})
 HARMLESS_COMMANDS = frozenset({"hello", "buildInfo", "ping", "listCollections", "listIndexes"})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Command:
     """One request for I/O."""
 
@@ -76,7 +77,7 @@ class Distant(Foreign):
         return isinstance(other, Distant) and str(self) == str(other) and self.client is other.client
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Call(Command):
     """One method of a PyMongo collection, with its arguments.
 
@@ -92,7 +93,7 @@ class Call(Command):
     ids: Sequence[Any] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Read(Command):
     """A method that returns a cursor; the result is the list of its documents.
 
@@ -109,7 +110,7 @@ class Read(Command):
     ids: Sequence[Any] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DatabaseCommand(Command):
     """A command of the database itself, such as collMod."""
 
@@ -130,21 +131,21 @@ class DatabaseCommand(Command):
         return next(iter(self.document)) in SCHEMA_COMMANDS | HARMLESS_COMMANDS
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Transact(Command):
     """Run the plan that `make` makes in a transaction, again after a conflict."""
 
     make: Callable[[], Plan[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Wait(Command):
     """Let some time pass; a plan has no clock of its own."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Aside(Command):
     """Run the plan that `make` makes beside the transaction under way: where there is one, not at all.
 
@@ -154,24 +155,24 @@ class Aside(Command):
     make: Callable[[], Plan[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Outside(Command):
     """Run the plan that `make` makes without the caller's session, even where a transaction is under way."""
 
     make: Callable[[], Plan[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServerFacts(Command):
     """What the server can do; a runner asks once, and remembers."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IsInside(Command):
     """Whether a transaction of the caller is under way."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Share(Command):
     """Perform a work in a commit that it may share with others who come at the same time."""
 

@@ -12,7 +12,7 @@ follow, and again after a failover. `treadle doctor` probes everything.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 from uuid import UUID
@@ -23,6 +23,7 @@ from pymongo.errors import ConfigurationError, OperationFailure
 from treadle.errors import DeclarationError, TreadleError, UsageError
 from treadle.plan import Plan, Raw, database_command, find_one, transact, update_one
 from treadle.plan.server_errors import INDEX_CONFLICT, NAMESPACE_NOT_FOUND, UNAUTHORIZED, is_refusal
+from treadle.values import frozen
 
 R = TypeVar("R")
 
@@ -38,7 +39,7 @@ REPLICA_SET_OF_ONE = (
 StreamLevel = Literal["database", "cluster"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Capabilities:
     """The facts on which plans depend; what was not probed counts as missing."""
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import bson
@@ -59,6 +58,7 @@ from treadle.plan.server_errors import (
     surely_not_committed,
 )
 from treadle.query.keys import freeze
+from treadle.values import frozen
 
 Shareable: TypeAlias = Call | Read
 
@@ -69,7 +69,7 @@ BYTES_MAX = 16 * 1024 * 1024
 LARGE_BYTES = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Failed:
     """The outcome of one of several that raised; its neighbours are not concerned."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import decimal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -24,6 +23,7 @@ from treadle.model.bson_types import CODEC_OPTIONS, Raw
 from treadle.query.comparison import is_nan
 from treadle.query.paths import Path, expression_of, getter, value_at, values_at, values_expression
 from treadle.query.windows import Window
+from treadle.values import frozen
 
 KEY = "__treadle_key"
 # The sources of so many groups are looked for one by one; those of more, by ranges.
@@ -142,7 +142,7 @@ class ReferenceKey:
         return [(self.by.stored, ASCENDING)]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KeyPart:
     """One value that the sources of a group have in common, and where the target holds it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import methodcaller
 from typing import Any
 
@@ -16,6 +16,7 @@ from treadle.model.bson_types import Raw
 from treadle.model.codec import Codec, codec_of
 from treadle.model.pairs import is_paired
 from treadle.model.shape import Shape
+from treadle.values import frozen
 
 ARRAYS = frozenset({"list", "set", "frozenset", "tuple", "deque"})
 # Where a DBRef holds the id of the document that it refers to.
@@ -26,7 +27,7 @@ NAME_LENGTH_MAX = 200
 _DOCUMENT = (dict, Mapping)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Step:
     """One segment of a path; `array` says that a document may hold many values here."""
 
@@ -35,7 +36,7 @@ class Step:
     array: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Path:
     """A path into a model: its steps, and the shape of what stands at its end."""
 

@@ -6,20 +6,22 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from treadle import upkeep
 from treadle.graph.calls import moving_of
 from treadle.graph.outcomes import Finding, Report
 from treadle.model.document import Document
 from treadle.store import shell
 from treadle.store.async_past import AsyncPast
-from treadle.upkeep import aside, controls, findings, jobs, proof, rebuild, replacing, retries, status
-from treadle.upkeep.aside import SetAsideDocument
-from treadle.upkeep.controls import Resumed
-from treadle.upkeep.findings import KeptFinding
-from treadle.upkeep.jobs import Job, JobStatus, Throttle
-from treadle.upkeep.replacing import ChangeStatus
-from treadle.upkeep.status import Status
+
+if TYPE_CHECKING:
+    from treadle.upkeep.aside import SetAsideDocument
+    from treadle.upkeep.controls import Resumed
+    from treadle.upkeep.findings import KeptFinding
+    from treadle.upkeep.jobs import Job, JobStatus, Throttle
+    from treadle.upkeep.replacing import ChangeStatus
+    from treadle.upkeep.status import Status
 
 
 class AsyncOperations(AsyncPast):
@@ -44,18 +46,18 @@ class AsyncOperations(AsyncPast):
         where a verify of the same models was interrupted. With `fields`, what
         is about these fields.
         """
-        proof.check(sample, since, resume)
+        upkeep.proof.check(sample, since, resume)
         entries = self.graph.chosen(models)
-        only = None if fields is None else rebuild.rules_of(entries, fields)
+        only = None if fields is None else upkeep.rebuild.rules_of(entries, fields)
         server = await self._capabilities()
         whole = sample is None and since is None
         options: dict[str, Any] = {"sample": sample, "since": since, "resume": resume}
         async with self._owning() as owner:
             job = self._job("verify", models, owner, throttle, progress, every_page=whole)
             found = await self.runner.run(
-                proof.prove(self.graph, server, entries, job, is_dead=shell.is_dead, **options)
+                upkeep.proof.prove(self.graph, server, entries, job, is_dead=shell.is_dead, **options)
             )
-        return found if only is None else [each for each in found if rebuild.is_about(only, each)]
+        return found if only is None else [each for each in found if upkeep.rebuild.is_about(only, each)]
 
     async def repair(
         self,
@@ -71,15 +73,17 @@ class AsyncOperations(AsyncPast):
         these fields, and the formulas that follow from them.
         """
         entries = self.graph.chosen(models)
-        only = None if fields is None else rebuild.rules_of(entries, fields)
+        only = None if fields is None else upkeep.rebuild.rules_of(entries, fields)
         server = await self._capabilities()
         if ids is not None:
             (entry,) = entries
-            return len(await self.runner.run(rebuild.repair_some(self.graph, server, entry, ids, only)))
+            return len(
+                await self.runner.run(upkeep.rebuild.repair_some(self.graph, server, entry, ids, only))
+            )
         async with self._recorded("repair", models, throttle, progress) as job:
-            work = rebuild.repair(self.graph, server, entries, job, only)
-            mended = await self.runner.run(retries.settling(self.graph, server, entries, work))
-        await self.runner.run(findings.look_again(self.graph, server, entries))
+            work = upkeep.rebuild.repair(self.graph, server, entries, job, only)
+            mended = await self.runner.run(upkeep.retries.settling(self.graph, server, entries, work))
+        await self.runner.run(upkeep.findings.look_again(self.graph, server, entries))
         return mended
 
     async def rebuild(
@@ -105,16 +109,16 @@ class AsyncOperations(AsyncPast):
         resume = resume and not shadow
         async with self._recorded(kind, models, throttle, progress, resume=resume) as job:
             if shadow:
-                work = replacing.rebuild_beside(self.graph, server, entries, job, swap=swap)
+                work = upkeep.replacing.rebuild_beside(self.graph, server, entries, job, swap=swap)
             else:
-                work = rebuild.rebuild(self.graph, server, entries, job)
-            rebuilt = await self.runner.run(retries.settling(self.graph, server, entries, work))
-        await self.runner.run(findings.look_again(self.graph, server, entries))
+                work = upkeep.rebuild.rebuild(self.graph, server, entries, job)
+            rebuilt = await self.runner.run(upkeep.retries.settling(self.graph, server, entries, work))
+        await self.runner.run(upkeep.findings.look_again(self.graph, server, entries))
         return rebuilt
 
     async def changes(self) -> list[ChangeStatus]:
         """The fields whose declaration is being changed, and how far each is."""
-        return await self.runner.run(replacing.listed(self.graph))
+        return await self.runner.run(upkeep.replacing.listed(self.graph))
 
     async def undo_rebuild(self, rule: str, *, throttle: Throttle = None) -> int:
         """Show the former values of a swapped field again, or forget a build; how many documents turned.
@@ -123,13 +127,13 @@ class AsyncOperations(AsyncPast):
         """
         server = await self._capabilities()
         async with self._recorded("undo of a rebuild", [], throttle, None) as job:
-            return await self.runner.run(replacing.undo(self.graph, server, rule, job))
+            return await self.runner.run(upkeep.replacing.undo(self.graph, server, rule, job))
 
     async def finish_rebuild(self, rule: str, *, throttle: Throttle = None) -> int:
         """Drop the former values of a swapped field, as `run_due` does after a day; of how many documents."""
         server = await self._capabilities()
         async with self._recorded("end of a rebuild", [], throttle, None) as job:
-            return await self.runner.run(replacing.finish(self.graph, server, rule, job))
+            return await self.runner.run(upkeep.replacing.finish(self.graph, server, rule, job))
 
     async def archive(
         self,
@@ -149,12 +153,14 @@ class AsyncOperations(AsyncPast):
 
     async def findings(self) -> list[KeptFinding]:
         """Where the last verify of each model found something wrong; without values."""
-        return await self.runner.run(findings.listed(self.graph))
+        return await self.runner.run(upkeep.findings.listed(self.graph))
 
     async def status(self) -> Status:
         """How the maintenance stands: per rule its mode, state, how far behind, last run, last findings."""
         async with self.runner.database.client.start_session() as session:
-            return await self.runner.run(status.status(self.graph, await self._capabilities()), session)
+            return await self.runner.run(
+                upkeep.status.status(self.graph, await self._capabilities()), session
+            )
 
     # -- rules that are paused -------------------------------------------------------------
 
@@ -163,34 +169,34 @@ class AsyncOperations(AsyncPast):
 
         In the database, so that it holds for every process. No event is lost.
         """
-        return await self.runner.run(controls.pause(self.graph, rule))
+        return await self.runner.run(upkeep.controls.pause(self.graph, rule))
 
     async def resume(self, rule: str) -> Resumed:
         """Let a rule go on: "behind" if it catches up, "building" if history is gone and it is rebuilt."""
-        return await self.runner.run(controls.resume(self.graph, rule))
+        return await self.runner.run(upkeep.controls.resume(self.graph, rule))
 
     # -- what was set aside -------------------------------------------------------------------
 
     async def set_aside(self, rule: str | None = None) -> list[SetAsideDocument]:
         """The documents that could not be brought right, and why; of all rules, or of one."""
-        return await self.runner.run(aside.listed(self.graph, rule))
+        return await self.runner.run(upkeep.aside.listed(self.graph, rule))
 
     async def retry(self, item: SetAsideDocument | str) -> bool:
         """Try once more to bring a document right that was set aside; whether that is done."""
         server = await self._capabilities()
-        found = await self.runner.run(aside.named(self.graph, item)) if isinstance(item, str) else item
-        return await self.runner.run(aside.retry(self.graph, server, found))
+        found = await self.runner.run(upkeep.aside.named(self.graph, item)) if isinstance(item, str) else item
+        return await self.runner.run(upkeep.aside.retry(self.graph, server, found))
 
     async def discard(self, item: SetAsideDocument | str) -> bool:
         """Forget a document that was set aside, and leave it as it is; whether it was still noted."""
-        found = await self.runner.run(aside.named(self.graph, item)) if isinstance(item, str) else item
-        return await self.runner.run(aside.discard(found))
+        found = await self.runner.run(upkeep.aside.named(self.graph, item)) if isinstance(item, str) else item
+        return await self.runner.run(upkeep.aside.discard(found))
 
     # -- long runs ----------------------------------------------------------------------------------
 
     async def jobs(self) -> list[JobStatus]:
         """The last long runs of any process, newest first: how far they came, and how long they will take."""
-        return await self.runner.run(jobs.listed(self.graph.limits))
+        return await self.runner.run(upkeep.jobs.listed(self.graph.limits))
 
     async def control_job(
         self,
@@ -199,7 +205,7 @@ class AsyncOperations(AsyncPast):
         throttle: Throttle | Literal["keep"] = "keep",
     ) -> None:
         """Pause, resume or stop a long run of any process, or change its throttle."""
-        await self.runner.run(jobs.control(id, asked, throttle))
+        await self.runner.run(upkeep.jobs.control(id, asked, throttle))
 
     def _job(
         self,
@@ -211,7 +217,7 @@ class AsyncOperations(AsyncPast):
         *,
         every_page: bool = False,
     ) -> Job:
-        return Job(
+        return upkeep.jobs.Job(
             self.graph.limits,
             kind,
             [model.__name__ for model in models],
@@ -236,11 +242,11 @@ class AsyncOperations(AsyncPast):
         async with self._owning() as owner:
             job = self._job(kind, models, owner, throttle, progress, every_page=resume)
             if resume:
-                await self.runner.run(jobs.take_over(job, shell.is_dead))
+                await self.runner.run(upkeep.jobs.take_over(job, shell.is_dead))
             await self.runner.run(job.begin())
             try:
                 yield job
-            except jobs.Stopped:
+            except upkeep.jobs.Stopped:
                 await self.runner.run(job.end("stopped"))
                 raise
             except Exception as error:

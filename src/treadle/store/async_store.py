@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
@@ -15,6 +15,7 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import PyMongoError
 
+from treadle import upkeep
 from treadle.engine.bulk import BulkWrite
 from treadle.engine.lease import Lease
 from treadle.engine.ledger import Ledger
@@ -39,15 +40,14 @@ from treadle.store.background import repeating_async
 from treadle.store.counter_buffer import only_one
 from treadle.store.deadline import Retries
 from treadle.store.joined import joining
-from treadle.upkeep import position, set_up
-from treadle.upkeep.jobs import Throttle
-from treadle.upkeep.migrations import log as migration_log
-from treadle.upkeep.migrations import perform as migrate
-from treadle.upkeep.migrations import run as migration
-from treadle.upkeep.migrations.log import MigrationRun
-from treadle.upkeep.migrations.once import Once
-from treadle.upkeep.migrations.run import Migrated, SetAside
-from treadle.upkeep.schedule import Ran
+from treadle.upkeep.position import NAME as WORKER
+
+if TYPE_CHECKING:
+    from treadle.upkeep.jobs import Throttle
+    from treadle.upkeep.migrations.log import MigrationRun
+    from treadle.upkeep.migrations.run import Migrated, SetAside
+    from treadle.upkeep.schedule import Ran
+    from treadle.upkeep.set_up import Enforcement
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -150,7 +150,7 @@ class AsyncStore(AsyncOperations):
 
     # -- set-up ---------------------------------------------------------------
 
-    async def setup(self, dry_run: bool = False, *, validation: set_up.Enforcement = None) -> list[Action]:
+    async def setup(self, dry_run: bool = False, *, validation: Enforcement = None) -> list[Action]:
         """Create and change what the models need; the list of what was done.
 
         The validator of a collection that holds documents and had none begins
@@ -159,7 +159,7 @@ class AsyncStore(AsyncOperations):
         """
         if not dry_run:
             await self._end_swaps()
-        done = await self.runner.run(set_up.setup(self.graph, dry_run, validation))
+        done = await self.runner.run(upkeep.set_up.setup(self.graph, dry_run, validation))
         self._unready = self._unready and dry_run
         return done
 
@@ -309,11 +309,17 @@ class AsyncStore(AsyncOperations):
         batch = self.graph.limits.migration_batch if batch is None else batch
         entry, server = self.graph.entry(model), await self._capabilities()
         if dry_run:
-            options = migration.Options("", shell.is_dead, batch, None, retry, stop, progress, strategy)
-            return await self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
+            options = upkeep.migrations.run.Options(
+                "", shell.is_dead, batch, None, retry, stop, progress, strategy
+            )
+            return await self.runner.run(
+                upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
+            )
         async with self._recorded("migrate", [model], throttle, progress) as job:
-            options = migration.Options(job.owner, shell.is_dead, batch, throttle, retry, stop, job, strategy)
-            plan = migrate.perform(self.graph, server, entry, to, dry_run, options)
+            options = upkeep.migrations.run.Options(
+                job.owner, shell.is_dead, batch, throttle, retry, stop, job, strategy
+            )
+            plan = upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
             if strategy != "swap":
                 return await self.runner.run(plan)
             # What reads the change stream needs a session of its own.
@@ -332,7 +338,7 @@ class AsyncStore(AsyncOperations):
         async with self._owning() as owner:
             seconds = limits.migration_lease_seconds
             lease = Lease(limits, f"migrate:once:{name}", seconds, owner, shell.is_dead)
-            once = Once(name, lease, work)
+            once = upkeep.migrations.once.Once(name, lease, work)
             if not await self.runner.run(once.begin()):
                 return False
             renewing = repeating_async(
@@ -354,16 +360,16 @@ class AsyncStore(AsyncOperations):
 
     async def migration_status(self, model: type[Document]) -> dict[int, int]:
         """How many documents there are of each version."""
-        return await self.runner.run(migration.status(self.graph.entry(model)))
+        return await self.runner.run(upkeep.migrations.run.status(self.graph.entry(model)))
 
     async def migration_failures(self, model: type[Document]) -> list[SetAside]:
         """The documents that could not be migrated, and why."""
-        return await self.runner.run(migration.set_aside(self.graph.entry(model)))
+        return await self.runner.run(upkeep.migrations.run.set_aside(self.graph.entry(model)))
 
     async def migration_log(self, *models: type[Document]) -> list[MigrationRun]:
         """Which migrations ran, when, by whom and for how long; newest first."""
         names = [self.graph.entry(model).model.__name__ for model in models]
-        return await self.runner.run(migration_log.listed(self.graph.limits, names))
+        return await self.runner.run(upkeep.migrations.log.listed(self.graph.limits, names))
 
     # -- fields that are stored otherwise ---------------------------------------------------
 
@@ -380,7 +386,7 @@ class AsyncStore(AsyncOperations):
 
     # -- work beside the writers ---------------------------------------------------------
 
-    def worker(self, name: str = position.NAME) -> AsyncWorker:
+    def worker(self, name: str = WORKER) -> AsyncWorker:
         """The worker that keeps what is declared with `maintain="stream"` right."""
         return AsyncWorker(self, name)
 

@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pymongo
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import PyMongoError
 
+from treadle import upkeep
 from treadle.engine.lease import LeaseLost
 from treadle.engine.set_aside import log
 from treadle.errors import DataError
@@ -25,9 +26,10 @@ from treadle.plan.server_errors import is_passing
 from treadle.store import shell
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import on_terminate, repeating_async
-from treadle.upkeep import stream
-from treadle.upkeep.status import Lag, pending
-from treadle.upkeep.stream import Follower
+
+if TYPE_CHECKING:
+    from treadle.upkeep.status import Lag
+    from treadle.upkeep.stream import Follower
 
 
 class AsyncWorker:
@@ -75,9 +77,11 @@ class AsyncWorker:
 
     async def lag(self) -> Lag:
         """How far behind the worker is, whichever process it runs in."""
-        stream.require_streams(self._store.graph, await self._store._capabilities())
+        upkeep.stream.require_streams(self._store.graph, await self._store._capabilities())
         async with self._store.runner.database.client.start_session() as session:
-            return (await self._store.runner.run(pending(self._store.graph, self._name), session)).lag
+            return (
+                await self._store.runner.run(upkeep.status.pending(self._store.graph, self._name), session)
+            ).lag
 
     async def _server(self) -> Capabilities | None:
         """What the server can do; waits for a primary as one that works does, None if told to stop."""
@@ -111,7 +115,7 @@ class AsyncWorker:
                 yield follower, session
 
     def _following(self, server: Capabilities, session: Any, owner: str) -> Follower:
-        self._follower = Follower(
+        self._follower = upkeep.stream.Follower(
             self._store.graph,
             server,
             name=self._name,

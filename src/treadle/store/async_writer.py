@@ -13,6 +13,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import OperationFailure, PyMongoError
 
+from treadle import upkeep
 from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.indexes import check_sharded, declared_indexes
 from treadle.engine.lease import let_go
@@ -30,8 +31,6 @@ from treadle.plan.capabilities import Capabilities, greet, read_capabilities
 from treadle.store import deadline, joined, shell
 from treadle.store.async_runner import AsyncRunner
 from treadle.store.combine import AsyncCombiner
-from treadle.upkeep import retries, set_up
-from treadle.upkeep.migrations import swap
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -115,7 +114,7 @@ class AsyncWriter:
             if self._unready:
                 self._unready = False
                 with contextlib.suppress(PyMongoError, DataError):
-                    shell.warn_unready(await self.runner.run(set_up.missing_indexes(self.graph)))
+                    shell.warn_unready(await self.runner.run(upkeep.set_up.missing_indexes(self.graph)))
             within = self._within(session)
             if within is None or not within.in_transaction:
                 return await self.runner.run(plan, within)
@@ -235,9 +234,11 @@ class AsyncWriter:
         """Finish what a crash left half done, and try again what was set aside; how many things were done."""
         done = await self._recover()
         done += await self._end_swaps()
-        return done + await self.runner.run(retries.retry_all(self.graph, await self._capabilities()))
+        return done + await self.runner.run(upkeep.retries.retry_all(self.graph, await self._capabilities()))
 
     async def _end_swaps(self) -> int:
         """Let collections take writes again whose migration by swap was killed; how many."""
         async with self._owning() as owner:
-            return await self.runner.run(swap.restore_all(self.graph.limits, owner, shell.is_dead))
+            return await self.runner.run(
+                upkeep.migrations.swap.restore_all(self.graph.limits, owner, shell.is_dead)
+            )

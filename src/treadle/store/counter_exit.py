@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 import time
-from multiprocessing import util
 from typing import Any, Protocol
 
 from treadle.store.background import is_sigterm_unhandled
@@ -41,8 +40,6 @@ def register(counter: Live) -> None:
     _PREPARED = True
     atexit.register(flush_all)
     os.register_at_fork(after_in_child=_after_fork)
-    # Its children leave without the handlers of atexit, but with its own finalizers.
-    util.register_after_fork(flush_all, lambda _: util.Finalize(None, flush_all, exitpriority=100))
     if is_sigterm_unhandled():
         signal.signal(signal.SIGTERM, _terminate)
 
@@ -67,3 +64,8 @@ def _terminate(number: int, frame: Any) -> None:
 def _after_fork() -> None:
     for counter in list(_LIVE):
         counter.begin_anew()
+    # Children of `multiprocessing` leave without the handlers of atexit, but with its own finalizers.
+    # Not imported for this: whoever has such children has imported it.
+    util: Any = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util.register_after_fork(flush_all, lambda _: util.Finalize(None, flush_all, exitpriority=100))

@@ -20,6 +20,7 @@ from pymongo.read_concern import ReadConcern
 from pymongo.uri_parser import parse_uri
 from pymongo.write_concern import WriteConcern
 
+from treadle import upkeep
 from treadle.errors import DataError, UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.kinds import root_of
@@ -28,7 +29,6 @@ from treadle.model.document import Document
 from treadle.model.storable import ENCODING_ERRORS, not_storable
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import refuses_transactions
-from treadle.upkeep.schedule import jobs
 
 D = TypeVar("D", bound=Document)
 
@@ -297,4 +297,4 @@ def is_dead(described: str) -> bool:
 
 def is_scheduled(graph: Graph) -> bool:
     """Whether there is anything for `run_due` to do, now or later."""
-    return bool(jobs(graph)) or any(rule.due_work for rule in graph.rules)
+    return bool(upkeep.schedule.jobs(graph)) or any(rule.due_work for rule in graph.rules)

@@ -1,1 +1,48 @@
-"""Set-up, proof and repair, the stream worker, schedules, status."""
+"""Set-up, proof and repair, the stream worker, schedules, status.
+
+Whoever writes and reads documents needs none of it, so a module is imported
+when `upkeep.<module>` is first asked for. Half of Treadle's own modules are
+here, or are needed from here alone.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treadle.upkeep import (
+        aside,
+        controls,
+        findings,
+        jobs,
+        migrations,
+        proof,
+        rebuild,
+        replacing,
+        retries,
+        schedule,
+        set_up,
+        status,
+        stream,
+    )
+
+__all__ = [
+    "aside",
+    "controls",
+    "findings",
+    "jobs",
+    "migrations",
+    "proof",
+    "rebuild",
+    "replacing",
+    "retries",
+    "schedule",
+    "set_up",
+    "status",
+    "stream",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from treadle.engine import intents
@@ -29,6 +28,7 @@ from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import distinct, freeze
 from treadle.upkeep.contributions import record_seen
 from treadle.upkeep.dirty import Dirty, Mark
+from treadle.values import frozen
 
 Finish = Callable[[], Plan[None]]
 
@@ -50,7 +50,7 @@ def apply(
     return (yield from _Application(graph, server, dirty, fence, without).perform(finish))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Targets:
     """Documents of one model whose own values are dirty."""
 
@@ -106,7 +106,7 @@ class Targets:
             yield from record_seen(recomputation.gathers, keys)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Copies:
     """Sources whose copies must follow them."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from treadle.engine.named import names_of, targets_of
@@ -26,11 +25,12 @@ from treadle.plan.operations import DeleteOne, UpdateOne
 from treadle.query.keys import GroupKey, distinct, freeze
 from treadle.query.paths import outermost, overlap, plain, put, value_at
 from treadle.upkeep.dirty import Dirty
+from treadle.values import frozen
 
 COLLECTION = "treadle.contributions"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fed:
     """What an event says about the targets of a source from now on.
 

@@ -8,7 +8,6 @@ read again from the documents when somebody asks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -23,12 +22,13 @@ from treadle.plan.operations import UpdateOne
 from treadle.query.keys import distinct, freeze
 from treadle.query.paths import plain
 from treadle.upkeep.verify import confirm
+from treadle.values import frozen
 
 VERIFICATIONS = "treadle.verifications"
 COLLECTION = "treadle.findings"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KeptFinding:
     """Where something was wrong when verify last looked."""
 

@@ -8,12 +8,11 @@ anything has been cut off since the server started.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from bson import Timestamp
 from pymongo.errors import OperationFailure
 
 from treadle.plan import Plan, Raw, database_command
+from treadle.values import frozen
 
 # Below this part of the window it is time to act.
 LOW = 0.25
@@ -23,7 +22,7 @@ _UNREAD = ("wiredTiger", "metrics", "locks", "tcmalloc", "network", "transaction
 _TIMESTAMP = "82"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Window:
     """The server's history: its first and last entry."""
 
@@ -37,7 +36,7 @@ class Window:
         return max(0, self.last.time - self.first.time)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Headroom:
     """How long until the oplog passes a place, at the pace of its own window."""
 

@@ -13,7 +13,6 @@ page. Each shows one declaration or the other at every moment, and turns once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -46,11 +45,12 @@ from treadle.query.keys import distinct, freeze
 from treadle.upkeep import fingerprints, position
 from treadle.upkeep.rebuild import mend
 from treadle.upkeep.verify import verify
+from treadle.values import frozen
 
 ChangeState = Literal["building", "swapping", "swapped", "done"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChangeStatus:
     """A field whose declaration is being changed."""
 

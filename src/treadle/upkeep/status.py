@@ -25,11 +25,12 @@ from treadle.upkeep.events import Watch
 from treadle.upkeep.findings import VERIFICATIONS
 from treadle.upkeep.headroom import Window, headroom, read_window
 from treadle.upkeep.replacing import ChangeStatus
+from treadle.values import frozen
 
 RuleState = Literal["building", "following", "paused", "behind", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lag:
     """How far behind the worker is."""
 
@@ -37,7 +38,7 @@ class Lag:
     events: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pending:
     """What the worker has not handled yet: how far behind, and by collection what changed."""
 
@@ -55,7 +56,7 @@ class Pending:
         return Lag(seconds, number), sum(len(self.documents[name]) for name in concerned)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RuleStatus:
     """One declaration, and how well it is kept."""
 
@@ -88,7 +89,7 @@ class RuleStatus:
     rebuild_needed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerStatus:
     """The worker, as the database knows it."""
 
@@ -110,7 +111,7 @@ class WorkerStatus:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Status:
     """The whole of a Store."""
 

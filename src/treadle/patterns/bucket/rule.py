@@ -10,7 +10,7 @@ How is in the other files of this folder.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Literal
 
@@ -19,9 +19,10 @@ from treadle.patterns.bucket.layout import BucketLayout
 from treadle.patterns.bucket.spec import FieldNames, Form, Spec, refuse_others
 from treadle.plan import Plan
 from treadle.plan.capabilities import Capabilities
+from treadle.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bucket(Pattern):
     """How the readings of a model are gathered into buckets.
 

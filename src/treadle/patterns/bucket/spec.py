@@ -15,7 +15,7 @@ import hashlib
 import inspect
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 from typing import Any, Literal
 
 import bson
@@ -29,6 +29,7 @@ from treadle.model.codec import StoredField
 from treadle.model.document import Document
 from treadle.plan import Raw
 from treadle.query.paths import ARRAYS, resolve
+from treadle.values import frozen
 
 SEQUENCE = f"{RESERVED}.sequence"
 NEXT = f"{RESERVED}.next"
@@ -62,7 +63,7 @@ FieldNames = str | tuple[str, ...]
 Form = Literal["rows", "columns", "packed"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stat:
     """One number whose statistics each bucket holds."""
 
@@ -73,7 +74,7 @@ class Stat:
     optional: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Names:
     """What the parts of a bucket are called."""
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from bson import ObjectId
@@ -49,6 +48,7 @@ from treadle.plan.operations import UpdateOne
 from treadle.query.comparison import identical
 from treadle.query.keys import freeze
 from treadle.query.paths import has
+from treadle.values import frozen
 
 MILLISECOND = dt.timedelta(milliseconds=1)
 # The end of a state; at least a moment after its beginning.
@@ -59,7 +59,7 @@ OPEN: Raw = {"valid_to": {"$type": "null"}}
 HEAD: Raw = {"document": 0, "changes": 0}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Move:
     """One document's state before and after a commit; None where there was or is none.
 

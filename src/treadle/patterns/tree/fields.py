@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from pymongo import ASCENDING, IndexModel
@@ -23,6 +22,7 @@ from treadle.patterns.tree.segments import check_segment
 from treadle.plan import Raw
 from treadle.query.paths import Path, getter, model_of, overlap, resolve, value_at
 from treadle.query.safety import Sort, sort_keys
+from treadle.values import frozen
 
 Role: TypeAlias = Literal["parent", "ancestors", "path", "segment", "children"]
 
@@ -41,7 +41,7 @@ MOVING = f"{RESERVED}.moving"
 ABOVE = f"{RESERVED}.above"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TreePlace(ClassPlace):
     """The place of a declaration that stands on the class itself."""
 

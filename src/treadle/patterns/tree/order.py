@@ -10,7 +10,6 @@ that would choose the same number meet there, and one starts again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from treadle.errors import DataError, UsageError
@@ -23,6 +22,7 @@ from treadle.patterns.tree.placing import rewrite
 from treadle.plan import Plan, Raw, aggregate, by_id, find, find_one
 from treadle.query.keys import freeze, same_key
 from treadle.query.paths import put, value_at
+from treadle.values import frozen
 
 GAP = 1024
 # Numbers of this size and beyond, which only other writers leave, are numbered anew before they overflow.
@@ -31,7 +31,7 @@ _MOST = 2**62
 _WHOLE: Raw = {"$type": ["int", "long"]}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Spot:
     """Where among its siblings a node goes."""
 

@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+from typing import TYPE_CHECKING
 
 from pymongo.errors import PyMongoError
 
+from treadle import upkeep
 from treadle.store import shell
 from treadle.store.background import repeating
 from treadle.store.blocking.writer import Writer
-from treadle.upkeep.schedule import Ran, Scheduler
+
+if TYPE_CHECKING:
+    from treadle.upkeep.schedule import Ran
 
 
 def run_due(store: Writer, now: dt.datetime | None, dry_run: bool) -> list[Ran]:
     """Do what is due."""
     with store.runner.database.client.start_session() as session, store._owning() as owner:
-        scheduler = Scheduler(
+        scheduler = upkeep.schedule.Scheduler(
             store.graph,
             store._capabilities(),
             owner=owner,

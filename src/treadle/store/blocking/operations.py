@@ -7,20 +7,22 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from treadle import upkeep
 from treadle.graph.calls import moving_of
 from treadle.graph.outcomes import Finding, Report
 from treadle.model.document import Document
 from treadle.store import shell
 from treadle.store.blocking.past import Past
-from treadle.upkeep import aside, controls, findings, jobs, proof, rebuild, replacing, retries, status
-from treadle.upkeep.aside import SetAsideDocument
-from treadle.upkeep.controls import Resumed
-from treadle.upkeep.findings import KeptFinding
-from treadle.upkeep.jobs import Job, JobStatus, Throttle
-from treadle.upkeep.replacing import ChangeStatus
-from treadle.upkeep.status import Status
+
+if TYPE_CHECKING:
+    from treadle.upkeep.aside import SetAsideDocument
+    from treadle.upkeep.controls import Resumed
+    from treadle.upkeep.findings import KeptFinding
+    from treadle.upkeep.jobs import Job, JobStatus, Throttle
+    from treadle.upkeep.replacing import ChangeStatus
+    from treadle.upkeep.status import Status
 
 
 class Operations(Past):
@@ -45,18 +47,18 @@ class Operations(Past):
         where a verify of the same models was interrupted. With `fields`, what
         is about these fields.
         """
-        proof.check(sample, since, resume)
+        upkeep.proof.check(sample, since, resume)
         entries = self.graph.chosen(models)
-        only = None if fields is None else rebuild.rules_of(entries, fields)
+        only = None if fields is None else upkeep.rebuild.rules_of(entries, fields)
         server = self._capabilities()
         whole = sample is None and since is None
         options: dict[str, Any] = {"sample": sample, "since": since, "resume": resume}
         with self._owning() as owner:
             job = self._job("verify", models, owner, throttle, progress, every_page=whole)
             found = self.runner.run(
-                proof.prove(self.graph, server, entries, job, is_dead=shell.is_dead, **options)
+                upkeep.proof.prove(self.graph, server, entries, job, is_dead=shell.is_dead, **options)
             )
-        return found if only is None else [each for each in found if rebuild.is_about(only, each)]
+        return found if only is None else [each for each in found if upkeep.rebuild.is_about(only, each)]
 
     def repair(
         self,
@@ -72,15 +74,15 @@ class Operations(Past):
         these fields, and the formulas that follow from them.
         """
         entries = self.graph.chosen(models)
-        only = None if fields is None else rebuild.rules_of(entries, fields)
+        only = None if fields is None else upkeep.rebuild.rules_of(entries, fields)
         server = self._capabilities()
         if ids is not None:
             (entry,) = entries
-            return len(self.runner.run(rebuild.repair_some(self.graph, server, entry, ids, only)))
+            return len(self.runner.run(upkeep.rebuild.repair_some(self.graph, server, entry, ids, only)))
         with self._recorded("repair", models, throttle, progress) as job:
-            work = rebuild.repair(self.graph, server, entries, job, only)
-            mended = self.runner.run(retries.settling(self.graph, server, entries, work))
-        self.runner.run(findings.look_again(self.graph, server, entries))
+            work = upkeep.rebuild.repair(self.graph, server, entries, job, only)
+            mended = self.runner.run(upkeep.retries.settling(self.graph, server, entries, work))
+        self.runner.run(upkeep.findings.look_again(self.graph, server, entries))
         return mended
 
     def rebuild(
@@ -106,16 +108,16 @@ class Operations(Past):
         resume = resume and not shadow
         with self._recorded(kind, models, throttle, progress, resume=resume) as job:
             if shadow:
-                work = replacing.rebuild_beside(self.graph, server, entries, job, swap=swap)
+                work = upkeep.replacing.rebuild_beside(self.graph, server, entries, job, swap=swap)
             else:
-                work = rebuild.rebuild(self.graph, server, entries, job)
-            rebuilt = self.runner.run(retries.settling(self.graph, server, entries, work))
-        self.runner.run(findings.look_again(self.graph, server, entries))
+                work = upkeep.rebuild.rebuild(self.graph, server, entries, job)
+            rebuilt = self.runner.run(upkeep.retries.settling(self.graph, server, entries, work))
+        self.runner.run(upkeep.findings.look_again(self.graph, server, entries))
         return rebuilt
 
     def changes(self) -> list[ChangeStatus]:
         """The fields whose declaration is being changed, and how far each is."""
-        return self.runner.run(replacing.listed(self.graph))
+        return self.runner.run(upkeep.replacing.listed(self.graph))
 
     def undo_rebuild(self, rule: str, *, throttle: Throttle = None) -> int:
         """Show the former values of a swapped field again, or forget a build; how many documents turned.
@@ -124,13 +126,13 @@ class Operations(Past):
         """
         server = self._capabilities()
         with self._recorded("undo of a rebuild", [], throttle, None) as job:
-            return self.runner.run(replacing.undo(self.graph, server, rule, job))
+            return self.runner.run(upkeep.replacing.undo(self.graph, server, rule, job))
 
     def finish_rebuild(self, rule: str, *, throttle: Throttle = None) -> int:
         """Drop the former values of a swapped field, as `run_due` does after a day; of how many documents."""
         server = self._capabilities()
         with self._recorded("end of a rebuild", [], throttle, None) as job:
-            return self.runner.run(replacing.finish(self.graph, server, rule, job))
+            return self.runner.run(upkeep.replacing.finish(self.graph, server, rule, job))
 
     def archive(
         self,
@@ -150,12 +152,12 @@ class Operations(Past):
 
     def findings(self) -> list[KeptFinding]:
         """Where the last verify of each model found something wrong; without values."""
-        return self.runner.run(findings.listed(self.graph))
+        return self.runner.run(upkeep.findings.listed(self.graph))
 
     def status(self) -> Status:
         """How the maintenance stands: per rule its mode, state, how far behind, last run, last findings."""
         with self.runner.database.client.start_session() as session:
-            return self.runner.run(status.status(self.graph, self._capabilities()), session)
+            return self.runner.run(upkeep.status.status(self.graph, self._capabilities()), session)
 
     # -- rules that are paused -------------------------------------------------------------
 
@@ -164,34 +166,34 @@ class Operations(Past):
 
         In the database, so that it holds for every process. No event is lost.
         """
-        return self.runner.run(controls.pause(self.graph, rule))
+        return self.runner.run(upkeep.controls.pause(self.graph, rule))
 
     def resume(self, rule: str) -> Resumed:
         """Let a rule go on: "behind" if it catches up, "building" if history is gone and it is rebuilt."""
-        return self.runner.run(controls.resume(self.graph, rule))
+        return self.runner.run(upkeep.controls.resume(self.graph, rule))
 
     # -- what was set aside -------------------------------------------------------------------
 
     def set_aside(self, rule: str | None = None) -> list[SetAsideDocument]:
         """The documents that could not be brought right, and why; of all rules, or of one."""
-        return self.runner.run(aside.listed(self.graph, rule))
+        return self.runner.run(upkeep.aside.listed(self.graph, rule))
 
     def retry(self, item: SetAsideDocument | str) -> bool:
         """Try once more to bring a document right that was set aside; whether that is done."""
         server = self._capabilities()
-        found = self.runner.run(aside.named(self.graph, item)) if isinstance(item, str) else item
-        return self.runner.run(aside.retry(self.graph, server, found))
+        found = self.runner.run(upkeep.aside.named(self.graph, item)) if isinstance(item, str) else item
+        return self.runner.run(upkeep.aside.retry(self.graph, server, found))
 
     def discard(self, item: SetAsideDocument | str) -> bool:
         """Forget a document that was set aside, and leave it as it is; whether it was still noted."""
-        found = self.runner.run(aside.named(self.graph, item)) if isinstance(item, str) else item
-        return self.runner.run(aside.discard(found))
+        found = self.runner.run(upkeep.aside.named(self.graph, item)) if isinstance(item, str) else item
+        return self.runner.run(upkeep.aside.discard(found))
 
     # -- long runs ----------------------------------------------------------------------------------
 
     def jobs(self) -> list[JobStatus]:
         """The last long runs of any process, newest first: how far they came, and how long they will take."""
-        return self.runner.run(jobs.listed(self.graph.limits))
+        return self.runner.run(upkeep.jobs.listed(self.graph.limits))
 
     def control_job(
         self,
@@ -200,7 +202,7 @@ class Operations(Past):
         throttle: Throttle | Literal["keep"] = "keep",
     ) -> None:
         """Pause, resume or stop a long run of any process, or change its throttle."""
-        self.runner.run(jobs.control(id, asked, throttle))
+        self.runner.run(upkeep.jobs.control(id, asked, throttle))
 
     def _job(
         self,
@@ -212,7 +214,7 @@ class Operations(Past):
         *,
         every_page: bool = False,
     ) -> Job:
-        return Job(
+        return upkeep.jobs.Job(
             self.graph.limits,
             kind,
             [model.__name__ for model in models],
@@ -237,11 +239,11 @@ class Operations(Past):
         with self._owning() as owner:
             job = self._job(kind, models, owner, throttle, progress, every_page=resume)
             if resume:
-                self.runner.run(jobs.take_over(job, shell.is_dead))
+                self.runner.run(upkeep.jobs.take_over(job, shell.is_dead))
             self.runner.run(job.begin())
             try:
                 yield job
-            except jobs.Stopped:
+            except upkeep.jobs.Stopped:
                 self.runner.run(job.end("stopped"))
                 raise
             except Exception as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
@@ -16,6 +16,7 @@ from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
+from treadle import upkeep
 from treadle.engine.bulk import BulkWrite
 from treadle.engine.lease import Lease
 from treadle.engine.ledger import Ledger
@@ -40,15 +41,14 @@ from treadle.store.blocking.worker import Worker
 from treadle.store.counter_buffer import only_one
 from treadle.store.deadline import Retries
 from treadle.store.joined import joining
-from treadle.upkeep import position, set_up
-from treadle.upkeep.jobs import Throttle
-from treadle.upkeep.migrations import log as migration_log
-from treadle.upkeep.migrations import perform as migrate
-from treadle.upkeep.migrations import run as migration
-from treadle.upkeep.migrations.log import MigrationRun
-from treadle.upkeep.migrations.once import Once
-from treadle.upkeep.migrations.run import Migrated, SetAside
-from treadle.upkeep.schedule import Ran
+from treadle.upkeep.position import NAME as WORKER
+
+if TYPE_CHECKING:
+    from treadle.upkeep.jobs import Throttle
+    from treadle.upkeep.migrations.log import MigrationRun
+    from treadle.upkeep.migrations.run import Migrated, SetAside
+    from treadle.upkeep.schedule import Ran
+    from treadle.upkeep.set_up import Enforcement
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -146,7 +146,7 @@ class Store(Operations):
 
     # -- set-up ---------------------------------------------------------------
 
-    def setup(self, dry_run: bool = False, *, validation: set_up.Enforcement = None) -> list[Action]:
+    def setup(self, dry_run: bool = False, *, validation: Enforcement = None) -> list[Action]:
         """Create and change what the models need; the list of what was done.
 
         The validator of a collection that holds documents and had none begins
@@ -155,7 +155,7 @@ class Store(Operations):
         """
         if not dry_run:
             self._end_swaps()
-        done = self.runner.run(set_up.setup(self.graph, dry_run, validation))
+        done = self.runner.run(upkeep.set_up.setup(self.graph, dry_run, validation))
         self._unready = self._unready and dry_run
         return done
 
@@ -297,11 +297,17 @@ class Store(Operations):
         batch = self.graph.limits.migration_batch if batch is None else batch
         entry, server = self.graph.entry(model), self._capabilities()
         if dry_run:
-            options = migration.Options("", shell.is_dead, batch, None, retry, stop, progress, strategy)
-            return self.runner.run(migrate.perform(self.graph, server, entry, to, dry_run, options))
+            options = upkeep.migrations.run.Options(
+                "", shell.is_dead, batch, None, retry, stop, progress, strategy
+            )
+            return self.runner.run(
+                upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
+            )
         with self._recorded("migrate", [model], throttle, progress) as job:
-            options = migration.Options(job.owner, shell.is_dead, batch, throttle, retry, stop, job, strategy)
-            plan = migrate.perform(self.graph, server, entry, to, dry_run, options)
+            options = upkeep.migrations.run.Options(
+                job.owner, shell.is_dead, batch, throttle, retry, stop, job, strategy
+            )
+            plan = upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
             if strategy != "swap":
                 return self.runner.run(plan)
             # What reads the change stream needs a session of its own.
@@ -320,7 +326,7 @@ class Store(Operations):
         with self._owning() as owner:
             seconds = limits.migration_lease_seconds
             lease = Lease(limits, f"migrate:once:{name}", seconds, owner, shell.is_dead)
-            once = Once(name, lease, work)
+            once = upkeep.migrations.once.Once(name, lease, work)
             if not self.runner.run(once.begin()):
                 return False
             renewing = repeating(seconds / limits.lease_renewals, lambda: self.runner.run(lease.renew()))
@@ -337,16 +343,16 @@ class Store(Operations):
 
     def migration_status(self, model: type[Document]) -> dict[int, int]:
         """How many documents there are of each version."""
-        return self.runner.run(migration.status(self.graph.entry(model)))
+        return self.runner.run(upkeep.migrations.run.status(self.graph.entry(model)))
 
     def migration_failures(self, model: type[Document]) -> list[SetAside]:
         """The documents that could not be migrated, and why."""
-        return self.runner.run(migration.set_aside(self.graph.entry(model)))
+        return self.runner.run(upkeep.migrations.run.set_aside(self.graph.entry(model)))
 
     def migration_log(self, *models: type[Document]) -> list[MigrationRun]:
         """Which migrations ran, when, by whom and for how long; newest first."""
         names = [self.graph.entry(model).model.__name__ for model in models]
-        return self.runner.run(migration_log.listed(self.graph.limits, names))
+        return self.runner.run(upkeep.migrations.log.listed(self.graph.limits, names))
 
     # -- fields that are stored otherwise ---------------------------------------------------
 
@@ -363,7 +369,7 @@ class Store(Operations):
 
     # -- work beside the writers ---------------------------------------------------------
 
-    def worker(self, name: str = position.NAME) -> Worker:
+    def worker(self, name: str = WORKER) -> Worker:
         """The worker that keeps what is declared with `maintain="stream"` right."""
         return Worker(self, name)
 

@@ -11,12 +11,13 @@ import contextlib
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pymongo
 from pymongo.client_session import ClientSession
 from pymongo.errors import PyMongoError
 
+from treadle import upkeep
 from treadle.engine.lease import LeaseLost
 from treadle.engine.set_aside import log
 from treadle.errors import DataError
@@ -26,9 +27,10 @@ from treadle.plan.server_errors import is_passing
 from treadle.store import shell
 from treadle.store.background import on_terminate, repeating
 from treadle.store.blocking.writer import Writer
-from treadle.upkeep import stream
-from treadle.upkeep.status import Lag, pending
-from treadle.upkeep.stream import Follower
+
+if TYPE_CHECKING:
+    from treadle.upkeep.status import Lag
+    from treadle.upkeep.stream import Follower
 
 
 class Worker:
@@ -76,9 +78,9 @@ class Worker:
 
     def lag(self) -> Lag:
         """How far behind the worker is, whichever process it runs in."""
-        stream.require_streams(self._store.graph, self._store._capabilities())
+        upkeep.stream.require_streams(self._store.graph, self._store._capabilities())
         with self._store.runner.database.client.start_session() as session:
-            return self._store.runner.run(pending(self._store.graph, self._name), session).lag
+            return (self._store.runner.run(upkeep.status.pending(self._store.graph, self._name), session)).lag
 
     def _server(self) -> Capabilities | None:
         """What the server can do; waits for a primary as one that works does, None if told to stop."""
@@ -112,7 +114,7 @@ class Worker:
                 yield follower, session
 
     def _following(self, server: Capabilities, session: Any, owner: str) -> Follower:
-        self._follower = Follower(
+        self._follower = upkeep.stream.Follower(
             self._store.graph,
             server,
             name=self._name,

@@ -14,6 +14,7 @@ from pymongo.client_session import ClientSession
 from pymongo.database import Database
 from pymongo.errors import OperationFailure, PyMongoError
 
+from treadle import upkeep
 from treadle.engine.document_layout import DocumentLayout
 from treadle.engine.indexes import check_sharded, declared_indexes
 from treadle.engine.lease import let_go
@@ -31,8 +32,6 @@ from treadle.plan.capabilities import Capabilities, greet, read_capabilities
 from treadle.store import deadline, joined, shell
 from treadle.store.blocking.runner import Runner
 from treadle.store.combine import Combiner
-from treadle.upkeep import retries, set_up
-from treadle.upkeep.migrations import swap
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -114,7 +113,7 @@ class Writer:
             if self._unready:
                 self._unready = False
                 with contextlib.suppress(PyMongoError, DataError):
-                    shell.warn_unready(self.runner.run(set_up.missing_indexes(self.graph)))
+                    shell.warn_unready(self.runner.run(upkeep.set_up.missing_indexes(self.graph)))
             within = self._within(session)
             if within is None or not within.in_transaction:
                 return self.runner.run(plan, within)
@@ -234,9 +233,11 @@ class Writer:
         """Finish what a crash left half done, and try again what was set aside; how many things were done."""
         done = self._recover()
         done += self._end_swaps()
-        return done + self.runner.run(retries.retry_all(self.graph, self._capabilities()))
+        return done + self.runner.run(upkeep.retries.retry_all(self.graph, self._capabilities()))
 
     def _end_swaps(self) -> int:
         """Let collections take writes again whose migration by swap was killed; how many."""
         with self._owning() as owner:
-            return self.runner.run(swap.restore_all(self.graph.limits, owner, shell.is_dead))
+            return self.runner.run(
+                upkeep.migrations.swap.restore_all(self.graph.limits, owner, shell.is_dead)
+            )

@@ -1,1 +1,15 @@
 """Schema Versioning: whole collections are migrated in the background."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treadle.upkeep.migrations import log, once, perform, run, swap
+
+__all__ = ["log", "once", "perform", "run", "swap"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")

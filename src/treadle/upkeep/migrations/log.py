@@ -7,7 +7,6 @@ and completed at the end. A run that was killed keeps its row without an end.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -18,11 +17,12 @@ from treadle.graph.limits import Limits
 from treadle.graph.pattern import Entry
 from treadle.plan import Plan, Raw, by_id, delete_many, find, update_one
 from treadle.upkeep.migrations.run import Migrated, Run, status
+from treadle.values import frozen
 
 COLLECTION = "treadle.migrations"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigrationRun:
     """One run of a migration, as the log has it."""
 

@@ -21,9 +21,10 @@ from treadle.plan import Plan, Raw, aggregate, bulk_write, delete_many, find
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import is_about_one_document
 from treadle.upkeep.jobs import Throttle, check_throttle
+from treadle.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SetAside:
     """A document that could not be migrated, and why."""
 
@@ -32,7 +33,7 @@ class SetAside:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sample:
     """What a migration would make of one document."""
 
@@ -41,7 +42,7 @@ class Sample:
     after: Raw
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Migrated:
     """What a run did, or with `dry_run` would do."""
 
