@@ -43,7 +43,7 @@ class Spot:
 LAST = Spot()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stated:
     """Where a caller wants a new node: below whom, where among its siblings, and in which tree."""
 
