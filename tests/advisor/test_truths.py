@@ -566,3 +566,38 @@ def test_dates_of_reads_are_in_no_output(database: Any) -> None:
     report = scan(database)
     assert ["visits.at"] == where(report, "archive")
     assert "2028" not in json.dumps(report.as_json(), default=str)
+
+
+# -- references by unlike names and into large collections -----------------------------------------------
+
+
+def test_a_join_in_the_workload_is_a_reference_whatever_the_names_are(database: Any) -> None:
+    """Small numbers coincide; that somebody joins them does not."""
+    database["depots"].insert_many([{"_id": n, "town": f"t{n}"} for n in range(1, 9)])
+    database["vans"].insert_many([{"_id": n, "home": n % 8 + 1, "seats": n % 8 + 1} for n in range(1, 81)])
+    assert set() == relations(scan(database))
+    with profiled(database):
+        lookup = {"from": "depots", "localField": "home", "foreignField": "_id", "as": "d"}
+        list(database["vans"].aggregate([{"$limit": 3}, {"$lookup": lookup}]))
+    assert {("vans", "home", "depots", "_id")} == relations(scan(database))
+
+
+def test_a_role_is_a_reference_only_if_one_collection_can_be_meant(database: Any) -> None:
+    database["staff"].insert_many([{"_id": n, "name": f"s{n}"} for n in range(1, 9)])
+    database["tickets"].insert_many(
+        [{"_id": n, "agentId": n % 5 + 2, "closed_by": n % 12, "levelId": n % 3 + 1} for n in range(1, 61)]
+    )
+    assert {("tickets", "agentId", "staff", "_id")} == relations(scan(database))
+    database["members"].insert_many([{"_id": n, "name": f"m{n}"} for n in range(1, 90)])
+    assert set() == relations(scan(database))
+
+
+@pytest.mark.parametrize("twins", [0, 20_500])
+def test_keys_of_a_large_collection_are_found_without_an_index(twins: int, database: Any) -> None:
+    """Unless its values occur twice there."""
+    database["parts"].insert_many(
+        [{"part_no": f"p{n if n < 20_500 else n - twins:06}", "weight": n % 90} for n in range(21_000)]
+    )
+    database["uses"].insert_many([{"component": f"p{n * 37 % 400:06}", "n": n % 3} for n in range(2_000)])
+    expected = set() if twins else {("uses", "component", "parts", "part_no")}
+    assert expected == relations(scan(database))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from treadle.advisor.facts import WHOLE, CollectionFacts, Distribution, FieldFacts, Scan
-from treadle.advisor.relations import last_word
+from treadle.advisor.naming import last_word, words
 
 DOCUMENTS_MIN = 20
 OUTLIER_LENGTH_MIN = 1_000
@@ -16,6 +16,8 @@ HUGE_LENGTH_MIN = 1_000
 
 # A page or bucket is bounded on purpose; a longer array is none.
 PAGE_LENGTH_MAX = 10_000
+FIRST = frozenset({"start", "first", "from", "begin", "min", "oldest"})
+LAST = frozenset({"end", "last", "to", "until", "max", "newest"})
 _COUNTS = frozenset({"count", "n", "size", "number", "nsamples", "samples", "length"})
 
 Verdict = Literal["outlier", "long", "huge", "page"]
@@ -48,7 +50,18 @@ def _is_page(facts: CollectionFacts, array: FieldFacts, lengths: Distribution) -
     common = [each for each in fields if each.share > 0.99]
     has_count = any(last_word(each.name) in _COUNTS for each in common)
     has_time = any(set(each.value_types) == {"date"} for each in common)
+    if (
+        has_count
+        and any(_is_end(each, FIRST) for each in common)
+        and any(_is_end(each, LAST) for each in common)
+    ):
+        # From when to when, and how many: that is a bucket, however full it is.
+        return True
     return has_count and has_time and lengths.quantile(0.9) == lengths.maximum
+
+
+def _is_end(each: FieldFacts, names: frozenset[str]) -> bool:
+    return set(each.value_types) == {"date"} and bool(names & set(words(each.name)))
 
 
 def common_maximum(lengths: Distribution) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 
 from treadle.advisor import ages, copies, pasts, structure
 from treadle.advisor.ages import Reads
-from treadle.advisor.copies import Comparison, CopyCandidate
+from treadle.advisor.copies import Comparison, CopyCandidate, TallyCandidate
 from treadle.advisor.facts import Ages, CollectionFacts, Copy, FieldFacts, Limits, Past, Relation, Tally
 from treadle.advisor.measure import with_note
 from treadle.advisor.reading import Reader, Refused, Row
@@ -25,6 +25,7 @@ from treadle.query.keys import freeze
 BATCH = 1_000
 # Beyond so many parents, or children to count, a sample of the parents is enough.
 TALLIED_PARENTS_MAX = 50_000
+TALLIED_CHILDREN_MAX = 2_000_000
 SAMPLED_PARENTS = 500
 SAMPLED_IDS = 64
 
@@ -147,7 +148,7 @@ class Comparer:
         projection = {"_id": int(key == "_id"), key: 1, **{each.source.path: 1 for each in found}}
         rows = self.reader.find(parent.name, {key: {"$in": keys}}, projection)
         return {
-            freeze(value): [row.get(each.source.path) for each in found]
+            freeze(value): [copies.inside(row, each.source.steps) for each in found]
             for row in rows
             for value in values_at(row, key)
         }
@@ -156,38 +157,43 @@ class Comparer:
 
     def _tallies(self, relation: Relation) -> list[Tally]:
         child, parent = self.collections[relation.child], self.collections[relation.parent]
-        counts = [each for each in copies.count_fields(parent, relation) if not self.is_declared(each)]
-        sums, summed = copies.sum_fields(parent, relation, child)
-        sums = [] if relation.many else [each for each in sums if not self.is_declared(each)]
-        if not counts and not (sums and summed):
+        candidates = [
+            each
+            for each in copies.tally_candidates(parent, relation, child)
+            if not self.is_declared(each.field)
+        ]
+        if not candidates:
             return []
-        exact = parent.count <= TALLIED_PARENTS_MAX and child.count <= self.limits.structure_documents
-        parents = self._parents(parent, relation.key, [*counts, *sums], exact and not child.slow)
+        exact = parent.count <= TALLIED_PARENTS_MAX and child.count <= TALLIED_CHILDREN_MAX and not child.slow
+        parents = self._parents(parent, relation.key, [each.field for each in candidates], exact)
         if not exact and not parents:
             return []
         keys = None if exact else usable_keys(row[relation.key] for row in parents if relation.key in row)
-        actual = self._actual(child, relation, summed if sums else [], keys)
-        pairs: list[tuple[FieldFacts, FieldFacts | None]] = [(each, None) for each in counts]
-        pairs += [(total, part) for total in sums for part in summed]
+        actual = self._actual(child, relation, candidates, keys)
         found = []
-        for stored, part in pairs:
-            name = "n" if part is None else f"s{summed.index(part)}"
-            compared = drifted = 0
-            for row in parents:
-                value = row.get(stored.path)
-                number = actual.get(freeze(row.get(relation.key)), {}).get(name, 0)
-                if value is None or (not number and copies.same_number(value, 0)):
-                    continue
-                compared += 1
-                drifted += not copies.same_number(value, number)
-            plain = part is not None or copies.is_plainly_named(stored, relation)
+        for each in candidates:
+            numbers = [
+                (row[each.field.path], actual.get(freeze(row.get(relation.key)), {}).get(each.name))
+                for row in parents
+                if row.get(each.field.path) is not None
+            ]
+            compared, drifted = _drift(each, numbers)
+            plain = each.part is not None or copies.is_plainly_named(each.field, relation)
             if copies.is_tally(compared, drifted, plain):
-                sampled_of = None if exact else parent.count
-                path = None if part is None else part.path
                 found.append(
-                    Tally(parent.name, stored.path, child.name, relation.path, relation.key, path, compared,
-                          drifted, sampled_of)
-                )  # fmt: skip
+                    Tally(
+                        parent.name,
+                        each.field.path,
+                        child.name,
+                        relation.path,
+                        relation.key,
+                        None if each.part is None else each.part.path,
+                        compared,
+                        drifted,
+                        None if exact else parent.count,
+                        each.operator == "average",
+                    )
+                )
         return _closest(found)
 
     def _parents(self, parent: CollectionFacts, key: str, fields: list[FieldFacts], exact: bool) -> list[Row]:
@@ -198,23 +204,28 @@ class Comparer:
         )
 
     def _actual(
-        self, child: CollectionFacts, relation: Relation, summed: list[FieldFacts], keys: list[Any] | None
+        self, child: CollectionFacts, relation: Relation, found: list[TallyCandidate], keys: list[Any] | None
     ) -> dict[Any, Row]:
-        """The number of children and the sums of their fields, by the key of the parent."""
+        """What the numbers should be, by the key of the parent."""
         path = query_path(child.fields[relation.path].steps)
         among: list[Stage] = [] if keys is None else [{"$match": {path: {"$in": keys}}}]
         steps = child.fields[relation.path].steps
         unwind: list[Stage] = [
             {"$unwind": f"${query_path(steps[:place])}"} for place, step in enumerate(steps) if step == "[]"
         ]
-        sums = {f"s{number}": {"$sum": f"${each.path}"} for number, each in enumerate(summed)}
-        group: Stage = {"$group": {"_id": f"${path}", "n": {"$sum": 1}, **sums}}
+        numbers = list({each.name: each.accumulator for each in found}.items())
+        # Paths have dots, which names of accumulators cannot have.
+        accumulators = {f"n{place}": accumulator for place, (_, accumulator) in enumerate(numbers)}
+        group: Stage = {"$group": {"_id": f"${path}", **accumulators}}
         if unwind:
             # A document that refers twice is one child.
             unwind.append({"$group": {"_id": {"d": "$_id", "k": f"${path}"}}})
-            group = {"$group": {"_id": "$_id.k", "n": {"$sum": 1}}}
+            group = {"$group": {"_id": "$_id.k", **accumulators}}
         rows = self.reader.aggregate(child.name, [*among, *unwind, group])
-        return {freeze(row["_id"]): row for row in rows}
+        return {
+            freeze(row["_id"]): {name: row[f"n{place}"] for place, (name, _) in enumerate(numbers)}
+            for row in rows
+        }
 
     # -- what is old --------------------------------------------------------------------------
 
@@ -251,6 +262,19 @@ class Comparer:
                 return
             by = "_id"
         self.pasts.append(Past(past.name, of.name, shared, by, past.count))
+
+
+def _drift(candidate: TallyCandidate, numbers: list[tuple[Any, Any]]) -> tuple[int, int]:
+    """How many stored numbers were compared with the actual ones, and how many differ."""
+    if candidate.operator == "average":
+        # Of no children there is no average, and what is stored then is a matter of taste.
+        numbers = [pair for pair in numbers if pair[1] is not None]
+        rounded = copies.decimals(stored for stored, _ in numbers)
+        return len(numbers), sum(not copies.same_average(*pair, rounded) for pair in numbers)
+    # Where both are none, that proves nothing.
+    pairs = [(stored, actual or 0) for stored, actual in numbers]
+    pairs = [(stored, actual) for stored, actual in pairs if actual or not copies.same_number(stored, 0)]
+    return len(pairs), sum(not copies.same_number(*pair) for pair in pairs)
 
 
 def _closest(found: list[Tally]) -> list[Tally]:

@@ -9,14 +9,14 @@ make a candidate, values decide: most must agree, and more than by chance.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from bson import Decimal128
 
 from treadle.advisor.facts import NUMBERS, CollectionFacts, FieldFacts, Relation
-from treadle.advisor.relations import singular, stem, subject, words
+from treadle.advisor.naming import singular, stem, subject, words
 from treadle.advisor.structure import Steps, has_plain_path, is_plain_name
 from treadle.query.keys import freeze
 
@@ -45,6 +45,14 @@ SUMMING = frozenset(
     {"total", "sum", "spent", "revenue", "balance", "amount", "points", "turnover", "value", "hours"}
     | {"minutes", "paid", "sales", "weight", "score", "earned"}
 )
+AVERAGING = frozenset({"average", "avg", "mean"})
+# What is mostly an average where it has a fraction: `rating: 4.3` of reviews with a rating each.
+AVERAGED = frozenset({"rating", "score", "stars", "grade"})
+DECIMALS_MAX = 4
+ROUNDED_SHARE_MIN = 0.8
+EXACT = 1e-9
+KIN_LETTERS_MIN = 5
+KIN_SHARE_MIN = 0.6
 SUMMED_FIELDS_MAX = 4
 SUM_TOLERANCE = 0.005
 TALLIED_MIN = 10
@@ -73,11 +81,14 @@ def copy_candidates(
     sources = {
         _normal(each.name): each for each in parent.top() if _is_copied(each) and each.path != relation.key
     }
+    nested = _nested_sources(parent)
     found: list[CopyCandidate] = []
     for each in child.fields.values():
         if each.path == relation.path or not _is_copied(each) or not has_plain_path(each):
             continue
-        source, named = _source(each, around, about, sources, is_card)
+        beside = each.steps[:-1] == around and not is_card
+        known = {**nested, **sources} if beside else sources
+        source, named = _source(each, around, about, known, is_card)
         if source is not None and _alike(each, source):
             found.append(CopyCandidate(each, source, named))
     found.sort(key=lambda candidate: (not candidate.named, candidate.field.path))
@@ -103,6 +114,20 @@ def _source(
     if each.steps[:-2] == around and len(each.steps) > 1 and stem(each.steps[-2]) in about:
         return sources.get(name), True
     return None, False
+
+
+def _nested_sources(parent: CollectionFacts) -> dict[str, FieldFacts]:
+    """The fields of objects, `profile.name`, by their own names and by those with the object's."""
+    found: dict[str, list[FieldFacts]] = {}
+    for each in parent.fields.values():
+        if len(each.steps) != 2 or not all(map(is_plain_name, each.steps)) or each.in_array or each.is_map:
+            continue
+        # What has a unique index is referred to.
+        is_key = any(index.unique and index.fields == (each.path,) for index in parent.indexes)
+        if _is_copied(each) and not is_key and not SNAPSHOTS & set(words(each.steps[0])):
+            for name in {each.name, "".join(each.steps)}:
+                found.setdefault(_normal(name), []).append(each)
+    return {name: fields[0] for name, fields in found.items() if len(fields) == 1}
 
 
 def _normal(name: str) -> str:
@@ -163,9 +188,9 @@ def pairs(
 ) -> Iterator[tuple[Any, list[Any]]]:
     """Each reference of a document with the copies beside it; steps are relative to what is around them."""
     for holder in _holders(row, around):
-        key = _inside(holder, reference)
+        key = inside(holder, reference)
         if key is not None:
-            yield key, [_inside(holder, copy) for copy in copies]
+            yield key, [inside(holder, copy) for copy in copies]
 
 
 def _holders(value: Any, steps: Steps) -> Iterator[Any]:
@@ -178,7 +203,8 @@ def _holders(value: Any, steps: Steps) -> Iterator[Any]:
         yield from _holders(value[steps[0]], steps[1:])
 
 
-def _inside(value: Any, steps: Steps) -> Any:
+def inside(value: Any, steps: Steps) -> Any:
+    """The scalar at some steps into an object; None where there is none."""
     for step in steps:
         value = value.get(step) if isinstance(value, Mapping) else None
     return None if isinstance(value, (list, Mapping)) else value
@@ -187,7 +213,43 @@ def _inside(value: Any, steps: Steps) -> Any:
 # -- tallies ---------------------------------------------------------------------------
 
 
-def count_fields(parent: CollectionFacts, relation: Relation) -> list[FieldFacts]:
+@dataclass(frozen=True, slots=True)
+class TallyCandidate:
+    """A number of a parent that may count its children, or sum or average a number of theirs."""
+
+    field: FieldFacts
+    operator: Literal["count", "sum", "average"]
+    part: FieldFacts | None = None
+
+    @property
+    def name(self) -> str:
+        """What to call the actual number."""
+        return self.operator if self.part is None else f"{self.operator}_{self.part.path}"
+
+    @property
+    def accumulator(self) -> dict[str, Any]:
+        if self.part is None:
+            return {"$sum": 1}
+        return {"$avg" if self.operator == "average" else "$sum": f"${self.part.path}"}
+
+
+def tally_candidates(
+    parent: CollectionFacts, relation: Relation, child: CollectionFacts
+) -> list[TallyCandidate]:
+    """Everything in a parent that may follow from its children; of references in arrays, only counts."""
+    found = [TallyCandidate(each, "count") for each in _counts(parent, relation)]
+    if relation.many:
+        return found
+    keys = {relation.path, relation.key}
+    own = [each for each in _numbers(parent) if each.path not in keys]
+    parts = [each for each in _numbers(child) if each.path not in keys and words(each.name)[-1:] != ("id",)]
+    sums = [each for each in own if SUMMING & set(words(each.name))][:SUMMED_FIELDS_MAX]
+    found += [TallyCandidate(each, "sum", part) for each in sums for part in parts[:SUMMED_FIELDS_MAX]]
+    averages = [(each, part) for each in own for part in parts if _may_be_average(each, part)]
+    return found + [TallyCandidate(each, "average", part) for each, part in averages[:SUMMED_FIELDS_MAX]]
+
+
+def _counts(parent: CollectionFacts, relation: Relation) -> list[FieldFacts]:
     """The whole numbers of a parent whose names say that they count these children."""
     about = subject(relation.child)
     plural = words(relation.child.rpartition(".")[2] or relation.child)
@@ -197,20 +259,45 @@ def count_fields(parent: CollectionFacts, relation: Relation) -> list[FieldFacts
         bare = tuple(part for part in parts if part not in COUNTING)
         # `num_site_comments` counts comments, but perhaps not all; the values decide.
         named = bool(bare) and singular(bare)[-len(about) :] in (about, about[-1:])
+        # `enrolled_count` counts enrollments.
+        named = named or (len(bare) == 1 and len(parts) > 1 and _are_kin(bare[0], about[-1]))
         # `reviews: 17` counts too, but `review: 17` is some number of one review.
         if named and (len(bare) < len(parts) or parts in (plural, plural[-1:])):
             found.append(each)
     return found
 
 
-def sum_fields(
-    parent: CollectionFacts, relation: Relation, child: CollectionFacts
-) -> tuple[list[FieldFacts], list[FieldFacts]]:
-    """Numbers of a parent that may be sums, and the numbers of the children that they may be sums of."""
-    keys = {relation.path, relation.key}
-    sums = [each for each in _numbers(parent) if each.path not in keys and SUMMING & set(words(each.name))]
-    summed = [each for each in _numbers(child) if each.path not in keys and words(each.name)[-1:] != ("id",)]
-    return sums[:SUMMED_FIELDS_MAX], summed[:SUMMED_FIELDS_MAX]
+def _are_kin(one: str, other: str) -> bool:
+    """Whether two words begin alike, as those of one family do."""
+    common = next(
+        (place for place, pair in enumerate(zip(one, other)) if pair[0] != pair[1]), min(len(one), len(other))
+    )
+    return common >= KIN_LETTERS_MIN and common >= KIN_SHARE_MIN * min(len(one), len(other))
+
+
+def _may_be_average(each: FieldFacts, part: FieldFacts) -> bool:
+    """Whether a number with a fraction is called an average of the other, or is such as only averages are."""
+    own = set(words(each.name))
+    if COUNTING & own or not {"double", "decimal"} & set(each.value_types):
+        return False
+    shared = own & set(words(part.name))
+    return bool(shared) and bool(AVERAGING & own or AVERAGED & shared)
+
+
+def decimals(values: Iterable[Any]) -> int:
+    """To how many decimals numbers are rounded, but for a few that somebody forgot to round."""
+    numbers = [_float(value) for value in values]
+    for most in range(DECIMALS_MAX):
+        rounded = sum(abs(round(number, most) - number) < EXACT for number in numbers)
+        if rounded >= ROUNDED_SHARE_MIN * len(numbers):
+            return most
+    return DECIMALS_MAX
+
+
+def same_average(stored: Any, actual: Any, rounded: int) -> bool:
+    """Whether a stored average is the actual one, as far as it is rounded."""
+    slack = EXACT if rounded == DECIMALS_MAX else 0.5 * 10.0**-rounded + EXACT
+    return abs(_float(stored) - _float(actual)) <= slack
 
 
 def _numbers(facts: CollectionFacts) -> list[FieldFacts]:

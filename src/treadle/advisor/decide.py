@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from treadle.advisor.facts import CollectionFacts, Relation, Scan
-from treadle.advisor.relations import singular, subject, words
+from treadle.advisor.naming import singular, subject, words
 from treadle.advisor.wording import size
 from treadle.errors import UsageError
 
@@ -38,7 +38,7 @@ LINK_FIELDS_MAX = 2
 LINK_PAYLOAD_WORDS = frozenset(
     {"status", "state", "reason", "text", "comment", "message", "title", "name", "note", "body", "subject"}
 )
-LINK_PAYLOAD_TYPES = frozenset({"int", "long", "double", "decimal", "object", "array", "binData"})
+LINK_PAYLOAD_TYPES = frozenset({"int", "long", "double", "decimal", "object", "array", "binData", "string"})
 
 Choice = Literal["embed", "reference", "reference-from-child", "arrays-of-ids"]
 ADVICE: dict[Choice, str] = {
@@ -209,7 +209,7 @@ def _is_read_by_parent(relation: Relation) -> bool:
 
 
 def _owner(scan: Scan, child: CollectionFacts) -> Relation | None:
-    """The parent that the children are part of, if any: read from there, or called a part of it.
+    """The parent that the children are part of, if any: read from there, called a part of it, or its list.
 
     Invoice lines name an invoice and a track. Of a track there are fewer
     lines, and yet they belong to the invoice.
@@ -218,7 +218,7 @@ def _owner(scan: Scan, child: CollectionFacts) -> Relation | None:
     words_of = {word for each in child.top() for word in words(each.name)[-1:]}
     is_thing = bool(words_of & ENTITY_WORDS)
     read = [each for each in relations if _is_read_by_parent(each)]
-    named = [each for each in relations if _is_named_part(each.child, each.parent)]
+    named = [each for each in relations if each.numbered or _is_named_part(each.child, each.parent)]
     among = [each for each in named if each in read] or named or ([] if is_thing else read)
     if among:
         return min(among, key=lambda each: (-each.read_by_parent, each.childless / max(1, each.parents)))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pydantic import BaseModel
 
 from treadle.advisor.facts import NUMBERS, CollectionFacts, FieldFacts, IndexFacts, Relation, Scan
-from treadle.advisor.relations import singular, subject, words
+from treadle.advisor.naming import singular, subject, words
 from treadle.advisor.structure import Steps, is_plain_name
 from treadle.advisor.wording import cut
 

@@ -217,6 +217,8 @@ class Kinds:
     field: str
     kinds: tuple[Kind, ...]
     looked_at: int
+    # The object whose fields depend on it; empty where those of the document do.
+    inside: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +331,8 @@ class Relation:
     # Reads that begin at the parent: joins of its children, and those that are fetched right after it.
     joined_by_parent: int = 0
     fetched_by_parent: int = 0
+    # The children of each parent are numbered from the first to the last, as the lines of a list are.
+    numbered: bool = False
 
     @property
     def read_by_parent(self) -> int:
@@ -360,7 +364,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The field `path` of `parent` is the number of children, or the sum of their `field`."""
+    """The field `path` of `parent` is the number of children, or the sum or the average of their `field`."""
 
     parent: str
     path: str
@@ -371,6 +375,7 @@ class Tally:
     compared: int
     drifted: int
     sampled_of: int | None = None
+    is_average: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -344,9 +344,10 @@ class Measurer:
         return replace(facts, growth=Growth(first, last, facts.count / days))
 
     def _add_kinds(self, facts: CollectionFacts) -> CollectionFacts:
-        for name in probes.kind_candidates(facts):
-            rows = self.reader.aggregate(facts.name, probes.kinds_pipeline(name, facts, self._sample(facts)))
-            kinds = probes.read_kinds(name, facts, rows, self.values_shown)
+        for name, inside in probes.kind_questions(facts):
+            pipeline = probes.kinds_pipeline(name, inside, facts, self._sample(facts))
+            rows = self.reader.aggregate(facts.name, pipeline)
+            kinds = probes.read_kinds(name, inside, facts, rows, self.values_shown)
             if kinds is not None:
                 return replace(facts, kinds=kinds)
         return facts
@@ -368,9 +369,9 @@ class Measurer:
         if key is None:
             return facts
         others = [
-            each.name
-            for each in facts.top()
-            if each.name not in (key, time, *measures) and not probes.is_aside(each)
+            each.path
+            for each in probes.reading_fields(facts)
+            if each.path not in (key, time, *measures) and not probes.is_aside(each)
         ]
         share = self._pass_share(facts)
         pipeline = probes.series_pipeline(key, time, others, structure.uniform_sample(share), is_text)

@@ -10,19 +10,12 @@ every other candidate.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from treadle.advisor.facts import CollectionFacts, FieldFacts
-from treadle.advisor.relations import (
-    KEY_CLASSES,
-    Candidate,
-    last_word,
-    name_score,
-    stem,
-    subject,
-    values_at,
-    words,
-)
+from treadle.advisor.naming import last_word, stem, subject, words
+from treadle.advisor.relations import KEY_CLASSES, Candidate, is_own_key, name_score, thin, values_at
 from treadle.advisor.structure import Stage, has_plain_path, is_plain_name, query_path
 from treadle.query.keys import freeze
 
@@ -30,12 +23,17 @@ from treadle.query.keys import freeze
 KEYED_DOCUMENTS_MAX = 20_000
 KEYED_DOCUMENTS_MIN = 3
 KEY_FIELDS_MAX = 8
+LARGE_KEY_FIELDS_MAX = 2
+# Of a large collection, so many values that others hold are looked for in one pass.
+SOUGHT_VALUES_MAX = 10_000
+FOUND_ROWS_MAX = 50_000
 REFERRING_FIELDS_MAX = 40
 KEY_LENGTH_MAX = 100
 ITEMS_MAX = 50
 # Some 30 MB of hashes at most.
 HASHES_MAX = 400_000
 SAMPLED_DOCUMENTS = 200
+SAMPLED_VALUES_MAX = 300
 SAMPLED_BYTES_MAX = 16_000_000
 TEXT_KEYS = frozenset({"string"})
 WHOLE_KEYS = frozenset({"int", "long", "double"})
@@ -53,13 +51,42 @@ CONTAINED_MIN, CONTAINED_MIN_BY_NAME = 0.95, 0.8
 DISTINCT_SHARE_MAX = 0.8
 KEYS_TIMES_MIN = 2
 
-# By kind: the collection, its unique field, and the hashes of its values.
-Known = dict[str | None, list[tuple[CollectionFacts, str, frozenset[int]]]]
+# Numbers that leave most of their range free do not coincide.
+SPARSE_TIMES_MIN = 50
+SPARSE_DISTINCT_MIN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The values of a unique field, hashed; whether they are numbers far apart from each other."""
+
+    hashes: frozenset[int]
+    sparse: bool = False
+
+
+# By kind: the collection, its unique field and its values.
+Known = dict[str | None, list[tuple[CollectionFacts, str, Key]]]
 
 
 def key_fields(parent: CollectionFacts) -> list[FieldFacts]:
     """The fields of a small collection that may be keys, the likeliest first."""
-    if not KEYED_DOCUMENTS_MIN <= parent.count <= KEYED_DOCUMENTS_MAX or parent.slow:
+    return _possible_keys(parent) if parent.count <= KEYED_DOCUMENTS_MAX else []
+
+
+def large_key_fields(parent: CollectionFacts) -> list[FieldFacts]:
+    """The fields of a large collection that are called keys, and have no unique index to tell by."""
+    if parent.count <= KEYED_DOCUMENTS_MAX:
+        return []
+    unique = {index.fields[0] for index in parent.indexes if index.unique and len(index.keys) == 1}
+    return [
+        each
+        for each in _possible_keys(parent)
+        if each.path not in {*unique, "_id"} and last_word(each.name) in KEY_WORDS
+    ][:LARGE_KEY_FIELDS_MAX]
+
+
+def _possible_keys(parent: CollectionFacts) -> list[FieldFacts]:
+    if parent.count < KEYED_DOCUMENTS_MIN or parent.slow:
         return []
     fields = [each for each in parent.fields.values() if len(each.steps) == 1]
     fields = [
@@ -78,6 +105,7 @@ def referring_fields(child: CollectionFacts) -> list[FieldFacts]:
         each
         for each in child.fields.values()
         if each.path != "_id"
+        and not is_own_key(child, each)
         and _kind(each)
         and not each.is_map
         and each.steps.count("[]") <= 1
@@ -118,9 +146,10 @@ def sampled_documents(child: CollectionFacts) -> int:
     return max(5, min(SAMPLED_DOCUMENTS, int(SAMPLED_BYTES_MAX / max(1.0, child.mean_bytes))))
 
 
-def unique_keys(fields: Sequence[FieldFacts], rows: Iterable[Mapping[str, Any]]) -> dict[str, frozenset[int]]:
-    """The hashes of each field's values, of those fields in which no value occurs twice."""
+def unique_keys(fields: Sequence[FieldFacts], rows: Iterable[Mapping[str, Any]]) -> dict[str, Key]:
+    """The values of those fields in which no value occurs twice."""
     seen: dict[str, set[int]] = {each.path: set() for each in fields}
+    ends: dict[str, tuple[float, float]] = {}
     for row in rows:
         for number, each in enumerate(fields):
             hashes, value = seen.get(each.path), row.get(f"f{number}")
@@ -129,9 +158,36 @@ def unique_keys(fields: Sequence[FieldFacts], rows: Iterable[Mapping[str, Any]])
             mark = hash(freeze(value)) if isinstance(value, KEY_CLASSES) else None
             if mark is None or mark in hashes:
                 del seen[each.path]
-            else:
-                hashes.add(mark)
-    return {path: frozenset(hashes) for path, hashes in seen.items()}
+                continue
+            hashes.add(mark)
+            if isinstance(value, (int, float)):
+                low, high = ends.get(each.path, (value, value))
+                ends[each.path] = (min(low, value), max(high, value))
+    return {
+        path: Key(frozenset(hashes), _is_sparse(len(hashes), ends.get(path))) for path, hashes in seen.items()
+    }
+
+
+def _is_sparse(count: int, ends: tuple[float, float] | None) -> bool:
+    return ends is not None and count >= SPARSE_DISTINCT_MIN and ends[1] - ends[0] >= SPARSE_TIMES_MIN * count
+
+
+def sought(values: Mapping[str, Mapping[str, list[Any]]], parent: str) -> list[Any]:
+    """Some values of every field that may refer to a large collection, but for its own."""
+    found: dict[int, Any] = {}
+    for child, fields in values.items():
+        for sample in fields.values() if child != parent else ():
+            for value in sample:
+                if len(found) < SOUGHT_VALUES_MAX:
+                    found.setdefault(hash(freeze(value)), value)
+    return list(found.values())
+
+
+def found_pipeline(fields: Sequence[FieldFacts], values: list[Any]) -> list[Stage]:
+    """Which of the values a large collection has, in rows f0, f1, …"""
+    project = {"_id": 0, **{f"f{number}": f"${each.path}" for number, each in enumerate(fields)}}
+    among = [{each.path: {"$in": values}} for each in fields]
+    return [{"$match": {"$or": among}}, {"$project": project}, {"$limit": FOUND_ROWS_MAX}]
 
 
 def sampled_values(fields: Sequence[FieldFacts], rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -139,18 +195,17 @@ def sampled_values(fields: Sequence[FieldFacts], rows: Sequence[Mapping[str, Any
     values: dict[str, list[Any]] = {}
     for number, each in enumerate(fields):
         found = [value for row in rows for value in values_at(row, f"f{number}")]
-        values[each.path] = [value for value in found if isinstance(value, KEY_CLASSES)]
+        usable = [value for value in found if isinstance(value, KEY_CLASSES)]
+        values[each.path] = thin(usable, SAMPLED_VALUES_MAX)
     return values
 
 
-def by_kind(
-    parents: Mapping[str, CollectionFacts], keys: Mapping[str, Mapping[str, frozenset[int]]]
-) -> Known:
+def by_kind(parents: Mapping[str, CollectionFacts], keys: Mapping[str, Mapping[str, Key]]) -> Known:
     """All unique fields, those of text apart from those of numbers."""
     known: Known = {}
     for name, unique in keys.items():
-        for path, hashes in unique.items():
-            known.setdefault(_kind(parents[name].fields[path]), []).append((parents[name], path, hashes))
+        for path, key in unique.items():
+            known.setdefault(_kind(parents[name].fields[path]), []).append((parents[name], path, key))
     return known
 
 
@@ -162,34 +217,47 @@ def candidates(child: CollectionFacts, values: Mapping[str, list[Any]], keys: Kn
         if not hashes:
             continue
         recurring = len(hashes) <= DISTINCT_SHARE_MAX * len(sample)
-        for parent, path, known in keys.get(_kind(field), ()):
+        for parent, path, key in keys.get(_kind(field), ()):
             # What refers to its own collection is told by its name; see `relations.py`.
-            share = len(hashes & known) / len(hashes)
+            share = len(hashes & key.hashes) / len(hashes)
             if share < CONTAINED_MIN_BY_NAME or parent.name == child.name:
                 continue
             # A few of many values look all different; there must then be fewer keys than documents.
-            recurs = recurring or child.count >= KEYS_TIMES_MIN * len(known)
-            score = _score(field, parent, parent.fields[path], recurs)
+            recurs = recurring or child.count >= KEYS_TIMES_MIN * len(key.hashes)
+            score = _score(field, parent, parent.fields[path], recurs, key.sparse)
             if score is None:
                 continue
             least = CONTAINED_MIN_BY_NAME if score else CONTAINED_MIN
             distinct = DISTINCT_MIN_BY_NAME if score else DISTINCT_MIN
+            if key.sparse and not score:
+                distinct = SPARSE_DISTINCT_MIN
             if share >= least and len(hashes) >= distinct:
                 yield Candidate(child.name, field, parent.name, path, score, least, "values")
 
 
-def _score(field: FieldFacts, parent: CollectionFacts, key: FieldFacts, recurs: bool) -> int | None:
+def _score(
+    field: FieldFacts, parent: CollectionFacts, key: FieldFacts, recurs: bool, sparse: bool
+) -> int | None:
     """How well the names fit, 0 where only the values do; None where it is no reference."""
     if name := name_score(field, parent.name):
         # `category` refers to categories.name, and `accounts` to accounts.number.
         return max(1, name - 1)
     own, target = words(field.own_name), words(key.name)
-    if own == (*subject(parent.name), *target) or (own[-len(target) :] == target and len(own) > len(target)):
+    # Every `post_type_id` ends like the `id` of any collection, whose numbers it may have by chance.
+    is_telling = target != ("id",) or sparse or _kind(field) == "text"
+    ends_alike = own[-len(target) :] == target and len(own) > len(target) and is_telling
+    if ends_alike or own == (*subject(parent.name), *target):
         return 1 if _looks_like_key(parent, key) else None
-    if not own or own[-1] in TEXTS or _kind(field) != "text" or not _looks_like_key(parent, key):
+    if not own or not recurs:
         return None
-    if not recurs:
+    if own == target and len(own) > 1 and _is_first(parent, key):
+        # A table of names in other words: `product_category_name` with its translation.
+        return 1
+    if own[-1] in TEXTS or not _looks_like_key(parent, key):
         return None
+    if _kind(field) != "text":
+        # Small numbers coincide; of those far apart, it is enough that both are called keys.
+        return 0 if sparse and own[-1] in KEY_WORDS else None
     return 1 if own == target else 0
 
 
@@ -199,5 +267,9 @@ def _looks_like_key(parent: CollectionFacts, key: FieldFacts) -> bool:
         return True
     if any(index.unique and index.fields == (key.path,) for index in parent.indexes):
         return key.name.lower() not in TEXTS
+    return _is_first(parent, key) and last_word(key.name) not in TEXTS
+
+
+def _is_first(parent: CollectionFacts, key: FieldFacts) -> bool:
     first = next((each for each in parent.top()), None)
-    return first is not None and first.path == key.path and last_word(key.name) not in TEXTS
+    return first is not None and first.path == key.path

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from treadle.advisor.facts import CollectionFacts, FieldFacts
-from treadle.advisor.relations import singular, subject, words
+from treadle.advisor.naming import singular, subject, words
 
 SUFFIXES = frozenset(
     {"history", "version", "revision", "audit", "snapshot", "change", "changelog", "state", "archive"}

@@ -22,7 +22,7 @@ from treadle.advisor.facts import (
     TreeFacts,
     Versions,
 )
-from treadle.advisor.relations import last_word, words
+from treadle.advisor.naming import last_word, words
 from treadle.advisor.structure import Stage, has_plain_path, is_plain_name
 
 KINDS_MAX = 30
@@ -40,6 +40,8 @@ SERIES_KEY_TYPES = frozenset({"string", "int", "long", "objectId"})
 SERIES_KEY_WORDS = frozenset(
     {"id", "sensor", "device", "meter", "host", "station", "symbol", "machine", "source", "series"}
 )
+# Objects of these names say what is measured, and where.
+METADATA = SERIES_KEY_WORDS | {"meta", "metadata", "tags", "labels"}
 SERIES_DOCUMENTS_MIN = 2_000
 SERIES_BYTES_MAX = 640
 SERIES_FIELDS_MAX = 24
@@ -65,18 +67,49 @@ DEPTH_MAX = 1_000
 # -- kinds ---------------------------------------------------------------------------
 
 
-def optional_fields(facts: CollectionFacts) -> list[FieldFacts]:
-    """Fields that many documents have and many lack."""
+def optional_fields(facts: CollectionFacts, inside: str = "") -> list[FieldFacts]:
+    """Fields that many documents have and many lack; those of the document, or of an object inside it."""
     low, high = OPTIONAL_SHARES
-    return [each for each in facts.top() if low <= each.share <= high and has_plain_path(each)][
+    fields = facts.top() if not inside else _fields_of(facts, (inside,))
+    return [each for each in fields if low <= each.share <= high and has_plain_path(each)][
         :OPTIONAL_FIELDS_MAX
     ]
 
 
-def kind_candidates(facts: CollectionFacts) -> list[str]:
+def _fields_of(facts: CollectionFacts, steps: tuple[str, ...]) -> list[FieldFacts]:
+    return [each for each in facts.fields.values() if each.steps[:-1] == steps and each.name != "[]"]
+
+
+def kind_questions(facts: CollectionFacts) -> list[tuple[str, str]]:
+    """Which field may tell kinds apart, and by the fields of which object; empty for the document's own.
+
+    A payload that differs from kind to kind is asked for only where a field
+    is called a type: there are too many objects to try all.
+    """
+    names = _kind_names(facts)
+    questions = [(name, "") for name in names] if len(optional_fields(facts)) >= 2 else []
+    payloads = [
+        each.name
+        for each in facts.top()
+        if set(each.types) == {"object"}
+        and each.share > 0.99
+        and not each.is_map
+        and is_plain_name(each.name)
+    ]
+    return (
+        questions
+        + [
+            (name, payload)
+            for payload in payloads
+            if len(optional_fields(facts, payload)) >= 2
+            for name in names
+            if last_word(name) in KIND_NAMES
+        ][:KIND_CANDIDATES_MAX]
+    )
+
+
+def _kind_names(facts: CollectionFacts) -> list[str]:
     """Text or small numbers that every document has, the likeliest names first."""
-    if len(optional_fields(facts)) < 2:
-        return []
     names = [
         each.name
         for each in facts.top()
@@ -86,11 +119,11 @@ def kind_candidates(facts: CollectionFacts) -> list[str]:
     return names[:KIND_CANDIDATES_MAX]
 
 
-def kinds_pipeline(name: str, facts: CollectionFacts, sample: list[Stage]) -> list[Stage]:
+def kinds_pipeline(name: str, inside: str, facts: CollectionFacts, sample: list[Stage]) -> list[Stage]:
     """One row per value of the field: how many documents, and how many of them have each optional field."""
     present = {
-        f"f{number}": {"$sum": {"$cond": [{"$eq": [{"$type": f"${each.name}"}, "missing"]}, 0, 1]}}
-        for number, each in enumerate(optional_fields(facts))
+        f"f{number}": {"$sum": {"$cond": [{"$eq": [{"$type": f"${each.path}"}, "missing"]}, 0, 1]}}
+        for number, each in enumerate(optional_fields(facts, inside))
     }
     return [
         *sample,
@@ -101,30 +134,30 @@ def kinds_pipeline(name: str, facts: CollectionFacts, sample: list[Stage]) -> li
 
 
 def read_kinds(
-    name: str, facts: CollectionFacts, rows: list[dict[str, Any]], values_shown: bool
+    name: str, inside: str, facts: CollectionFacts, rows: list[dict[str, Any]], values_shown: bool
 ) -> Kinds | None:
     """The kinds; None where no fields depend on the value."""
     if not 2 <= len(rows) <= KINDS_MAX:
         return None
-    optional = optional_fields(facts)
+    optional = optional_fields(facts, inside)
     kinds = [
         Kind(
             str(row["_id"]) if values_shown else f"kind-{place}",
             row["n"],
-            {each.name: row[f"f{number}"] / row["n"] for number, each in enumerate(optional)},
+            {each.path: row[f"f{number}"] / row["n"] for number, each in enumerate(optional)},
         )
         for place, row in enumerate(rows, 1)
     ]
     dependent = [
         each
         for each in optional
-        if max(kind.shares[each.name] for kind in kinds) >= OWN_SHARE_MIN
-        and min(kind.shares[each.name] for kind in kinds) <= FOREIGN_SHARE_MAX
+        if max(kind.shares[each.path] for kind in kinds) >= OWN_SHARE_MIN
+        and min(kind.shares[each.path] for kind in kinds) <= FOREIGN_SHARE_MAX
     ]
-    owners = {kind.label for kind in kinds for each in dependent if kind.shares[each.name] >= OWN_SHARE_MIN}
+    owners = {kind.label for kind in kinds for each in dependent if kind.shares[each.path] >= OWN_SHARE_MIN}
     if len(dependent) < 2 or len(owners) < 2 or len(dependent) < len(optional) / 2:
         return None
-    return Kinds(name, tuple(kinds), sum(row["n"] for row in rows))
+    return Kinds(name, tuple(kinds), sum(row["n"] for row in rows), inside)
 
 
 # -- series --------------------------------------------------------------------------
@@ -132,21 +165,19 @@ def read_kinds(
 
 def series_fields(facts: CollectionFacts) -> tuple[str, list[str], list[str]] | None:
     """The time, the possible keys and the measures, if the documents look like readings."""
-    fields = facts.top()
     if facts.count < SERIES_DOCUMENTS_MIN or facts.mean_bytes > SERIES_BYTES_MAX or facts.capped:
         return None
-    if len(fields) > SERIES_FIELDS_MAX or not all(is_plain_name(each.name) for each in fields):
-        return None
-    if any({"array", "object"} & set(each.types) for each in fields):
+    fields = reading_fields(facts)
+    if not 0 < len(fields) <= SERIES_FIELDS_MAX or not all(has_plain_path(each) for each in fields):
         return None
     fields = [each for each in fields if not is_aside(each)]
     common = [each for each in fields if each.share > 0.99 and each.value_types]
-    times = [each.name for each in common if set(each.value_types) == {"date"}]
+    times = [each.path for each in common if set(each.value_types) == {"date"}]
     # Text that a name calls a time may be one; `text_time_pipeline` asks for its form.
-    times = times or [each.name for each in common if is_text_time(each)]
-    measures = [each.name for each in fields if each.value_types and set(each.value_types) <= NUMBERS]
+    times = times or [each.path for each in common if is_text_time(each)]
+    measures = [each.path for each in fields if each.value_types and set(each.value_types) <= NUMBERS]
     keys = [
-        each.name for each in common if set(each.value_types) <= SERIES_KEY_TYPES and each.name not in times
+        each.path for each in common if set(each.value_types) <= SERIES_KEY_TYPES and each.path not in times
     ]
     # A number may be the key or a measure; text and ids are likelier keys.
     keys.sort(key=lambda name: (name in measures, not SERIES_KEY_WORDS & set(words(name))))
@@ -154,6 +185,27 @@ def series_fields(facts: CollectionFacts) -> tuple[str, list[str], list[str]] | 
     if len(times) != 1 or not keys or not set(measures) - {keys[0]}:
         return None
     return times[0], keys, measures
+
+
+def reading_fields(facts: CollectionFacts) -> list[FieldFacts]:
+    """The fields of what may be a reading, those in objects one by one; none where it is more than that.
+
+    Objects hold what describes the series (`metadata.sensorId`), or a value
+    with its unit; any other is more than a reading has.
+    """
+    fields: list[FieldFacts] = []
+    for each in facts.top():
+        if not {"array", "object"} & set(each.types):
+            fields.append(each)
+            continue
+        inside = _fields_of(facts, each.steps)
+        is_value = any(part.name.lower() == "value" and set(part.value_types) <= NUMBERS for part in inside)
+        is_described = is_value or METADATA & set(words(each.name))
+        is_flat = not any({"array", "object"} & set(part.types) for part in inside)
+        if set(each.types) != {"object"} or each.is_map or not (inside and is_described and is_flat):
+            return []
+        fields += inside
+    return fields
 
 
 def is_aside(each: FieldFacts) -> bool:
@@ -196,11 +248,15 @@ def choose_key(keys: list[str], row: Mapping[str, Any], facts: CollectionFacts) 
     looked_at = min(facts.count, row["n"][0]["n"] if row["n"] else 0)
     most = min(facts.count / READINGS_PER_SERIES_MIN, looked_at / 2)
     counts = {name: row[f"k{number}"][0]["n"] for number, name in enumerate(keys) if row[f"k{number}"]}
-    if any(n > most and not set(facts.fields[name].value_types) <= NUMBERS for name, n in counts.items()):
+    if any(n > most and _is_identity(facts.fields[name]) for name, n in counts.items()):
         return None
     fit = [name for name, n in counts.items() if 2 <= n <= most]
     texts = [name for name in fit if not set(facts.fields[name].value_types) <= NUMBERS]
     return max(texts or fit, key=counts.__getitem__, default=None)
+
+
+def _is_identity(each: FieldFacts) -> bool:
+    return not set(each.value_types) <= NUMBERS or last_word(each.name) == "id"
 
 
 def series_pipeline(

@@ -7,7 +7,7 @@ for a large collection from references drawn uniformly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from treadle.query.keys import freeze
 R = TypeVar("R")
 
 TREE_NODES_MAX = 200_000
+UNIQUE_DOCUMENTS_MAX = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,15 @@ class Prover:
     relations: list[Relation] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     # Hashes of the values of unique fields, per collection and field; never part of the facts.
-    keys: dict[str, dict[str, frozenset[int]]] = field(default_factory=dict)
+    keys: dict[str, dict[str, natural.Key]] = field(default_factory=dict)
+    # Large collections, of which only the values are known that others hold.
+    partly_known: set[str] = field(default_factory=set)
 
     def run(self, report: Callable[[str, int, int], None]) -> None:
         """Add every relation that is proven; notes say what could not be read."""
-        by_field = relations.merged(relations.candidates(self.collections), self._natural(report))
+        queries = () if self.workload is None else self.workload.queries
+        others = [*relations.joined(self.collections, queries), *self._natural(report)]
+        by_field = relations.merged(relations.candidates(self.collections), others)
         if len(by_field) > relations.FIELDS_MAX:
             self.notes.append(
                 f"{len(by_field):,} fields may be references; {relations.FIELDS_MAX} were looked into."
@@ -90,7 +95,10 @@ class Prover:
         """References whose values are another collection's unique field, whatever it is called."""
         parents = {each.name: each for each in self.collections.values() if each.plain and each.count}
         for number, parent in enumerate(parents.values()):
-            if sum(len(known) for keys in self.keys.values() for known in keys.values()) > natural.HASHES_MAX:
+            if (
+                sum(len(each.hashes) for keys in self.keys.values() for each in keys.values())
+                > natural.HASHES_MAX
+            ):
                 self.notes.append("References by other keys than ids were sought in the first collections.")
                 break
             fields = natural.key_fields(parent)
@@ -101,18 +109,37 @@ class Prover:
             rows = self._attempt(parent.name, "what it is known by", partial(self._rows, parent, pipeline))
             if rows:
                 self.keys[parent.name] = natural.unique_keys(fields, rows)
-        found: list[Candidate] = []
-        known = natural.by_kind(parents, self.keys)
+        values: dict[str, dict[str, list[Any]]] = {}
         for child in parents.values():
             fields = natural.referring_fields(child)
-            if not fields or not known:
+            if not fields or len(parents) < 2:
                 continue
             sample: list[structure.Stage] = [{"$sample": {"size": natural.sampled_documents(child)}}]
             pipeline = natural.values_pipeline(fields, sample)
             rows = self._attempt(child.name, "what it refers to", partial(self._rows, child, pipeline))
-            values = natural.sampled_values(fields, rows or [])
-            found += natural.candidates(child, values, known)
-        return found
+            values[child.name] = natural.sampled_values(fields, rows or [])
+        for parent in parents.values():
+            self._find_large_keys(parent, values)
+        known = natural.by_kind(parents, self.keys)
+        return [
+            each
+            for name, sampled in values.items()
+            for each in natural.candidates(parents[name], sampled, known)
+        ]
+
+    def _find_large_keys(
+        self, parent: CollectionFacts, values: Mapping[str, Mapping[str, list[Any]]]
+    ) -> None:
+        """Note the values that a large collection shares with others; if they are unique is asked later."""
+        fields = natural.large_key_fields(parent)
+        sought = natural.sought(values, parent.name) if fields else []
+        if not sought:
+            return
+        pipeline = natural.found_pipeline(fields, sought)
+        rows = self._attempt(parent.name, "what it is known by", partial(self._rows, parent, pipeline))
+        if rows and len(rows) < natural.FOUND_ROWS_MAX:
+            self.keys[parent.name] = natural.unique_keys(fields, rows)
+            self.partly_known.add(parent.name)
 
     def _rows(self, facts: CollectionFacts, pipeline: list[structure.Stage]) -> list[dict[str, Any]]:
         return self.reader.aggregate(facts.name, pipeline)
@@ -183,6 +210,7 @@ class Prover:
             proof.checked,
             "name" if candidate.score else candidate.otherwise,
             **self._reads(candidate),
+            numbered=exact and proof.children.maximum > 1 and self._is_numbered(candidate, child),
         )
 
     def _count_all(self, candidate: Candidate) -> Proof | None:
@@ -235,17 +263,36 @@ class Prover:
         return Proof(children, references, len(values), orphans, contained)
 
     def _is_unique(self, parent: CollectionFacts, key: str) -> bool:
-        if key in self.keys.get(parent.name, ()):
+        if key in self.keys.get(parent.name, ()) and parent.name not in self.partly_known:
             return True
         if any(index.unique and index.fields == (key,) for index in parent.indexes):
             return True
+        # All keys of a large collection are more than the server may hold; twins show among some of them.
+        share = structure.share_of(parent, UNIQUE_DOCUMENTS_MAX)
+        some: list[dict[str, Any]] = []
+        if share < 1:
+            rows = self.reader.aggregate(
+                parent.name,
+                [*structure.sample_stages(parent, share / 100), {"$project": {"_id": 0, "v": f"${key}"}}],
+            )
+            some = [{"$match": {key: {"$in": relations.usable_keys(row.get("v") for row in rows)}}}]
         pipeline: list[dict[str, Any]] = [
+            *some,
             {"$group": {"_id": f"${key}", "n": {"$sum": 1}}},
             {"$match": {"n": {"$gt": 1}, "_id": {"$ne": None}}},
             {"$limit": 1},
             {"$project": {"_id": 0, "n": 1}},
         ]
         return not self.reader.aggregate(parent.name, pipeline)
+
+    def _is_numbered(self, candidate: Candidate, child: CollectionFacts) -> bool:
+        fields = relations.ordinals(child)
+        if candidate.field.in_array or len(candidate.field.steps) > 1 or not fields:
+            return False
+        for row in self.reader.aggregate(child.name, relations.numbered_pipeline(candidate, fields)):
+            best = max(row[f"o{number}"] for number in range(len(fields)))
+            return bool(best >= relations.NUMBERED_SHARE_MIN * row["n"])
+        return False
 
     # -- what follows ---------------------------------------------------------------------------
 

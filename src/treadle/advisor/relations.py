@@ -8,20 +8,17 @@ candidate by looking its values up.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from bson import ObjectId
 
-from treadle.advisor.facts import NUMBERS, CollectionFacts, Copy, Distribution, FieldFacts, Relation
+from treadle.advisor.facts import NUMBERS, CollectionFacts, Copy, Distribution, FieldFacts, Query, Relation
+from treadle.advisor.naming import in_role, last_word, stem, subject, words
 from treadle.advisor.structure import Stage, has_plain_path, label, query_path
 
-# Each name is compared with every other one.
-NAMES_CACHED = 20_000
 KEY_TYPES = frozenset({"objectId", "string", "int", "long", "double", "binData"})
 KEY_CLASSES = (ObjectId, str, int, float, bytes)
 # Values of these types occur in another collection by reference, not by chance.
@@ -37,6 +34,15 @@ PROBED_DOCUMENTS = 200
 DISTINCT_MIN_UNNAMED = 3
 CONTAINED_MIN = 0.5
 SELF_NAMES = frozenset({"parent", "reports_to", "manager", "reply_to", "in_reply_to", "boss", "supervisor"})
+# Names of a number that says which one of its siblings a child is.
+ORDINALS = frozenset(
+    {"sequence", "seq", "position", "pos", "line", "ordinal", "index", "idx", "sequential", "order", "no"}
+    | {"nr", "number", "step", "place", "item"}
+)
+ORDINALS_MAX = 3
+NUMBERED_SHARE_MIN = 0.95
+# No name fits better than what the workload joins.
+JOINED_SCORE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,50 +71,6 @@ class Candidate:
         return "number" if self.field.type in NUMBERS else self.field.type
 
 
-@lru_cache(NAMES_CACHED)
-def words(name: str) -> tuple[str, ...]:
-    """The words of a name in lower case: `authorIds`, `author_ids` and `Author-IDs` are the same."""
-    split = re.sub(r"([a-z0-9])([A-Z])|([A-Z]+)([A-Z][a-z])", r"\1\3 \2\4", name)
-    return tuple(part for part in re.split(r"[\W_]+", split.lower()) if part)
-
-
-def last_word(name: str) -> str:
-    return "".join(words(name)[-1:])
-
-
-def singular(parts: Sequence[str]) -> tuple[str, ...]:
-    """The words of a name with the last one in the singular."""
-    return (*parts[:-1], *map(_singular, parts[-1:]))
-
-
-def _singular(word: str) -> str:
-    """The singular of an English plural, good enough for collection names."""
-    irregular = {"people": "person", "children": "child", "men": "man", "women": "woman", "data": "data"}
-    if word in irregular:
-        return irregular[word]
-    for ending, instead in (("ies", "y"), ("sses", "ss"), ("xes", "x"), ("ches", "ch"), ("shes", "sh")):
-        if word.endswith(ending) and len(word) > len(ending) + 1:
-            return word[: -len(ending)] + instead
-    if word.endswith("s") and not word.endswith(("ss", "us", "is")) and len(word) > 2:
-        return word[:-1]
-    return word
-
-
-@lru_cache(NAMES_CACHED)
-def stem(name: str) -> tuple[str, ...]:
-    """What a reference's name is about: `customer_ids` -> customer."""
-    parts = list(words(name))
-    while len(parts) > 1 and parts[-1] in ("id", "ids", "ref", "refs", "key", "oid", "uuid", "no", "number"):
-        parts.pop()
-    return singular(parts)
-
-
-@lru_cache(NAMES_CACHED)
-def subject(collection: str) -> tuple[str, ...]:
-    """What a collection is about: `shop.order_items` -> order item."""
-    return singular(words(collection.rpartition(".")[2] or collection))
-
-
 def name_score(field: FieldFacts, collection: str) -> int:
     """How well a field's name fits a collection; 0 is not at all."""
     about, target = stem(field.own_name), subject(collection)
@@ -128,6 +90,13 @@ def name_score(field: FieldFacts, collection: str) -> int:
     return 0
 
 
+def is_own_key(facts: CollectionFacts, field: FieldFacts) -> bool:
+    """Whether a field is called the id of its own collection: what others refer to refers to nobody."""
+    parts = words(field.name)
+    is_id = parts == ("id",) or (parts[-1:] == ("id",) and stem(field.name) == subject(facts.name))
+    return len(field.steps) == 1 and is_id
+
+
 def keys_of(parent: CollectionFacts) -> list[str]:
     """The fields by which other documents can refer to a collection."""
     keys = ["_id"]
@@ -136,9 +105,8 @@ def keys_of(parent: CollectionFacts) -> list[str]:
             keys.append(index.fields[0])
     for field in parent.top():
         is_common_key = field.share > 0.99 and field.type in KEY_TYPES
-        is_id = len(words(field.name)) > 1 and last_word(field.name) == "id"
-        # Such as AlbumId in albums, beside an _id that nobody uses.
-        if is_common_key and is_id and stem(field.name) == subject(parent.name):
+        # Such as AlbumId in albums, or just Id, beside an _id that nobody uses.
+        if is_common_key and is_own_key(parent, field):
             keys.append(field.path)
     return list(dict.fromkeys(keys))
 
@@ -151,6 +119,8 @@ def candidates(collections: Mapping[str, CollectionFacts]) -> dict[tuple[str, st
     for child in parents:
         for field in child.fields.values():
             if field.path == "_id" or field.type not in KEY_TYPES or field.is_map:
+                continue
+            if is_own_key(child, field):
                 continue
             if not has_plain_path(field) or field.steps.count("[]") > 1:
                 continue
@@ -170,6 +140,8 @@ def merged(
     by_field = {place: list(targets) for place, targets in named.items()}
     for each in natural:
         targets = by_field.setdefault((each.child, each.field.path), [])
+        if each.score == JOINED_SCORE:
+            targets[:] = [other for other in targets if (each.parent, each.key) != (other.parent, other.key)]
         if all((each.parent, each.key) != (other.parent, other.key) for other in targets):
             targets.append(each)
     for targets in by_field.values():
@@ -186,6 +158,14 @@ def _targets(
     targets: list[Candidate] = []
     unnamed = 0
     self_score = 3 if {"_".join(stem(field.own_name)), *words(field.own_name)[:1]} & SELF_NAMES else 0
+    others = [each for each in parents if each.name != child.name]
+    if self_score and any(name_score(field, each.name) for each in others):
+        # The manager of a store is named as one of the staff.
+        self_score = 1
+    alike = [
+        each.name for each in others if any(_same_type(field, each.fields.get(k)) for k in keys[each.name])
+    ]
+    role = in_role(field, alike)
     for parent in parents:
         name = name_score(field, parent.name)
         if parent.name == child.name:
@@ -195,17 +175,41 @@ def _targets(
                 continue
             if not _same_type(field, parent.fields.get(key)):
                 continue
-            score = name
+            score, least = name, CONTAINED_MIN
             if key != "_id":
                 score = max(_natural_score(field, parent, key), name if last_word(key) == "id" else 0)
+            is_id = key == "_id" or last_word(key) == "id"
+            if not score and role == parent.name and is_id and field.type not in DISTINCTIVE_TYPES:
+                # Small numbers coincide: all must be found, and in the only collection that it can mean.
+                score, least = 1, 1.0
+            if key != "_id":
                 if not score:
                     continue
-            elif not name:
+            elif not score:
                 if field.type not in DISTINCTIVE_TYPES or unnamed >= TARGETS_BY_TYPE_MAX:
                     continue
                 unnamed += 1
-            targets.append(Candidate(child.name, field, parent.name, key, score))
+            targets.append(Candidate(child.name, field, parent.name, key, score, least))
     return targets
+
+
+def joined(collections: Mapping[str, CollectionFacts], queries: Iterable[Query]) -> Iterator[Candidate]:
+    """The references that the workload follows: where a `$lookup` goes, whatever the names are."""
+    for child, (parent, local, foreign) in sorted(
+        {(query.collection, lookup) for query in queries for lookup in query.lookups}
+    ):
+        # A parent may join its children as well as a child its parent.
+        for one, path, other, key in ((child, local, parent, foreign), (parent, foreign, child, local)):
+            facts, target = collections.get(one), collections.get(other)
+            if facts is None or target is None or not (facts.plain and target.plain):
+                continue
+            if one == parent and key not in keys_of(target):
+                continue
+            field = next((each for each in facts.fields.values() if query_path(each.steps) == path), None)
+            if field is None or field.path == "_id" or is_own_key(facts, field) or not has_plain_path(field):
+                continue
+            if field.steps.count("[]") <= 1 and _same_type(field, target.fields.get(key)):
+                yield Candidate(one, field, other, key, JOINED_SCORE)
 
 
 def _natural_score(field: FieldFacts, parent: CollectionFacts, key: str) -> int:
@@ -274,6 +278,56 @@ def count_pipeline(candidate: Candidate, values: list[Any]) -> list[Stage]:
     unwind = _unwind_stages(candidate.field)
     again = [*unwind, among] if unwind else []
     return [among, *again, {"$group": {"_id": f"${candidate.path}", "n": {"$sum": 1}}}]
+
+
+def ordinals(child: CollectionFacts) -> list[FieldFacts]:
+    """The whole numbers that may number the children of one parent."""
+    return [
+        each
+        for each in child.top()
+        if each.share > 0.99
+        and set(each.types) <= {"int", "long", "double"}
+        and ORDINALS & set(words(each.name))
+        and has_plain_path(each)
+    ][:ORDINALS_MAX]
+
+
+def numbered_pipeline(candidate: Candidate, fields: Sequence[FieldFacts]) -> list[Stage]:
+    """How many parents there are, and of how many each field numbers the children, from 0 or 1 on."""
+    names = {f"o{number}": f"${each.path}" for number, each in enumerate(fields)}
+    return [
+        {
+            "$group": {
+                "_id": f"${candidate.path}",
+                "n": {"$sum": 1},
+                **{k: {"$addToSet": v} for k, v in names.items()},
+            }
+        },
+        {"$match": {"n": {"$gt": 1}}},
+        {
+            "$group": {
+                "_id": None,
+                "n": {"$sum": 1},
+                **{
+                    name: {
+                        "$sum": {
+                            "$cond": [
+                                {
+                                    "$and": [
+                                        {"$eq": [{"$size": f"${name}"}, "$n"]},
+                                        {"$in": [{"$min": f"${name}"}, [0, 1]]},
+                                    ]
+                                },
+                                1,
+                                0,
+                            ]
+                        }
+                    }
+                    for name in names
+                },
+            }
+        },
+    ]
 
 
 def _unwind_stages(field: FieldFacts) -> list[Stage]:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from treadle.advisor.declare import LINE_LENGTH, Source, camel_case, declaration, styled
 from treadle.advisor.facts import CollectionFacts, Scan
 from treadle.advisor.interface import Finding
+from treadle.advisor.naming import words
 from treadle.advisor.plans.pieces import Class, Line, parse
-from treadle.advisor.relations import words
 from treadle.errors import TreadleError, UsageError
 from treadle.graph.graph import Graph
 from treadle.model.document import Document

@@ -8,7 +8,7 @@ from dataclasses import replace
 from treadle.advisor.declare import Source, camel_case, snake_case
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
 from treadle.advisor.interface import Finding, Rule
-from treadle.advisor.relations import subject
+from treadle.advisor.naming import subject
 from treadle.advisor.wording import share, size
 
 RULE = Rule(

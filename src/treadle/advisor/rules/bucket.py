@@ -9,7 +9,8 @@ from treadle.advisor.decide import has_own_key
 from treadle.advisor.declare import Source, class_name, quote
 from treadle.advisor.facts import CollectionFacts, Scan, Series
 from treadle.advisor.interface import Finding, Rule
-from treadle.advisor.relations import words
+from treadle.advisor.naming import words
+from treadle.advisor.probes import reading_fields
 from treadle.advisor.wording import duration, nice, share, size
 
 RULE = Rule(
@@ -90,6 +91,7 @@ def _finding(facts: CollectionFacts, series: Series) -> Finding:
         (
             f"The declaration names a new collection; copy the readings of {facts.name} into it with "
             "insert_many.",
+            *(("What stands in objects is a field of the reading there.",) if _has_objects(facts) else ()),
             *((f"{series.time} is text; the model makes a date of it.",) if _is_text(facts, series) else ()),
             "On MongoDB 5.0 and newer, timeseries= uses the server's native kind instead of bucket=.",
         ),
@@ -98,12 +100,35 @@ def _finding(facts: CollectionFacts, series: Series) -> Finding:
     )
 
 
+def _has_objects(facts: CollectionFacts) -> bool:
+    return any(len(each.steps) > 1 for each in reading_fields(facts))
+
+
 def _is_text(facts: CollectionFacts, series: Series) -> bool:
     return facts.fields[series.time].type == "string"
 
 
+def _flat(facts: CollectionFacts) -> tuple[CollectionFacts, dict[str, str]]:
+    """The readings without objects, and what each path is called then."""
+    fields = {name: each for name, each in facts.fields.items() if name == "_id"}
+    names: dict[str, str] = {}
+    for each in reading_fields(facts):
+        name = each.name if each.name not in fields and each.name.lower() != "value" else "_".join(each.steps)
+        names[each.path] = name
+        fields[name] = replace(each, path=name, steps=(name,))
+    return replace(facts, fields=fields), names
+
+
 def _declaration(facts: CollectionFacts, series: Series, span: int, per_bucket: int) -> str:
     source = Source()
+    facts, flat = _flat(facts)
+    series = replace(
+        series,
+        key=flat[series.key],
+        time=flat[series.time],
+        measures=tuple(flat[each] for each in series.measures),
+        metadata=tuple(flat[each] for each in series.metadata),
+    )
     if _is_text(facts, series):
         time_field = facts.fields[series.time]
         dated = replace(time_field, types={"date": time_field.present})

@@ -14,7 +14,7 @@ from treadle.advisor.declare import (
 )
 from treadle.advisor.facts import NUMBERS, WRITES, CollectionFacts, Query, Relation, Scan, Tally
 from treadle.advisor.interface import Evidence, Finding, Rule, children_evidence
-from treadle.advisor.relations import words
+from treadle.advisor.naming import words
 from treadle.advisor.structure import is_plain_name
 from treadle.advisor.wording import number, share
 from treadle.advisor.workload import of_children
@@ -133,8 +133,11 @@ def _operation(child: CollectionFacts, text: str) -> tuple[str, str]:
 
 
 def _drifted(scan: Scan, tally: Tally) -> Finding:
+    kind = "average" if tally.is_average else "sum"
     what = (
-        f"the number of {tally.child}" if tally.field is None else f"the sum of {tally.child}.{tally.field}"
+        f"the number of {tally.child}"
+        if tally.field is None
+        else f"the {kind} of {tally.child}.{tally.field}"
     )
     part = share(tally.drifted, tally.compared)
     evidence: Evidence = {
@@ -156,7 +159,14 @@ def _drifted(scan: Scan, tally: Tally) -> Finding:
         f"{tally.path} is {what}, kept by hand, and nobody maintains it: {drifted}.",
         evidence,
         _tally_declaration(scan, tally),
-        ("Run setup(), then repair() to correct the numbers.",),
+        (
+            "Run setup(), then repair() to correct the numbers.",
+            *(
+                ("Averages are kept as they are, not rounded; round where they are shown.",)
+                if tally.is_average
+                else ()
+            ),
+        ),
         (tally.child,),
     )
 
@@ -171,8 +181,11 @@ def _tally_declaration(scan: Scan, tally: Tally) -> str:
     name, kind, pattern = own[tally.path], "int", f"Count({child_class}, {by})"
     if tally.field is not None:
         kind = source.annotation(child, child.fields[tally.field], child_class)
-        pattern = f"Sum({child_class}, {quote(names[tally.field])}, {by})"
+        operator = "Average" if tally.is_average else "Sum"
+        pattern = f"{operator}({child_class}, {quote(names[tally.field])}, {by})"
     default = "Decimal(0)" if kind == "Decimal" else "0"
+    if tally.is_average:
+        kind, default = f"{kind if kind == 'Decimal' else 'float'} | None", "None"
     if name != tally.path:
         default = f"Field({default}, alias={quote(tally.path)})"
     line = f"{name}: Annotated[{kind}, {pattern}] = {default}"

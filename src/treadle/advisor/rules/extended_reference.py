@@ -18,7 +18,7 @@ from treadle.advisor.declare import (
 )
 from treadle.advisor.facts import CollectionFacts, Copy, FieldFacts, Relation, Scan
 from treadle.advisor.interface import Evidence, Finding, Rule
-from treadle.advisor.relations import last_word, stem, subject, words
+from treadle.advisor.naming import last_word, stem, subject, words
 from treadle.advisor.structure import is_plain_name, label
 from treadle.advisor.wording import share
 
@@ -255,7 +255,12 @@ def _copies_declaration(scan: Scan, copies: list[Copy]) -> str | None:
     child = with_reference_type(child, first.by, parent, first.key)
     source = Source()
     parent_class = source.document(parent)
-    sources = Source.names(parent)
+    sources: dict[str, str] = {}
+    for copy in copies:
+        attribute = _attribute(parent, parent.fields[copy.source])
+        if attribute is None:
+            return None
+        sources[copy.source] = attribute
     names = Source.names_inside(child, around)
     cards: dict[str, list[Copy]] = {}
     for copy in copies:
@@ -289,6 +294,14 @@ def _copies_declaration(scan: Scan, copies: list[Copy]) -> str | None:
         child = _optional(child, path)
     source.document(child)
     return source.text()
+
+
+def _attribute(parent: CollectionFacts, field: FieldFacts) -> str | None:
+    """The path of a field by the names that its model gives it; None where it has none."""
+    parts = [
+        Source.names_inside(parent, field.steps[:depth]).get(step) for depth, step in enumerate(field.steps)
+    ]
+    return ".".join(part for part in parts if part) if all(parts) else None
 
 
 def _annotated(pattern: str) -> Callable[[str], str]:

@@ -8,7 +8,7 @@ from treadle.advisor.array_lengths import arrays, verdict
 from treadle.advisor.declare import Source, camel_case, can_wrap, python_name, quote, snake_case
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Scan
 from treadle.advisor.interface import Evidence, Finding, Rule, length_evidence
-from treadle.advisor.relations import subject
+from treadle.advisor.naming import subject
 from treadle.advisor.wording import size
 
 RULE = Rule(

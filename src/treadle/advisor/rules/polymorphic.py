@@ -8,8 +8,8 @@ from dataclasses import replace
 from treadle.advisor.declare import Source, class_name, quote
 from treadle.advisor.facts import CollectionFacts, Kind, Kinds, Scan
 from treadle.advisor.interface import Evidence, Finding, Rule
+from treadle.advisor.naming import words
 from treadle.advisor.probes import FOREIGN_SHARE_MAX
-from treadle.advisor.relations import words
 from treadle.advisor.structure import is_plain_name
 from treadle.advisor.wording import share
 
@@ -51,7 +51,8 @@ def _finding(facts: CollectionFacts, kinds: Kinds) -> Finding:
         RULE,
         facts.name,
         kinds.field,
-        f"{facts.name} holds {len(kinds.kinds)} kinds of documents, told apart by {kinds.field}.",
+        f"{facts.name} holds {len(kinds.kinds)} kinds of documents, told apart by {kinds.field}"
+        + (f": each has fields of its own in {kinds.inside}." if kinds.inside else "."),
         evidence,
         _declaration(facts, kinds, common),
         (step,) if any(kind.label.startswith("kind-") for kind in kinds.kinds) else (),
@@ -68,6 +69,8 @@ def _own_fields(kind: Kind) -> frozenset[str]:
 def _declaration(facts: CollectionFacts, kinds: Kinds, common: frozenset[str]) -> str:
     source = Source()
     optional = frozenset(name for kind in kinds.kinds for name in _own_fields(kind))
+    if kinds.inside:
+        optional, common = frozenset({kinds.inside}), common - {kinds.inside}
     base = source.document(
         facts,
         keywords=[f"discriminator={quote(kinds.field)}"],
@@ -76,9 +79,9 @@ def _declaration(facts: CollectionFacts, kinds: Kinds, common: frozenset[str]) -
     for number, kind in enumerate(kinds.kinds, 1):
         parts = [part.capitalize() for part in words(kind.label) if part.isalnum() and part.isascii()]
         name = "".join(parts) if parts and not parts[0][0].isdigit() else f"{base}Kind{number}"
-        own = _own_fields(kind) - common
+        own = frozenset({kinds.inside}) if kinds.inside else _own_fields(kind) - common
         source.document(
-            _with_own_fields(facts, kind, own),
+            _with_payload(facts, kind, kinds.inside) if kinds.inside else _with_own_fields(facts, kind, own),
             keywords=[f"kind={quote(kind.label)}"],
             name=f"{base}{name}" if name in (base, class_name(facts.name)) else name,
             base=base,
@@ -95,3 +98,16 @@ def _with_own_fields(facts: CollectionFacts, kind: Kind, own: frozenset[str]) ->
         if kind.shares[name] > 0.999
     }
     return replace(facts, fields={**facts.fields, **required})
+
+
+def _with_payload(facts: CollectionFacts, kind: Kind, inside: str) -> CollectionFacts:
+    """The object as this kind has it: its own fields, those of all of its documents required."""
+    number = facts.fields[inside].present
+    fields = dict(facts.fields)
+    for path, part in kind.shares.items():
+        each = fields[path]
+        if part <= FOREIGN_SHARE_MAX:
+            fields = {name: field for name, field in fields.items() if field.steps[:2] != each.steps}
+        elif part > 0.999 and len(each.types) == 1:
+            fields[path] = replace(each, types={each.type: number})
+    return replace(facts, fields=fields)

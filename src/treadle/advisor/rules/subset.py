@@ -16,7 +16,7 @@ from treadle.advisor.declare import (
 )
 from treadle.advisor.facts import CollectionFacts, Distribution, FieldFacts, Query, Relation, Scan
 from treadle.advisor.interface import Evidence, Finding, Rule, children_evidence, length_evidence
-from treadle.advisor.relations import subject, words
+from treadle.advisor.naming import subject, words
 from treadle.advisor.wording import share, size
 from treadle.advisor.workload import of_children
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from treadle.advisor.declare import Source, can_declare, quote, with_reference_type
 from treadle.advisor.facts import CollectionFacts, Relation, Scan, TreeFacts
 from treadle.advisor.interface import Evidence, Finding, Rule, children_evidence
-from treadle.advisor.relations import words
+from treadle.advisor.naming import words
 from treadle.advisor.wording import number, share
 
 RULE = Rule(
