@@ -24,7 +24,7 @@ from tests.upkeep.daily_sales import (
     raw,
     summaries,
 )
-from treadle import Count, Day, Document, ExtendedReference, Month, Rollup, Sum
+from treadle import Count, Day, Document, ExtendedReference, Limits, Month, Rollup, Store, Sum
 
 # -- windows -----------------------------------------------------------------------------------------
 
@@ -99,6 +99,38 @@ def test_late_data_reopens_exactly_its_windows(store, database):
         if each["_treadle"]["n"] != revisions.get(each["_id"])
     }
     assert {2} == touched
+
+
+@pytest.mark.since("6.0", "pre-images tell which windows changed")
+@pytest.mark.parametrize("passed", [1, 2, 40])
+def test_inserts_into_windows_that_are_known_are_passed_over(heard, passed):
+    """But nothing else: not the next instant, not what is changed or deleted, and no other window."""
+    database, listener = heard
+    limits = Limits(schedule_events_first=4, schedule_windows_passed=passed)
+    store = Store(database, [Sale, DailySales], limits=limits)
+    store.setup()
+    kept = database.sales.insert_many([raw(n % 2, "1", 2026, 2, 1 + n % 9) for n in range(36)]).inserted_ids
+    store.run_due(now=NOON)
+    for day in range(1, 6):
+        database.sales.insert_many([raw(0, "5", 2026, 2, day) for _ in range(6)])
+    edge = dt.timedelta(milliseconds=1)
+    dates = [at(2026, 2, 6), at(2026, 2, 6) - edge, at(2026, 2, 7), at(2026, 2, 8) - edge]
+    database.sales.insert_many([{**raw(3, "1", 2026, 2, 1), "created_at": date} for date in dates])
+    with database.client.start_session() as session, session.start_transaction():
+        database.sales.insert_many([raw(4, "2", 2026, 2, 1 + n % 2) for n in range(8)], session=session)
+        database.sales.delete_one({"_id": kept[8]}, session=session)
+        database.sales.update_one(
+            {"_id": kept[0]}, {"$set": {"created_at": at(2026, 2, 12)}}, session=session
+        )
+    database.sales.insert_one({**raw(5, "1", 2026, 2, 1), "created_at": None})
+    listener.clear()
+    (ran,) = store.run_due(now=NOON + HOURLY)
+    assert not ran.whole
+    opened = [body for name, body in listener.commands if name == "aggregate" and body["aggregate"] == 1]
+    assert 1 < len(opened) <= passed + 1
+    assert [] == store.verify()
+    found = summaries(database)
+    assert ((8, 32), (1, 1), (2, 2), (1, 1)) == (found[0, 2], found[3, 5], found[3, 7], found[0, 12])
 
 
 @pytest.mark.since("6.0", "pre-images tell which windows changed")

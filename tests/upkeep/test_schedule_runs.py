@@ -90,7 +90,7 @@ def test_too_many_changes_are_not_looked_at_one_by_one(run, store, database):
     assert "more changed" in ran.why
     assert 40 == len(database.daily_summaries.distinct("_id"))
     store = run.store([Sale, DailySales], limits=Limits(schedule_events_max=3, schedule_events_page=2))
-    database.sales.insert_many([raw(n, "1", 2026, 3, 2) for n in range(20)])
+    database.sales.insert_many([raw(n, "1", 2026, 1, 1 + n) for n in range(20)])
     (ran,) = store.run_due(now=NOON + 3 * HOURLY)
     assert "more changed" in ran.why
     assert 60 == len(database.daily_summaries.distinct("_id"))

@@ -108,6 +108,13 @@ class Window:
         margin = _NONE if self.utc or self.length <= _HOUR else ZONE_MARGIN
         return _shifted(start, -margin), _shifted(start, self.length + margin)
 
+    def inside(self, start: dt.datetime) -> tuple[dt.datetime, dt.datetime] | None:
+        """A range of dates, without its end, in the window; None where only the server can tell."""
+        if not self.utc:
+            return None
+        months = _MONTHS.get(self.unit)
+        return start, _shifted(start, dt.timedelta(days=28) * months if months else self.length)
+
     def expression(self, date: str) -> Any:
         """The first instant of the window of a date, as an aggregation expression.
 

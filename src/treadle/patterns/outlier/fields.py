@@ -17,7 +17,7 @@ from treadle.graph.pattern import TRANSACTIONS, Models, Pattern, Place
 from treadle.model.bson_types import RESERVED
 from treadle.model.codec import codec_of
 from treadle.model.document import Document
-from treadle.patterns.outlier.item_bytes import cut
+from treadle.patterns.outlier.item_bytes import SMALL_BYTES, SMALL_TYPES, cut
 from treadle.plan import Raw
 from treadle.query.keys import freeze
 from treadle.query.paths import drop, put, refuse_array_of_arrays, resolve, value_at
@@ -49,6 +49,14 @@ class OutlierFields(ArrayRule):
         self.page_size: int = declared.page_size
         self.layout = declared.layout
         self.unique = declared.unique
+        item = shape.items[0] if shape.items else None
+        # Whether no page of such items takes more bytes than it may.
+        self.small = (
+            item is not None
+            and item.kind == "scalar"
+            and item.python in SMALL_TYPES
+            and self.page_size * SMALL_BYTES <= self.limits.array_bytes_max
+        )
         self.flag_path = self._beside(declared.flag, "flag", ["has_overflow"], bool)
         counts = [f"{name}_count" for name in (singular(place.field.name), place.field.name)]
         count_path = self._beside(declared.count, "count", counts, int)

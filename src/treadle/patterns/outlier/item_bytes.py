@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from typing import Any
 
 import bson
@@ -14,6 +15,8 @@ from treadle.model.bson_types import CODEC_OPTIONS
 # An element's type, its place in the array as text, and a value of up to 16 bytes.
 SMALL_BYTES = 32
 _SMALL = frozenset({ObjectId, int, float, bool, type(None), dt.datetime, Decimal128})
+# The types that are declared for these.
+SMALL_TYPES = frozenset({ObjectId, int, float, bool, dt.datetime, Decimal})
 # Text up to this length is not encoded to be measured.
 _SHORT_TEXT = 256
 

@@ -172,13 +172,10 @@ class Extend(ArrayWork[list[bool]]):
             made, _ = rule.pages(self.key, items, last - number)
             yield from insert_many(rule.collection, made)
         else:
-            room = rule.limits.array_bytes_max - sum(map(weight, items))
-            condition = {
-                **self.of_owner,
-                "page": last,
-                "count": {"$lte": rule.page_size - number},
-                "$expr": {"$lte": [{"$bsonSize": "$$ROOT"}, room]},
-            }
+            condition = {**self.of_owner, "page": last, "count": {"$lte": rule.page_size - number}}
+            if not rule.small:
+                room = rule.limits.array_bytes_max - sum(map(weight, items))
+                condition["$expr"] = {"$lte": [{"$bsonSize": "$$ROOT"}, room]}
             push = {"$push": {rule.field: {"$each": items}}, "$inc": {"count": number}}
             result = yield from update_one(rule.collection, condition, push)
             if not result.matched_count:

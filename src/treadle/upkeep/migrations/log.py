@@ -51,6 +51,8 @@ def logged(entry: Entry[Any], runs: list[Run], work: Plan[Migrated]) -> Plan[Mig
     """Do the work, and log it."""
     key, to = ObjectId(), runs[0].to
     found = yield from status(entry)
+    if len(runs) == 1 and runs[0].scope == entry.whole_scope:
+        runs[0].total = sum(number for version, number in found.items() if version != to)
     row: Raw = {
         "model": entry.model.__name__,
         "to": to,

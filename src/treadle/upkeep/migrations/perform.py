@@ -96,7 +96,7 @@ def _passes(run: Run) -> Plan[bool]:
     row = yield from find_one(lease.COLLECTION, {"_id": run.lease.name})
     noted = (row or {}).get("progress") or {}
     last = noted.get("after") if noted.get("key") == run.key and not run.options.retry else None
-    if run.options.report:
+    if run.options.report and not run.total:
         run.total = yield from count_documents(run.entry.collection, run.stale)
     for _ in range(run.limits.migration_passes_max):
         before = run.done

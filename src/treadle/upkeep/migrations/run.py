@@ -193,7 +193,7 @@ def _target(lineage: Lineage, to: int | None) -> int:
 
 def status(entry: Entry[Any]) -> Plan[dict[int, int]]:
     """How many documents there are of each version; under 0 those whose version is none."""
-    version: Raw = {"$ifNull": [f"${_members(entry)[0][1].field}", 1]}
+    version: Raw = {"$ifNull": ["$_id", 1]}
     bounds = [{"$gte": [version, 1]}, {"$lt": [version, 2**31]}]
     whole = {"$and": [*bounds, {"$eq": [version, {"$trunc": version}]}]}
     # Each in its own condition: what is no number cannot be cut to a whole one.
@@ -202,7 +202,9 @@ def status(entry: Entry[Any]) -> Plan[dict[int, int]]:
         entry.collection,
         [
             {"$match": dict(entry.whole_scope)},
-            {"$group": {"_id": version, "n": {"$sum": 1}}},
+            # By the field itself first, which is several times quicker, so that few are left to judge.
+            {"$group": {"_id": f"${_members(entry)[0][1].field}", "n": {"$sum": 1}}},
+            {"$group": {"_id": version, "n": {"$sum": "$n"}}},
             {"$sort": {"_id": 1}},
         ],
     )

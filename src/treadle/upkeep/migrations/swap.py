@@ -193,11 +193,12 @@ def _copy(run: Run, shadow: str) -> Plan[None]:
 
 def _counted(run: Run, known: Sequence[int]) -> Plan[tuple[int, int]]:
     """Which route most documents take: 0 for those of no known version; and how many change."""
-    version = {"$ifNull": [f"${run.lineage.field}", 1]}
+    version = f"${run.lineage.field}"
     rows = yield from aggregate(run.entry.collection, [{"$group": {"_id": version, "n": {"$sum": 1}}}])
     counts = [0] * (len(known) + 1)
     for row in rows:
-        counts[known.index(row["_id"]) + 1 if row["_id"] in known else 0] += row["n"]
+        found = 1 if row["_id"] is None else row["_id"]
+        counts[known.index(found) + 1 if found in known else 0] += row["n"]
     return max(range(len(counts)), key=counts.__getitem__), sum(counts[1:])
 
 
