@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import random
+import re
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -114,11 +115,21 @@ FILTERS: list[tuple[dict[str, Any], list[int]]] = [
     ({"$nor": [{"specs.color": "blue"}]}, [1, 2, 4]),
     ({"$and": [{"specs.color": "red"}, {"name": "n2"}]}, [2]),
     ({"specs.color": {"$regex": "^bl"}}, [3]),
+    ({"specs.color": re.compile("^bl")}, [3]),
+    ({"specs.color": {"$not": re.compile("^bl")}}, [1, 2, 4]),
+    ({"specs.color": {"$in": [re.compile("^bl"), None]}}, [3, 4]),
+    ({"specs.color": {"$gte": None}}, [4]),
     ({"specs.a.b": "x"}, [4]),
     ({"specs.weight": Measured(7, "kg")}, [1]),
     ({"specs.weight.unit": "kg"}, [1, 2]),
     ({"specs.weight.value": {"$gt": 7}}, [2]),
     ({"specs": {"a.b": "x"}}, [4]),
+    ({"specs": {"$eq": {"a.b": "x"}}}, [4]),
+    ({"specs": {"$ne": {"a.b": "x"}}}, [1, 2, 3]),
+    ({"specs": {"$in": [{"a.b": "x"}, {"color": "blue"}, {"color": None}]}}, [3, 4]),
+    ({"specs": {"$nin": [{"a.b": "x"}], "$size": 1}}, [3]),
+    ({"specs": {"$not": {"$eq": {"color": "blue"}}}}, [1, 2, 4]),
+    ({"specs": {"none": None}}, []),
     ({"specs": {"$size": 1}}, [3, 4]),
     ({"sheet.lines.top": "t"}, [2]),
 ]
@@ -231,6 +242,53 @@ def test_values_are_the_model_s_and_text_is_never_an_expression(store, database)
         assert raised.value.code in ("attributes-update", "value-invalid", "update-invalid")
 
 
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"$set": {"specs.color": "x"}, "$unset": {"specs.color": ""}},
+        {"$set": {"specs": {"a": 1}, "specs.color": "x"}},
+        {"$set": {"sheet": {"lines": {}}, "sheet.lines.top": "x"}},
+        {"$set": {"specs.$[].v": 1}},
+        {"$set": {"specs.weight.unit": "lb"}},
+        {"$inc": {"specs.weight.value": 1}},
+        [{"$set": {"specs.color": "x"}}],
+        [{"$unset": "specs.color"}],
+    ],
+    ids=str,
+)
+def test_an_update_that_would_change_what_nobody_means_is_refused(update, store, database):
+    store.insert(Product(id=1, specs={"color": "red", "weight": Measured(7, "kg")}))
+    before = database["products"].find_one()
+    with pytest.raises(UsageError) as raised:
+        store.update(Product, 1, update)
+    assert "attributes-update" == raised.value.code
+    assert before == database["products"].find_one()
+
+
+def test_what_cannot_be_computed_is_the_caller_s(store):
+    store.insert(Product(id=1, specs={"color": "red"}))
+    for operator in ("$inc", "$mul"):
+        with pytest.raises(UsageError) as raised:
+            store.update(Product, 1, {operator: {"specs.color": 1}})
+        assert "update-invalid" == raised.value.code
+
+
+def test_an_update_of_one_name_keeps_the_others_of_a_plain_dict(store, database):
+    """A document that nobody has made pairs of yet."""
+    raw = {"_id": 1, "name": "", "shop_id": 1, "specs": {"color": "red", "size": 5}, "sheet": {"lines": []}}
+    database.get_collection("products").insert_many([raw], bypass_document_validation=True)
+    store.update(Product, 1, {"$set": {"specs.color": "blue"}})
+    assert [{"k": "color", "v": "blue"}, {"k": "size", "v": 5}] == stored(database)
+    assert [] == store.verify()
+
+
+def test_removing_a_name_that_is_not_there_changes_nothing(store, database):
+    raw = {"_id": 1, "name": "", "shop_id": 1}
+    database["products"].insert_one(dict(raw))
+    store.update(Product, 1, {"$unset": {"specs.color": ""}})
+    assert raw == database["products"].find_one({}, {"_treadle": 0})
+
+
 def test_sorts_by_a_name(filled):
     found = [each.id for each in filled.find(Product, {"specs.size": {"$exists": True}}, sort="-specs.size")]
     assert [2, 1] == found
@@ -263,6 +321,15 @@ def test_kinds_with_attributes_are_found_by_their_base(run, database):
     store.update(Item, 1, {"$inc": {"pages.one": 1}})
     assert [6, 5] == [state.document.pages["one"] for state in store.history(Book, 1)]
     assert [] == store.verify()
+
+
+def test_kinds_that_store_one_name_in_two_ways_are_refused(run):
+    class Game(Item, kind="game"):
+        pages: dict[str, int] = {}
+
+    with pytest.raises(DeclarationError) as raised:
+        run.store([Item, Book, Game])
+    assert "maintained-type" == raised.value.code
 
 
 def test_the_validator_refuses_what_is_no_pair(store, database):

@@ -79,9 +79,15 @@ class DocumentLayout(Layout[D]):
         return DocumentReader(self.entry, command, filter, card, noted)
 
     def everywhere(
-        self, filter: Any, sort: Sort | None, skip: int, limit: int | None, card: Any = None
+        self,
+        filter: Any,
+        sort: Sort | None,
+        skip: int,
+        limit: int | None,
+        card: Any = None,
+        noted: list[DataError] | None = None,
     ) -> places.BothReader:
-        return places.BothReader(self.entry, filter, sort, skip, limit, card)
+        return places.BothReader(self.entry, filter, sort, skip, limit, card, noted)
 
     def search(self, text: str, filter: Any, limit: int | None, card: Any = None) -> DocumentReader[Any]:
         command = search_command(self.entry, text, filter, limit, card)

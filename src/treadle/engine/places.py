@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from treadle.engine import crud
-from treadle.errors import UsageError
+from treadle.errors import DataError, UsageError
 from treadle.graph.card import Card
+from treadle.graph.layout import SKIPPED, skipping
 from treadle.graph.pattern import Entry
 from treadle.plan import Call, Plan, Raw, Read
 from treadle.query.comparison import order_key
@@ -54,6 +55,7 @@ class BothReader:
         skip: int,
         limit: int | None,
         card: Card[Any] | None,
+        noted: list[DataError] | None = None,
     ) -> None:
         if entry.elsewhere is None:
             raise UsageError(
@@ -65,6 +67,8 @@ class BothReader:
         self.done = limit == 0
         self._entry = entry
         self._card = card
+        load = crud.loader(entry, card)
+        self._load = load if noted is None else skipping(load, noted)
         self._skip = skip
         self._left = limit
         most = None if limit is None else skip + limit
@@ -122,8 +126,8 @@ class BothReader:
                 self._left -= 1
                 self.done = not self._left
         current = yield from crud.shown(self._entry, raws, self._card)
-        load = crud.loader(self._entry, self._card)
-        return [load(raw) for raw in current if raw is not None]
+        documents = (self._load(raw) for raw in current if raw is not None)
+        return [document for document in documents if document is not SKIPPED]
 
     def _first(self) -> int | None:
         """The cursor whose next document comes first."""

@@ -292,8 +292,8 @@ class TreeCalls(Protocol[D]):
 class PastRule(Rule):
     """The states that the documents of a model had."""
 
-    def calls(self, protocol: Any) -> PastCalls[Any]:
-        """The calls on former states."""
+    def calls(self, protocol: Any, entry: Entry[Any]) -> PastCalls[Any]:
+        """The calls on former states, of the kind that is asked for."""
         raise NotImplementedError  # pragma: no cover
 
 

@@ -125,7 +125,13 @@ class Layout(Generic[D]):
         self._not_answered("find")
 
     def everywhere(
-        self, filter: Any, sort: Sort | None, skip: int, limit: int | None, card: Any = None
+        self,
+        filter: Any,
+        sort: Sort | None,
+        skip: int,
+        limit: int | None,
+        card: Any = None,
+        noted: list[DataError] | None = None,
     ) -> Any:
         """What reads the matching documents of both collections of a model that has two."""
         self._not_answered("find(archived=True)")

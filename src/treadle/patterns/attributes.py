@@ -17,6 +17,7 @@ from treadle.errors import DeclarationError
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import STATE, Entry, Models, Pattern, Place, Rule
+from treadle.model.codec import codec_of
 from treadle.model.pairs import Pairs
 from treadle.plan import Plan, Raw, bulk_write, by_id, find
 from treadle.plan.capabilities import Capabilities
@@ -60,6 +61,17 @@ class AttributesRule(Rule):
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
         keys = [(f"{self.path}.k", ASCENDING), (f"{self.path}.v", ASCENDING)]
         return [(self.target, IndexModel(keys, storageEngine=COMPRESSED))]
+
+    def check(self, graph: Models) -> None:
+        family = self.target.family.members if self.target.family is not None else []
+        for other in family:
+            own = codec_of(other.model)
+            if self.path in own.by_stored and self.path not in own.pairs:
+                raise DeclarationError(
+                    f"{self.place.label} is stored as attributes, but {other.model.__name__} has a plain "
+                    f"{self.path!r} in the same collection, and no filter could mean both; rename one",
+                    code="maintained-type",
+                )
 
     # -- proof and repair ----------------------------------------------------------------------------
 

@@ -69,7 +69,9 @@ REFUSED_ON_TIME_SERIES = frozenset(
     }
 )
 # An update that makes no sense, or not for what is stored: bad values and paths, conflicts, fixed fields.
-UPDATE_REFUSED = frozenset({BAD_VALUE, 9, TYPE_MISMATCH, 28, 40, 52, 53, 54, 55, 56, 57, 66, 16840, 17280})
+UPDATE_REFUSED = frozenset(
+    {BAD_VALUE, 9, TYPE_MISMATCH, 28, 40, 52, 53, 54, 55, 56, 57, 66, 16554, 16840, 17280}
+)
 OUT_OF_TIME = frozenset({50, 262})
 OUT_OF_MEMORY = frozenset({146, 292, 16945})
 # An index of the same name, or of the same keys, that differs in something else.

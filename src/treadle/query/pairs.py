@@ -10,8 +10,11 @@ Everything after the map's own path is the name, dots included.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from bson import Regex
 
 from treadle.errors import UsageError
 from treadle.model.bson_types import Update
@@ -21,6 +24,7 @@ from treadle.model.pairs import is_measured
 Raw = dict[str, Any]
 LOGICAL = ("$and", "$or", "$nor")
 SORTED = "_treadle_sort"
+PATTERNS = (re.Pattern, Regex)
 # What an operator makes of the old value, which is null where there is none.
 ARITHMETIC = {
     "$inc": lambda old, value: {"$add": [{"$ifNull": [old, 0]}, value]},
@@ -53,8 +57,8 @@ def paired_filter(codec: Codec[Any], filter: Raw) -> Raw:
             translated[key] = [paired_filter(codec, each) for each in condition]
         elif named is not None:
             conditions += _on_name(codec, *named, condition)
-        elif key in codec.pairs and isinstance(condition, dict) and not _is_operators(condition):
-            conditions.append(_whole(key, condition))
+        elif key in codec.pairs and isinstance(condition, dict):
+            conditions += _on_map(key, condition)
         else:
             translated[key] = condition
     if not conditions:
@@ -87,8 +91,11 @@ def _on_name(codec: Codec[Any], path: str, name: str, condition: Any) -> list[Ra
             conditions.append(_equal(path, name, part, operand))
         elif operator == "$ne":
             conditions.append({"$nor": [_equal(path, name, part, operand)]})
+        elif operator in ("$gte", "$lte") and operand is None:
+            # As the server has it: what is null, or is not there.
+            conditions.append(_equal(path, name, part, None))
         elif operator in ("$in", "$nin"):
-            any_of = {"$or": [_equal(path, name, part, each) for each in operand] or [{"$expr": False}]}
+            any_of = _any_of([_equal(path, name, part, each) for each in operand])
             if None not in operand and not any(isinstance(each, dict) for each in operand):
                 any_of = _holds(path, name, {part: {"$in": operand}})
             conditions.append(any_of if operator == "$in" else {"$nor": [any_of]})
@@ -112,12 +119,44 @@ def _equal(path: str, name: str, part: str, value: Any) -> Raw:
         return {path: {"$not": {"$elemMatch": {"k": name, part: {"$ne": None}}}}}
     if isinstance(value, dict) and value.keys() == {"value", "unit"}:
         return _holds(path, name, {"v": {"$eq": value["value"]}, "u": value["unit"]})
-    return _holds(path, name, {part: {"$eq": value}})
+    # A pattern is looked for, and not compared with.
+    return _holds(path, name, {part: value if isinstance(value, PATTERNS) else {"$eq": value}})
+
+
+def _any_of(conditions: list[Raw]) -> Raw:
+    return {"$or": conditions} if conditions else {"$expr": False}
+
+
+def _on_map(path: str, condition: Raw) -> list[Raw]:
+    """The conditions on a map as a whole."""
+    if not _is_operators(condition):
+        return [_whole(path, condition)]
+    conditions: list[Raw] = []
+    left: Raw = {}
+    for operator, operand in condition.items():
+        if operator in ("$eq", "$ne") and isinstance(operand, dict):
+            whole = _whole(path, operand)
+            conditions.append(whole if operator == "$eq" else {"$nor": [whole]})
+        elif operator in ("$in", "$nin"):
+            maps = [_whole(path, each) if isinstance(each, dict) else {path: each} for each in operand]
+            conditions.append(_any_of(maps) if operator == "$in" else {"$nor": [_any_of(maps)]})
+        elif operator == "$not" and isinstance(operand, dict):
+            conditions.append({"$nor": [{"$and": _on_map(path, operand)}]})
+        else:
+            left[operator] = operand
+    return [*([{path: left}] if left else []), *conditions]
 
 
 def _whole(path: str, value: Raw) -> Raw:
     """The condition that a map is just this one, in any order."""
-    each = [_equal(path, name, "v", item) for name, item in value.items()]
+    each = []
+    for name, item in value.items():
+        if isinstance(item, dict) and item.keys() == {"value", "unit"}:
+            each.append(_equal(path, name, "v", item))
+            continue
+        # Not one of several values either.
+        single = {} if isinstance(item, list) else {"$not": {"$type": "array"}}
+        each.append(_holds(path, name, {"v": {"$eq": item, **single}}))
     return {"$and": [{path: {"$size": len(value)}}, *each]}
 
 
@@ -126,7 +165,16 @@ def _whole(path: str, value: Raw) -> Raw:
 
 def paired_update(codec: Codec[Any], update: Update) -> Update:
     """A checked update with its changes of names of paired maps as a pipeline."""
-    if not codec.pairs or not isinstance(update, Mapping):
+    if not codec.pairs:
+        return update
+    if not isinstance(update, Mapping):
+        for path in _stage_paths(update):
+            if _named(codec, path) is not None:
+                raise UsageError(
+                    f"a pipeline speaks of what is stored, where {path!r} is no field: attributes are stored "
+                    "as pairs; change it by operators, such as $set",
+                    code="attributes-update",
+                )
         return update
     named = {
         (operator, path): split
@@ -136,6 +184,7 @@ def paired_update(codec: Codec[Any], update: Update) -> Update:
     }
     if not named:
         return update
+    _check_names(codec, update, named)
     stages: list[Raw] = []
     for operator, changes in update.items():
         for path, value in changes.items():
@@ -144,6 +193,35 @@ def paired_update(codec: Codec[Any], update: Update) -> Update:
                 _plain(codec, operator, path, value) if split is None else _pair(operator, *split, value)
             )
     return stages
+
+
+def _stage_paths(stages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The paths that the stages of an update set or remove."""
+    paths: list[str] = []
+    for stage in stages:
+        for body in stage.values():
+            paths += [body] if isinstance(body, str) else [path for path in body if isinstance(path, str)]
+    return paths
+
+
+def _check_names(
+    codec: Codec[Any], update: Mapping[str, Any], named: Mapping[tuple[str, str], tuple[str, str]]
+) -> None:
+    """Refuse what would name an attribute that nobody means, and two changes of one."""
+    paths = [path for changes in update.values() for path in changes]
+    for (_, path), (map_path, name) in named.items():
+        reason = ""
+        if name.startswith("$"):
+            reason = "a position, but attributes have names"
+        elif is_measured(codec.pairs[map_path].items[1]) and name.endswith((".value", ".unit")):
+            reason = "a part of a Measured, which is written whole, or computed by its own name"
+        elif paths.count(path) > 1 or any(f"{map_path}.".startswith(f"{each}.") for each in paths):
+            reason = "what another part of the update changes as well"
+        if reason:
+            raise UsageError(
+                f"the update of {codec.model.__name__} names {path!r}, which is {reason}",
+                code="attributes-update",
+            )
 
 
 def _refuse(codec: Codec[Any], operator: str, path: str) -> UsageError:
@@ -169,13 +247,20 @@ def _plain(codec: Codec[Any], operator: str, path: str, value: Any) -> Raw:
     return {"$set": {path: ARITHMETIC[operator](f"${path}", {"$literal": value})}}
 
 
+def _pairs(path: str) -> Raw:
+    """The pairs of a stored map, as an expression; of one that nobody has made pairs of yet, too."""
+    plain = {"$cond": [{"$eq": [{"$type": f"${path}"}, "object"]}, {"$objectToArray": f"${path}"}, []]}
+    return {"$cond": [{"$isArray": f"${path}"}, f"${path}", plain]}
+
+
 def _pair(operator: str, path: str, name: str, value: Any) -> Raw:
     """The stage that changes, adds or removes the pair of one name."""
-    pairs = {"$cond": [{"$isArray": f"${path}"}, f"${path}", []]}
+    pairs = _pairs(path)
     literal = {"$literal": name}
     others = {"$filter": {"input": pairs, "cond": {"$ne": ["$$this.k", literal]}}}
     if operator == "$unset":
-        return {"$set": {path: others}}
+        missing = {"$eq": [{"$type": f"${path}"}, "missing"]}
+        return {"$set": {path: {"$cond": [missing, "$$REMOVE", others]}}}
     if operator == "$set":
         if isinstance(value, dict) and value.keys() == {"value", "unit"}:
             changed: Raw = {"k": literal, "v": {"$literal": value["value"]}, "u": {"$literal": value["unit"]}}
@@ -227,7 +312,7 @@ def sorting_stages(codec: Codec[Any], keys: Sequence[tuple[str, int]]) -> tuple[
             sort[path] = direction
             continue
         map_path, name = named
-        pairs = {"$cond": [{"$isArray": f"${map_path}"}, f"${map_path}", []]}
+        pairs = _pairs(map_path)
         mine = {"$filter": {"input": pairs, "cond": {"$eq": ["$$this.k", {"$literal": name}]}}}
         key = f"{SORTED}{number}"
         computed[key] = {"$let": {"vars": {"mine": mine}, "in": {"$arrayElemAt": ["$$mine.v", 0]}}}

@@ -22,7 +22,8 @@ class AsyncPast(AsyncReads):
     """The calls on models whose former states are kept, and on those with links."""
 
     def _past(self, model: type[D]) -> PastCalls[D]:
-        return past_of(self.graph.entry(model)).calls(self.protocol)
+        entry = self.graph.entry(model)
+        return past_of(entry).calls(self.protocol, entry)
 
     def history(self, model: type[D], id: Any, session: Session = None) -> AsyncResults[State[D]]:
         """The states of a document, the newest first, streamed."""

@@ -177,9 +177,10 @@ class AsyncReads(AsyncWriter):
         lists the errors.
         """
         noted, card = shell.noting(invalid), self._card(model, into)
-        if archived:
-            both = self._calls(model).everywhere(filter, sort, skip, limit, card)
-            return AsyncResults(read_both(both, self, self._within(session)))
+        # What is deleted softly is never archived.
+        if archived and not deleted:
+            both = self._calls(model).everywhere(filter, sort, skip, limit, card, noted)
+            return AsyncResults(read_both(both, self, self._within(session)), noted)
         reader = self._calls(model).reader(filter, sort, skip, limit, card, deleted, noted)
         return self._results(reader, session, noted)
 

@@ -441,3 +441,31 @@ def test_an_update_of_a_document_without_its_row_records_what_it_ends(model, run
     assert [5, 6, 7, 8, 9] == [each["premium"] for each in states(store, model, 1)]
     assert [] == disorder(database, model)
     assert [] == store.verify()
+
+
+class Piece(Document, collection="pieces", discriminator="kind", history=History()):
+    id: int
+
+
+class Loom(Piece, kind="loom"):
+    shafts: int = 4
+
+
+class Reed(Piece, kind="reed"):
+    dents: int = 12
+
+
+def test_what_was_is_asked_for_by_kind(run, database):
+    """The history is that of all kinds; a question about one is answered with its documents alone."""
+    store = run.store([Piece, Loom, Reed])
+    store.setup()
+    store.insert_many([Loom(id=1), Reed(id=2)])
+    then = max(row["valid_from"] for row in database["pieces_history"].find())
+    assert [1, 2] == [each.id for each in store.find_at(Piece, {}, then)]
+    assert [Loom(id=1)] == list(store.find_at(Loom, {}, then))
+    assert [] == list(store.find_at(Loom, {"shafts": 8}, then))
+    assert (Loom(id=1), None) == (store.at(Loom, 1, then), store.at(Reed, 1, then))
+    store.change_kind(Reed(id=1), Loom)
+    assert [Reed(id=1), Loom(id=1)] == [state.document for state in store.history(Reed, 1)]
+    assert Loom(id=1) == store.revert(Reed, 1, 1)
+    assert [] == store.verify()

@@ -99,16 +99,14 @@ class ArchiveRule(ArchivePlaces):
 
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
         due = [(self.target, IndexModel([(self.by, ASCENDING)]))]
-        return [*due, *((self.side, each) for each in self._counted_indexes() if self.side is not None)]
+        return [*due, *((self.side, each) for each in self._needed_indexes() if self.side is not None)]
 
-    def _counted_indexes(self) -> list[IndexModel]:
-        """By which derived values find what is archived."""
-        if not self.declared.counted:
-            return []
+    def _needed_indexes(self) -> list[IndexModel]:
+        """By which filters, and derived values, find what is archived."""
         return [
             index
             for rule in self.graph.rules
-            if isinstance(rule, GatherRule)
+            if rule is not self and (self.declared.counted or not isinstance(rule, GatherRule))
             for source, index in rule.indexes()
             if source.collection == self.target.collection
         ]
@@ -116,7 +114,7 @@ class ArchiveRule(ArchivePlaces):
     def before_setup(
         self, existing: Mapping[str, Raw], missing: Mapping[str, list[IndexModel]]
     ) -> Plan[None]:
-        if isinstance(self.into, Foreign) and (wanted := [*self.own_indexes(), *self._counted_indexes()]):
+        if isinstance(self.into, Foreign) and (wanted := [*self.own_indexes(), *self._needed_indexes()]):
             yield Call(self.into, "create_indexes", (wanted,))
 
     def check(self, graph: Models) -> None:

@@ -141,10 +141,17 @@ class BucketLayout(BucketUpkeep[D]):
         return reading.Reader(self.spec, filter, sort, skip, limit, load, card and card.paths)
 
     def everywhere(
-        self, filter: Any, sort: Sort | None, skip: int, limit: int | None, card: Any = None
+        self,
+        filter: Any,
+        sort: Sort | None,
+        skip: int,
+        limit: int | None,
+        card: Any = None,
+        noted: list[DataError] | None = None,
     ) -> reading.BothReader:
         crud.check_window(skip, limit)
         load = crud.loader(self.entry, card)
+        load = load if noted is None else skipping(load, noted)
         return reading.BothReader(
             reading.Reader(self.spec, filter, sort, skip, limit, load, card and card.paths)
         )

@@ -34,11 +34,11 @@ NEWEST = [("valid_from", DESCENDING)]
 
 
 class HistoryHandle:
-    """The history of one model."""
+    """The history of one model, or of one kind of it."""
 
-    def __init__(self, rule: HistoryRows, protocol: WriteProtocol) -> None:
+    def __init__(self, rule: HistoryRows, protocol: WriteProtocol, entry: Entry[Any]) -> None:
         self.rule = rule
-        self.entry: Entry[Any] = rule.target
+        self.entry = entry
         self.protocol = protocol
 
     # -- states ------------------------------------------------------------------------------------
@@ -50,7 +50,9 @@ class HistoryHandle:
     def at(self, id: Any, moment: Any) -> Plan[Any]:
         """The document as it was at a moment, or None."""
         document = yield from self._document_at(self.entry.identity(id), as_moment(moment))
-        return None if document is None else (yield from load(self.entry, [document]))[0]
+        if document is None or not self.entry.holds(document):
+            return None
+        return (yield from load(self.entry, [document]))[0]
 
     def _document_at(self, key: Any, moment: dt.datetime) -> Plan[Raw | None]:
         chosen = {**self.rule.of(key), "valid_from": {"$lte": moment}}
@@ -75,7 +77,7 @@ class HistoryHandle:
 
     def find_at(self, filter: Any, moment: Any) -> PageReader[Any]:
         """What reads the documents that matched at a moment."""
-        return MomentReader(self.rule, clean_filter(self.entry.codec, filter), as_moment(moment))
+        return MomentReader(self.rule, self.entry, clean_filter(self.entry.codec, filter), as_moment(moment))
 
     # -- differences and the way back ----------------------------------------------------------------
 
@@ -93,16 +95,17 @@ class HistoryHandle:
 
     def revert(self, id: Any, revision: int) -> Plan[Any]:
         """Write the document as it was in an earlier state: a new state, the same fields."""
-        key = self.entry.identity(id)
-        document = (yield from load(self.entry, [(yield from self._document_of(key, revision))]))[0]
+        # Of whichever kind it was, and is.
+        whole, key = self.rule.target, self.entry.identity(id)
+        document = (yield from load(whole, [(yield from self._document_of(key, revision))]))[0]
         graph = self.protocol.graph
         layout: DocumentLayout[Any] = DocumentLayout(graph.entry(type(document)), self.protocol)
-        stored = yield from find_one(self.entry.collection, by_id(key), self.entry.identifying)
+        stored = yield from find_one(whole.collection, by_id(key), whole.identifying)
         if stored is None and (yield from layout.bring_back(by_id(key))):
-            stored = yield from find_one(self.entry.collection, by_id(key), self.entry.identifying)
+            stored = yield from find_one(whole.collection, by_id(key), whole.identifying)
         if stored is None:
             return (yield from layout.insert(document))
-        return (yield from self.protocol.write(Revert(layout.entry, document, self.entry.of(stored))))
+        return (yield from self.protocol.write(Revert(layout.entry, document, whole.of(stored))))
 
 
 class Revert(Work[Any]):
@@ -189,10 +192,11 @@ class StateReader(PageReader[Any]):
 class MomentReader(PageReader[Any]):
     """The documents of a model that matched a filter at a moment, in the order of their ids."""
 
-    def __init__(self, rule: HistoryRows, filter: Raw, moment: dt.datetime) -> None:
+    def __init__(self, rule: HistoryRows, entry: Entry[Any], filter: Raw, moment: dt.datetime) -> None:
         self.page = rule.limits.find_page
         self.done = False
         self._rule = rule
+        self._entry = entry
         self._filter = filter
         held: Raw = {
             "valid_from": {"$lte": moment},
@@ -220,6 +224,6 @@ class MomentReader(PageReader[Any]):
                 {"$replaceWith": "$each"},
                 {"$match": self._filter},
             ]
-            with crud.translated(self._rule.target.model.__name__, [self._filter]):
+            with crud.translated(self._entry.model.__name__, [self._filter]):
                 raws = yield from aggregate(self._rule.collection, together)
-        return (yield from load(self._rule.target, raws))
+        return (yield from load(self._entry, raws))

@@ -8,14 +8,15 @@ from typing import Any
 from pymongo import DESCENDING
 
 from treadle.engine import lazy
-from treadle.engine.pages import by_ids, projection_of
+from treadle.engine.pages import by_ids, chunks, projection_of
 from treadle.graph.outcomes import Finding
 from treadle.patterns.history.followed import hold
 from treadle.patterns.history.rows import HEAD, MILLISECOND, OPEN, HistoryRows, Move
-from treadle.plan import Plan, Raw, aggregate, by_id, find, find_one, transact, update_one
+from treadle.plan import Foreign, Plan, Raw, aggregate, by_id, find, find_one, transact, update_one
 from treadle.query.keys import distinct, freeze
 
 PATH = "history"
+DISK = {"allowDiskUse": True}
 
 
 def examine(rule: HistoryRows, documents: Sequence[Raw]) -> Plan[list[Finding]]:
@@ -88,42 +89,53 @@ def _suspicious(rule: HistoryRows) -> list[Raw]:
 
 
 def _orphans(rule: HistoryRows) -> list[Raw]:
-    """The stages that find open rows of documents that are gone."""
-    return [
-        {"$match": OPEN},
-        {"$project": {"document_id": 1}},
-        {
-            "$lookup": {
-                "from": rule.target.collection,
-                "localField": "document_id",
-                "foreignField": "_id",
-                "pipeline": [
-                    *([{"$match": rule.target.scope}] if rule.target.scope else []),
-                    {"$project": {"_id": 1}},
-                ],
-                "as": "living",
-            }
-        },
-        {"$match": {"living": []}},
-        {"$group": {"_id": "$document_id"}},
-        {"$limit": rule.limits.history_disorder_max},
-    ]
+    """The stages that find open rows of documents that are gone, from their own collection at least."""
+    stages: list[Raw] = [{"$match": OPEN}, {"$project": {"document_id": 1}}]
+    collections = [rule.target.collection]
+    elsewhere = rule.target.elsewhere
+    if elsewhere is not None and not isinstance(elsewhere.collection, Foreign):
+        collections.append(elsewhere.collection)
+    for collection in collections:
+        look = {
+            "from": collection,
+            "localField": "document_id",
+            "foreignField": "_id",
+            "pipeline": [
+                *([{"$match": rule.target.scope}] if rule.target.scope else []),
+                {"$project": {"_id": 1}},
+            ],
+            "as": "living",
+        }
+        stages += [{"$lookup": look}, {"$match": {"living": []}}]
+    return [*stages, {"$group": {"_id": "$document_id"}}]
+
+
+def _suspects(rule: HistoryRows) -> Plan[list[Any]]:
+    """The ids of documents whose rows may be wrong, as far as they are named at once."""
+    most, keys = rule.limits.history_disorder_max, list[Any]()
+    keys += [row["_id"] for row in (yield from aggregate(rule.collection, _suspicious(rule), **DISK))]
+    elsewhere = rule.target.elsewhere
+    if elsewhere is None or not isinstance(elsewhere.collection, Foreign):
+        gone = yield from aggregate(rule.collection, [*_orphans(rule), {"$limit": most}], **DISK)
+        return distinct([*keys, *(row["_id"] for row in gone)])
+    # No `$lookup` reaches another database.
+    gone = yield from aggregate(rule.collection, _orphans(rule), **DISK)
+    found: list[Any] = []
+    for some in chunks([row["_id"] for row in gone], rule.limits.verify_page):
+        there = yield from find(elsewhere.collection, {"_id": {"$in": list(some)}}, {"_id": 1})
+        archived = {freeze(each["_id"]) for each in there}
+        found += [key for key in some if freeze(key) not in archived]
+    return distinct([*keys, *found[:most]])
 
 
 def examine_rows(rule: HistoryRows) -> Plan[list[Finding]]:
     """Rows that overlap, leave a gap or a hole, or are open though their document is gone."""
     findings: list[Finding] = []
-    for stages in (_suspicious(rule), _orphans(rule)):
-        for row in (yield from aggregate(rule.collection, stages, allowDiskUse=True)):
-            key = row["_id"]
-            found = yield from transact(lambda key=key: _disorder(rule, key))  # type: ignore[misc]
-            if found:
-                findings.append(_finding(rule, key, found[0], found[1]))
-    return distinct_findings(findings)
-
-
-def distinct_findings(findings: Sequence[Finding]) -> list[Finding]:
-    return list({freeze(each.document_id): each for each in findings}.values())
+    for key in (yield from _suspects(rule)):
+        found = yield from transact(lambda key=key: _disorder(rule, key))  # type: ignore[misc]
+        if found:
+            findings.append(_finding(rule, key, found[0], found[1]))
+    return findings
 
 
 def _rows(rule: HistoryRows, key: Any) -> Plan[list[Raw]]:
@@ -224,6 +236,4 @@ def _mend(rule: HistoryRows, key: Any) -> Plan[bool]:
 
 def tidy(rule: HistoryRows) -> Plan[None]:
     """The end of a rebuild: rows of documents that are gone."""
-    for stages in (_suspicious(rule), _orphans(rule)):
-        rows = yield from aggregate(rule.collection, stages, allowDiskUse=True)
-        yield from mend(rule, distinct(row["_id"] for row in rows))
+    yield from mend(rule, (yield from _suspects(rule)))

@@ -23,7 +23,7 @@ from treadle.graph.calls import CounterRule, PastRule
 from treadle.graph.change import Change, Changes, Event
 from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding, Report
-from treadle.graph.pattern import TRANSACTIONS, Models, Pattern, Place, Rule
+from treadle.graph.pattern import TRANSACTIONS, Entry, Models, Pattern, Place, Rule
 from treadle.patterns.history import followed, inspection, trimming
 from treadle.patterns.history.handle import HistoryHandle
 from treadle.patterns.history.rows import HistoryRows
@@ -85,8 +85,8 @@ class HistoryRule(HistoryRows, PastRule):
                 code="history-counter",
             )
 
-    def calls(self, protocol: WriteProtocol) -> HistoryHandle:
-        return HistoryHandle(self, protocol)
+    def calls(self, protocol: WriteProtocol, entry: Entry[Any]) -> HistoryHandle:
+        return HistoryHandle(self, protocol, entry)
 
     def run_due(self, server: Capabilities, now: dt.datetime, dry_run: bool) -> Plan[int]:
         return trimming.trim(self, now, dry_run)

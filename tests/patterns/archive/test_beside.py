@@ -1,0 +1,70 @@
+"""Archives beside other patterns, and the other words of `find`."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated, Any
+
+import pytest
+
+from tests.patterns.archive.models import NOW, OLD, YEAR
+from treadle import Archive, Attributes, Document, History, Limits, Store
+
+
+class Tool(
+    Document,
+    collection="tools",
+    archive=Archive(by="date", after=YEAR, into="old_tools"),
+    soft_delete="deleted_at",
+):
+    id: int
+    weight: int = 1
+    specs: Annotated[dict[str, int], Attributes()] = {}
+    date: dt.datetime
+    deleted_at: dt.datetime | None = None
+
+
+def test_what_is_archived_is_found_by_the_indexes_of_its_patterns(run, database):
+    store = run.store([Tool])
+    store.setup()
+    store.insert_many([Tool(id=key, specs={"size": key}, date=OLD) for key in range(20)])
+    assert 20 == store.archive(Tool, now=NOW)
+    assert [7] == [each.id for each in store.find(Tool, {"specs.size": 7}, archived=True)]
+    sent = {"specs": {"$elemMatch": {"k": "size", "v": 7}}}
+    assert "COLLSCAN" not in str(database["old_tools"].find(sent).explain()["queryPlanner"]["winningPlan"])
+    assert [] == store.setup()
+
+
+def test_find_in_both_places_takes_the_other_words_of_find(run, database):
+    """The deleted ones alone, and past those that do not fit."""
+    store = run.store([Tool])
+    store.setup()
+    store.insert_many([Tool(id=key, date=OLD) for key in range(3)])
+    store.delete(Tool, 2)
+    store.archive(Tool, now=NOW)
+    assert [2] == [each.id for each in store.find(Tool, archived=True, deleted=True)]
+    database["old_tools"].update_one({"_id": 0}, {"$set": {"weight": "heavy"}})
+    found = store.find(Tool, archived=True, sort="_id", invalid="skip")
+    assert ([1], 1) == ([each.id for each in found], len(found.invalid))
+
+
+@pytest.mark.parametrize("into", ["old_papers", "treadle_papers.old"])
+def test_archived_documents_do_not_hide_rows_whose_document_is_gone(into, server, database):
+    body = {"__annotations__": {"id": int, "date": dt.datetime}, "__module__": __name__}
+    words = {"collection": "papers", "history": History()}
+    archive = Archive(by="date", after=YEAR, into=into)
+    paper: Any = type(Document)("Paper", (Document,), body, archive=archive, **words)
+    store = Store(database, [paper], limits=Limits(history_disorder_max=2, verify_page=2))
+    store.setup()
+    try:
+        store.insert_many([paper(id=key, date=OLD) for key in range(6)])
+        store.insert(paper(id=9, date=NOW))
+        store.archive(paper, now=NOW)
+        assert [] == store.verify()
+        database["papers"].delete_one({"_id": 9})
+        assert [9] == [each.document_id for each in store.verify()]
+        store.repair()
+        assert [] == store.verify()
+    finally:
+        if "." in into:
+            database.client.drop_database(into.split(".")[0])
