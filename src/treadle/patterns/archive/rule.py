@@ -103,10 +103,11 @@ class ArchiveRule(ArchivePlaces):
 
     def _needed_indexes(self) -> list[IndexModel]:
         """By which filters, and derived values, find what is archived."""
+        others = (ArchiveRule,) if self.declared.counted else (ArchiveRule, GatherRule)
         return [
             index
             for rule in self.graph.rules
-            if rule is not self and (self.declared.counted or not isinstance(rule, GatherRule))
+            if not isinstance(rule, others)
             for source, index in rule.indexes()
             if source.collection == self.target.collection
         ]
