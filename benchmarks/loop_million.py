@@ -47,8 +47,6 @@ def main() -> None:
         begin = perf_counter()
         recorded = loop.record(shop(loop.database, made), options.seconds)
         loop.verb("scan", "--workload", str(loop.workload), "--json")
-        named = ("--workload", str(loop.workload), "--documents", str(options.documents))
-        loop.verb("trial", *named, "--json")
         if not loop.make_plan(options.documents):
             raise RuntimeError(loop.done["plan"].errors)
         paused = perf_counter()
@@ -81,7 +79,7 @@ def _report(loop: Loop, documents: dict[str, int], recorded: Any, seconds: float
         f"{sum(documents.values()):,} documents; {recorded['operations']:,} requests in {recorded['seconds']:.0f} s."
     )
     table(("verb", "took", "peak of the process", "peak of its private server"), rows)
-    print("treadle plan scans and tries once more, so that a trial before it is counted twice.")
+    print("treadle plan scans and tries: treadle trial takes as long, and is not counted once more.")
     peak = max(done.mebibytes for done in loop.done.values())
     goal("the whole loop", seconds, LOOP_SECONDS_MAX, "s")
     goal("peak memory of a verb", peak, MEBIBYTES_MAX, "MiB")

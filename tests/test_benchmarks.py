@@ -140,3 +140,22 @@ def test_a_family_that_does_not_exist_is_refused(run: Any, capsys: pytest.Captur
 )
 def test_times_are_written_in_the_unit_that_suits_them(microseconds: float, text: str) -> None:
     assert text == time_text(microseconds)
+
+
+def test_a_script_gives_lines_tables_and_goals(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "measuring.py").write_text(
+        "print('three parts')\n"
+        "print('| part | took |')\nprint('| --- | --- |')\nprint('| one | 3 s |')\n"
+        'print(\'{"goal": {"name": "in all", "value": 7, "maximum": 5, "unit": "s"}}\')\n'
+        'print(\'{"goal": {"name": "differences", "value": 0, "maximum": 0, "unit": "differences"}}\')\n'
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code, report = run([bench.Script("one", "parts", "measuring", ())])
+    assert 0 == code
+    assert "1 of 2 goals are met." in report
+    assert "| one | parts | in all | 7 s | ≤ 5 s |" in report
+    assert "```text\nthree parts\n```\n\n| part | took |\n| --- | --- |\n| one | 3 s |\n\n" in report
+    assert not (tmp_path / "plots" / "one.svg").exists()
+    assert (0, report) == run([bench.Script("one", "parts", "measuring", ())], "--report")
