@@ -64,13 +64,13 @@ SCRIPTS = [
         "loop",
         "what trials said beside what was proven, on the demo's shop and the examples' databases",
         "benchmarks.loop",
-        ("--only", "comments", "--scale", "0.2", "--seconds", "1"),
+        ("--only", "catalogue", "--scale", "0.3", "--seconds", "1"),
     ),
     Script(
         "loop",
         "all verbs on a shop of 1,000,000 documents",
         "benchmarks.loop_million",
-        ("--scale", "0.05", "--seconds", "1"),
+        ("--scale", "0.05", "--seconds", "2", "--finding", "extended-reference"),
     ),
 ]
 Job = Group | Script

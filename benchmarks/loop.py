@@ -74,9 +74,10 @@ class Loop:
             arguments = ("-o", str(self.workload), "--seconds", str(seconds), "--json")
             return self.verb("record", *arguments).json
 
-    def make_plan(self, documents: int = 100_000) -> bool:
+    def make_plan(self, documents: int = 100_000, finding: str | None = None) -> bool:
         """Whether the trial supports anything."""
-        arguments = ("--workload", str(self.workload), "-o", str(self.plan), "--documents", str(documents))
+        arguments = ["--workload", str(self.workload), "-o", str(self.plan), "--documents", str(documents)]
+        arguments += ["--only", finding] if finding else []
         return self.verb("plan", *arguments, "--json").code == 0
 
     def apply_and_prove(self) -> Any:

@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=SCALE)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--documents", type=int, default=DOCUMENTS)
+    parser.add_argument("--finding", help="only this one")
     options = parser.parse_args()
     with (
         local.start(arguments=SERVER) as server,
@@ -47,7 +48,7 @@ def main() -> None:
         begin = perf_counter()
         recorded = loop.record(shop(loop.database, made), options.seconds)
         loop.verb("scan", "--workload", str(loop.workload), "--json")
-        if not loop.make_plan(options.documents):
+        if not loop.make_plan(options.documents, options.finding):
             raise RuntimeError(loop.done["plan"].errors)
         paused = perf_counter()
         before = state_of(loop.database)
