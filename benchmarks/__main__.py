@@ -70,7 +70,7 @@ SCRIPTS = [
         "loop",
         "all verbs on a shop of 1,000,000 documents",
         "benchmarks.loop_million",
-        ("--scale", "0.05", "--seconds", "2", "--finding", "extended-reference"),
+        ("--scale", "0.5", "--seconds", "2", "--finding", "computed"),
     ),
 ]
 Job = Group | Script

@@ -66,13 +66,13 @@ def shop(database: Database[Any], made: Shop) -> list[Page]:
         found = database["orders"].find_one({"_id": known.one("orders", chance)})
         assert found is not None
         database["customers"].find_one({"_id": found["customer_id"]})
-        if chance.random() < 0.1:
+        if chance.random() < 0.03:
             database["customers"].update_one(
                 {"_id": found["customer_id"]}, {"$set": {"tier": chance.choice(["gold", "silver"])}}
             )
 
     def review(database: Database[Any], chance: random.Random) -> None:
-        if chance.random() < 0.3:
+        if chance.random() < 0.1:
             identity, product = ObjectId(), known.one("products", chance)
             row = {"_id": identity, "product_id": product, "rating": 3, "text": "fine", "date": made.day}
             database["reviews"].insert_one(row)
