@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 import pytest
 from bson import ObjectId
 from pymongo import MongoClient
+from rich.console import Console
 
 from tests.advisor.trials.test_workload_file import write
 from tests.cli.invoke import run_verb
@@ -26,6 +28,7 @@ from treadle.advisor.trials.families import steps, touched
 from treadle.advisor.trials.page import html
 from treadle.advisor.trials.results import Measured, RequestResult, Side, report_from_json
 from treadle.advisor.trials.statistics import predicted, quantile, ratio, tamed
+from treadle.advisor.trials.text import show
 from treadle.advisor.trials.trial import select, try_findings
 from treadle.advisor.trials.units import chosen, chosen_writes
 from treadle.advisor.trials.verdict import Trial, judge
@@ -72,6 +75,36 @@ def shop_requests(database: Any, times: int = 12) -> Iterator[Request]:
         yield Request("update", "customers", change, at)
         for _ in range(12):
             yield Request("update", "products", {"q": {"_id": product}, "u": {"$inc": {"views": 1}}}, at)
+    yield from canaries(products[0], customers[0])
+
+
+SECRET = "SECRETCANARY"
+
+
+def canaries(product: Any, customer: Any) -> Iterator[Request]:
+    """Requests of every kind that carry a value which nobody may see in a report, some refused by a server."""
+    join = {"from": "reviews", "localField": "_id", "foreignField": "product_id", "as": "r"}
+    shown = {"n": {"$size": "$r"}, "secret": {"$literal": SECRET}, "SECRETALIAS": "$name"}
+    bodies: list[tuple[str, str, dict[str, Any]]] = [
+        ("find", "reviews", {"filter": {"product_id": product, "text": {"$regex": SECRET, "$options": "i"}}}),
+        ("find", "reviews", {"filter": {"$text": {"$search": SECRET}}}),
+        ("find", "reviews", {"filter": {"$where": SECRET}}),
+        ("find", "customers", {"filter": {"name": SECRET}, "collation": {"locale": "en"}}),
+        ("count", "reviews", {"query": {"product_id": SECRET}}),
+        ("distinct", "reviews", {"key": "text", "query": {"text": SECRET}}),
+        ("aggregate", "reviews", {"pipeline": [{"$match": {"product_id": SECRET}}, {"$count": "n"}]}),
+        ("aggregate", "products", {"pipeline": [{"$lookup": join}, {"$project": shown}]}),
+        ("aggregate", "orders", {"pipeline": [{"$match": {"status": SECRET}}, {"$out": "elsewhere"}]}),
+        ("update", "customers", {"q": {"_id": customer}, "u": [{"$set": {"name": SECRET}}]}),
+        ("update", "customers", {"q": {"name": SECRET}, "u": {"$set": {"tier": SECRET}}, "upsert": True}),
+        ("update", "customers", {"q": {"name": SECRET}, "u": {"$bad": {"name": SECRET}}}),
+        ("update", "customers", {"q": {"_id": customer}, "u": {"$set": {"name": SECRET, "name.x": SECRET}}}),
+        ("modify", "customers", {"query": {"_id": customer}, "update": {"$set": {"tier": SECRET}}}),
+        ("insert", "reviews", {"document": {"product_id": product, "rating": SECRET, "text": SECRET}}),
+        ("delete", "reviews", {"q": {"text": SECRET}, "limit": 0}),
+    ]
+    for operation, collection, body in bodies:
+        yield Request(operation, collection, body, 5.0, plan="COLLSCAN")
 
 
 @pytest.fixture
@@ -85,12 +118,18 @@ def shop(database: Any, tmp_path: Path) -> Path:
     return path
 
 
-def test_findings_are_tried_on_a_copy(database, shop):
+def test_findings_are_tried_on_a_copy(database, shop, caplog):
+    caplog.set_level("DEBUG", "treadle")
     workload = workload_file.read(shop)
     hashed = database.command("dbHash")["md5"]
+    oplog = database.client["local"]["oplog.rs"]
+    begin = database.command("ping")["operationTime"]
     report = scan(database, workload=workload.profile_documents())
     trial = try_findings(database, report, workload, only=TRIED, rounds=2)
+    # The scanned database is as it was, and nobody wrote to it meanwhile.
     assert hashed == database.command("dbHash")["md5"]
+    written = {"ts": {"$gt": begin}, "ns": {"$regex": f"^{database.name}\\."}}
+    assert [] == list(oplog.find(written))
     assert 0 == database.command({"profile": -1})["was"]
     results = {each.code: each for each in trial.results}
     assert set(TRIED) == set(results)
@@ -106,12 +145,11 @@ def test_findings_are_tried_on_a_copy(database, shop):
         assert result.declaration
         assert result.change_seconds > 0
     # What the server did, which no clock disturbs.
-    (counted,) = [each for each in results["computed"].requests if each.kind == "read"]
+    counted = next(each for each in results["computed"].requests if each.recorded == 12)
     assert counted.costs_before.documents_examined > 10 * counted.costs_after.documents_examined
-    assert 12 == counted.recorded
     page = next(each for each in results["extended-reference"].requests if "then customers" in each.request)
     assert (2, 1) == (page.costs_before.commands, page.costs_after.commands)
-    (inserted,) = [each for each in results["computed"].requests if each.kind == "write"]
+    inserted = next(each for each in results["computed"].requests if each.request == "reviews: insert")
     # Clients write as they did, and a worker follows.
     assert inserted.costs_after.commands == inserted.costs_before.commands == 1
     assert inserted.upkeep_ms is not None
@@ -125,10 +163,11 @@ def test_findings_are_tried_on_a_copy(database, shop):
     assert all(each.documents == each.of for each in trial.copied)
     # No value that was recorded or stored is in any report.
     text = json.dumps(trial.as_json())
-    for value in ("SECRETTEXT", "SECRETTIER", "Ada", "Loom", "example.org", str(workload_file)):
-        assert value not in text
-        assert value not in html(trial)
-    assert str(database["products"].find_one()["_id"]) not in text
+    printed = Console(file=io.StringIO(), width=80)
+    show(trial, printed)
+    shown = (text, html(trial), printed.file.getvalue(), caplog.text)
+    for value in ("SECRET", "Ada", "Loom", "example.org", str(database["products"].find_one()["_id"])):
+        assert [] == [each for each in shown if value in each]
     assert trial == report_from_json(json.loads(text))
 
 

@@ -57,7 +57,7 @@ def collections_of(request: Request) -> Iterator[str]:
             body = stage.get(name) if isinstance(stage, Mapping) else None
             joined = body.get("from", body.get("coll")) if isinstance(body, Mapping) else body
             if isinstance(joined, str):
-                yield joined
+                yield str(joined)
 
 
 def steps(scan: Scan, collections: Iterable[str], preferred: Iterable[tuple[str, str]] = ()) -> list[Step]:

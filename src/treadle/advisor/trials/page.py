@@ -28,7 +28,7 @@ th.number { overflow-wrap: normal; } .badge { white-space: nowrap; }
 svg .even { stroke: var(--quiet); stroke-dasharray: 3 3; } svg .reach { stroke: var(--bar); stroke-width: 6; }
 svg .value { fill: var(--accent); } svg .label { fill: var(--ink); }
 @media print { .scroll { overflow: visible; } .scroll table { min-width: 0; font-size: .72rem; }
-  th.number, td.number { white-space: normal; } }
+  th.number { white-space: normal; } .scroll td:first-child { min-width: 0; } }
 """
 _CLASSES = {"do": "do", "do not": "donot", "no evidence": "none"}
 
@@ -43,8 +43,6 @@ def _parts(report: TrialReport) -> Iterator[str]:
     yield f"<h1>{text(report.database)}</h1><p class='quiet'>What the advisor's findings bring, tried with "
     yield "recorded requests on a copy of the data.</p>"
     yield _numbers(report)
-    for note in report.notes:
-        yield f"<p class='quiet advice'>{text(note)}</p>"
     yield "<h2>In short</h2>"
     if report.results:
         yield f"<p>{text(_summary(report, paying))}</p>"
@@ -64,6 +62,9 @@ def _parts(report: TrialReport) -> Iterator[str]:
     if report.declared:
         yield "<h2>What is declared already</h2>"
         yield from map(_result, report.declared)
+    if report.notes:
+        items = "".join(f"<li>{text(note)}</li>" for note in report.notes)
+        yield f"<h2>What else to know</h2><ul class='quiet advice'>{items}</ul>"
 
 
 def _numbers(report: TrialReport) -> str:

@@ -10,7 +10,7 @@ from bson.codec_options import CodecOptions, DatetimeConversion
 from pymongo.database import Database
 
 from treadle.advisor.reading import Refused, translate_errors
-from treadle.advisor.trials.workload_file import Request
+from treadle.advisor.trials.workload_file import MALFORMED, Request
 
 Row = dict[str, Any]
 COMMENT = "treadle trial"
@@ -32,7 +32,10 @@ def reading_view(database: Database[Any]) -> Database[Row]:
 
 def perform(database: Database[Row], request: Request) -> list[Row]:
     """The rows that a recorded read answers; `Refused` says why it did not."""
-    return translate_errors(lambda: _rows(database, request))
+    try:
+        return translate_errors(lambda: _rows(database, request))
+    except MALFORMED:
+        raise Refused("the driver does not send it") from None
 
 
 def timed(database: Database[Row], requests: tuple[Request, ...]) -> tuple[float, list[list[Row]]]:

@@ -83,6 +83,9 @@ def session_of(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _operation(kind: str, command: Mapping[str, Any]) -> str | None:
+    if kind == "insert" and "aggregate" in command:
+        # What `$out` writes.
+        return "aggregate"
     if kind in ("insert", "update"):
         return kind
     if kind == "remove":

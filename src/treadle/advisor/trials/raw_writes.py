@@ -20,7 +20,7 @@ from pymongo.database import Database
 from pymongo.errors import OperationFailure, PyMongoError
 
 from treadle.advisor.trials.perform import CODEC, COMMENT, OPERATION_SECONDS_MAX, Row
-from treadle.advisor.trials.workload_file import Request
+from treadle.advisor.trials.workload_file import MALFORMED, Request
 
 # Documents that one write may touch, and their bytes: they are held in memory, to be put back.
 DOCUMENTS_MAX = 2_000
@@ -96,8 +96,8 @@ class Preparation:
             if request.operation == "delete" or request.body.get("remove"):
                 return self._delete(request)
             return self._update(request)
-        except PyMongoError as error:
-            raise NotTried(f"its filter is refused on the copy ({type(error).__name__})") from None
+        except (PyMongoError, *MALFORMED) as error:
+            raise NotTried(f"it is refused on the copy ({type(error).__name__})") from None
 
     def _insert(self, request: Request) -> Prepared:
         given = request.body.get("document")

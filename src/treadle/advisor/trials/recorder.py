@@ -55,8 +55,8 @@ SESSIONS_MAX = 100_000
 EVENTS_MAX = 10_000
 INSERTS_WAITING_MAX = 10_000
 # The fixed load by which a recording measures its own cost.
-LOAD_BLOCKS = 8
-LOAD_READS = 50
+LOAD_BLOCKS = 20
+LOAD_READS = 20
 LOAD_MILLISECONDS_MAX = 5_000
 # What still comes in when the time is over.
 DRAIN_SECONDS_MAX = 2.0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
 from treadle.advisor.trials.page import days
 from treadle.advisor.trials.results import RequestResult, TrialReport, TrialResult
-from treadle.advisor.trials.verdict import times
+from treadle.advisor.trials.verdict import digits, times
 from treadle.advisor.wording import duration, number, plural, size
 from treadle.model.shown import shown
 
@@ -24,17 +26,25 @@ def show(report: TrialReport, console: Console) -> None:
             f"{duration(report.workload.seconds)}, tried on a copy of {copied}"
         )
     )
-    for note in report.notes:
-        console.print(Text(shown(note), style="dim"))
     for each in report.declared:
         console.print(Text(shown(f"declared already, {each.key}: {each.reason}")))
-    if not report.results:
+    if report.results:
+        _show_results(report, console)
+    else:
         console.print("The scan found nothing to try.")
-        return
+    for note in report.notes:
+        console.print(Text(shown(note), style="dim"))
+
+
+def _show_results(report: TrialReport, console: Console) -> None:
     shown_results = [*report.results, *([report.together] if report.together else [])]
     # Over several lines rather than cut, as --only takes it whole.
-    finding = Column("finding", overflow="fold")
-    table = Table("verdict", finding, "times as fast", "saved per day", "writes cost per day", "pays after")
+    finding = Column("finding", overflow="fold", ratio=1)
+    figures = [
+        Column(head, justify="right", no_wrap=True)
+        for head in ("faster", "saved/day", "cost/day", "pays after")
+    ]
+    table = Table(Column("verdict", no_wrap=True), finding, *figures, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for each in shown_results:
         table.add_row(*_row(each, each is report.together))
     console.print(table)
@@ -45,13 +55,18 @@ def show(report: TrialReport, console: Console) -> None:
             _show_request(request, console)
         if each.storage is not None:
             stored = each.storage
-            console.print(
-                Text(
-                    f"  stored: {size(stored.data_before)} → {size(stored.data_after)}, indexes "
-                    f"{size(stored.index_before)} → {size(stored.index_after)}; the change takes "
-                    f"{duration(each.change_seconds)} of work"
-                )
+            _line(
+                f"stored: {_both(size(stored.data_before), size(stored.data_after))}, indexes "
+                f"{_both(size(stored.index_before), size(stored.index_after))}; the change takes "
+                f"{duration(each.change_seconds)} of work",
+                1,
+                console,
             )
+
+
+def _line(line: str, level: int, console: Console) -> None:
+    """A line whose later parts, where it is too long, begin where it does."""
+    console.print(Padding(Text(shown(line)), (0, 0, 0, 2 * level)))
 
 
 def _name(each: TrialResult, together: bool) -> str:
@@ -62,7 +77,7 @@ def _row(each: TrialResult, together: bool) -> list[Text]:
     cells = [each.verdict, shown(_name(each, together))]
     if each.ratio is not None:
         cells += [
-            times(each.ratio),
+            f"{digits(each.ratio.value)}×",
             f"{each.gain_seconds_per_day:,.1f} s",
             f"{each.cost_seconds_per_day:,.1f} s",
         ]
@@ -74,14 +89,23 @@ def _row(each: TrialResult, together: bool) -> list[Text]:
 def _show_request(each: RequestResult, console: Console) -> None:
     one, other = each.costs_before, each.costs_after
     compared = f", {each.different:,} of {each.compared:,} answers differ" if each.compared else ""
-    lines = [
-        f"  {each.kind}: {each.request} ({each.recorded:,} recorded)",
-        f"    after: {each.instead}; {times(each.ratio)} as fast{compared}",
-        f"    p50 {one.p50_ms.value:.2f} → {other.p50_ms.value:.2f} ms, p99 {one.p99_ms.value:.2f} → "
-        f"{other.p99_ms.value:.2f} ms, documents examined {number(round(one.documents_examined, 1))} → "
-        f"{number(round(other.documents_examined, 1))}, bytes {number(round(one.bytes))} → "
-        f"{number(round(other.bytes))}",
+    _line(f"{each.kind}: {each.request} ({each.recorded:,} recorded)", 1, console)
+    _line(f"after: {each.instead}; {times(each.ratio)} as fast{compared}", 2, console)
+    figures = [
+        f"p50 {_both(f'{one.p50_ms.value:.2f}', f'{other.p50_ms.value:.2f}')} ms",
+        f"p99 {_both(f'{one.p99_ms.value:.2f}', f'{other.p99_ms.value:.2f}')} ms",
+        f"documents examined {_both(*_figures(one.documents_examined, other.documents_examined))}",
+        f"bytes {_both(*_figures(one.bytes, other.bytes))}",
     ]
-    lines += [f"    {each.note}"] if each.note else []
-    for line in lines:
-        console.print(Text(shown(line)))
+    _line(", ".join(figures), 2, console)
+    if each.note:
+        _line(each.note, 2, console)
+
+
+def _both(before: str, after: str) -> str:
+    """Before and after, between which no line is broken."""
+    return f"{before}→{after}"
+
+
+def _figures(one: float, other: float) -> tuple[str, str]:
+    return number(round(one, 1)), number(round(other, 1))

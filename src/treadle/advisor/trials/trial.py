@@ -34,6 +34,7 @@ from treadle.advisor.trials.rewrite import Rewritten
 from treadle.advisor.trials.rewrite import unchanged as unchanged_read
 from treadle.advisor.trials.tokens import restored
 from treadle.advisor.trials.units import Collector, Group, Unit, collect, reads_of, writes_of
+from treadle.advisor.trials.values import values
 from treadle.advisor.trials.verdict import Trial, judge
 from treadle.advisor.trials.workload_file import Request, Workload
 from treadle.advisor.trials.writes import ROUNDS as WRITE_ROUNDS
@@ -236,15 +237,20 @@ class _Bench:
         return copied
 
     def _commonest(self, collection: str, path: str, number: int) -> list[Any]:
-        """The values of a field on the copy, the commonest first."""
-        rows = self.before[collection].aggregate(
-            [
-                {"$unwind": f"${path}"},
-                {"$group": {"_id": f"${path}", "n": {"$sum": 1}}},
-                {"$sort": {"n": -1, "_id": 1}},
-                {"$limit": max(1, number)},
-            ]
-        )
+        """The values of a field on the copy, the commonest first; none where the server cannot tell."""
+        pipeline = [
+            {"$unwind": f"${path}"},
+            {"$group": {"_id": f"${path}", "n": {"$sum": 1}}},
+            {"$sort": {"n": -1, "_id": 1}},
+            {"$limit": max(1, number)},
+        ]
+        try:
+            rows = perform(
+                reading_view(self.before), Request("aggregate", collection, {"pipeline": pipeline})
+            )
+        except Refused:
+            # A path that goes through an operator, for instance.
+            return []
         return [row["_id"] for row in rows]
 
     def collect(
@@ -403,10 +409,15 @@ def _collectors(candidate: Candidate) -> tuple[Collector, Collector]:
     if not candidate.patterns.empty:
         return reads_of(candidate.patterns), writes_of(candidate.patterns)
     collection = candidate.finding.collection
+    paths = set(candidate.finding.path.split(", "))
 
     def scans(unit: Unit) -> bool:
         request = unit[0]
-        return request.is_read and request.collection == collection and request.plan == "COLLSCAN"
+        if not request.is_read or request.collection != collection or request.plan != "COLLSCAN":
+            return False
+        sort = request.body.get("sort")
+        named = {path for path, _ in values(request)} | set(sort if isinstance(sort, Mapping) else ())
+        return bool(named & paths)
 
     def writes(unit: Unit) -> bool:
         return not unit[0].is_read and unit[0].collection == collection

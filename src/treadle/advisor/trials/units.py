@@ -7,6 +7,7 @@ where a card makes the latter superfluous.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from treadle.advisor.trials.misses import why_not
 from treadle.advisor.trials.rewrite import goes_with, rewrite
 from treadle.advisor.trials.values import shape
 from treadle.advisor.trials.walks import begins
-from treadle.advisor.trials.workload_file import Request
+from treadle.advisor.trials.workload_file import MALFORMED, Request
 
 GROUPS_MAX = 300
 UNITS_MAX = 40
@@ -84,6 +85,11 @@ class Collector:
         self._holding = frozenset(card.collection for card in self.patterns.cards)
 
     def take(self, request: Request) -> None:
+        """Look at the next request; one that no server understands, which is recorded too, is passed over."""
+        with contextlib.suppress(*MALFORMED):
+            self._take(request)
+
+    def _take(self, request: Request) -> None:
         unit = self._open.get(request.session)
         if unit is not None:
             soon = request.at - unit[-1].at <= FOLLOW_SECONDS_MAX and len(unit) <= FOLLOWERS_MAX
@@ -102,7 +108,8 @@ class Collector:
     def groups(self) -> list[Group]:
         """The groups, the commonest first; to be asked for when everything was taken."""
         for unit in self._open.values():
-            self._keep(tuple(unit))
+            with contextlib.suppress(*MALFORMED):
+                self._keep(tuple(unit))
         self._open.clear()
         return sorted(self._groups.values(), key=lambda group: -group.recorded)
 
@@ -122,6 +129,7 @@ class Collector:
             if len(self._groups) >= GROUPS_MAX:
                 self.left_out += 1
                 return
+            describe(unit)
             group = self._groups[key] = Group(kept_max=self.kept_max)
         group.add(unit)
 

@@ -104,8 +104,9 @@ def overall(results: Sequence[RequestResult]) -> Measured:
 
 def times(ratio: Measured) -> str:
     """A ratio in words: "3.1 times (2.4 to 4.0)"."""
-    return f"{_digits(ratio.value)} times ({_digits(ratio.low)} to {_digits(ratio.high)})"
+    return f"{digits(ratio.value)} times ({digits(ratio.low)} to {digits(ratio.high)})"
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
+    """A ratio with as many digits as it has."""
     return f"{value:,.0f}" if value >= 20 else f"{value:.1f}" if value >= 2 else f"{value:.2f}"

@@ -38,7 +38,10 @@ _JSON = json_util.JSONOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
 )
 _NONE = "is no workload file; make one with treadle record"
-_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, BSONError)
+# What is raised on the way where a request, or a line, is not what it should be.
+MALFORMED = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError, BSONError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ class Workload:
                 continue
             try:
                 yield Request.from_line(line)
-            except _UNREADABLE:
+            except MALFORMED:
                 raise _invalid(self.path, f"has no request in line {number:,}") from None
 
     def profile_documents(self, database: str | None = None) -> Iterator[dict[str, Any]]:
@@ -182,7 +185,7 @@ def read(path: Path) -> Workload:
         if not isinstance(started, datetime):
             raise TypeError
         return Workload(path, str(header["database"]), started, bool(header.get("redacted")), header)
-    except _UNREADABLE:
+    except MALFORMED:
         raise _invalid(path, "has a damaged header; record it again") from None
 
 
@@ -215,7 +218,7 @@ def _lines(path: Path) -> Generator[tuple[int, dict[str, Any]]]:
                     value = json_util.loads(line.decode(), json_options=_JSON)
                     if not isinstance(value, dict):
                         raise TypeError
-                except _UNREADABLE:
+                except MALFORMED:
                     if number > 1 and not line.endswith(b"\n"):
                         return
                     raise _invalid(

@@ -35,10 +35,10 @@ from treadle.store.blocking.store import Store
 
 ROUNDS = 4
 ROUNDS_MIN = 2
-GROUP_SECONDS_MAX = 3.0
+GROUP_SECONDS_MAX = 2.0
 GROUPS_MAX = 40
 # A worker does many writes in one batch, so what it takes per write is measured over many.
-UNITS_MAX = 30
+UNITS_MAX = 20
 IDLE_ROUNDS = 3
 # How many increments are collected at a time when a counter is tried.
 INCREMENTS = 200
