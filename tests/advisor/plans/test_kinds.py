@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pytest
 
 from tests.advisor.plans.shops import everything, plan_for, shop, tried
-from tests.advisor.plans.test_apply import code_of
+from tests.advisor.plans.test_apply import CODES, code_of
 from tests.advisor.symptoms import contracts
 from treadle import Count, Document, Id
 from treadle.advisor import scan
@@ -96,7 +96,10 @@ def test_a_plan_on_top_of_another_is_undone_without_it(database: Any) -> None:
     was = everything(database)
     Application(database, first).run()
     once = everything(database)
-    second = plan_for(database, "subset", "extended-reference", applied=before.applied(database))
+    second = plan_for(database, *CODES, applied=before.applied(database))
+    left_out = {each.key.partition("@")[0]: each.reason for each in second.left_out}
+    assert "A plan that is applied already has it." == left_out["computed"]
+    assert 1 == second.models.count('"""Models of')
     assert (first.id,) == second.on
     assert {"recent_reviews", "product"} == {each.field for each in second.places}
     assert "Count(Review" in second.models

@@ -78,3 +78,9 @@ def test_a_scan_is_reckoned_for_the_documents_that_were_recorded(database: Any) 
 )
 def test_requests_that_take_long_are_run_less_often(pass_seconds: float, expected: tuple[int, int]) -> None:
     assert expected == effort(pass_seconds, ROUNDS, 5.0)
+
+
+def test_an_index_that_was_made_since_the_recording_is_no_growth() -> None:
+    """The whole collection was copied, and the request examined it all when there was no index."""
+    assert Growth() == growth(6_000, 30, 1, largest=1.0)
+    assert Growth(10.0, 1.0) == growth(6_000, 600, 1, largest=10.0)

@@ -176,8 +176,7 @@ def _set_up(indexes: dict[str, list[str]], documents: int, seconds: float) -> St
     return Step(
         "set up",
         "set up",
-        what
-        + "Let the server keep former states of documents where the worker needs them. No validator changes.",
+        what + "Let the server keep former states of documents where the worker needs them.",
         "Drop these indexes, and stop keeping former states where that was not so before.",
         documents=documents,
         seconds=round(seconds, 1),

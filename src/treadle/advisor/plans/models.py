@@ -28,7 +28,7 @@ CARD_WORDS_MAX = 4
 # The keywords of a class that are patterns and can be applied beside other writers.
 PATTERNS_OF_CLASSES = frozenset({"history"})
 # What each module ends with.
-_GENERATED = ("MODELS = [", "def store()")
+_GENERATED = ('"""', "MODELS = [", "def store()")
 _MODULES = itertools.count()
 _HEAD = '''"""Models of the database {database}, with what the advisor proposes.
 
@@ -72,6 +72,10 @@ class Unmergeable(Exception):
     """Two declarations ask for different things in one place."""
 
 
+class Known(Exception):
+    """The models to begin with declare it already."""
+
+
 def models_text(scan: Scan, findings: Sequence[Finding], maintain: str | None = "stream") -> str:
     """The source of one module that declares what these findings propose."""
     return combine(scan, findings, maintain).text
@@ -90,6 +94,8 @@ def combine(
             try:
                 attempt.add(each)
                 Graph(load_models(attempt.text()))
+            except Known:
+                reason = "A plan that is applied already has it."
             except (Unmergeable, TreadleError) as error:
                 reason = f"It does not go together with the others: {getattr(error, 'message', error)}"
             else:
@@ -150,7 +156,8 @@ class _Merge:
     findings: list[Finding] = field(default_factory=list)
     additions: list[Addition] = field(default_factory=list)
     changed: set[str] = field(default_factory=set)
-    # The collections that the models to begin with validate.
+    # What the models to begin with declare by patterns, and the collections that they validate.
+    applied: dict[str, set[str]] = field(default_factory=dict)
     validating: set[str] = field(default_factory=set)
 
     def __deepcopy__(self, memo: object) -> _Merge:
@@ -158,7 +165,7 @@ class _Merge:
         return _Merge(
             self.scan, self.maintain, {name: copy.copy(each) for name, each in self.classes.items()},
             [*self.others], dict(self.plain), [*self.findings], [*self.additions], set(self.changed),
-            set(self.validating),
+            self.applied, set(self.validating),
         )  # fmt: skip
 
     def begin(self, base: str) -> None:
@@ -169,6 +176,8 @@ class _Merge:
         for each in classes:
             if each.collection is None:
                 continue
+            lines = [line for line in each.lines.values() if line.carries_pattern]
+            self.applied[each.collection] = {line.declared for line in lines}
             if each.keywords.pop("validation", None) is None:
                 self.validating.add(each.collection)
             facts = self.facts(each.collection)
@@ -248,8 +257,12 @@ class _Merge:
         plain = self.plain.get(collection, {})
         merged = dict(known.lines)
         changed: list[Line] = []
+        known_lines = 0
         for stored, line in other.lines.items():
             if plain.get(stored) == line.meaning:
+                continue
+            if line.carries_pattern and line.declared in self.applied.get(collection, ()):
+                known_lines += 1
                 continue
             current = merged.get(stored)
             if current is None or plain.get(stored) == current.meaning:
@@ -269,6 +282,8 @@ class _Merge:
         known.comments = list(dict.fromkeys([*known.comments, *other.comments]))
         keywords = known.keywords
         known.keywords = _joined(known.name, keywords, other.keywords)
+        if known_lines and not any(line.carries_pattern for line in changed):
+            raise Known
         if finding is not None:
             self._note(finding, collection, [line for line in changed if line.carries_pattern])
             if PATTERNS_OF_CLASSES & (known.keywords.keys() - keywords.keys()):

@@ -36,6 +36,11 @@ class Line:
         return ast.dump(node.annotation) + (ast.dump(node.value) if node.value is not None else "")
 
     @property
+    def declared(self) -> str:
+        """Equal for lines that declare the same under whatever name."""
+        return ast.dump(_field(self.text).annotation)
+
+    @property
     def is_required(self) -> bool:
         """Whether a document without it does not fit."""
         value = _field(self.text).value

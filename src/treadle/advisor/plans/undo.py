@@ -74,7 +74,8 @@ class Undoing:
                 lines.append(f"write the former values of {adopted} back to {collection}")
             lines += [f"drop the index {name} of {collection}" for name in self._indexes(collection)]
             lines += [f"change {collection}: {command}" for command in self._commands(collection)]
-        return [*lines, *(f"drop the collection {name}" for name in [*self._state(), before.PLANS])]
+        last = [] if self.row.get("on") else [before.PLANS]
+        return [*lines, *(f"drop the collection {name}" for name in [*self._state(), *last])]
 
     def _require_top(self) -> None:
         """A plan that others were made on top of is undone after them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -52,12 +53,14 @@ def compare_reads(
     group_seconds_max: float = GROUP_SECONDS_MAX,
     count: Count | None = None,
     settle: Callable[[], object] | None = None,
+    largest: float = inf,
 ) -> tuple[list[RequestResult], list[str]]:
     """Run the reads of each group in both ways; the results, and what could not be run.
 
     `seconds` is how long the recording took. `before` and `after` may be the
     same database, once the patterns are set up there. With `settle`, others
     write meanwhile: two answers that differ are compared again after it.
+    `largest` is how many times as large as its copy a collection is at most.
     """
     results: list[RequestResult] = []
     notes: list[str] = []
@@ -65,7 +68,7 @@ def compare_reads(
     for group in groups:
         pairs, reason = _pairs(group, patterns)
         if pairs:
-            comparison = _Comparison(*views, group, pairs, rounds, group_seconds_max, count, settle)
+            comparison = _Comparison(*views, group, pairs, rounds, group_seconds_max, count, settle, largest)
             outcome = comparison.run(seconds)
             if isinstance(outcome, RequestResult):
                 results.append(outcome)
@@ -133,6 +136,7 @@ class _Comparison:
     seconds_max: float
     count: Count | None
     settle: Callable[[], object] | None
+    largest: float
 
     def run(self, seconds: float) -> RequestResult | str:
         """The result of one group; a sentence where nothing could be compared."""
@@ -161,7 +165,7 @@ class _Comparison:
             self._work(self.before, lambda pair: pair.unit),
             self._work(self.after, lambda pair: pair.after.requests),
         )
-        larger = growth(self._recorded_examined(), works[0].examined, works[1].examined)
+        larger = growth(self._recorded_examined(), works[0].examined, works[1].examined, self.largest)
         one = self._for_the_whole(times[0], larger.before, works[0])
         other = self._for_the_whole(times[1], larger.after, works[1])
         return RequestResult(

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from treadle.advisor.trials.results import Measured
 from treadle.advisor.wording import number
 
 # Below this, the difference is one of the moment.
 FACTOR_MIN = 1.2
+# How many times as much as its collection a request may grow, as where one family is much larger.
+SKEW_MAX = 3.0
 # A way that examines fewer documents than this part of the other does not go through the collection.
 THROUGH = 0.5
 # How much of what is reckoned is uncertain: at ten times the documents, 1.4 times in each direction.
@@ -44,9 +47,13 @@ class Growth:
         return Measured(ratio.value, ratio.low / spread, ratio.high * spread, sure)
 
 
-def growth(recorded: float, before: float, after: float) -> Growth:
-    """From documents examined: as recorded, and on the copy in both ways."""
-    if before <= 0 or recorded < FACTOR_MIN * before:
+def growth(recorded: float, before: float, after: float, largest: float = inf) -> Growth:
+    """From documents examined: as recorded, and on the copy in both ways.
+
+    Where that is far more than the `largest` ratio of a collection to its copy,
+    the request took another way when it was recorded: there is an index since.
+    """
+    if before <= 0 or recorded < FACTOR_MIN * before or recorded > SKEW_MAX * largest * before:
         return Growth()
     factor = recorded / before
     return Growth(factor, factor if after >= THROUGH * before else 1.0)

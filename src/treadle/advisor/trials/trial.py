@@ -207,6 +207,8 @@ class _Bench:
     notes: list[str] = field(default_factory=list)
     # How many documents one on the copy stands for.
     scale: float = 1.0
+    # And of the collection of which least was copied.
+    largest: float = 1.0
     number: int = 0
 
     @property
@@ -232,6 +234,7 @@ class _Bench:
                 "The workload is redacted: values of the copy take the place of its tokens, the commonest "
                 "for the commonest."
             )
+        self.largest = max((each.of / max(1, each.documents) for each in copied), default=1.0)
         self.scale = sum(each.of for each in copied) / max(1, sum(each.documents for each in copied))
         _widen_profile(self.before)
         return copied
@@ -390,8 +393,9 @@ class _Bench:
             store.rebuild()
             change = (perf_counter() - begin) * self.scale
             results, untried = compare_reads(
-                self.before, after, groups, rewrite, self.seconds, rounds=self.rounds, count=count_work
-            )
+                self.before, after, groups, rewrite, self.seconds, rounds=self.rounds, count=count_work,
+                largest=self.largest,
+            )  # fmt: skip
             storage = _storage(sizes, after)
             trial = WriteTrial(
                 self.before, store, patterns, self.seconds, count_work, min(self.rounds, WRITE_ROUNDS)
