@@ -16,9 +16,10 @@ from typing import Any
 
 from bson import ObjectId
 
-from treadle.advisor import probes, statistics, structure
+from treadle.advisor import natural, probes, samples, statistics, structure
 from treadle.advisor.facts import CollectionFacts, FieldFacts, Growth, Limits, Shape
 from treadle.advisor.reading import NO_RIGHTS, TOO_LARGE, TOO_LONG, TOO_MUCH, Lost, Reader, Refused
+from treadle.advisor.relations import thin
 from treadle.advisor.structure import Stage
 
 ARRAYS_MAX = 12
@@ -60,6 +61,10 @@ class Measurer:
     values_shown: bool
     # Values of possible keys, per collection and field; never part of the facts.
     samples: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    # The same of whatever may refer to another collection.
+    referring: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    # Some documents of the collection that is being measured.
+    documents: list[dict[str, Any]] = field(default_factory=list)
 
     def collection(self, name: str, entry: Mapping[str, Any], gridfs: bool = False) -> CollectionFacts:
         """The facts of a collection, given its entry in `listCollections`, with what could not be read."""
@@ -113,11 +118,13 @@ class Measurer:
         return statistics.add_storage_statistics(facts, [row["storageStats"] for row in rows])
 
     def _measure(self, facts: CollectionFacts) -> CollectionFacts:
+        self.documents = []
         facts = self._add_indexes(facts)
         facts = _attempt(self._add_sizes, "document sizes were not measured", facts)
         facts = self._add_fields(facts)
         for step, complaint in (
             (self._add_nested_fields, "nested fields were not seen"),
+            (self._keep_referring, "what it may refer to was not kept"),
             (self._add_array_lengths, "array lengths were not measured"),
             (self._add_value_sizes, "large values were not measured"),
             (self._add_uuids, "whether binary values are UUIDs was not seen"),
@@ -179,6 +186,10 @@ class Measurer:
         """The top-level fields and which occur together; of a sample where all is too much."""
         whole = facts.count <= self.limits.structure_documents and not facts.slow
         share = 1.0 if whole else structure.share_of(facts, self.limits.sample_documents)
+        if not whole and not facts.slow and samples.are_small(facts):
+            with_shapes = self._with_documents(facts, share)
+            if with_shapes is not None:
+                return with_shapes
         keys = [] if whole else self._likely_keys(facts)
         for part in (share, share * 0.1, share * 0.01):
             sample = structure.sample_stages(facts, part)
@@ -202,10 +213,35 @@ class Measurer:
             return self._with_shapes(facts, structure.read_shapes(rows), part)
         return self._with_paths_only(facts)
 
+    def _with_documents(self, facts: CollectionFacts, share: float) -> CollectionFacts | None:
+        """The fields of sampled documents, sent whole; None where the server must take them apart."""
+        try:
+            documents = self.reader.aggregate(facts.name, structure.sample_stages(facts, share))
+            rows, keys = samples.shape_rows(documents, SAMPLED_KEYS_MAX)
+        except Refused as refused:
+            return self._add_fields(replace(facts, slow=True)) if refused.reason == TOO_LONG else None
+        except KeyError:
+            return None
+        if not rows or len(rows) > self.limits.shapes:
+            return None
+        self.documents = thin(documents, natural.SAMPLED_DOCUMENTS)
+        if not self._keeps_enough():
+            self.samples[facts.name] = structure.read_values(rows, keys)
+        return self._with_shapes(facts, structure.read_shapes(rows), share)
+
+    def _keep_referring(self, facts: CollectionFacts) -> CollectionFacts:
+        """Keep what the sampled documents may refer to; the facts are as before."""
+        if self.documents and not self._keeps_enough():
+            self.referring[facts.name] = samples.referring_values(facts, self.documents)
+        return facts
+
+    def _keeps_enough(self) -> bool:
+        kept = [*self.samples.values(), *self.referring.values()]
+        return sum(len(values) for sample in kept for values in sample.values()) > KEPT_VALUES_MAX
+
     def _likely_keys(self, facts: CollectionFacts) -> list[str]:
         """Fields whose values are worth collecting; a guess, for which a few documents are enough."""
-        number = sum(len(values) for sample in self.samples.values() for values in sample.values())
-        if number > KEPT_VALUES_MAX:
+        if self._keeps_enough():
             return []
         # The first documents will do: a field that is missed here is read on its own later.
         first = structure.shapes_pipeline([{"$limit": FIRST_DOCUMENTS}], self.limits.shapes)

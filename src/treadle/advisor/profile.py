@@ -84,6 +84,7 @@ class Profiler:
             self.limits,
             self.collections,
             measurer.samples,
+            measurer.referring,
             self.workload,
             self.relations,
             self.notes,

@@ -45,6 +45,8 @@ class Prover:
     limits: Limits
     collections: dict[str, CollectionFacts]
     samples: dict[str, dict[str, list[Any]]]
+    # The same of whatever may refer by another key than an id, where a sample was sent anyway.
+    referring: dict[str, dict[str, list[Any]]]
     workload: Workload | None
     relations: list[Relation] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -113,6 +115,9 @@ class Prover:
         for child in parents.values():
             fields = natural.referring_fields(child)
             if not fields or len(parents) < 2:
+                continue
+            if child.name in self.referring:
+                values[child.name] = self.referring[child.name]
                 continue
             sample: list[structure.Stage] = [{"$sample": {"size": natural.sampled_documents(child)}}]
             pipeline = natural.values_pipeline(fields, sample)
