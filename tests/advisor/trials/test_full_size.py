@@ -84,3 +84,17 @@ def test_an_index_that_was_made_since_the_recording_is_no_growth() -> None:
     """The whole collection was copied, and the request examined it all when there was no index."""
     assert Growth() == growth(6_000, 30, 1, largest=1.0)
     assert Growth(10.0, 1.0) == growth(6_000, 600, 1, largest=10.0)
+
+
+def test_requests_that_take_long_and_are_the_same_run_once_for_all(heard: Any) -> None:
+    """Three of four are one request: after the first pass, two run in each of four rounds and both ways."""
+    database, listener = heard
+    database["parts"].insert_many([{"_id": number} for number in range(5)])
+    requests = [Request("find", "parts", {"filter": {"_id": number}}) for number in (1, 2, 1, 1)]
+    group = Group([(each,) for each in requests], len(requests))
+    listener.clear()
+    (result,), _ = compare_reads(
+        database, database, [group], unchanged, 1.0, rounds=ROUNDS_MIN, group_seconds_max=1e-9
+    )
+    assert 4 * 2 + ROUNDS_MIN * 2 * 2 == listener.names.count("find")
+    assert (4, 4) == (result.tried, result.compared)
