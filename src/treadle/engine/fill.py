@@ -169,7 +169,8 @@ def read_sources(
     sources = {freeze(value_at(each, to)): each for each in documents}
     missing = [key for key in keys if freeze(key) not in sources]
     if missing and source.elsewhere is not None:
-        others = yield from find(source.elsewhere.collection, {to: {"$in": missing}, **source.scope})
+        there = yield from source.counted_there(missing)
+        others = yield from find(source.elsewhere.collection, {to: {"$in": missing}, **source.scope, **there})
         sources |= {freeze(value_at(each, to)): each for each in others}
     if guarded and missing:
         yield from guard(source.collection, missing)

@@ -111,11 +111,15 @@ def _group(
     }
     grouping = [*contribution_stages(rule, keys), {"$group": {"_id": f"${KEY}", **numbered}}]
     elsewhere = rule.source.counted_elsewhere
+    there = yield from rule.source.counted_there(keys)
+    places: list[tuple[str, list[Raw]]] = [(rule.source.collection, [])]
+    if elsewhere is not None:
+        places.append((elsewhere, [{"$match": there}] if there else []))
     rows: dict[Any, Raw] = {}
     # A transaction takes no $unionWith.
-    for collection in [rule.source.collection, *([] if elsewhere is None else [elsewhere])]:
+    for collection, counting in places:
         for through in in_commands(rule.source, rule.key.match(keys), older):
-            for row in (yield from aggregate(collection, [*through, *grouping])):
+            for row in (yield from aggregate(collection, [*counting, *through, *grouping])):
                 mine = rows.setdefault(freeze(row["_id"]), row)
                 if mine is not row:
                     for name, accumulator in numbered.items():

@@ -185,7 +185,9 @@ class SubsetRule(GatherRule):
             chosen = {"$and": [mine, self.where]} if self.where else mine
             children = yield from self._first(self.source.collection, chosen, self.value_paths())
             if (place := self.source.counted_elsewhere) is not None:
-                children += yield from self._first(place, chosen, self.value_paths())
+                there = yield from self.source.counted_there([key])
+                counting = {"$and": [chosen, there]} if there else chosen
+                children += yield from self._first(place, counting, self.value_paths())
                 for path, direction in reversed(self.sort):
                     children.sort(key=lambda each: order_key(value_at(each, path)), reverse=direction == -1)
                 children = children[: self.size]

@@ -15,12 +15,19 @@ its intent; from then on the copy there is hidden, and is removed.
 A copy is only ever inserted, and only removed under its own token: a writer
 that slept while its move was undone neither overwrites nor removes what
 another one has archived since.
+
+Where derived values count what is archived, a copy is marked as such until
+its move is committed, and whoever computes a value does so at one moment of
+this cluster: the intents of that moment tell which marked copies are archived
+already, and which others no more. Nothing may be archived or come back until
+that transaction ends, so it writes a guard, of which every move writes all.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import bson
@@ -28,6 +35,7 @@ from bson import ObjectId
 from pymongo import InsertOne, UpdateOne
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
+from treadle.engine.fill import GUARDS
 from treadle.engine.intents import COLLECTION
 from treadle.engine.lease import LONG_AGO
 from treadle.engine.ledger import Ledger
@@ -44,6 +52,7 @@ from treadle.plan import (
     find,
     find_one,
     insert_one,
+    is_inside,
     update_many,
 )
 from treadle.plan.server_errors import DUPLICATE_KEY
@@ -52,9 +61,13 @@ from treadle.query.paths import put, value_at
 
 WRITER = Writer(lambda: "archive")
 # What becomes of a copy there: not yet archived, archived until it is inserted here, or to be removed.
-COPYING, RESTORING, OVER = "copying", "restoring", "over"
+# Counted ones are moved until the mark on their copy is gone.
+COPYING, RESTORING, OVER, MOVED = "copying", "restoring", "over", "moved"
 # Where a copy has the token of the move that made it.
 TOKEN = f"{RESERVED}.archive"
+# What marks a copy of which only an intent says whether it is archived.
+MARK = f"{RESERVED}.copied"
+GUARD_SLOTS = 8
 
 
 class Undone(Exception):
@@ -71,8 +84,30 @@ def _identity(rule: ArchivePlaces, key: Any) -> Raw:
 
 def hidden(rule: ArchivePlaces) -> Plan[list[Any]]:
     """The ids of the copies there that are not archived: not yet, or no more."""
-    rows = yield from find(COLLECTION, {**_intents(rule), "state": {"$ne": RESTORING}}, {"_id": 1})
+    condition = {**_intents(rule), "state": {"$nin": [RESTORING, MOVED]}}
+    rows = yield from find(COLLECTION, condition, {"_id": 1})
     return [row["_id"]["key"] for row in rows]
+
+
+def seen(rule: ArchivePlaces, keys: Sequence[Any]) -> Plan[Raw]:
+    """The condition that copies meet which are archived; in a transaction, until that ends."""
+    if (yield from is_inside()):
+        # Spread by the keys, so that not everybody who computes a value waits for everybody else.
+        own = {zlib.crc32(_bytes({"": key})) % GUARD_SLOTS for key in keys[:GUARD_SLOTS]}
+        yield from _guard(rule, sorted(own) or range(1))
+    rows = yield from find(COLLECTION, {**_intents(rule), "state": {"$in": [OVER, MOVED]}})
+    by_state: dict[str, list[Any]] = {OVER: [], MOVED: []}
+    for row in rows:
+        by_state[row["state"]].append(row["_id"]["key"])
+    archived: list[Raw] = [{MARK: {"$exists": False}}, {"_id": {"$in": by_state[MOVED]}}]
+    return {"$and": [{"$or": archived}, {"_id": {"$nin": by_state[OVER]}}]}
+
+
+def _guard(rule: ArchivePlaces, slots: Iterable[int] = range(GUARD_SLOTS)) -> Plan[None]:
+    """Conflict with who else writes one of these guards; all of them unless some are named."""
+    names = [f"archive {rule.place.label}:{number}" for number in slots]
+    counting = {"$inc": {"n": 1}}
+    yield from bulk_write(GUARDS, [UpdateOne({"_id": each}, counting, upsert=True) for each in names])
 
 
 def _claim(rule: ArchivePlaces, keys: Sequence[Any], token: Any, state: str) -> Plan[list[Any]]:
@@ -104,8 +139,21 @@ def move(rule: ArchivePlaces, commit: Commit, chosen: Raw) -> Plan[int]:
     except Exception:
         yield from _remove(rule, keys, token)
         raise
+    if rule.declared.counted:
+        yield from _settle(rule, {"token": token})
     yield from _remove(rule, keys, token)
     return moved
+
+
+def _settle(rule: ArchivePlaces, which: Raw) -> Plan[None]:
+    """Take the mark off copies whose move is committed, and then delete their intents."""
+    moved: dict[Any, list[Raw]] = {}
+    for row in (yield from find(COLLECTION, {**_intents(rule), **which, "state": MOVED})):
+        moved.setdefault(row["token"], []).append(row["_id"])
+    for token, intents in moved.items():
+        copies = {"_id": {"$in": [each["key"] for each in intents]}, TOKEN: token}
+        yield from update_many(rule.into, copies, {"$unset": {MARK: 1}})
+        yield from delete_many(COLLECTION, {"_id": {"$in": intents}, "state": MOVED, "token": token})
 
 
 def _copy(rule: ArchivePlaces, documents: Sequence[Raw], token: Any) -> Plan[None]:
@@ -113,6 +161,8 @@ def _copy(rule: ArchivePlaces, documents: Sequence[Raw], token: Any) -> Plan[Non
     copies = copy.deepcopy(list(documents))
     for each in copies:
         put(each, TOKEN, token)
+        if rule.declared.counted:
+            put(each, MARK, True)
     if not copies:
         return
     try:
@@ -140,17 +190,24 @@ def _let_go(
     documents = yield from find(entry.collection, {"_id": {"$in": list(keys)}})
     same = [each for each in documents if _bytes(each) == known.get(freeze(each["_id"]))]
     gone = [each["_id"] for each in same]
+    intents = {"_id": {"$in": [_identity(rule, key) for key in gone]}}
+    if rule.declared.counted:
+        yield from _guard(rule)
+        yield from delete_many(entry.collection, {"_id": {"$in": gone}})
+        yield from update_many(COLLECTION, intents, {"$set": {"state": MOVED}})
+        return len(gone)
     yield from ledger.note_before(entry, gone)
     yield from delete_many(entry.collection, {"_id": {"$in": gone}})
     for each in same:
         ledger.add(Change(entry.collection, each["_id"], each, None))
-    yield from delete_many(COLLECTION, {"_id": {"$in": [_identity(rule, key) for key in gone]}})
+    yield from delete_many(COLLECTION, intents)
     return len(gone)
 
 
 def _remove(rule: ArchivePlaces, keys: Sequence[Any], token: Any) -> Plan[None]:
     """Remove the copies of a move that its intents still name, and then the intents."""
-    rows = yield from find(COLLECTION, {**_intents(rule), "token": token}, {"_id": 1})
+    unmoved = {**_intents(rule), "token": token, "state": {"$ne": MOVED}}
+    rows = yield from find(COLLECTION, unmoved, {"_id": 1})
     left = [row["_id"]["key"] for row in rows]
     lost = [key for key in keys if freeze(key) not in map(freeze, left)]
     if lost:
@@ -159,7 +216,7 @@ def _remove(rule: ArchivePlaces, keys: Sequence[Any], token: Any) -> Plan[None]:
         left += [each["_id"] for each in living]
     if left:
         yield from delete_many(rule.into, {"_id": {"$in": left}, TOKEN: token})
-    yield from delete_many(COLLECTION, {**_intents(rule), "token": token})
+    yield from delete_many(COLLECTION, unmoved)
 
 
 def bring(
@@ -167,6 +224,7 @@ def bring(
 ) -> Plan[Raw | None]:
     """Bring one document back; the document, or None where it is not archived."""
     entry, token = rule.target, ObjectId()
+    yield from _settle(rule, {"_id": _identity(rule, key)})
     if not (yield from _claim(rule, [key], token, RESTORING)):
         # Somebody else is moving it; what is here by now is what there is.
         return (yield from find_one(entry.collection, by_id(key)))
@@ -179,8 +237,11 @@ def bring(
         over = {"$set": {"state": OVER, "token": made}}
         if raw is None or not (yield from update_many(COLLECTION, mine, over)).matched_count:
             raise Undone
+        if rule.declared.counted:
+            yield from _guard(rule)
         own = copy.deepcopy(raw)
-        own.get(RESERVED, {}).pop("archive", None)
+        for mark in (TOKEN, MARK):
+            own.get(RESERVED, {}).pop(mark.removeprefix(f"{RESERVED}."), None)
         yield from insert_one(entry.collection, own)
         return (yield from arrive(own, ledger))
 
@@ -220,6 +281,7 @@ def recover(rule: ArchivePlaces) -> Plan[int]:
     stale = {**_intents(rule), "$expr": {"$lte": [aged, "$$NOW"]}}
     rows = yield from find(COLLECTION, stale, {"_id": 1})
     for row in rows:
+        yield from _settle(rule, by_id(row["_id"]))
         # Nothing was inserted here: it stays archived.
         yield from delete_many(COLLECTION, {**by_id(row["_id"]), "state": RESTORING})
         yield from update_many(COLLECTION, {**by_id(row["_id"]), "state": COPYING}, {"$set": {"state": OVER}})

@@ -62,12 +62,6 @@ def _distant(place: Place, declared: Any) -> Distant:
             "'database.collection'",
             code="archive-declaration",
         )
-    if declared.counted:
-        raise DeclarationError(
-            f"{place.label} has client= and counts what is archived; no transaction reaches another cluster, "
-            "so that derived values could not be exact: say counted=False",
-            code="archive-counted",
-        )
     return Distant(declared.into, declared.client)
 
 

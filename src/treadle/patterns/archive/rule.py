@@ -94,8 +94,11 @@ class ArchiveRule(ArchivePlaces):
         return {self.target.collection: set()}
 
     def elsewhere(self) -> Elsewhere:
-        unseen = partial(distant.hidden, self) if self.distant else None
-        return Elsewhere(self.into, self.declared.counted, unseen)
+        if not self.distant:
+            return Elsewhere(self.into, self.declared.counted)
+        counted = self.declared.counted
+        seen = partial(distant.seen, self) if counted else None
+        return Elsewhere(self.into, counted, partial(distant.hidden, self), seen)
 
     def indexes(self) -> list[tuple[Entry[Any], IndexModel]]:
         due = [(self.target, IndexModel([(self.by, ASCENDING)]))]
@@ -115,15 +118,18 @@ class ArchiveRule(ArchivePlaces):
     def before_setup(
         self, existing: Mapping[str, Raw], missing: Mapping[str, list[IndexModel]]
     ) -> Plan[None]:
-        if isinstance(self.into, Foreign) and (wanted := [*self.own_indexes(), *self._needed_indexes()]):
-            yield Call(self.into, "create_indexes", (wanted,))
+        # Several rules may ask for the same one.
+        wanted = {each.document["name"]: each for each in [*self._needed_indexes(), *self.own_indexes()]}
+        if isinstance(self.into, Foreign) and wanted:
+            yield Call(self.into, "create_indexes", (list(wanted.values()),))
 
     def check(self, graph: Models) -> None:
         entry, label = self.target, self.place.label
         if entry.layout is not None:
             if self.distant:
                 raise DeclarationError(
-                    f"{label} is stored in buckets and has client=; buckets are archived in the same cluster",
+                    f"{label} is stored in buckets and has client=; a bucket that moved can be "
+                    "opened anew here by a late reading, which only one cluster can see: leave client= out",
                     code="archive-declaration",
                 )
             # What is stored together moves together, when the last of it is old enough.

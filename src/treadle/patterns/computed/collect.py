@@ -167,7 +167,9 @@ class CollectRule(FieldRule):
         rows = yield from aggregate(self.source.collection, stages, allowDiskUse=True)
         if (place := self.source.counted_elsewhere) is None:
             return [row["_id"] for row in rows]
-        rows += yield from aggregate(place, stages, allowDiskUse=True)
+        there = yield from self.source.counted_there([key])
+        counting = [{"$match": there}] if there else []
+        rows += yield from aggregate(place, [*counting, *stages], allowDiskUse=True)
         return self._least([row["_id"] for row in rows])
 
     def _of_many(self, keys: Sequence[Any]) -> Plan[dict[Any, list[Any]]]:
