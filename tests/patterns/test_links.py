@@ -12,7 +12,19 @@ import pytest
 from tests.patterns.crash import FAULTS
 from tests.patterns.crash import crashing as crashing
 from tests.support import race
-from treadle import Count, DataError, DeclarationError, Document, History, Links, Store, UsageError
+from treadle import (
+    Count,
+    DataError,
+    DeclarationError,
+    Document,
+    History,
+    Insert,
+    Links,
+    Store,
+    Update,
+    UpdateMany,
+    UsageError,
+)
 
 # Few by default; TREADLE_STEPS=all plays as many as a release should have seen.
 STEPS = 5_000 if os.environ.get("TREADLE_STEPS") == "all" else 300
@@ -127,6 +139,21 @@ def test_documents_that_come_together_may_name_each_other(store, database):
     assert [] == store.verify()
 
 
+def test_the_operations_of_a_bulk_see_both_ends(store, database):
+    store.bulk(
+        [
+            Insert(Student(id="ada", links=["math", "ben"])),
+            Insert(Student(id="ben")),
+            Update(Course, "math", {"$pull": {"links": "ada"}}),
+            UpdateMany(Student, {"links": "ada"}, {"$set": {"name": "Ben"}}),
+            Update(Student, "ada", {"$push": {"links": "art"}}),
+        ]
+    )
+    assert {"math": set(), "art": {"ada"}, "ada": {"ben", "art"}, "ben": {"ada"}} == ends(database)
+    assert "Ben" == store.get(Student, "ben").name
+    assert [] == store.verify()
+
+
 def test_a_link_to_nothing_is_refused(store, database):
     for write in (
         lambda: store.insert(Student(id="ada", links=["none"])),
@@ -161,6 +188,14 @@ def test_what_others_broke_is_found_and_mended(store, database):
     assert [] == store.verify()
     assert [] == lopsided(database)
     assert {"math": {"ada", "ben"}, "art": {"ben"}, "ada": {"math"}, "ben": {"math", "art"}} == ends(database)
+
+
+def test_a_document_whose_list_another_writer_spoilt_can_be_linked(store, database):
+    database.command({"collMod": "school", "validationLevel": "off"})
+    database["school"].update_one({"_id": "art"}, {"$set": {"links": None}})
+    store.insert(Student(id="ada", links=["math", "art"]))
+    assert {"math": {"ada"}, "art": {"ada"}, "ada": {"math", "art"}} == ends(database)
+    assert [] == store.verify()
 
 
 def test_racing_writers_leave_no_link_from_one_end_only(database):

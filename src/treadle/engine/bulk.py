@@ -19,6 +19,7 @@ from treadle.engine.inserts import Insert
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import chunks
 from treadle.engine.protocol import WriteProtocol
+from treadle.engine.react import record
 from treadle.engine.transaction import merge, split
 from treadle.engine.upserts import Upsert
 from treadle.engine.work import ChunkedWork, Work
@@ -111,6 +112,9 @@ class Together(Work[list[Any]]):
         for work, parts in together(self.works):
             if isinstance(work, ChunkedWork):
                 yield from _require_few(work)
+            if not isinstance(work, Insert):
+                # It may be about what the operations before it did to other documents of its model.
+                yield from record(ledger, graph.spreading)
             try:
                 outcome = yield from work.body(graph, server, ledger)
             except DataError as error:

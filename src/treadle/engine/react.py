@@ -100,6 +100,8 @@ def record(ledger: Ledger, rules: Sequence[Rule]) -> Plan[None]:
     for rule in rules:
         if changes := ledger.unrecorded(rule):
             yield from rule.record(changes, ledger)
+            # What it wrote itself is no news to it; what others write on top of that is.
+            ledger.unrecorded(rule)
 
 
 def _collect(

@@ -175,8 +175,11 @@ class LinksRule(RelatingRule):
             come = [each for each in joining.get(key, ()) if freeze(each) not in own]
             left = [each for each in [*leaving.get(key, ()), *gone] if freeze(each) in own]
             update: Raw = {}
-            if come:
+            if come and isinstance(document.get(self.field, []), list):
                 update["$addToSet"] = {self.field: {"$each": come}}
+            elif come:
+                # Another writer stored something else there, such as null.
+                update["$set"] = {self.field: come}
             if left:
                 # Another operator of the same field; one update takes one of them.
                 operations.append(UpdateOne(by_id(document["_id"]), {"$pull": {self.field: {"$in": left}}}))

@@ -68,6 +68,12 @@ def test_verify_finds_it_and_repair_mends_it(what, store, database):
         assert [] == disorder(database, Policy)
 
 
+def test_a_finding_tells_what_is_stored_from_what_should_be(store, database):
+    database["policies_history"].delete_one({"document_id": 1, "revision": 2})
+    (finding,) = store.verify()
+    assert ({"missed": None}, {"missed": 1}) == (finding.stored, finding.expected)
+
+
 def test_a_lost_state_is_named_by_the_row_after_it(store, database):
     broken(database, "hole")
     store.repair()
@@ -206,6 +212,31 @@ def test_the_worker_records_what_others_write(run, database):
 
 
 @pytest.mark.since("6.0", "pre-images tell what was there before")
+def test_the_worker_makes_one_state_of_a_transaction(run, database):
+    store = run.store([Followed])
+    store.setup()
+    worker = store.worker()
+    worker.run_until_idle()
+    followed = database["followed"]
+    followed.insert_one({"_id": 1, "name": "a"})
+    with database.client.start_session() as session:
+        with session.start_transaction():
+            for name in ("b", "c"):
+                followed.update_one({"_id": 1}, {"$set": {"name": name}}, session=session)
+            followed.insert_one({"_id": 2, "name": "a"}, session=session)
+            followed.update_one({"_id": 2}, {"$set": {"name": "b"}}, session=session)
+            followed.insert_one({"_id": 3, "name": "a"}, session=session)
+            followed.delete_one({"_id": 3}, session=session)
+        with session.start_transaction():
+            followed.delete_one({"_id": 2}, session=session)
+            followed.insert_one({"_id": 2, "name": "c"}, session=session)
+    worker.run_until_idle()
+    kept = {key: [each["name"] for each in states(store, Followed, key)] for key in (1, 2, 3)}
+    assert {1: ["a", "c"], 2: ["b", "c"], 3: []} == kept
+    assert [] == disorder(database, Followed)
+    assert [] == store.verify()
+
+
 def test_events_are_recorded_once_however_often_they_are_read(run, database):
     store = run.store([Followed], limits=Limits(worker_batch_max=2))
     store.setup()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treadle.engine.pages import by_ids
-from treadle.graph.change import Event
+from treadle.graph.change import BEFORE, Event
 from treadle.graph.pattern import REVISION
 from treadle.patterns.history.rows import MILLISECOND, OPEN, HistoryRows, Move
 from treadle.plan import Plan, Raw, bulk_write, by_id, find, find_one_and_update
@@ -38,6 +38,7 @@ def hold(rule: HistoryRows, key: Any) -> Plan[int | None]:
 
 def replay(rule: HistoryRows, events: Sequence[Event]) -> Plan[None]:
     """Write the rows of these changes, which follow those that are there."""
+    events = net(events)
     ids = list({freeze(event.key): event.key for event in events}.values())
     blind = [event.key for event in events if event.kind == "update" and event.after is None]
     now = yield from by_ids(rule.target.collection, blind)
@@ -53,6 +54,29 @@ def replay(rule: HistoryRows, events: Sequence[Event]) -> Plan[None]:
     operations = [each for track in tracks.values() for each in track.operations]
     if operations:
         yield from bulk_write(rule.collection, operations)
+
+
+def net(events: Sequence[Event]) -> list[Event]:
+    """The changes with those that one transaction made to one document as one: nobody saw what lay between.
+
+    They have one time, which no other change has. A transaction that is told
+    of in two batches is two.
+    """
+    merged: list[Event | None] = []
+    places: dict[Any, int] = {}
+    for event in events:
+        key, time = freeze(event.key), event.raw.get("clusterTime")
+        at = places.get((key, time)) if time is not None else None
+        first = merged[at] if at is not None else None
+        if at is None or first is None:
+            places[key, time] = len(merged)
+            merged.append(event)
+        elif event.kind == "delete" and first.kind == "insert":
+            merged[at] = None
+        else:
+            kind = "insert" if first.kind == "insert" else event.kind
+            merged[at] = Event(kind, event.key, None, {**event.raw, BEFORE: first.before})
+    return [event for event in merged if event is not None]
 
 
 @dataclass(slots=True)

@@ -146,7 +146,7 @@ def _disorder(rule: HistoryRows, key: Any) -> Plan[tuple[Any, Any] | None]:
     """What of a document's rows is, and what it should be, read at one moment; None where all is well."""
     rows = yield from _rows(rule, key)
     living = yield from _is_stored(rule, key)
-    for row, changes in zip(rows, _expected(rows, living), strict=True):
+    for row, changes in zip(rows, _expected([dict(row) for row in rows], living), strict=True):
         if changes:
             return {name: row.get(name) for name in changes}, changes
     return None
