@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 from bson import ObjectId
 from pymongo import MongoClient
+from pymongo.monitoring import CommandListener
 
 from tests.cli.invoke import RUN_SECONDS_MAX, run_verb, start
+from treadle.advisor import scan
 from treadle.advisor.trials import profiler_level, recorder, workload_file
+from treadle.advisor.trials.copying import Copier
 from treadle.advisor.trials.redaction import Redactor
 from treadle.advisor.trials.workload_file import Request, Workload
 from treadle.errors import DataError, UsageError
@@ -269,3 +272,46 @@ def test_a_level_that_somebody_changed_meanwhile_is_left_alone(uri, database, tm
     assert 1 == level(database)
     assert not list(notes.glob("*"))
     database.command({"profile": 0})
+
+
+class Sent(CommandListener):
+    """The commands that a client sends."""
+
+    def __init__(self) -> None:
+        self.commands: list[tuple[str, dict[str, Any]]] = []
+
+    def started(self, event: Any) -> None:
+        self.commands.append((event.command_name, dict(event.command)))
+
+    def succeeded(self, event: Any) -> None:
+        pass
+
+    def failed(self, event: Any) -> None:
+        pass
+
+
+# They take no time of the server's, or go by the time limit of the command that began them.
+WITHOUT_LIMIT = {"getMore", "killCursors", "endSessions", "saslStart", "saslContinue"}
+
+
+def test_every_operation_on_the_recorded_server_has_a_time_limit(uri, database, tmp_path, notes):
+    """Of a recording, and of the copy that a trial makes."""
+    database["orders"].insert_many([{"customer": number % 7} for number in range(3_000)])
+    database["customers"].insert_many([{"_id": number} for number in range(7)])
+    sent = Sent()
+    with MongoClient(uri, event_listeners=[sent]) as client:
+        watched = client.get_default_database()
+        recorder.record(watched, tmp_path / "w", seconds=0.2, notes=notes)
+        report = scan(watched)
+        target = database.client[f"{database.name}_copy"]
+        try:
+            Copier(watched, target, report.scan, 500, {}, lambda *step: None).run(["customers", "orders"], [])
+        finally:
+            database.client.drop_database(target.name)
+    assert {"find", "aggregate", "profile", "listCollections", "listIndexes"} <= {
+        name for name, _ in sent.commands
+    }
+    unlimited = {name for name, command in sent.commands if "maxTimeMS" not in command} - WITHOUT_LIMIT
+    assert set() == unlimited
+    writes = {"insert", "update", "delete", "findAndModify", "create", "createIndexes", "drop", "collMod"}
+    assert not writes & {name for name, _ in sent.commands}

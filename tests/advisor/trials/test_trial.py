@@ -378,6 +378,37 @@ def test_families_are_whole_and_the_largest_is_among_them(database, uri):
             client.drop_database(target.name)
 
 
+def test_families_that_do_not_fit_are_left_out_whole(database, uri):
+    """However many a workload names: the largest is there, and each that is there is complete."""
+    parents = [{"_id": number, "name": f"p{number}"} for number in range(60)]
+    sizes = {number: 200 if number == 41 else 20 + number % 30 for number in range(60)}
+    children = [{"parent_id": number, "n": n} for number, size in sizes.items() for n in range(size)]
+    notes = [{"parent_id": number, "n": n} for number in range(60) for n in range(40)]
+    database["parents"].insert_many(parents)
+    database["children"].insert_many(children)
+    database["notes"].insert_many(notes)
+    report = scan(database)
+    named = touched(
+        [Request("find", "children", {"filter": {"parent_id": each["_id"]}}) for each in parents]
+    )[1]
+    with MongoClient(uri) as client:
+        target = client[f"{database.name}_copy"]
+        try:
+            copier = Copier(database, target, report.scan, 1_000, named, lambda *step: None)
+            copied = {each.collection: each for each in copier.run(["children", "notes", "parents"], [])}
+            kept = {each["_id"] for each in target["parents"].find()}
+            assert 41 in kept
+            assert 5 < len(kept) < 40
+            for name, size in (("children", sizes), ("notes", dict.fromkeys(range(60), 40))):
+                found = Counter(each["parent_id"] for each in target[name].find())
+                assert {key: size[key] for key in kept} == found
+                assert found.total() == copied[name].documents
+            assert sum(each.documents for each in copied.values()) <= 1_500
+            assert not any("cut off" in note for note in copier.notes)
+        finally:
+            client.drop_database(target.name)
+
+
 def relation(child: str, path: str, parent: str, references: int) -> Relation:
     return Relation(child, path, parent, "_id", False, references, Distribution((), 1.0), 1, 0, 0, 1)
 

@@ -49,12 +49,16 @@ class Copier:
     # Per collection and path: the values of the documents that were copied, where children go by them.
     keys: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     whole: set[str] = field(default_factory=set)
+    # (parent, key) -> the collections whose documents go with it, and by which path.
+    children: dict[tuple[str, str], list[tuple[str, str]]] = field(default_factory=dict)
+    # How many documents there are.
+    total: int = 1
 
     def run(self, collections: Sequence[str], preferred: Sequence[tuple[str, str]]) -> tuple[Copied, ...]:
         counts = {name: self.scan.collections[name].count for name in collections}
-        total = sum(counts.values())
+        total = self.total = max(1, sum(counts.values()))
         order = steps(self.scan, collections, preferred)
-        share = min(1.0, self.documents / max(total, 1))
+        share = min(1.0, self.documents / total)
         for number, step in enumerate(order):
             self.report(f"copying {step.collection}", number, len(order))
             self._prepare(step.collection)
@@ -69,19 +73,58 @@ class Copier:
         if share < 1.0:
             self.notes.append(
                 f"The copy holds {sum(self.copied.values()):,} of {total:,} documents, in whole families; "
-                "the largest family and those that the workload names are among them."
+                "the largest family is among them, and of those that the workload names as many as fit."
             )
         return tuple(Copied(name, self.copied.get(name, 0), counts[name]) for name in sorted(counts))
 
     # -- drawing -------------------------------------------------------------------------------
 
     def _copy_children(self, step: Step, main: Relation, order: Sequence[Step]) -> None:
-        parents = list(self.keys.get((main.parent, main.key), {}).values())
+        parents = self._that_fit(step, main)
         conditions: list[Mapping[str, Any]] = [
             {main.path: {"$in": list(part)}} for part in batched(parents, KEYS_PER_READ)
         ]
         own = list(self.named.get((step.collection, "_id"), {}).values())
         self._copy(step.collection, [*([{"_id": {"$in": own}}] if own else []), *conditions], order)
+        self.children.setdefault((main.parent, main.key), []).append((step.collection, main.path))
+
+    def _that_fit(self, step: Step, main: Relation) -> list[Any]:
+        """The parents on the copy whose children fit; those whose children do not are removed again.
+
+        The largest family comes first, then those that are named, then the others.
+        """
+        known = self.keys.get((main.parent, main.key), {})
+        room = EXCESS * self.documents * self.scan.collections[step.collection].count / self.total
+        grouped = {"$group": {"_id": f"${main.path}", "n": {"$sum": 1}}}
+        sizes: dict[str, int] = {}
+        for part in batched(list(known.values()), KEYS_PER_READ):
+            rows = self._aggregate(step.collection, [{"$match": {main.path: {"$in": list(part)}}}, grouped])
+            sizes.update((repr(row["_id"]), int(row["n"])) for row in rows)
+        named = set(map(repr, named_parents(main.parent, main.key, [main], self.named)))
+        largest = max(sizes, key=lambda text: sizes[text], default="")
+        if sum(sizes.values()) <= room or sizes.get(largest, 0) > room:
+            # All of them fit; or one alone is too large, and is cut off.
+            return list(known.values())
+        fitting: dict[str, Any] = {}
+        for text in sorted(known, key=lambda text: (text != largest, text not in named)):
+            if sizes.get(text, 0) <= room:
+                fitting[text] = known[text]
+                room -= sizes.get(text, 0)
+        self._remove(main, [value for text, value in known.items() if text not in fitting])
+        return list(fitting.values())
+
+    def _remove(self, main: Relation, values: Sequence[Any]) -> None:
+        """Take families off the copy again, with the children that were copied already."""
+        known = self.keys[main.parent, main.key]
+        # Other collections may name them; then they are copied again, by themselves.
+        self.whole.discard(main.parent)
+        members = [(main.parent, main.key), *self.children.get((main.parent, main.key), [])]
+        for part in batched(values, KEYS_PER_READ):
+            for collection, path in members:
+                removed = self.target[collection].delete_many({path: {"$in": list(part)}}).deleted_count
+                self.copied[collection] = self.copied.get(collection, 0) - removed
+            for value in part:
+                known.pop(repr(value), None)
 
     def _copy_drawn(self, step: Step, share: float, order: Sequence[Step]) -> None:
         """Of a collection without parents: those named, those with most children, and a uniform sample."""

@@ -85,10 +85,14 @@ def notes_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(state) / "treadle" / "recordings"
 
 
+def hello(client: MongoClient[Any]) -> dict[str, Any]:
+    """What the server says of itself."""
+    return client.admin.command("hello", maxTimeMS=COMMAND_MILLISECONDS_MAX)
+
+
 def server_process(client: MongoClient[Any]) -> str:
     """Which process of mongod answers; another one after each restart."""
-    hello = client.admin.command("hello")
-    version = hello.get("topologyVersion") or {}
+    version = hello(client).get("topologyVersion") or {}
     return f"{version.get('processId', '')}"
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import bson
+import pymongo
 from pymongo import CursorType
 from pymongo.database import Database
 from pymongo.errors import PyMongoError
@@ -27,9 +28,11 @@ from treadle.advisor.reading import NO_RIGHTS, Lost, Refused, translate_errors
 from treadle.advisor.trials import workload_file
 from treadle.advisor.trials.perform import reading_view
 from treadle.advisor.trials.profiler_level import (
+    COMMAND_MILLISECONDS_MAX,
     EVERYTHING,
     Level,
     Note,
+    hello,
     mend,
     notes_folder,
     raise_level,
@@ -130,7 +133,7 @@ def record(
 def _permitted(database: Database[Any], notes: Path | None) -> tuple[Level, str]:
     """The profiler's level, and what was mended; refused where this login, or anybody, cannot change it."""
     try:
-        if translate_errors(lambda: database.client.admin.command("hello")).get("msg") == "isdbgrid":
+        if translate_errors(lambda: hello(database.client)).get("msg") == "isdbgrid":
             raise Refused("this is a router")
         mended = mend(database, notes) or ""
         return read_level(database), mended
@@ -226,7 +229,7 @@ class _Recording:
 
     def _begin(self) -> None:
         """Write the header; once more when the recording really begins, as its times count from then."""
-        self.started = self.database.client.admin.command("hello")["localTime"].replace(tzinfo=UTC)
+        self.started = hello(self.database.client)["localTime"].replace(tzinfo=UTC)
         header = workload_file.header_line(
             self.database.name,
             self.started,
@@ -296,6 +299,7 @@ class _Recording:
             {"ts": {"$gt": last}, "op": {"$nin": ["getmore", "killcursors"]}},
             cursor_type=CursorType.TAILABLE_AWAIT,
             comment=COMMENT,
+            max_time_ms=COMMAND_MILLISECONDS_MAX,
         )
         return cursor.max_await_time_ms(AWAIT_MILLISECONDS)
 
@@ -306,7 +310,8 @@ class _Recording:
             {"$project": {"fullDocument": 1, "ns": 1}},
         ]
         try:
-            return self.database.watch(pipeline, max_await_time_ms=1, comment=COMMENT)
+            with pymongo.timeout(COMMAND_MILLISECONDS_MAX / 1000):
+                return self.database.watch(pipeline, max_await_time_ms=1, comment=COMMENT)
         except PyMongoError:
             return None
 
@@ -423,7 +428,9 @@ class _Recording:
     def _collection(self) -> Any:
         try:
             names = translate_errors(
-                lambda: self.database.list_collection_names(filter={"type": "collection"}, comment=COMMENT)
+                lambda: self.database.list_collection_names(
+                    filter={"type": "collection"}, comment=COMMENT, maxTimeMS=COMMAND_MILLISECONDS_MAX
+                )
             )
         except Refused:
             return None

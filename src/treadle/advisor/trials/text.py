@@ -66,7 +66,7 @@ def _show_results(report: TrialReport, console: Console) -> None:
 
 def _line(line: str, level: int, console: Console) -> None:
     """A line whose later parts, where it is too long, begin where it does."""
-    console.print(Padding(Text(shown(line)), (0, 0, 0, 2 * level)))
+    console.print(Padding(Text(shown(line)), (0, 0, 0, 2 * level), expand=False))
 
 
 def _name(each: TrialResult, together: bool) -> str:
