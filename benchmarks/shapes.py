@@ -17,6 +17,8 @@ DATE = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 DOCUMENTS, DOCUMENTS_QUICK = 10_000, 2_000
 MIGRATED, MIGRATED_QUICK = 200_000, 4_000
 BATCH = 1000
+RANGE = 50_000
+IN_RANGES = "by hand: the same in ranges of 50,000, and a last look"
 SLOW_PART = 20
 ROUNDS_MIGRATION = 3
 
@@ -185,11 +187,12 @@ def _migrate(context: Context) -> list[Contender]:
                 {"schema_version": {"$not": {"$gte": 2}}}, [*PIPELINE, {"$set": {"schema_version": 2}}]
             ),
         ),
+        contender(IN_RANGES, lambda _: _by_ranges(users), baseline="by hand: pipeline update_many"),
         contender(
             "Treadle, pipeline",
             lambda _: pipeline.migrate(Piped),
             baseline="by hand: pipeline update_many",
-            goal=Goal(1.1),
+            goal=Goal(1.1, limit=IN_RANGES),
         ),
         contender(
             "Treadle, pipeline, strategy='swap'",
@@ -226,6 +229,21 @@ def _by_hand(users: Any) -> None:
             update = {"$set": {"phones": [phone], "schema_version": 2}, "$unset": {"phone": ""}}
             operations.append(UpdateOne(guard, update))
         assert len(operations) == users.bulk_write(operations, ordered=False).matched_count
+
+
+def _by_ranges(users: Any) -> None:
+    """The same by ranges of `_id`, so that it can be taken up again, and a last look whether all is done."""
+    stale = {"schema_version": {"$not": {"$gte": 2}}}
+    last = -1
+    while True:
+        after = {"_id": {"$gt": last}}
+        ends = list(users.find(after, {"_id": 1}).sort("_id", 1).skip(RANGE - 1).limit(1))
+        within = {"_id": {"$gt": last, "$lte": ends[0]["_id"]}} if ends else after
+        users.update_many({**within, **stale}, [*PIPELINE, {"$set": {"schema_version": 2}}])
+        if not ends:
+            break
+        last = ends[0]["_id"]
+    assert users.find_one(stale) is None
 
 
 def _loop(users: Any) -> None:

@@ -49,7 +49,9 @@ def page(
     rows = yield from find(
         entry.collection, chosen, projection, sort=[("_id", 1)], limit=most, **starting_at(last)
     )
-    return rows if last is None else [row for row in rows if freeze(row["_id"]) != freeze(last[0])][:limit]
+    # Nothing but the first one can be the one with which it begins.
+    begun = last is not None and bool(rows) and freeze(rows[0]["_id"]) == freeze(last[0])
+    return rows[begun:][:limit]
 
 
 def starting_at(last: list[Any] | None) -> Raw:

@@ -25,7 +25,7 @@ from treadle.plan import Plan, Raw, aggregate, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import greatest, least, same, total
 from treadle.query.keys import KEY, distinct, freeze, freeze_all
-from treadle.query.paths import getter, outermost, put, value_at
+from treadle.query.paths import getter, outermost, put, top, value_at
 
 Values = dict[Any, dict[str, Any]]
 
@@ -156,6 +156,11 @@ class Recomputation:
         self._getters = {path: getter(path) for path in self.paths}
         self._tops = {rule.top for rule in self.copies}
         self._gathered = [path for rule in self.gathers for path in rule.empty()]
+        dotted = [*self._gathered, *(rule.path for rule in [*self.formulas, *self.locals])]
+        # The fields in which `expected` sets values at some depth.
+        self._inner = self._tops | {top(path) for path in dotted if "." in path}
+        self._compared = [getter(path) for path in [*self.paths, *(rule.path for rule in self.formulas)]]
+        self._fitted = [(rule, getter(path)) for rule in self.gathers for path in rule.empty()]
         self._dated = [rule for rule in self.gathers if rule.stamps()]
         # What must be read of documents: all where copies or others need it, else the values alone.
         self.projection: Raw | None = None
@@ -210,7 +215,7 @@ class Recomputation:
             return list(documents)
         entry = self.entry
         keys = self.keys(documents)
-        expected = [copy.deepcopy(each) for each in documents]
+        expected = [self._copied(each) for each in documents]
         frozen = freeze_all(keys) if frozen is None else frozen
         values = yield from recompute(self.gathers, keys, server, frozen, documents)
         for key, right in zip(frozen, expected, strict=True):
@@ -225,6 +230,14 @@ class Recomputation:
         if self.formulas and formulas:
             yield from self._compute(documents, expected)
         return expected
+
+    def _copied(self, document: Raw) -> Raw:
+        """A copy, as deep as values are set in it."""
+        made = dict(document)
+        for name in self._inner:
+            if name in made:
+                made[name] = copy.deepcopy(made[name])
+        return made
 
     def _compute(self, documents: Sequence[Raw], expected: Sequence[Raw]) -> Plan[None]:
         rows = yield from self._formulas_now([each["_id"] for each in documents])
@@ -269,8 +282,11 @@ class Recomputation:
 
     def differs(self, document: Raw, right: Raw) -> bool:
         """Whether any derived value of a document is not as it should be."""
-        paths = [*self.paths, *(formula.path for formula in self.formulas)]
-        return any(not same(value_at(document, path), value_at(right, path)) for path in paths)
+        return any(not same(get(document), get(right)) for get in self._compared)
+
+    def is_right(self, document: Raw, right: Raw) -> bool:
+        """Whether a document is as it should be, which its fields can hold."""
+        return not self.differs(document, right) and all(rule.fits(get(right)) for rule, get in self._fitted)
 
     def rewrite(
         self,

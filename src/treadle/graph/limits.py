@@ -87,7 +87,7 @@ class Limits:
     migration_large_bytes: int = 4 * 1024 * 1024  # larger documents are sent alone after a refusal
 
     # -- verify, rebuild and status
-    verify_page: int = 500  # documents that are examined at a time
+    verify_page: int = 2_000  # documents that are examined at a time
     verify_sample_max: int = 1_000_000  # documents of a sample
     verify_looks: int = 4  # further looks at a wrong value that an active worker may be about to put right
     verify_look_seconds: float = 0.5  # the pause before each

@@ -15,6 +15,8 @@ from treadle.model.bson_types import from_bson
 
 # A sum of floats depends on the order of its terms; this much is not a finding.
 FLOAT_TOLERANCE = 1e-9
+# Of these, equal ones are the same; most of what is compared is.
+_PLAIN = frozenset({bool, int, float, str, ObjectId})
 # The server's arithmetic of decimals: it rounds, and what it cannot compute is infinite or no number.
 DECIMALS = decimal.Context(prec=34, Emin=-6143, Emax=6144, clamp=1, traps=[])
 
@@ -28,6 +30,8 @@ def same(one: Any, other: Any) -> bool:
     """
     if one is None or other is None:
         return one is other
+    if type(one) is type(other) and type(one) in _PLAIN and one == other:
+        return True
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return all(same(one.get(key), other.get(key)) for key in one.keys() | other.keys())
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
