@@ -125,6 +125,7 @@ def test_their_signatures_are_those_of_dataclasses() -> None:
     for ours, theirs in zip(_classes(frozen, frozen(kw_only=True)), THEIRS, strict=True):
         # Whether or not a value was made before.
         assert parameters(theirs) == parameters(ours)
+        assert str(inspect.signature(theirs)).removesuffix(" -> None") == str(inspect.signature(ours))
         assert [each.name for each in dataclasses.fields(theirs)] == [
             each.name for each in dataclasses.fields(ours)
         ]

@@ -105,7 +105,19 @@ class _Signature:
 
     def __get__(self, instance: Any, owner: Any) -> inspect.Signature:
         _, *others = inspect.signature(_initializer(owner)).parameters.values()
-        return inspect.Signature(others)
+        types = {each.name: each.type for each in dataclasses.fields(owner)}
+        return inspect.Signature([_described(each, types[each.name]) for each in others])
+
+
+class _Made:
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+def _described(parameter: inspect.Parameter, annotation: Any) -> inspect.Parameter:
+    """A parameter as its field declares it; a default that is made anew each time is only named."""
+    default = _Made() if parameter.default is MISSING else parameter.default
+    return parameter.replace(annotation=annotation, default=default)
 
 
 def _compiling(cls: type[Any]) -> Any:
