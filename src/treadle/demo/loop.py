@@ -1,7 +1,8 @@
 """The closed loop on the shop: its requests recorded, tried on a copy, planned, applied, proven and undone.
 
-What is applied are the advisor's own declarations. Only what adds fields is
-part of it, since clients that know nothing of a plan go on reading.
+What is tried and applied are the advisor's own declarations. Clients that know
+nothing of a plan go on reading, so that it adds fields, and names what they
+would have to do themselves.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from treadle.demo.data import COLLECTIONS, Shop
 from treadle.demo.requests import REQUESTS
 from treadle.errors import DataError
 
-CODES = ("extended-reference", "computed", "subset")
+CODES = ("extended-reference", "computed", "subset", "outlier", "bucket")
 RECORD_SECONDS = 2.0
 ROUNDS = 3
 IDENTITY, MADE = "demo", "in this demo"

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from treadle.advisor import Report, scan
 from treadle.advisor.html import html as advisor_html
+from treadle.advisor.plans.models import load_models
 from treadle.advisor.trials.results import Measured
 from treadle.advisor.wording import plural, size
 from treadle.cli.output import shortened, stdout, write_html
@@ -29,7 +30,6 @@ from treadle.demo import loop, story
 from treadle.demo import report_page as page
 from treadle.demo.data import Shop, fill
 from treadle.demo.measure import Cost, milliseconds
-from treadle.demo.models import MODELS
 from treadle.demo.requests import REQUESTS
 from treadle.demo.story import Comparison, Repair
 from treadle.errors import UsageError
@@ -76,10 +76,10 @@ def narrate(html: Path, scale: float, wait: Callable[[], None] | None) -> None:
     tell.step("Start a private server")
     with server.start() as running:
         uri = local_uri(running.uri)
-        with Store.open(uri, MODELS) as store:
+        with Store.open(uri, []) as store:
             version = store.database.client.server_info()["version"]
             tell.line(f"MongoDB {version} on port {running.port}; it ends with this demo")
-            report, comparisons, repair = _story(store, scale, tell)
+            report, comparisons, repair = _story(store.database, scale, tell)
         tell.step("Write the report")
         write_html(path, advisor_html(report, page.section(comparisons, repair)))
         tell.whole(str(path))
@@ -106,8 +106,8 @@ def _writable(html: Path) -> Path:
     return path
 
 
-def _story(store: Store, scale: float, tell: Narrator) -> tuple[Report, list[Comparison], Repair]:
-    database = store.database.with_options(codec_options=CODEC_OPTIONS)
+def _story(plain: Database[Any], scale: float, tell: Narrator) -> tuple[Report, list[Comparison], Repair]:
+    database = plain.with_options(codec_options=CODEC_OPTIONS)
     shop = _load(database, scale, tell)
     tell.step("Let the shop work as it is, with the server's profiler on")
     with step_bar() as report_step:
@@ -117,12 +117,15 @@ def _story(store: Store, scale: float, tell: Narrator) -> tuple[Report, list[Com
     report = _advise(database, tell)
     advice = story.select_advice(report)
     with TemporaryDirectory() as folder:
-        _loop(store.database, shop, report, Path(folder), tell)
+        _loop(plain, shop, report, Path(folder), tell)
+    declarations = story.declare(report)
+    store = Store(plain, models=load_models(declarations))
     _adopt(store, tell)
     comparisons = []
     for request in REQUESTS:
         if request.code in advice:
-            comparisons.append(story.compare(store, shop, request, baseline))
+            declared = story.declared_as(declarations, request.call)
+            comparisons.append(story.compare(store, shop, request, baseline, declared))
             _show_comparison(tell, comparisons[-1])
     return report, comparisons, _break(store, shop, tell)
 
@@ -167,7 +170,7 @@ def _loop(database: Database[Any], shop: Shop, report: Report, folder: Path, tel
     tell.line(
         f"{recorded.operations:,} requests in {recorded.seconds:.0f} s, with their values, in a local file"
     )
-    tell.step("Try three of its declarations on a copy (treadle trial)")
+    tell.step("Try the advisor's declarations on a copy (treadle trial)")
     with step_bar() as report_step:
         trial = loop.try_on_a_copy(database, report, folder, report_step)
     for result in trial.results:
@@ -179,6 +182,9 @@ def _loop(database: Database[Any], shop: Shop, report: Report, folder: Path, tel
         tell.line("nothing this time: the trial supports none of them")
         return
     tell.line(f"models.py with {', '.join(f'{each.collection}.{each.field}' for each in plan.places)}")
+    for found in plan.by_application:
+        tell.line(f"for the application: {found.key}")
+        tell.line(found.why, indent=5)
     for step in plan.steps:
         tell.line(f"{step.name}; to undo: {step.undo[0].lower()}{step.undo[1:]}")
     before = loop.state_of(database)
@@ -198,7 +204,7 @@ def _range(measured: Measured) -> str:
 
 
 def _adopt(store: Store, tell: Narrator) -> None:
-    tell.step("Adopt all six patterns: the models declare them, then setup() and rebuild()")
+    tell.step("Adopt all six patterns as the advisor declares them: setup() and rebuild()")
     began = monotonic()
     with model_bars() as report_step:
         adoption = story.adopt(store, report_step)
@@ -209,14 +215,15 @@ def _adopt(store: Store, tell: Narrator) -> None:
         tell.line(f"setup: and {more} more")
     for name, before in adoption.documents_before.items():
         if before != (after := adoption.documents_after[name]):
-            tell.line(f"rebuild: {before:,} documents of {name} became {after:,}")
+            source = name.removesuffix(story.BUCKETS)
+            tell.line(f"rebuild: {before:,} documents of {source} became {after:,}")
     visited = sum(adoption.rebuilt.values())
     tell.line(f"rebuild: {visited:,} documents visited; all in {monotonic() - began:.1f} s")
 
 
 def _show_comparison(tell: Narrator, each: Comparison) -> None:
     tell.step(f"{each.request.pattern}: {each.title}")
-    tell.line(each.request.declared, style="dim")
+    tell.line(each.declared, style="dim")
     for name, how, cost in (
         ("before", each.request.how_before, each.before),
         ("after", each.request.how_after, each.after),

@@ -50,7 +50,7 @@ def _comparison(each: Comparison) -> str:
         "<div style='overflow-x:auto'><table style='overflow-wrap:normal'><tr><th></th><th>how</th>"
         "<th>time</th><th></th><th>documents read</th><th>answer</th><th>commands</th></tr>"
         f"{rows}</table></div>"
-        f"<pre><code>{text(request.declared)}</code></pre></article>"
+        f"<pre><code>{text(each.declared)}</code></pre></article>"
     )
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from pymongo.database import Database
 
 from treadle.demo.data import Shop
-from treadle.demo.models import Order, Product, Reading, Seller
 from treadle.store.blocking.store import Store
 
 ORDERS_SHOWN = 50
@@ -31,7 +30,8 @@ class Request:
     code: str
     pattern: str
     asks: str
-    declared: str
+    # The name by which a declaration says so.
+    call: str
     before: Callable[[Database[Any], Shop], Any]
     after: Callable[[Store, Shop], Any]
     how_before: str
@@ -57,8 +57,13 @@ def _lookup_orders(database: Database[Any], shop: Shop) -> Any:
     return [(order["_id"], order["customer"][0]["name"]) for order in orders]
 
 
+def model_named(store: Store, name: str) -> Any:
+    """A model of the Store, whoever declared it."""
+    return next(model for model in store.graph.entries if model.__name__ == name)
+
+
 def _find_orders(store: Store, shop: Shop) -> Any:
-    orders = store.find(Order, sort="-placed_at", limit=ORDERS_SHOWN).to_list()
+    orders = store.find(model_named(store, "Order"), sort="-placed_at", limit=ORDERS_SHOWN).to_list()
     return [(order.id, order.customer.name if order.customer else None) for order in orders]
 
 
@@ -69,8 +74,8 @@ def _group_reviews(database: Database[Any], shop: Shop) -> Any:
     return group["count"], round(group["average"], 6)
 
 
-def _get_popular(store: Store, shop: Shop) -> Product:
-    product = store.get(Product, shop.popular)
+def _get_popular(store: Store, shop: Shop) -> Any:
+    product = store.get(model_named(store, "Product"), shop.popular)
     assert product is not None
     return product
 
@@ -97,7 +102,7 @@ def _read_whole(database: Database[Any], shop: Shop) -> Any:
 
 
 def _read_embedded(store: Store, shop: Shop) -> Any:
-    seller = store.get(Seller, shop.celebrity)
+    seller = store.get(model_named(store, "Seller"), shop.celebrity)
     assert seller is not None
     return seller.name, seller.follower_count, seller.followers[:FOLLOWERS_SHOWN]
 
@@ -115,7 +120,7 @@ def _group_readings(database: Database[Any], shop: Shop) -> Any:
 
 
 def _get_summary(store: Store, shop: Shop) -> Any:
-    entries = store.summary(Reading, shop.sensor, shop.day, shop.day + DAY)
+    entries = store.summary(model_named(store, "Reading"), shop.sensor, shop.day, shop.day + DAY)
     return [(each.start, round(each.stats["temp"].sum / each.count, 4)) for each in entries]
 
 
@@ -126,7 +131,7 @@ def _count_each_view(database: Database[Any], shop: Shop) -> Any:
 
 
 def _add_to_counter(store: Store, shop: Shop) -> Any:
-    counter = store.counter(Product, "views")
+    counter = store.counter(model_named(store, "Product"), "views")
     for _ in range(shop.views):
         counter.add(shop.popular)
     counter.flush()
@@ -144,7 +149,7 @@ REQUESTS = (
         "extended-reference",
         "Extended Reference",
         f"the {ORDERS_SHOWN} newest orders, each with its customer's name",
-        'customer: Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")] = None',
+        "ExtendedReference",
         _lookup_orders,
         _find_orders,
         "orders.aggregate, with $lookup",
@@ -154,7 +159,7 @@ REQUESTS = (
         "computed",
         "Computed",
         "how many reviews a product has, and how good they are",
-        'rating_average: Annotated[float | None, Average(Review, "rating", by="product_id")] = None',
+        "Average",
         _group_reviews,
         _get_rating,
         "reviews.aggregate, with $group",
@@ -164,8 +169,7 @@ REQUESTS = (
         "subset",
         "Subset",
         f"the {REVIEWS_SHOWN} newest reviews of a product",
-        "recent_reviews: Annotated[list[ReviewCard], "
-        'Subset(Review, by="product_id", sort="-date", size=5)] = []',
+        "Subset",
         _find_newest,
         _get_newest,
         "reviews.find, sorted",
@@ -175,7 +179,7 @@ REQUESTS = (
         "outlier",
         "Outlier",
         "the page of the seller whom everybody follows",
-        'followers: Annotated[list[Id], Outlier(limit=50, overflow="follower_overflow")] = []',
+        "Outlier",
         _read_whole,
         _read_embedded,
         "sellers.find_one",
@@ -185,7 +189,7 @@ REQUESTS = (
         "bucket",
         "Bucket",
         "the average temperature of each hour of a day",
-        'bucket=Bucket(key="sensor_id", time="ts", span=timedelta(hours=1), limit=60, stats=("temp",))',
+        "Bucket",
         _group_readings,
         _get_summary,
         "readings.aggregate, with $group",
@@ -195,7 +199,7 @@ REQUESTS = (
         "approximation",
         "Approximation",
         "{views:,} page views, counted",
-        "views: Annotated[int, Approximate(every=100, within=timedelta(seconds=5))] = 0",
+        "Approximate",
         _count_each_view,
         _add_to_counter,
         "products.update_one with $inc, for each",

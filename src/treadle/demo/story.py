@@ -15,14 +15,17 @@ from pymongo.database import Database
 
 from treadle.advisor import Report
 from treadle.advisor.interface import Finding as Advice
+from treadle.advisor.plans.models import combine
+from treadle.advisor.plans.pieces import parse
 from treadle.demo.data import Shop
 from treadle.demo.measure import Cost, measure, prepare_profiler
-from treadle.demo.models import MODELS
 from treadle.demo.requests import REQUESTS, Request
 from treadle.graph.outcomes import Action, Finding, Progress
 from treadle.store.blocking.store import Store
 
 FINDINGS_SHOWN_MAX = 6
+# How the advisor names a collection of buckets, after that of the readings.
+BUCKETS = "_buckets"
 
 # What each request costs and answers before anything is changed, by its code.
 Baseline = Mapping[str, tuple[Cost, Any]]
@@ -46,6 +49,8 @@ class Comparison:
     title: str
     before: Cost
     after: Cost
+    # How the advisor declares it.
+    declared: str = ""
 
     @property
     def speed(self) -> str:
@@ -106,48 +111,81 @@ def select_advice(report: Report) -> dict[str, Advice]:
     return {each.code: each for each in reversed(report.findings) if each.code in known}
 
 
+def declare(report: Report) -> str:
+    """The advisor's own declarations of all that the demo follows, as one module."""
+    return combine(report.scan, list(select_advice(report).values()), maintain=None).text
+
+
+def declared_as(text: str, call: str) -> str:
+    """The line of the declarations that uses a pattern."""
+    for each in parse(text)[0]:
+        keywords = [f"{name}={value}" for name, value in each.keywords.items()]
+        for line in [*(line.text for line in each.lines.values()), *keywords]:
+            if f"{call}(" in line:
+                return (
+                    " ".join(line.split())
+                    .replace("( ", "(")
+                    .replace("[ ", "[")
+                    .replace(", )", ")")
+                    .replace(") ]", ")]")
+                )
+    return ""
+
+
 def adopt(store: Store, progress: Callable[[Progress], None]) -> Adoption:
     """Set up what the models declare, and fill it from what is there."""
-    before = _counts(store)
+    sources = {name: name.removesuffix(BUCKETS) for name in _collections(store)}
+    before = {name: store.database[source].count_documents({}) for name, source in sources.items()}
+    for name, source in sources.items():
+        if name != source:
+            # Readings lie where their buckets will, and rebuild() makes buckets of them.
+            store.database[source].aggregate([{"$out": name}])
     actions = store.setup()
-    rebuilt = {model.__name__: store.rebuild(model, progress=progress) for model in MODELS}
-    return Adoption(actions, rebuilt, before, _counts(store))
+    rebuilt = {model.__name__: store.rebuild(model, progress=progress) for model in list(store.graph.entries)}
+    after = {name: store.database[name].count_documents({}) for name in sources}
+    return Adoption(actions, rebuilt, before, after)
 
 
-def _counts(store: Store) -> dict[str, int]:
-    collections = [store.collection(model) for model in MODELS]
-    return {each.name: each.count_documents({}) for each in collections}
+def _collections(store: Store) -> list[str]:
+    return [entry.collection for entry in store.graph.entries.values()]
 
 
-def compare(store: Store, shop: Shop, request: Request, baseline: Baseline) -> Comparison:
+def compare(store: Store, shop: Shop, request: Request, baseline: Baseline, declared: str) -> Comparison:
     """Measure a request with its pattern, and check that the answer is the same."""
     before, expected = baseline[request.code]
     after, answer = _measure(store.database, shop, request, partial(request.after, store, shop))
     if answer != expected:
         raise AssertionError(f"{request.pattern} gives another answer than before: {request.title(shop)}")
-    return Comparison(request, request.title(shop), before, after)
+    return Comparison(request, request.title(shop), before, after, declared)
 
 
 def break_and_repair(store: Store, shop: Shop) -> Repair:
     """Write to the database like a program that knows nothing of Treadle; verify, then repair."""
-    writes = _break(store.database, shop)
+    writes = _break(store, shop)
     findings = store.verify()
     documents = store.repair()
     return Repair(writes, findings, documents, len(store.verify()))
 
 
-def _break(database: Database[Any], shop: Shop) -> list[str]:
-    order = database["orders"].find_one(sort=[("placed_at", -1), ("_id", 1)])
-    assert order is not None
-    database["customers"].update_one({"_id": order["customer_id"]}, {"$set": {"name": "Nobody"}})
-    database["products"].update_one({"_id": shop.popular}, {"$inc": {"review_count": 1_000}})
+def _break(store: Store, shop: Shop) -> list[str]:
+    """What is broken; of a pattern that the advisor did not find this time, nothing."""
+    database, written = store.database, list[str]()
+    maintained = {(rule.target.collection, rule.path) for rule in store.graph.rules}
+    if ("orders", "customer") in maintained:
+        order = database["orders"].find_one(sort=[("placed_at", -1), ("_id", 1)])
+        assert order is not None
+        database["customers"].update_one({"_id": order["customer_id"]}, {"$set": {"name": "Nobody"}})
+        written.append("a customer was renamed, and the copies in the orders were not")
+    if ("products", "review_count") in maintained:
+        database["products"].update_one({"_id": shop.popular}, {"$inc": {"review_count": 1_000}})
+        written.append("the review count of a product was raised by 1,000")
     newest = database["reviews"].find_one({"product_id": {"$ne": shop.popular}}, sort=[("date", -1)])
     assert newest is not None
     database["reviews"].delete_one({"_id": newest["_id"]})
-    database["readings"].update_one({"sensor_id": shop.sensor}, {"$set": {"stats.temp.max": 99.9}})
-    return [
-        "a customer was renamed, and the copies in the orders were not",
-        "the review count of a product was raised by 1,000",
-        "the newest review of a product was deleted",
-        "the maximum of an hour was set to 99.9 degrees",
-    ]
+    written.append("the newest review of a product was deleted")
+    for entry in store.graph.entries.values():
+        if entry.collection.endswith(BUCKETS):
+            stored = database[entry.collection]
+            stored.update_one({"sensor_id": shop.sensor}, {"$set": {"stats.temp.max": 99.9}})
+            written.append("the maximum of an hour was set to 99.9 degrees")
+    return written

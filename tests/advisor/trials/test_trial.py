@@ -15,6 +15,7 @@ from bson import ObjectId
 from pymongo import MongoClient
 from rich.console import Console
 
+from tests.advisor.trials.shop_models import MODELS
 from tests.advisor.trials.test_workload_file import write
 from tests.cli.invoke import run_verb
 from treadle.advisor import scan
@@ -36,7 +37,6 @@ from treadle.advisor.trials.workload_file import Request
 from treadle.advisor.trials.writes import WriteTrial
 from treadle.cli import main
 from treadle.demo.data import FIRST, fill
-from treadle.demo.models import MODELS
 from treadle.errors import UsageError
 from treadle.model.bson_types import Id
 from treadle.model.document import Document

@@ -1,4 +1,4 @@
-"""The shop's models with the patterns that the advisor names; its collections stay as they are called."""
+"""The demo's shop, declared by hand; its collections stay as they are called."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class Product(Document, collection="products"):
     price: float
     review_count: Annotated[int, Count(Review, by="product_id")] = 0
     rating_average: Annotated[float | None, Average(Review, "rating", by="product_id")] = None
-    recent_reviews: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-date", size=5)] = []  # noqa: RUF012 (Pydantic copies it)
+    recent_reviews: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-date", size=5)] = []
     views: Annotated[int, Approximate(every=100, within=timedelta(seconds=5))] = 0
 
 
 class Seller(Document, collection="sellers"):
     name: str
-    followers: Annotated[list[Id], Outlier(limit=50, overflow="follower_overflow")] = []  # noqa: RUF012
+    followers: Annotated[list[Id], Outlier(limit=50, overflow="follower_overflow")] = []
     follower_count: int = 0
     has_overflow: bool = False
 
