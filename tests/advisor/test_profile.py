@@ -526,3 +526,10 @@ def test_no_value_is_in_any_output(database: Any) -> None:
     assert SECRET not in html(report)
     assert SECRET in json.dumps(scan(database, show_values=True).as_json())
     assert SECRET in html(scan(database, show_values=True))
+
+
+def test_documents_with_very_many_fields_are_looked_into(database: Any) -> None:
+    """The names of one fill more than a reply; the first of them are enough to see that they are data."""
+    database["wide"].insert_many([{f"top{n}_{place}": 1 for place in range(250_000)} for n in range(2)])
+    facts = scan(database).scan.collections["wide"]
+    assert (None, {"_id", "*"}) == (facts.skipped, set(facts.fields))

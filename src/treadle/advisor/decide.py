@@ -33,6 +33,7 @@ PART_NAMES = frozenset(
     {"line", "lines", "item", "items", "detail", "details", "row", "rows", "entry", "entries", "position"}
     | {"positions", "part", "parts", "element", "elements", "option", "options"}
 )
+HEADS = frozenset({("header",), ("head",), ("master",)})
 ENTITY_WORDS = frozenset({"name", "title", "email", "username", "status", "password", "created", "slug"})
 LINK_FIELDS_MAX = 2
 LINK_PAYLOAD_WORDS = frozenset(
@@ -233,6 +234,8 @@ def _owner(scan: Scan, child: CollectionFacts) -> Relation | None:
 def _is_named_part(child: str, parent: str) -> bool:
     """Whether `order_lines`, `OrderDetails` or `orderitems` are named after `orders`."""
     parts, owner = words(child.rpartition(".")[2] or child), subject(parent)
+    # SalesOrderDetail is part of SalesOrderHeader.
+    owner = owner[:-1] if owner[-1:] in HEADS else owner
     if not owner or parts == owner or singular(parts) == owner:
         return False
     if parts[: len(owner)] == owner and len(parts) > len(owner):

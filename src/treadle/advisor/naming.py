@@ -17,7 +17,7 @@ ROLES = frozenset(
     | {"sender", "recipient", "receiver", "host", "organizer", "contact", "operator", "technician", "nurse"}
     | {"advisor", "adviser", "mentor", "tutor", "physician", "lead", "leader", "captain", "inspector"}
     | {"salesperson", "buyer", "seller", "borrower", "follower", "assigned", "uploader", "moderator"}
-    | {"driver", "actor"}
+    | {"driver", "actor", "person", "salesman"}
 )
 PEOPLE = frozenset(
     {"user", "employee", "staff", "person", "member", "people", "account", "worker", "personnel", "profile"}

@@ -23,6 +23,7 @@ from treadle.plan.server_errors import (
     COMMAND_NOT_SUPPORTED_ON_VIEW,
     DROPPED,
     INTERRUPTED,
+    OBJECT_TOO_LARGE,
     OUT_OF_MEMORY,
     OUT_OF_TIME,
     UNAUTHORIZED,
@@ -49,7 +50,7 @@ _DROPPED = "it was dropped meanwhile"
 _REASONS = {
     **dict.fromkeys(UNAUTHORIZED | {AUTHENTICATION_FAILED}, NO_RIGHTS),
     **dict.fromkeys(OUT_OF_TIME, TOO_LONG),
-    **dict.fromkeys(OUT_OF_MEMORY, TOO_LARGE),
+    **dict.fromkeys(OUT_OF_MEMORY | {OBJECT_TOO_LARGE}, TOO_LARGE),
     **dict.fromkeys(DROPPED, _DROPPED),
     COMMAND_NOT_SUPPORTED_ON_VIEW: "the server does not answer that for a view",
     INTERRUPTED: "it was interrupted",

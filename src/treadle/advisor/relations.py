@@ -103,10 +103,11 @@ def keys_of(parent: CollectionFacts) -> list[str]:
     for index in parent.indexes:
         if index.unique and len(index.keys) == 1 and not index.special:
             keys.append(index.fields[0])
-    for field in parent.top():
+    for place, field in enumerate(parent.top()):
         is_common_key = field.share > 0.99 and field.type in KEY_TYPES
-        # Such as AlbumId in albums, or just Id, beside an _id that nobody uses.
-        if is_common_key and is_own_key(parent, field):
+        # Such as AlbumId in albums, or just Id, or the id that comes first, beside an _id that nobody uses.
+        is_id = is_own_key(parent, field) or (not place and last_word(field.name) == "id")
+        if is_common_key and is_id:
             keys.append(field.path)
     return list(dict.fromkeys(keys))
 

@@ -1,0 +1,244 @@
+"""And once more, after all the others held."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from bson import Decimal128, ObjectId
+from pymongo.database import Database
+
+from tests.advisor.public_samples import at, sample, words
+from tests.advisor.public_tables import hints
+
+
+@sample(
+    """
+    customers.meters[] -> meters.serial
+    readings.meter -> meters.serial
+    bills.customer_no -> customers.customer_no
+    bill_positions.bill_id -> bills._id
+    """,
+    {
+        ("bucket", "readings.slot"): {"series": 10, "at whole steps of": "60 minutes"},
+        ("normalised-everything", "bill_positions.bill_id"): {},
+        ("computed", "bills.total_amount"): {"drifted": 7},
+    },
+    hints("readings.meter", "bills.customer_no"),
+)
+def energy(database: Database[Any]) -> None:
+    """Meters known by their serials, one reading an hour with gaps, and bills with their positions."""
+    chance = random.Random(51)
+    serials = [f"EM-{chance.randrange(10**6):06}" for _ in range(60)]
+    database["meters"].insert_many([{"serial": each, "model": "K2", "phase": 3} for each in serials])
+    database["customers"].insert_many(
+        [
+            {"customer_no": 70_000 + n * 13, "name": f"C {n}", "meters": serials[2 * n : 2 * n + 2]}
+            for n in range(30)
+        ]
+    )
+    database["readings"].insert_many(
+        [
+            {
+                "meter": serial,
+                "slot": at(hour),
+                "kwh": round(chance.uniform(0, 3), 3),
+                "volts": 229.5 + chance.random(),
+            }
+            for hour in range(250)
+            for serial in serials[:10]
+            if chance.random() > 0.05
+        ]
+    )
+    positions, bills = [], []
+    for n in range(200):
+        amounts = [round(chance.uniform(5, 90), 2) for _ in range(1 + n % 5)]
+        total = round(sum(amounts), 2) + (1 if n < 7 else 0)
+        bills.append(
+            {"_id": n, "customer_no": 70_000 + n % 30 * 13, "month": at(n * 24), "total_amount": total}
+        )
+        positions += [
+            {"bill_id": n, "position": place, "what": "energy", "amount": each}
+            for place, each in enumerate(amounts, 1)
+        ]
+    database["bills"].insert_many(bills)
+    database["bill_positions"].insert_many(positions)
+
+
+@sample(
+    """
+    SalesOrderHeader.CustomerID -> Customer.CustomerID
+    SalesOrderHeader.SalesPersonID -> Employee.BusinessEntityID
+    SalesOrderDetail.SalesOrderID -> SalesOrderHeader.SalesOrderID
+    SalesOrderDetail.ProductID -> Product.ProductID
+    Product.ProductSubcategoryID -> ProductSubcategory.ProductSubcategoryID
+    ProductSubcategory.ProductCategoryID -> ProductCategory.ProductCategoryID
+    """,
+    {
+        ("normalised-everything", "SalesOrderDetail.SalesOrderID"): {},
+        ("computed", "SalesOrderHeader.SubTotal"): {"drifted": 5},
+    },
+    hints(
+        *("SalesOrderHeader.CustomerID", "SalesOrderHeader.SalesPersonID", "SalesOrderDetail.ProductID"),
+        *("Product.ProductSubcategoryID", "ProductSubcategory.ProductCategoryID"),
+    ),
+)
+def adventureworks(database: Database[Any]) -> None:
+    """Tables in the singular, whose keys repeat the table's name, but for one."""
+    chance = random.Random(52)
+    database["ProductCategory"].insert_many(
+        [{"ProductCategoryID": n, "Name": f"Cat {n}"} for n in range(1, 5)]
+    )
+    database["ProductSubcategory"].insert_many(
+        [
+            {"ProductSubcategoryID": n, "ProductCategoryID": n % 4 + 1, "Name": f"Sub {n}"}
+            for n in range(1, 38)
+        ]
+    )
+    database["Product"].insert_many(
+        [
+            {
+                "ProductID": 700 + n,
+                "Name": f"P {n}",
+                "ProductNumber": f"BK-{n}",
+                "ListPrice": n * 1.5,
+                "ProductSubcategoryID": n % 37 + 1,
+            }
+            for n in range(120)
+        ]
+    )
+    database["Employee"].insert_many(
+        [
+            {
+                "BusinessEntityID": n,
+                "NationalIDNumber": f"{n * 99_991}",
+                "JobTitle": "Sales",
+                "HireDate": at(n),
+            }
+            for n in range(1, 91)
+        ]
+    )
+    database["Customer"].insert_many(
+        [{"CustomerID": 11_000 + n, "AccountNumber": f"AW{n:08}"} for n in range(150)]
+    )
+    headers, details = [], []
+    for n in range(300):
+        lines = [(chance.randint(1, 5), 700 + product) for product in chance.sample(range(120), 1 + n % 4)]
+        for quantity, product in lines:
+            details.append(
+                {
+                    "SalesOrderID": 43_659 + n,
+                    "SalesOrderDetailID": len(details) + 1,
+                    "ProductID": product,
+                    "OrderQty": quantity,
+                    "UnitPrice": 2.5,
+                    "LineTotal": quantity * 2.5,
+                }
+            )
+        headers.append(
+            {
+                "SalesOrderID": 43_659 + n,
+                "OrderDate": at(n * 6),
+                "Status": 5,
+                "CustomerID": 11_000 + n % 150,
+                "SalesPersonID": 40 + n % 17,
+                "SubTotal": sum(quantity * 2.5 for quantity, _ in lines) + (n < 5),
+            }
+        )
+    database["SalesOrderHeader"].insert_many(headers)
+    database["SalesOrderDetail"].insert_many(details)
+
+
+@sample(
+    """
+    pets.ownerId -> owners._id
+    visits.petId -> pets._id
+    visits.vet -> vets.licence
+    """,
+    {
+        ("extended-reference", "visits.petName"): {"stale": 9},
+        ("schema-versioning", "owners.phone"): {"of the older shape": 72, "of the newer shape": 48},
+        ("computed", "owners.petCount"): {"drifted": 4},
+    },
+)
+def veterinary(database: Database[Any]) -> None:
+    """A telephone number that became an object, a vet known by a licence, names that were copied."""
+    chance = random.Random(53)
+    owners = [ObjectId() for _ in range(120)]
+    pets = [
+        {"_id": ObjectId(), "name": f"Pet {n}", "species": "cat", "ownerId": owners[n % 120]}
+        for n in range(260)
+    ]
+    counts = {each: sum(pet["ownerId"] == each for pet in pets) for each in owners}
+    database["owners"].insert_many(
+        [
+            {
+                "_id": each,
+                "name": f"Owner {n}",
+                "phone": f"+43 1 {n:05}" if n < 72 else {"country": "+43", "number": f"{n:05}"},
+                "petCount": counts[each] + (n % 30 == 0),
+            }
+            for n, each in enumerate(owners)
+        ]
+    )
+    database["pets"].insert_many(pets)
+    licences = [f"V{chance.randrange(10**5):05}" for _ in range(12)]
+    database["vets"].insert_many([{"licence": each, "name": f"Dr {n}"} for n, each in enumerate(licences)])
+    database["visits"].insert_many(
+        [
+            {
+                "petId": pet["_id"],
+                "petName": pet["name"] if n >= 9 else "?",
+                "vet": licences[n % 12],
+                "at": at(n * 2),
+                "notes": words(chance, 8),
+                "treatments": [{"what": "vaccine", "price": Decimal128("30.00")}],
+            }
+            for n in range(600)
+            for pet in [pets[n % 260]]
+        ]
+    )
+
+
+@sample(
+    """
+    deliveries.campaign._id -> campaigns._id
+    deliveries.subscriber -> subscribers.email
+    subscribers.lists[] -> lists._id
+    """
+)
+def newsletter(database: Database[Any]) -> None:
+    """Modelled well: a card that is right, arrays of ids, counts that are right."""
+    chance = random.Random(54)
+    lists = [f"list-{word}" for word in ("news", "sale", "tech", "arts", "food", "events")]
+    emails = [f"{chance.randrange(10**6)}@mail.example" for _ in range(150)]
+    subscriptions = [chance.sample(lists, 1 + n % 3) for n in range(150)]
+    database["lists"].insert_many(
+        [
+            {"_id": each, "title": each.upper(), "subscriberCount": sum(each in one for one in subscriptions)}
+            for each in lists
+        ]
+    )
+    database["subscribers"].insert_many(
+        [
+            {"email": each, "lists": subscriptions[n], "joined": at(n), "locale": "en"}
+            for n, each in enumerate(emails)
+        ]
+    )
+    campaigns = [
+        {"_id": ObjectId(), "subject": f"Issue {n}", "body": words(chance, 60), "sentAt": at(n * 168)}
+        for n in range(20)
+    ]
+    database["campaigns"].insert_many(campaigns)
+    database["deliveries"].insert_many(
+        [
+            {
+                "campaign": {key: each[key] for key in ("_id", "subject")},
+                "subscriber": email,
+                "state": chance.choice(["sent", "opened", "bounced"]),
+                "at": each["sentAt"],
+            }
+            for each in campaigns
+            for email in chance.sample(emails, 60)
+        ]
+    )
