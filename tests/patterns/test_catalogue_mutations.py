@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.patterns.test_attributes import Product
 from tests.patterns.test_links import MODELS, Course, Student, lopsided
 from treadle import Store
 from treadle.engine import ledger as ledgers
+from treadle.engine import writes
 from treadle.graph.pattern import Entry
 from treadle.patterns import links
 from treadle.patterns.archive import moves
@@ -53,6 +55,22 @@ def states_are_those_that_the_write_ended(database: Any) -> None:
         store.update_many(Policy, {}, {"$inc": {"premium": 1}})
     for key in range(3):
         assert [0, 1, 2, 3] == [row["document"]["premium"] for row in rows(database, key)]
+    other, original = Store(database, [Policy]), ledgers.Ledger.note_before
+    other.recover()
+    RACING[:] = [lambda: other.update(Policy, 1, {"$set": {"holder": "Ben"}})]
+
+    def note_before(self: Any, entry: Any, ids: Any) -> Any:
+        # The documents were read, and are not written yet.
+        while RACING:
+            RACING.pop()()
+        return original(self, entry, ids)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledgers.Ledger, "note_before", note_before)
+        store.update_many(Policy, {}, {"$inc": {"premium": 1}})
+    last = [(row["document"]["holder"], row["document"]["premium"]) for row in rows(database, 1)[-3:]]
+    assert [("Ada", 3), ("Ben", 3), ("Ben", 4)] == last
+    assert [] == disorder(database, Policy)
     assert [] == store.verify()
 
 
@@ -137,6 +155,28 @@ def numbered_by_counting_the_write(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ledgers.Ledger, "unrecorded", unrecorded)
 
 
+def recorded_from_an_earlier_read(patch: pytest.MonkeyPatch) -> None:
+    """`update_many` that makes its states of the documents as it read them first."""
+    read: dict[Any, Any] = {}
+    apply, record = writes._Update._apply, WrittenHistory.record
+
+    def noting(self: Any, befores: Any, *rest: Any) -> Any:
+        for each in befores:
+            read.setdefault((each["_id"], each["premium"]), each)
+        return apply(self, befores, *rest)
+
+    def recording(self: Any, changes: Any, ledger: Any) -> Any:
+        stale = []
+        for change in changes:
+            known = read.get((change.id, change.after["premium"] - 1)) if change.before else None
+            after = change.after if known is None else {**known, "premium": change.after["premium"]}
+            stale.append(replace(change, after=after))
+        return record(self, stale, ledger)
+
+    patch.setattr(writes._Update, "_apply", noting)
+    patch.setattr(WrittenHistory, "record", recording)
+
+
 def copied_then_deleted(patch: pytest.MonkeyPatch) -> None:
     """The archive without a transaction: an update between the copy and the deletion is lost."""
 
@@ -206,6 +246,7 @@ MUTANTS = [
     (recorded_beside_the_commit, states_go_with_their_writes),
     (ended_by_another_clock, states_go_with_their_writes),
     (numbered_by_counting_the_write, states_are_those_that_the_write_ended),
+    (recorded_from_an_earlier_read, states_are_those_that_the_write_ended),
     (copied_then_deleted, moved_documents_keep_racing_updates),
     (counted_in_one_place, archived_documents_are_counted),
     (two_names_in_one_element, attributes_are_kept),
