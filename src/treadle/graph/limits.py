@@ -200,6 +200,7 @@ class Limits:
 
     # -- archives
     archive_chunk: int = 1_000  # documents that move to the archive in one transaction
+    archive_chunk_bytes: int = 16_000_000  # their size together, if they are more than one
     archive_intent_seconds: float = 30.0  # after which a move to another cluster is taken for given up
 
     # -- histories

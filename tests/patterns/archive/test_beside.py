@@ -68,3 +68,17 @@ def test_archived_documents_do_not_hide_rows_whose_document_is_gone(into, server
     finally:
         if "." in into:
             database.client.drop_database(into.split(".")[0])
+
+
+def test_large_documents_move_in_smaller_chunks(heard, database):
+    other, listener = heard
+    store = Store(other, [Tool], limits=Limits(archive_chunk=10, archive_chunk_bytes=3_000))
+    store.setup()
+    large = {f"name{number}": number for number in range(40)}
+    store.insert_many([Tool(id=key, specs=large, date=OLD) for key in range(4)])
+    listener.clear()
+    assert 4 == store.archive(Tool, now=NOW)
+    sizes = [len(command["documents"]) for name, command in listener.commands if name == "insert"]
+    assert [2, 2] == sizes
+    store.insert(Tool(id=9, specs={f"{name}{name}{name}": 1 for name in large} | large, date=OLD))
+    assert 1 == store.archive(Tool, now=NOW)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
+from pymongo.errors import OperationFailure
+
 from treadle.engine.checked import as_written
 from treadle.engine.commit import commit_on
 from treadle.engine.contention import in_pieces
@@ -38,9 +40,11 @@ from treadle.plan import (
     server_facts,
 )
 from treadle.plan.capabilities import clock
+from treadle.plan.server_errors import is_refusal
 from treadle.query.moments import as_moment
 
 WRITER = Writer(lambda: "archive")
+SIZE = "_treadle_bytes"
 
 
 def due(rule: ArchivePlaces, now: dt.datetime) -> Raw:
@@ -78,10 +82,9 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
 
     while True:
         left = {"$and": [condition, {"_id": {"$nin": stuck}}]} if stuck else condition
-        rows = yield from find(entry.collection, left, {"_id": 1}, sort=[(rule.by, 1)], limit=most)
-        if not rows:
+        keys = yield from _next(rule, left, most)
+        if not keys:
             return moved
-        keys = [row["_id"] for row in rows]
         number = sum((yield from in_pieces(entry.limits, keys, attempt, alone)))
         moved += number
         if rule.distant and not number:
@@ -90,6 +93,25 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
         if report:
             report(Progress(entry.model.__name__, moved, max(total, moved)))
         yield from resting(report, len(keys))
+
+
+def _next(rule: ArchivePlaces, left: Raw, most: int) -> Plan[list[Any]]:
+    """The ids of the oldest documents that are left, as many as one transaction can hold."""
+    shown: Raw = {"_id": 1, SIZE: {"$bsonSize": "$$ROOT"}}
+    try:
+        rows = yield from find(rule.target.collection, left, shown, sort=[(rule.by, 1)], limit=most)
+    except OperationFailure as error:
+        if not is_refusal(error):
+            raise
+        # A server that does not tell sizes.
+        rows = yield from find(rule.target.collection, left, {"_id": 1}, sort=[(rule.by, 1)], limit=most)
+    total, keys = 0, []
+    for row in rows:
+        total += row.get(SIZE, 0)
+        if keys and total > rule.limits.archive_chunk_bytes:
+            break
+        keys.append(row["_id"])
+    return keys
 
 
 def _move(rule: ArchivePlaces, chosen: Raw, ledger: Ledger) -> Plan[int]:
