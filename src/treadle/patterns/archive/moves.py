@@ -105,7 +105,7 @@ def _next(rule: ArchivePlaces, left: Raw, most: int) -> Plan[list[Any]]:
             raise
         # A server that does not tell sizes.
         rows = yield from find(rule.target.collection, left, {"_id": 1}, sort=[(rule.by, 1)], limit=most)
-    total, keys = 0, []
+    total, keys = 0, list[Any]()
     for row in rows:
         total += row.get(SIZE, 0)
         if keys and total > rule.limits.archive_chunk_bytes:
