@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from examples.databases.maker import Maker
@@ -32,6 +33,8 @@ from treadle.demo.data import fill
 from treadle.server import local
 
 SECONDS = 6.0
+# No other database is begun after this, since a work has ten minutes.
+BEGIN_SECONDS_MAX = 450.0
 OUTSIDE_PERCENT_MAX = 10.0
 RECORD_RATIO_MAX = 1.5
 COLUMNS = ("database", "finding", "read", "trial", "interval", "wide", "proven", "")
@@ -199,7 +202,12 @@ def main() -> None:
         costs: list[float] = []
         left: list[list[str]] = []
         differing = 0
+        late: list[str] = []
+        begin = perf_counter()
         for name in options.only or ["shop", *EXAMPLES]:
+            if perf_counter() - begin > BEGIN_SECONDS_MAX:
+                late.append(name)
+                continue
             client.drop_database(name)
             loop = Loop(uri, client[name], Path(folder))
             pages = _filled(loop.database, options.scale)
@@ -219,6 +227,8 @@ def main() -> None:
             undone += [f"{name}: {each}" for each in differences(before, state_of(loop.database))]
             client.drop_database(name)
         report_reads(rows, differing)
+        if late:
+            print(f"Not begun, since the others took so long: {', '.join(late)}.")
         if silent:
             print(f"Nothing to plan on {', '.join(silent)}.")
         if left:
