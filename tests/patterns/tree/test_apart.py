@@ -32,6 +32,8 @@ from treadle import (
 WIDE = os.environ.get("TREADLE_HYPOTHESIS") == "wide"
 STEPS = 5_000 if WIDE else 40
 RACERS = 16
+# Trees stay about so large.
+NODES = 30
 
 
 class Array(
@@ -167,6 +169,8 @@ def take_step(store: Any, model: Any, chance: random.Random, oracles: dict[str, 
     tree = store.tree(model) if chance.random() < 0.5 else store.tree(model, within=here)
     name, parent = chance.choice(NAMES), pick(chance, oracle)
     how = chance.choice(["insert", "insert", "insert", "many", "move", "move", "cross", "remove", "path"])
+    if len(oracle.parents) > NODES:
+        how = "remove"
     if how == "insert":
         node = model(name=name, tenant=here if parent is None or chance.random() < 0.5 else None)
         if model in PATHED and oracle.taken(parent, name):

@@ -82,7 +82,7 @@ def _inherit(tree: Tree, raws: Sequence[Raw], stated: Sequence[Any]) -> Plan[Non
         if key in inside and (over := inside.get(freeze(parent))) is not None:
             one, other = (value_at(each, tree.within) for each in (inside[key], over))
             if freeze(one) != freeze(other):
-                raise stands_apart(tree, inside[key]["_id"], parent)
+                raise stands_apart(tree, parent)
 
 
 def settle(tree: Tree, raw: Raw, value: Any) -> None:
@@ -99,11 +99,10 @@ def settle(tree: Tree, raw: Raw, value: Any) -> None:
         )
 
 
-def stands_apart(tree: Tree, key: Any, other: Any) -> UsageError:
-    name = tree.entry.model.__name__
+def stands_apart(tree: Tree, key: Any) -> UsageError:
     return UsageError(
-        f"{name} {key!r} and {other!r} stand in different trees, which {tree.within!r} keeps apart; a node "
-        "stays in its tree: insert it anew in the other one, and remove it here",
+        f"{tree.entry.model.__name__} {key!r} stands in another tree, which {tree.within!r} keeps apart from "
+        "this one; a node stays in its tree: insert it anew in the other one, and remove it here",
         code="tree-apart",
     )
 
@@ -113,10 +112,5 @@ def absent(tree: Tree, key: Any, error: TreadleError) -> Plan[TreadleError]:
     if tree.confined:
         node = yield from find_one(tree.collection, tree.alive | {"_id": {"$eq": key}}, {"_id": 1})
         if node is not None:
-            name = tree.entry.model.__name__
-            return UsageError(
-                f"{name} {key!r} stands in another tree, which {tree.within!r} keeps apart from this one; a "
-                "node stays in its tree: insert it anew in the other one, and remove it here",
-                code="tree-apart",
-            )
+            return stands_apart(tree, key)
     return error
