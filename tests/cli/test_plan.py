@@ -43,6 +43,8 @@ def test_a_trial_becomes_a_folder_or_a_reason(uri: str, database: Any, tmp_path:
     assert 0 == result.exit_code, result.output
     made = json.loads(result.stdout)
     assert ["computed@reviews.product_id"] == made["findings"]
+    assert ([], []) == (made["asked"], made["by_application"])
+    assert {"It was not tried: --only names other findings."} == {each["reason"] for each in made["left_out"]}
     assert ["set up", "fill", "follow"] == [each["kind"] for each in made["steps"]]
     assert all(each["undo"] for each in made["steps"])
     assert was == everything(database)

@@ -66,7 +66,8 @@ def _print(proof: Proof, streamed: bool) -> None:
         ]
         for each in proof.reads
     ]
-    print_table(["read", "trial", "proven", ""], rows, wrapped=["read"])
+    if rows:
+        print_table(["read", "trial", "proven", ""], rows, wrapped=["read"])
     for note in proof.notes:
         say(f"Not compared: {note}.")
     if not proof.reads and not proof.measured:

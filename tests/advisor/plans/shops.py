@@ -90,7 +90,10 @@ def everything(database: Any) -> dict[str, Any]:
         found[name] = (
             each["type"],
             each.get("options"),
-            sorted((dict(index) for index in database[name].list_indexes()), key=lambda index: index["name"]),
+            # A view has none.
+            sorted((dict(index) for index in database[name].list_indexes()), key=lambda index: index["name"])
+            if each["type"] == "collection"
+            else [],
             sorted(document.raw for document in database[name].with_options(raw).find()),
         )
     return found

@@ -211,3 +211,21 @@ def test_undo_goes_on_where_others_dropped_or_changed_things_meanwhile(database:
     assert {"_id_", "rating_1", "product_id_1"} == {each["name"] for each in left["reviews"][2]}
     assert schema == left["reviews"][1]["validator"]
     assert "plan-not-applied" == code_of(lambda: Undoing(database, plan))
+
+
+def test_views_validators_indexes_and_former_states_of_before_stay(database: Any) -> None:
+    shop(database)
+    database.create_collection("good", viewOn="reviews", pipeline=[{"$match": {"rating": 4}}])
+    validator = {"$jsonSchema": {"required": ["name"]}}
+    images = {"changeStreamPreAndPostImages": {"enabled": True}}
+    database.command({"collMod": "products", "validator": validator, "validationLevel": "moderate"})
+    database.command({"collMod": "reviews", **images})
+    database["reviews"].create_index([("product_id", 1)], name="mine", collation={"locale": "de"})
+    plan = plan_for(database, *CODES)
+    was = everything(database)
+    Application(database, plan).run()
+    applied = everything(database)
+    assert was["products"][1] == applied["products"][1]
+    assert images.items() <= applied["reviews"][1].items()
+    Undoing(database, plan).run()
+    assert was == everything(database)

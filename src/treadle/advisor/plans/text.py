@@ -98,7 +98,7 @@ def _following(plan: ChangePlan) -> str:
     return (
         "`treadle apply` leaves every value right. From then on a worker must follow the change stream, "
         "so that writers which do not use Treadle are covered:\n\n"
-        "```console\n$ cd plan\n$ MONGODB_URI=URI treadle watch --app models:store\n```\n\n"
+        "```console\n$ MONGODB_URI=URI treadle watch --app models:store\n```\n\n"
         "While it does not run, values are late, and it catches up when it starts, as long as the server's "
         "history reaches back. Readers find the new fields in the documents, with or without Treadle."
     )

@@ -25,6 +25,7 @@ from treadle.graph.outcomes import Progress
 from treadle.store.blocking.store import Store
 
 PAGE = 1_000
+PASSES_MAX = 100
 INDEX_NOT_FOUND = 27
 _OPTIONS = ("validator", "validationLevel", "validationAction")
 _NONE = {"validator": {}, "validationLevel": "strict", "validationAction": "error"}
@@ -139,12 +140,15 @@ class Undoing:
         return {"$or": [{field: {"$exists": True}} for field in self._fields(collection)]}
 
     def _remove(self, collection: str) -> None:
-        """Remove the plan's own fields, page by page, until a pass finds none."""
+        """Remove the plan's own fields, page by page, until a pass finds none.
+
+        Programs that replace whole documents may write back what they have read.
+        """
         documents = self.database[collection]
         removal = {"$unset": dict.fromkeys(self._fields(collection), "")}
         total = documents.estimated_document_count()
         done = 0
-        while True:
+        for _ in range(PASSES_MAX):
             found = 0
             for ids in self._pages(collection):
                 began = time.monotonic()
