@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any
 
 from bson import ObjectId
-from pymongo import AsyncMongoClient, MongoClient
+from pymongo import AsyncMongoClient, MongoClient, UpdateOne
 
 from benchmarks.harness import Contender, Context, Goal, Group
 from benchmarks.libraries import COLLECTION, DATABASE, AsyncLibrary, AsyncTreadle, Person, asynchronous
@@ -33,6 +33,7 @@ REQUESTS = 3_000
 REQUESTS_QUICK = 300
 PRODUCTS = 500
 START_SECONDS_MAX = 60.0
+BOUND = "one request by hand, to as many tasks"
 GOALS = {"insert": 0.08, "get": 0.08, "update": 0.15}
 
 
@@ -74,12 +75,61 @@ def _calls(call: str) -> Callable[[Context], Sequence[Contender]]:
                 assert count == len(results)
                 assert None not in results
 
-            goal = Goal(GOALS[call]) if isinstance(library, AsyncTreadle) else None
+            goal = Goal(GOALS[call], limit=BOUND) if isinstance(library, AsyncTreadle) else None
             return Contender(library.name, prepare, work, operations=count, goal=goal, check=check)
 
-        return [contender(library) for library in libraries]
+        def bound() -> Contender:
+            ours: AsyncMongoClient[Any] = AsyncMongoClient(context.uri)
+            context.stack.callback(lambda: context.wait(ours.close()))
+            least = _Least(ours, call)
+            prepare = contender(libraries[0]).prepare
+            return Contender(BOUND, prepare, least.work, operations=count)
+
+        return [*(contender(library) for library in libraries), bound()]
 
     return make
+
+
+class _Least:
+    """The least that any library can do: one request for all, whose answers go to the tasks as models."""
+
+    def __init__(self, client: AsyncMongoClient[Any], call: str) -> None:
+        self._client, self._collection = client, client[DATABASE][COLLECTION]
+        self._perform = getattr(self, f"_{call}")
+
+    async def work(self, arguments: list[Any]) -> list[Any]:
+        loop, waiting = asyncio.get_running_loop(), list[asyncio.Future[Any]]()
+        started: list[asyncio.Task[None]] = []
+
+        async def all_at_once() -> None:
+            for future, document in zip(waiting, await self._perform(arguments), strict=True):
+                future.set_result(document)
+
+        async def one(_: Any) -> Any:
+            waiting.append(loop.create_future())
+            mine = waiting[-1]
+            if len(waiting) == len(arguments):
+                started.append(loop.create_task(all_at_once()))
+            return await mine
+
+        return await asyncio.gather(*map(one, arguments))
+
+    async def _insert(self, documents: list[Any]) -> list[Any]:
+        await self._collection.insert_many(documents, ordered=False)
+        return documents
+
+    async def _get(self, keys: list[Any], **options: Any) -> list[Any]:
+        found = self._collection.find({"_id": {"$in": keys}}, batch_size=len(keys) + 1, **options)
+        return [Person.model_validate(each) for each in await found.to_list()]
+
+    async def _update(self, keys: list[Any]) -> list[Any]:
+        async def body(session: Any) -> list[Any]:
+            updates = [UpdateOne({"_id": key}, {"$inc": {"visits": 1}}) for key in keys]
+            await self._collection.bulk_write(updates, ordered=False, session=session)
+            return await self._get(keys, session=session)
+
+        async with self._client.start_session() as session:
+            return await session.with_transaction(body)
 
 
 def _single(context: Context) -> list[Contender]:
