@@ -48,6 +48,9 @@ from treadle.upkeep.retries import retry_all
 
 # How narrowly the stream is read after an event that was too large.
 WITHOUT_DOCUMENTS = 2
+# The collections of Treadle's own that lie in the stream.
+OWN = frozenset({BEATS, CONTROLS})
+NOWHERE: Raw = {}
 
 log = logger(__name__)
 
@@ -374,9 +377,10 @@ class Follower:
     def _handle(self, events: list[Raw]) -> Plan[int]:
         """Bring right what a batch concerns, and move the position past it."""
         earlier, counts = self.position, dict(self._counts)
-        beats = [each["documentKey"]["_id"] for each in events if _is_of(each, BEATS)]
-        controlled = [each for each in events if _is_of(each, CONTROLS)]
-        others = [each for each in events if not _is_of(each, BEATS, CONTROLS)]
+        own = [each for each in events if (each.get("ns") or NOWHERE).get("coll") in OWN]
+        beats = [each["documentKey"]["_id"] for each in own if _is_of(each, BEATS)]
+        controlled = [each for each in own if _is_of(each, CONTROLS)]
+        others = events if not own else [each for each in events if not _is_of(each, BEATS, CONTROLS)]
         self.position = self._ahead
         self._count("events", len(others))
         self._unsaved += len(others)
@@ -450,11 +454,13 @@ class Follower:
 
     def _note(self, events: Sequence[Raw], dirty: Dirty) -> None:
         """Mark what events make dirty."""
+        note = self.watch.note
         for event in events:
-            where, kind = (event.get("ns") or {}).get("coll"), event["operationType"]
-            if kind in UPHEAVALS and where not in (BEATS, CONTROLS):
-                self._warn("upheavals", f"{where or 'the database'}: {kind}; what it fed is verified now")
-            self.watch.note(event, dirty)
+            if (kind := event["operationType"]) in UPHEAVALS:
+                where = (event.get("ns") or NOWHERE).get("coll")
+                if where not in OWN:
+                    self._warn("upheavals", f"{where or 'the database'}: {kind}; what it fed is verified now")
+            note(event, dirty)
 
     def _answer(self, error: OperationFailure) -> Plan[None]:
         """What to do when the stream itself fails."""
