@@ -31,7 +31,7 @@ from treadle.advisor.trials.results import Measured, RequestResult, Side, report
 from treadle.advisor.trials.statistics import predicted, quantile, ratio, tamed
 from treadle.advisor.trials.text import show
 from treadle.advisor.trials.trial import select, try_findings
-from treadle.advisor.trials.units import chosen, chosen_writes
+from treadle.advisor.trials.units import Group, chosen, chosen_writes
 from treadle.advisor.trials.verdict import Trial, judge
 from treadle.advisor.trials.workload_file import Request
 from treadle.advisor.trials.writes import WriteTrial
@@ -338,6 +338,15 @@ def test_every_kind_of_write_is_performed_in_both_ways_and_ends_alike(maintain, 
             client.drop_database(after.name)
 
 
+def test_what_cannot_be_used_is_counted_and_not_kept():
+    group = Group(kept_max=4)
+    for number in range(100):
+        group.add((Request("find", "a", {"filter": {"_id": number}}),), usable=number % 3 == 0)
+    assert 100 == group.recorded
+    assert 2 <= len(group.units) <= 4
+    assert all(unit[0].body["filter"]["_id"] % 3 == 0 for unit in group.units)
+
+
 def workload_product(groups: Any) -> Any:
     group = next(each for each in groups if each.first.operation == "aggregate")
     return group.first.body["pipeline"][0]["$match"]["product_id"]
@@ -405,6 +414,16 @@ def test_families_that_do_not_fit_are_left_out_whole(database, uri):
                 assert found.total() == copied[name].documents
             assert sum(each.documents for each in copied.values()) <= 1_500
             assert not any("cut off" in note for note in copier.notes)
+            # Only requests about what is there are tried.
+            for number in range(60):
+                about = [
+                    Request("count", "children", {"query": {"parent_id": number}}),
+                    Request("insert", "notes", {"document": {"parent_id": number, "n": 1}}),
+                    Request("find", "parents", {"filter": {"_id": number}}),
+                    Request("find", "children", {"filter": {"parent_id": {"$in": [number, 99]}}}),
+                ]
+                assert [number in kept] * 4 == [copier.holds(each) for each in about]
+            assert copier.holds(Request("find", "children", {"filter": {"n": 1}}))
         finally:
             client.drop_database(target.name)
 

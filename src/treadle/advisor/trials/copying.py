@@ -20,6 +20,8 @@ from treadle.advisor.facts import Relation, Scan
 from treadle.advisor.reading import Reader, Refused
 from treadle.advisor.trials.families import SMALL, Named, Step, named_parents, steps
 from treadle.advisor.trials.results import Copied
+from treadle.advisor.trials.values import values
+from treadle.advisor.trials.workload_file import Request
 
 BATCH = 500
 BATCH_BYTES_MAX = 16_000_000
@@ -51,6 +53,8 @@ class Copier:
     whole: set[str] = field(default_factory=set)
     # (parent, key) -> the collections whose documents go with it, and by which path.
     children: dict[tuple[str, str], list[tuple[str, str]]] = field(default_factory=dict)
+    # (collection, path) -> the (parent, key) that its values name.
+    places: dict[tuple[str, str], list[tuple[str, str]]] = field(default_factory=dict)
     # How many documents there are.
     total: int = 1
 
@@ -70,12 +74,29 @@ class Copier:
             else:
                 self._copy_drawn(step, share, order)
         self._complete_parents(order)
+        for step in order:
+            if step.main is not None and step.collection not in self.whole:
+                family = (step.main.parent, step.main.key)
+                for place in (family, (step.collection, step.main.path)):
+                    self.places.setdefault(place, []).append(family)
         if share < 1.0:
             self.notes.append(
                 f"The copy holds {sum(self.copied.values()):,} of {total:,} documents, in whole families; "
                 "the largest family is among them, and of those that the workload names as many as fit."
             )
         return tuple(Copied(name, self.copied.get(name, 0), counts[name]) for name in sorted(counts))
+
+    def holds(self, request: Request) -> bool:
+        """Whether the families that a request names are on the copy; of several, one."""
+        wanted: dict[tuple[str, str], bool] = {}
+        for path, value in values(request):
+            place = (request.collection, path)
+            # Of a parent that was copied whole, what is not there is nowhere.
+            for family in self.places.get(place, ()):
+                if family[0] not in self.whole:
+                    present = repr(value) in self.keys.get(family, {})
+                    wanted[place] = wanted.get(place, False) or present
+        return all(wanted.values())
 
     # -- drawing -------------------------------------------------------------------------------
 

@@ -29,9 +29,10 @@ from treadle.advisor.trials.declared import Patterns, patterns_of
 from treadle.advisor.trials.declared_already import Derived, first_alone, instead, shows, single, still_pays
 from treadle.advisor.trials.families import collections_of, touched
 from treadle.advisor.trials.perform import Row, perform, reading_view
-from treadle.advisor.trials.results import Copied, RequestResult, Storage, TrialReport, TrialResult
+from treadle.advisor.trials.results import Copied, RequestResult, TrialReport, TrialResult
 from treadle.advisor.trials.rewrite import Rewritten
 from treadle.advisor.trials.rewrite import unchanged as unchanged_read
+from treadle.advisor.trials.storage import checkpoint, collection_sizes, compared_storage
 from treadle.advisor.trials.tokens import restored
 from treadle.advisor.trials.units import Collector, Group, Unit, collect, reads_of, writes_of
 from treadle.advisor.trials.values import values
@@ -56,8 +57,6 @@ TOGETHER = "together"
 MAINTAIN = "stream"
 
 Progress = Callable[[str, int, int], None]
-# Bytes of the documents and of the indexes, and the names of the indexes.
-Sizes = tuple[int, int, list[str]]
 # The reads and the writes of a trial.
 Requests = tuple[list[Group], list[Group]]
 
@@ -95,15 +94,15 @@ def try_findings(
     findings = select(report, only)
     say = progress or (lambda what, done, total: None)
     ready: list[Candidate] = []
-    hopeless: dict[str, TrialResult] = {}
+    # By the finding itself: two may have one name.
+    results: dict[int, TrialResult] = {}
     for finding in findings:
         made = _candidate(report, finding, maintain)
         if isinstance(made, Candidate):
             ready.append(made)
         else:
-            hopeless[_key(finding)] = _without_evidence(finding, made)
+            results[id(finding)] = _without_evidence(finding, made)
     summary = workload.summary()
-    results: dict[str, TrialResult] = {}
     together = None
     notes: list[str] = []
     copied: tuple[Copied, ...] = ()
@@ -119,19 +118,18 @@ def try_findings(
                 declared.append(bench.try_declared(derived, models, patterns, requests))
             for number, (candidate, requests) in enumerate(zip(ready, candidates, strict=True)):
                 say(_key(candidate.finding), number, len(ready))
-                results[_key(candidate.finding)] = bench.try_one(candidate, requests)
-            paying = [each for each in ready if results[_key(each.finding)].verdict == "do"]
+                results[id(candidate.finding)] = bench.try_one(candidate, requests)
+            paying = [each for each in ready if results[id(each.finding)].verdict == "do"]
             if len(paying) > 1:
                 say(TOGETHER, len(ready), len(ready))
                 together = bench.try_together(paying)
             notes += bench.notes
-    found = {**results, **hopeless}
     return TrialReport(
         report.scan.database,
         ".".join(map(str, report.scan.version)),
         summary,
         copied,
-        tuple(found[_key(each)] for each in findings),
+        tuple(results[id(each)] for each in findings),
         together,
         tuple(dict.fromkeys(notes)),
         tuple(declared),
@@ -205,6 +203,8 @@ class _Bench:
     rounds: int
     maintain: str
     notes: list[str] = field(default_factory=list)
+    # Whether the copy holds what a unit names.
+    usable: Callable[[Unit], bool] = lambda unit: True
     # How many documents one on the copy stands for.
     scale: float = 1.0
     # And of the collection of which least was copied.
@@ -227,6 +227,8 @@ class _Bench:
         copier = Copier(database, self.before, self.report.scan, documents, known, self.say)
         preferred = [(each.finding.collection, each.finding.path) for each in candidates]
         copied = copier.run(present, preferred)
+        if not redacted:
+            self.usable = lambda unit: all(map(copier.holds, unit))
         self.notes += copier.notes
         if redacted:
             self.workload = restored(self.workload, self._commonest)
@@ -265,7 +267,7 @@ class _Bench:
             for derived, patterns in declared
         ]
         second = [_collectors(each) for each in candidates]
-        collect(self.workload, [each for pair in (*first, *second) for each in pair])
+        self._collect([each for pair in (*first, *second) for each in pair])
         for candidate, (reads, _) in zip(candidates, second, strict=True):
             key = _key(candidate.finding)
             if reads.left_out:
@@ -277,6 +279,11 @@ class _Bench:
             [(reads.groups(), writes.groups()) for reads, writes in first],
             [(reads.groups(), writes.groups()) for reads, writes in second],
         )
+
+    def _collect(self, collectors: Sequence[Collector]) -> None:
+        for each in collectors:
+            each.usable = self.usable
+        collect(self.workload, collectors)
 
     def try_one(self, candidate: Candidate, requests: Requests) -> TrialResult:
         finding = candidate.finding
@@ -294,7 +301,7 @@ class _Bench:
             models = load_models(combined.text)
             patterns = patterns_of(models)
             reads, writes = reads_of(patterns), writes_of(patterns)
-            collect(self.workload, [reads, writes])
+            self._collect([reads, writes])
             requests = reads.groups(), writes.groups()
             return self._try(models, patterns, (TOGETHER, places, combined.text), requests)
         except TreadleError as error:
@@ -384,8 +391,8 @@ class _Bench:
         moved = {each.source: each.collection for each in patterns.readings if each.source != each.collection}
         clone(self.before, after, present, moved)
         # Of the fresh copy: files of one that was written to are larger than what they hold.
-        _checkpoint(after)
-        sizes = {name: _sizes(self.before if name in moved else after, name) for name in present}
+        checkpoint(after)
+        sizes = {name: collection_sizes(self.before if name in moved else after, name) for name in present}
         _widen_profile(after)
         with Store(after, models=list(models)) as store:
             begin = perf_counter()
@@ -396,7 +403,7 @@ class _Bench:
                 self.before, after, groups, rewrite, self.seconds, rounds=self.rounds, count=count_work,
                 largest=self.largest,
             )  # fmt: skip
-            storage = _storage(sizes, after)
+            storage = compared_storage(sizes, after)
             trial = WriteTrial(
                 self.before, store, patterns, self.seconds, count_work, min(self.rounds, WRITE_ROUNDS)
             )
@@ -461,37 +468,3 @@ def count_work(database: Database[Row], work: Callable[[], Any]) -> tuple[int, i
     ]
     examined = sum(int(row.get("docsExamined", 0)) for row in rows)
     return len(rows), examined, sum(int(row.get("responseLength", 0)) for row in rows)
-
-
-def _storage(one: Mapping[str, Sizes], after: Database[Any]) -> Storage:
-    """Sizes of the collections concerned, in which those that the pattern made are counted too."""
-    made = [
-        name
-        for name in after.list_collection_names(filter={"type": "collection"})
-        if not name.startswith(("system.", "treadle."))
-    ]
-    _checkpoint(after)
-    other = {name: _sizes(after, name) for name in made}
-    first, second = (
-        {f"{name}.{index}" for name, (_, _, indexes) in sizes.items() for index in indexes}
-        for sizes in (one, other)
-    )
-    return Storage(
-        sum(each[0] for each in one.values()),
-        sum(each[0] for each in other.values()),
-        sum(each[1] for each in one.values()),
-        sum(each[1] for each in other.values()),
-        tuple(sorted(second - first)),
-        tuple(sorted(first - second)),
-    )
-
-
-def _checkpoint(database: Database[Any]) -> None:
-    """The server counts an index by its file, in which it has written little before a checkpoint."""
-    database.client.admin.command("fsync")
-
-
-def _sizes(database: Database[Any], name: str) -> Sizes:
-    (row,) = database[name].aggregate([{"$collStats": {"storageStats": {}}}])
-    stats = row["storageStats"]
-    return int(stats.get("size", 0)), int(stats.get("totalIndexSize", 0)), list(stats.get("indexSizes", {}))

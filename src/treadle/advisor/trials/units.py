@@ -43,16 +43,20 @@ class Group:
     # Which of those that were recorded are kept.
     kept_max: int = UNITS_MAX
     bytes: int = 0
+    used: int = 0
 
-    def add(self, unit: Unit) -> None:
-        if self.recorded % self.stride == 0:
-            if len(self.units) >= self.kept_max or (self.bytes > GROUP_BYTES_MAX and len(self.units) > 1):
-                self.units = self.units[::2]
-                self.stride *= 2
-                self.bytes //= 2
-            if self.recorded % self.stride == 0:
-                self.units.append(unit)
-                self.bytes += sum(len(each.as_line()) for each in unit)
+    def add(self, unit: Unit, usable: bool = True) -> None:
+        """Count a unit, and perhaps keep it; one that cannot be used is only counted."""
+        if usable:
+            if self.used % self.stride == 0:
+                if len(self.units) >= self.kept_max or (self.bytes > GROUP_BYTES_MAX and len(self.units) > 1):
+                    self.units = self.units[::2]
+                    self.stride *= 2
+                    self.bytes //= 2
+                if self.used % self.stride == 0:
+                    self.units.append(unit)
+                    self.bytes += sum(len(each.as_line()) for each in unit)
+            self.used += 1
         self.recorded += 1
         self.milliseconds += sum(each.milliseconds for each in unit)
 
@@ -77,6 +81,8 @@ class Collector:
     # Why a unit that is not wanted might have been, where it might; and how often which did.
     reason: Callable[[Unit], str | None] = lambda unit: None
     missed: dict[str, int] = field(default_factory=dict)
+    # Whether a unit can be run where it is tried; those that cannot are counted with the others.
+    usable: Callable[[Unit], bool] = lambda unit: True
     _groups: dict[str, Group] = field(default_factory=dict)
     _open: dict[int, list[Request]] = field(default_factory=dict)
     _holding: frozenset[str] = frozenset()
@@ -111,7 +117,8 @@ class Collector:
             with contextlib.suppress(*MALFORMED):
                 self._keep(tuple(unit))
         self._open.clear()
-        return sorted(self._groups.values(), key=lambda group: -group.recorded)
+        found = [group for group in self._groups.values() if group.units]
+        return sorted(found, key=lambda group: -group.recorded)
 
     def _keep(self, unit: Unit) -> None:
         if not self.wanted(unit):
@@ -131,7 +138,7 @@ class Collector:
                 return
             describe(unit)
             group = self._groups[key] = Group(kept_max=self.kept_max)
-        group.add(unit)
+        group.add(unit, self.usable(unit))
 
 
 def collect(requests: Iterable[Request], collectors: Sequence[Collector]) -> None:

@@ -84,7 +84,7 @@ class WriteTrial:
         notes: list[str] = []
         self.settle()
         if self.followed:
-            self.idle = statistics.median(self.settle() for _ in range(IDLE_ROUNDS))
+            self.idle = min(self.settle() for _ in range(IDLE_ROUNDS))
         for group in groups[:GROUPS_MAX]:
             try:
                 results.append(self._group(group))
