@@ -3,7 +3,7 @@
 The other collection is an archive, for example (`Rule.elsewhere`). A document
 is in one of the two at every moment. Whoever reads both one after the other
 must read at one moment, in a snapshot; where a single document is looked for,
-the first collection is looked at again, in case it came back meanwhile.
+both are looked at again, in case it came back meanwhile.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ def get(entry: Entry[Any], identity: Any, card: Card[Any] | None) -> Plan[Any]:
     chosen: tuple[Any, ...] = (entry.one(entry.identity(identity)),)
     if card is not None:
         chosen = (*chosen, card.projection)
-    for collection in (entry.collection, entry.elsewhere.collection, entry.collection):
+    here, there = entry.collection, entry.elsewhere.collection
+    # It may move between two looks, and while the second is made move back.
+    for collection in (here, there, here, there, here):
         raw = yield Call(collection, "find_one", chosen, {}, writes=False)
-        if raw is not None and collection is not entry.collection and entry.elsewhere.hidden is not None:
+        if raw is not None and collection is there and entry.elsewhere.hidden is not None:
             unseen = {freeze(key) for key in (yield from entry.elsewhere.hidden())}
             raw = None if freeze(raw["_id"]) in unseen else raw
         if raw is not None:

@@ -7,6 +7,7 @@ transaction leave an intent in it and are finished afterwards.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
@@ -75,7 +76,8 @@ class ByTransaction(Commit):
         With a `ledger` what follows from it waits, and is noted there.
         """
         if ledger is not None:
-            return (yield from work.body(self.graph, self.server, ledger))
+            # What the caller reads takes the outcome over; what follows needs it as it is stored.
+            return copy.deepcopy((yield from work.body(self.graph, self.server, ledger)))
         body = partial(work.body, self.graph, self.server)
         outcome = yield from self._followed(body, joined=True)
         return (yield from _final([work], [outcome]))[0]

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import pytest
 
-from tests.patterns.archive.models import NOW, OLD, YEAR
+from tests.patterns.archive.models import NOW, OLD, YEAR, Letter
 from treadle import Archive, Attributes, Document, History, Limits, Store
+from treadle.patterns.archive import moves
 
 
 class Tool(
@@ -82,3 +83,42 @@ def test_large_documents_move_in_smaller_chunks(heard, database):
     assert [2, 2] == sizes
     store.insert(Tool(id=9, specs={f"{name}{name}{name}": 1 for name in large} | large, date=OLD))
     assert 1 == store.archive(Tool, now=NOW)
+
+
+def test_a_write_finds_a_document_that_moves_while_it_looks_for_it(database, monkeypatch):
+    store, other = Store(database, [Letter]), Store(database, [Letter])
+    store.setup()
+    store.insert(Letter(id=1, number="1", date=OLD.date()))
+    other.recover()
+    racing, find_one = [lambda: other.archive(Letter, now=NOW)], moves.find_one
+
+    def look(collection, *rest):
+        # Between the look into the archive and the one into the collection itself.
+        while collection == "letters" and racing:
+            assert 1 == racing.pop()()
+        return find_one(collection, *rest)
+
+    monkeypatch.setattr(moves, "find_one", look)
+    (rule,) = store.graph.entry(Letter).answering("bring_back")
+    assert store.runner.run(rule.bring_back({"_id": 1}))
+    assert [] == racing
+    assert "read" == store.update(Letter, 1, {"$set": {"text": "read"}}).text
+
+
+class Sheet(Document, collection="sheets", history=History()):
+    id: int
+    specs: Annotated[dict[str, int], Attributes()] = {}
+
+
+def test_a_deferred_block_records_what_is_stored(run, database):
+    """What a call returns is read from a copy; what follows at the end of the block is not."""
+    store = run.store([Sheet])
+    store.setup()
+    store.insert(Sheet(id=1, specs={"size": 1}))
+    with store.deferred():
+        assert {"size": 2} == store.update(Sheet, 1, {"$inc": {"specs.size": 1}}).specs
+        store.replace(Sheet(id=1, specs={"size": 3}))
+        store.insert(Sheet(id=2, specs={"size": 1}))
+    open_rows = database["sheets_history"].find({"valid_to": None}).sort("document_id", 1)
+    assert [*database["sheets"].find().sort("_id", 1)] == [row["document"] for row in open_rows]
+    assert [] == store.verify()

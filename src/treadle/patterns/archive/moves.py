@@ -38,6 +38,7 @@ from treadle.plan import (
     insert_many,
     insert_one,
     server_facts,
+    transact,
 )
 from treadle.plan.capabilities import clock
 from treadle.plan.server_errors import is_refusal
@@ -142,12 +143,18 @@ def bring_back(rule: ArchivePlaces, filter: Raw) -> Plan[bool]:
 
     Whether the write finds one now.
     """
-    archived = yield from find_one(rule.into, filter, {"_id": 1})
-    if archived is None or (rule.distant and archived["_id"] in (yield from distant.hidden(rule))):
-        # It was in neither place for this writer if somebody else brought it back between the two looks.
-        entry = rule.target
+
+    def look() -> Plan[tuple[Raw | None, Raw | None]]:
         living: Raw = {} if entry.tombstone is None else {entry.tombstone: None}
-        return (yield from find_one(entry.collection, {"$and": [filter, living]}, {"_id": 1})) is not None
+        there = yield from find_one(rule.into, filter, {"_id": 1})
+        here = yield from find_one(entry.collection, {"$and": [filter, living]}, {"_id": 1})
+        return there, here
+
+    entry = rule.target
+    # At one moment, so that whoever moves it meanwhile hides it from neither look.
+    archived, here = yield from look() if rule.distant else transact(look)
+    if archived is None or (rule.distant and archived["_id"] in (yield from distant.hidden(rule))):
+        return here is not None
     if rule.declared.archived == "refuse":
         raise UsageError(
             f"{rule.target.model.__name__} {archived['_id']!r} is archived in {rule.into} and cannot be "
