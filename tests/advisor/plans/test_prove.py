@@ -74,6 +74,12 @@ def test_a_plan_holds_what_its_trial_said_or_the_read_is_named(database: Any, tm
     assert row["indexes_made"]["reviews"]
     groups, _ = recorded(plan, path, row)
     assert {"$natural"} == {next(iter(unit[0].body["hint"])) for group in groups for unit in group.units}
+    # Before a plan on top of another they took an index of that one.
+    there = [{"name": "reviews", "indexes": [{"name": "of_the_first", "key": {"product_id": 1}}]}]
+    later = {**row, "before": {**row["before"], "indexes": there}}
+    groups_on_top, _ = recorded(replace(plan, on=("first",)), path, later)
+    hints = {str(unit[0].body.get("hint")) for group in groups_on_top for unit in group.units}
+    assert {"of_the_first"} == hints
     after = rewriter(plan)(groups[0].units[0])
     assert after is not None
     assert not any("hint" in each.body for each in after.requests)

@@ -59,18 +59,24 @@ def recorded(plan: ChangePlan, path: Path, row: Mapping[str, Any]) -> tuple[list
         if row["indexes_made"].get(each["name"])
     }
     for group in groups:
-        group.units = [tuple(_as_before(each, former) for each in unit) for unit in group.units]
+        group.units = [
+            tuple(_as_before(each, former, bool(plan.on)) for each in unit) for unit in group.units
+        ]
     return groups, workload.summary().seconds
 
 
-def _as_before(request: Request, former: Mapping[str, Mapping[str, list[str]]]) -> Request:
-    """The read on the way that it took: an index that the plan made would make it quicker as well."""
+def _as_before(request: Request, former: Mapping[str, Mapping[str, list[str]]], on_top: bool) -> Request:
+    """The read on the way that it took: an index that the plan made would make it quicker as well.
+
+    Before a plan `on_top` of another it took the indexes of that one, though
+    it may have been recorded earlier.
+    """
     indexes = former.get(request.collection)
     if indexes is None or request.operation not in ("find", "aggregate") or request.body.get("hint"):
         return request
     hint: Any = None
     if request.plan == "COLLSCAN":
-        hint = _NATURAL
+        hint = (_former_index(request, indexes) if on_top else None) or _NATURAL
     elif request.plan.startswith("IXSCAN"):
         hint = _former_index(request, indexes)
     return request if hint is None else replace(request, body={**request.body, "hint": hint})
