@@ -80,6 +80,9 @@ def test_a_plan_holds_what_its_trial_said_or_the_read_is_named(database: Any, tm
     groups_on_top, _ = recorded(replace(plan, on=("first",)), path, later)
     hints = {str(unit[0].body.get("hint")) for group in groups_on_top for unit in group.units}
     assert {"of_the_first"} == hints
+    # With a plan that makes an index for these scans as well, each is measured once.
+    both = replace(plan, findings=(*plan.findings, "query-without-index@reviews.product_id"))
+    assert [len(each.units) for each in groups] == [len(each.units) for each in recorded(both, path, row)[0]]
     after = rewriter(plan)(groups[0].units[0])
     assert after is not None
     assert not any("hint" in each.body for each in after.requests)

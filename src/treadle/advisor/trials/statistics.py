@@ -18,9 +18,10 @@ from treadle.advisor.trials.results import Measured
 
 # Student's t at 97.5 % by degrees of freedom, from 1 on.
 _T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
-# Another server, with other contents of its cache and other work beside it, shifts a ratio by as much: on the
-# demo's shop and the examples' databases, on a very busy machine, ten of eleven by less than 1.4.
-BETWEEN_RUNS = 1.5
+# Another server, with other contents of its cache and other work beside it, shifts a ratio by as much. Of 24
+# ratios that were proven on the demo's shop and the examples' databases, on a very busy machine, 22 moved by
+# less than this, and 18 by less than 1.5; scans moved most.
+BETWEEN_RUNS = 1.75
 # What is typical of a run goes by medians, which vary by this much more than means do.
 _MEDIAN = 1.2533
 # One run that the machine interrupted counts for at most this many times the usual one.
