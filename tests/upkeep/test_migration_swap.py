@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import pytest
 from bson import ObjectId
-from pymongo import IndexModel
+from pymongo import IndexModel, MongoClient
 from pymongo.errors import WriteError
 
+from tests import faults
 from treadle import Count, DataError, Document, Id, Indexed, Store, UsageError, migration
 from treadle.plan.server_errors import SWAPPING
 from treadle.upkeep.migrations import swap
@@ -132,6 +133,27 @@ def test_no_write_is_lost(readers: list[dict[str, Any]], database: Any) -> None:
     assert NUMBER - len(deleted) + len(added) == len(there)
     assert visits == {key: there[key]["visits"] for key in visits}
     assert [] == list(migrator.find(Reader, {"visits": {"$lt": 0}}))
+
+
+def test_versions_that_nobody_had_when_they_were_counted_are_followed(server: Any, database: Any) -> None:
+    """Their documents are not copied with the others; the stream tells of them."""
+    Store(database, [Reader]).setup()
+    database.readers.insert_many([old(number) for number in range(20)])
+    new = {"_id": ObjectId(), "full_name": "new", "visits": 0, "schema_version": 3}
+    newer = {**new, "_id": ObjectId(), "full_name": "newer", "schema_version": 2}
+    listener = faults.Heard()
+
+    def write() -> None:
+        database.readers.insert_many([new, newer])
+
+    with MongoClient[Any](server.uri, event_listeners=[listener]) as client:
+        store = Store(client[database.name], [Reader])
+        store.migration_status(Reader)
+        # Of the aggregations of a swap, the third is the one that copies.
+        listener.before(["aggregate"], 2, write)
+        assert store.migrate(Reader, strategy="swap").finished
+    assert {3: 22} == Store(database, [Reader]).migration_status(Reader)
+    assert {"new", "newer"} < {each["full_name"] for each in database.readers.find()}
 
 
 def test_a_document_that_cannot_be_migrated_changes_nothing(

@@ -182,24 +182,28 @@ def _copy(run: Run, shadow: str) -> Plan[None]:
             stages += [*way, {"$set": {lineage.field: {"$literal": to}}}]
         routes.append((of_version(lineage, version), stages))
     # One pass tells which are most; those come first, by the quicker stage, which replaces what is there.
-    largest, run.total = yield from _counted(run, known)
-    routes.insert(0, routes.pop(largest))
-    for number, (chosen, stages) in enumerate(routes):
+    counts = yield from _counted(run, known)
+    run.total = sum(counts[1:])
+    order = sorted(range(len(routes)), key=counts.__getitem__, reverse=True)
+    for place, (chosen, stages) in enumerate(routes[number] for number in order):
+        if place and not counts[order[place]]:
+            # What came since is told by the stream, which begins before the count.
+            break
         into: Raw = {"$out": shadow}
-        if number:
+        if place:
             into = {"$merge": {"into": shadow, "whenMatched": "replace", "whenNotMatched": "insert"}}
         yield from aggregate(collection, [{"$match": chosen}, *stages, into], allowDiskUse=True)
 
 
-def _counted(run: Run, known: Sequence[int]) -> Plan[tuple[int, int]]:
-    """Which route most documents take: 0 for those of no known version; and how many change."""
+def _counted(run: Run, known: Sequence[int]) -> Plan[list[int]]:
+    """How many documents take each route; the first is that of those of no known version."""
     version = f"${run.lineage.field}"
     rows = yield from aggregate(run.entry.collection, [{"$group": {"_id": version, "n": {"$sum": 1}}}])
     counts = [0] * (len(known) + 1)
     for row in rows:
         found = 1 if row["_id"] is None else row["_id"]
         counts[known.index(found) + 1 if found in known else 0] += row["n"]
-    return max(range(len(counts)), key=counts.__getitem__), sum(counts[1:])
+    return counts
 
 
 def _index(described: Raw) -> Raw:
