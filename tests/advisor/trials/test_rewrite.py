@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 from typing import Annotated, Any
 
 import pytest
@@ -23,11 +24,12 @@ from treadle import (
     Sum,
 )
 from treadle.advisor.trials.answers import same, same_first, same_rows
+from treadle.advisor.trials.compare import compare_reads
 from treadle.advisor.trials.declared import patterns_of
 from treadle.advisor.trials.declared_already import instead, shows, single, still_pays
-from treadle.advisor.trials.rewrite import rewrite
+from treadle.advisor.trials.rewrite import rewrite, unchanged
 from treadle.advisor.trials.tokens import restored
-from treadle.advisor.trials.units import chosen, chosen_writes, describe, grouped
+from treadle.advisor.trials.units import Group, chosen, chosen_writes, describe, grouped
 from treadle.advisor.trials.workload_file import Request
 
 
@@ -174,6 +176,41 @@ def test_a_read_and_the_reads_by_id_that_follow_it_are_one_page():
     assert not after.same(before, [[{"_id": 1, "status": "open", "customer_id": 9, "customer": card}]])
 
 
+def test_reads_that_follow_count_only_where_they_are_about_what_was_read():
+    """Sessions are reused at once, so that a read of an unrelated customer may come right after an order."""
+    orders = Request("find", "orders", {"filter": {"_id": 1}})
+    customer = Request("find", "customers", {"filter": {"_id": 7}})
+    after = rewrite((orders, customer), PATTERNS)
+    assert after is not None
+    assert after.applies([[{"_id": 1, "customer_id": 7}], [FULL]])
+    assert not after.applies([[{"_id": 1, "customer_id": 9}], [FULL]])
+    assert not after.applies([[], [FULL]])
+    # The client knows the customer from its own filter.
+    hidden = Request("find", "orders", {"filter": {"customer_id": 7}, "projection": {"status": 1}})
+    after = rewrite((hidden, customer), PATTERNS)
+    assert after is not None
+    assert after.applies([[{"_id": 1, "status": "open"}], [FULL]])
+    assert not after.applies([[], [FULL]])
+
+
+def test_reads_of_something_else_are_neither_compared_nor_counted(database):
+    card = {"name": "Ada", "tier": "gold"}
+    database["customers"].insert_many([FULL, {**FULL, "_id": 8}])
+    database["orders"].insert_one({"_id": 1, "customer_id": 7, "status": "open", "customer": card})
+    order = Request("find", "orders", {"filter": {"_id": 1}})
+    units = [(order, Request("find", "customers", {"filter": {"_id": key}})) for key in (7, 8)]
+    (result,), _ = compare_reads(database, database, [Group(units, recorded=100)], PATTERNS, 10, rounds=2)
+    assert (50, 5.0, 1, 0) == (result.recorded, result.per_second, result.compared, result.different)
+
+
+def test_a_read_that_asks_for_more_than_the_card_holds_is_not_left_out():
+    orders = Request("find", "orders", {"filter": {"_id": 1}}, at=1.0, session=1)
+    for projection, pages in (({"name": 1, "email": 1}, 0), ({"email": 1}, 0), ({"name": 1, "_id": 0}, 1)):
+        body = {"filter": {"_id": 7}, "projection": projection}
+        customer = Request("find", "customers", body, at=1.01, session=1)
+        assert pages == len(chosen([orders, customer], PATTERNS))
+
+
 def test_counts_and_sums_become_reads_of_fields():
     sums = {
         "_id": None,
@@ -266,6 +303,51 @@ def test_of_documents_that_tie_either_may_come_last():
     assert not same_first([row(1, 9), row(2, 8)], [row(5, 9), row(2, 8)], ["date"])
     assert not same_first([row(1, 9), row(2, 8)], [row(1, 9), row(2, 8, 5)], ["date"])
     assert not same_first([row(1, 9)], [row(1, 7)], ["date"])
+
+
+@pytest.mark.parametrize("projection", [None, {"rating": 1, "date": 1}, {"rating": 1}, {"_id": 0, "date": 1}])
+def test_embedded_documents_that_tie_may_come_in_another_order(projection):
+    """The subset breaks ties by id; a read that sorts by date alone does not."""
+    day, later = dt.datetime(2026, 1, 1), dt.datetime(2026, 1, 2)
+    stored = [
+        {"_id": 1, "rating": 5, "date": later},
+        {"_id": 2, "rating": 4, "date": day},
+        {"_id": 3, "rating": 3, "date": day},
+    ]
+    body = {"filter": {"product_id": 4}, "sort": {"date": -1}, "limit": 3, "projection": projection}
+    after = rewrite(Request("find", "reviews", body), PATTERNS)
+    assert after is not None
+
+    def answer(*documents: dict[str, Any]) -> list[list[dict[str, Any]]]:
+        shown = {"_id": 1, **(projection or stored[0])}
+        names = [name for name in stored[0] if shown.get(name, 0) != 0]
+        return [[{name: each[name] for name in names} for each in documents]]
+
+    items = [[{"_id": 4, "recent": stored}]]
+    assert after.same(answer(*stored), items)
+    assert after.same(answer(stored[0], stored[2], stored[1]), items)
+    assert not after.same(answer(*stored[:2]), items)
+    # Which of them is the newest is seen in the items, where the answer does not show it.
+    assert not after.same(answer(stored[1], stored[0], stored[2]), items)
+
+
+def test_an_index_may_give_documents_that_tie_in_another_order():
+    request = Request("find", "orders", {"filter": {"status": "open"}, "sort": {"day": -1}})
+    rows = [{"_id": 1, "day": 9}, {"_id": 2, "day": 8}, {"_id": 3, "day": 8}]
+    tied = [rows[0], rows[2], rows[1]]
+    other = [rows[0], rows[1], {"_id": 4, "day": 8}]
+    after = unchanged((request,))
+    assert after is not None
+    assert after.same([rows], [tied])
+    assert not after.same([rows], [[rows[1], rows[0], rows[2]]])
+    assert not after.same([rows], [other])
+    cut = unchanged((replace(request, body={**request.body, "limit": 3}),))
+    assert cut is not None
+    assert cut.same([rows], [other])
+    assert not cut.same([rows], [[{"_id": 4, "day": 9}, *rows[1:]]])
+    # What the rows do not show cannot tie.
+    plain = [[{"_id": each["_id"]} for each in answer] for answer in (rows, tied)]
+    assert not after.same(plain[:1], plain[1:])
 
 
 def test_a_long_array_is_compared_as_far_as_the_document_holds_it():

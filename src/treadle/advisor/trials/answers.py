@@ -79,16 +79,20 @@ def same_rows(first: Sequence[Any], second: Sequence[Any], ordered: bool) -> boo
     return all(map(same, left, right))
 
 
-def same_first(first: Sequence[Row], second: Sequence[Row], sort: Iterable[str]) -> bool:
-    """Whether two sorted answers agree; of documents that are equal in the sort, either may be shown."""
+def same_first(
+    first: Sequence[Row], second: Sequence[Row], sort: Iterable[str], keys: Sequence[Any] | None = None
+) -> bool:
+    """Whether two sorted answers agree; of documents that are equal in the sort, either may be shown.
+
+    `keys` are the sort's values in the second one, where the first does not show them.
+    """
     if len(first) != len(second):
         return False
     paths = list(sort)
-
-    def keys(rows: Sequence[Row]) -> list[Any]:
-        return [[at(row, path) for path in paths] for row in rows]
-
-    left, right = keys(first), keys(second)
+    left, right = (
+        [[at(row, path) for path in paths] for row in rows] if keys is None else keys
+        for rows in (first, second)
+    )
     if not same(left, right):
         return False
     last = left[-1] if left else None
@@ -104,6 +108,35 @@ def same_first(first: Sequence[Row], second: Sequence[Row], sort: Iterable[str])
         return False
     ids = [[row.get("_id") for row in rows] for rows in tied]
     return same_rows(*tied, ordered=False) or not same(*(sorted(each, key=frozen) for each in ids))
+
+
+def same_sorted(first: Sequence[Row], second: Sequence[Row], sort: Iterable[str], cut: bool) -> bool:
+    """Whether two answers to one sorted read agree; where it is `cut`, others that tie may come last."""
+    if same_rows(first, second, ordered=True):
+        return True
+    paths = list(sort)
+    # By what the rows do not show, nobody can tell which of them tie.
+    if not all(any(at(row, path) is not None for row in first) for path in paths):
+        return False
+    return same_first(first, second, paths) and (cut or same_rows(first, second, ordered=False))
+
+
+def same_embedded(
+    rows: Sequence[Row],
+    items: Sequence[Any],
+    fields: Mapping[str, str],
+    shown: Iterable[str],
+    sort: list[str],
+) -> bool:
+    """Whether embedded items are what a sorted read shows; `fields` says what each is called in an item."""
+    paths = list(shown)
+    one = [{path: at(row, path) for path in paths} for row in rows]
+    other = [{path: at(item, fields[path]) for path in paths} for item in items]
+    if set(sort) <= set(paths):
+        return same_first(one, other, sort)
+    if set(sort) <= set(fields):
+        return same_first(one, other, [], [[at(item, fields[path]) for path in sort] for item in items])
+    return same_rows(one, other, ordered=True)
 
 
 def frozen(value: Any) -> bytes:

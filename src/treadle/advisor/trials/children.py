@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from treadle.advisor.joined import Join, join_of
-from treadle.advisor.trials.answers import at, same, same_first, same_rows, without
+from treadle.advisor.trials.answers import at, same, same_embedded, same_rows, without
 from treadle.advisor.trials.declared import First, Patterns, Value
 from treadle.advisor.trials.grouping import accumulated
 from treadle.advisor.trials.workload_file import Request
@@ -30,8 +30,8 @@ class ChildrenRewriter:
 
     request: Request
     patterns: Patterns
-    # Name -> the embedded children that it shows now.
-    firsts: dict[str, First] = field(default_factory=dict)
+    # Name -> the embedded children that it shows now, and what it sorts them by.
+    firsts: dict[str, tuple[First, list[str]]] = field(default_factory=dict)
     # Names of all children of a parent -> the join, until its stages are rewritten.
     counted: dict[str, Join] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
@@ -69,9 +69,9 @@ class ChildrenRewriter:
             return True
         held = {repr(row.get("_id")): row for row in other}
         return all(
-            self._same_first(name, first, row, held.get(repr(row.get("_id")), {}))
+            self._same_first(name, row, held.get(repr(row.get("_id")), {}))
             for row in one
-            for name, first in self.firsts.items()
+            for name in self.firsts
         )
 
     def _plain(self, row: Row) -> dict[str, Any]:
@@ -80,15 +80,13 @@ class ChildrenRewriter:
         ]
         return without(row, *(each for each in maintained if each not in self.firsts))
 
-    @staticmethod
-    def _same_first(name: str, first: First, before: Row, after: Row) -> bool:
+    def _same_first(self, name: str, before: Row, after: Row) -> bool:
+        first, sort = self.firsts[name]
         one, other = before.get(name), after.get(name)
         if not isinstance(one, list) or not isinstance(other, list):
             return same(one, other)
         shown = [path for path in first.fields if any(at(each, path) is not None for each in one)]
-        rows = [{path: at(each, path) for path in shown} for each in one]
-        cards = [{path: at(each, first.fields[path]) for path in shown} for each in other]
-        return same_first(rows, cards, [path for path, _ in first.sort if path in shown])
+        return same_embedded(one, other, first.fields, shown, sort)
 
     # -- stages --------------------------------------------------------------------------------
 
@@ -135,7 +133,7 @@ class ChildrenRewriter:
                 continue
             if projection is not None and not _plain_names(projection) <= {*first.fields, "_id", join.by}:
                 continue
-            self.firsts[join.alias] = first
+            self.firsts[join.alias] = first, [path for path, _ in order]
             self.used.add(first.place)
             self.whole = self.whole or projection is None
             place: Any = f"${first.place}"

@@ -149,7 +149,7 @@ class _Comparison:
 
     def run(self, seconds: float) -> RequestResult | str:
         """The result of one group; a sentence where nothing could be compared."""
-        different, refused = 0, ""
+        different, apart, refused = 0, 0, ""
         usable: list[Pair] = []
         begin = perf_counter()
         for pair in self.pairs:
@@ -157,7 +157,8 @@ class _Comparison:
                 if pair.after.applies is not always and not pair.after.applies(
                     timed(self.before, pair.unit)[1]
                 ):
-                    refused = "its reads do not go the whole way"
+                    apart += 1
+                    refused = "its reads do not belong together, or do not go the whole way"
                     continue
                 different += not self._same(pair)
             except Refused as error:
@@ -166,6 +167,8 @@ class _Comparison:
             usable.append(pair)
         if not usable:
             return refused
+        # Of those that were not tried, as many again are no such read.
+        recorded = max(1, round(self.group.recorded * (1 - apart / len(self.pairs))))
         self.pairs = usable
         times = self._times(perf_counter() - begin)
         if times is None:
@@ -181,8 +184,8 @@ class _Comparison:
             "read",
             describe(usable[0].unit),
             usable[0].after.label,
-            self.group.recorded,
-            self.group.recorded / max(seconds, 1e-9),
+            recorded,
+            recorded / max(seconds, 1e-9),
             len(usable),
             len(usable),
             different,

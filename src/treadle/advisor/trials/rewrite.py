@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from treadle.advisor.trials.answers import RESERVED, at, same, same_first, same_rows, without
+from treadle.advisor.trials.answers import RESERVED, at, same, same_embedded, same_rows, same_sorted, without
 from treadle.advisor.trials.children import ChildrenRewriter
 from treadle.advisor.trials.declared import Card, First, LongArray, Patterns, Readings, Value
 from treadle.advisor.trials.grouping import filter_of, grouping
@@ -80,7 +80,9 @@ def follows(first: Request, other: Request, patterns: Patterns) -> Card | None:
         return None
     for card in patterns.cards:
         ends = (card.collection, card.source) == (first.collection, other.collection)
-        if ends and set(filter_of(other)) == {card.key}:
+        if not ends or set(filter_of(other)) != {card.key}:
+            continue
+        if _shown(other.body.get("projection"), {*card.paths, card.key}) is not None:
             return card
     return None
 
@@ -145,8 +147,21 @@ def _followed(requests: Sequence[Request], patterns: Patterns) -> Rewritten | No
             return False
         return all(_holds(card, before[number], later[0]) for number, card in left_out.items())
 
+    def applies(before: Sequence[Answer]) -> bool:
+        """Whether what follows is about the documents that the first read shows."""
+        return all(_refers(first, before[0], before[number], card) for number, card in left_out.items())
+
     label = f"{first.collection}: read with {', '.join(sorted({card.place for card in cards}))}"
-    return Rewritten((after, *kept), compare, label, _cut(True, cards[0].source))
+    return Rewritten((after, *kept), compare, label, _cut(True, cards[0].source), applies)
+
+
+def _refers(first: Request, rows: Answer, sources: Answer, card: Card) -> bool:
+    """Whether the first read names each of the sources, in its answer or in its filter."""
+    named = {repr(at(row, card.by)) for row in rows}
+    if rows:
+        # A client that asks for one customer's orders knows the customer, whatever the answer shows.
+        named.add(repr(filter_of(first).get(card.by)))
+    return all(repr(at(source, card.key)) in named for source in sources)
 
 
 def _includes(value: Any) -> bool:
@@ -272,24 +287,24 @@ def _first_few(request: Request, firsts: Sequence[First]) -> Rewritten | None:
         names = _shown(projection, {*first.fields, first.by})
         if names is None:
             continue
-        return _embedded_read(request, first, key, limit, names, projection is None)
+        if not projection or projection.get("_id", True):
+            names |= {"_id"}
+        paths = [path for path, _ in sort]
+        return _embedded_read(request, first, key, limit, names, paths, projection is None)
     return None
 
 
 def _embedded_read(
-    request: Request, first: First, key: Any, limit: int, names: frozenset[str], whole: bool
+    request: Request, first: First, key: Any, limit: int, names: frozenset[str], sort: list[str], whole: bool
 ) -> Rewritten:
-    fields = {name: card for name, card in first.fields.items() if name in names or name == "_id"}
-    sort = [path for path, _ in first.sort if path in fields]
+    shown = [name for name in first.fields if name in names]
     body = {"filter": {first.key: key}, "projection": {first.place: 1}, "limit": 1}
 
     def compare(before: Sequence[Answer], later: Sequence[Answer]) -> bool:
-        rows = [{name: at(row, name) for name in fields} for row in before[0]]
         items = at(later[0][0], first.place) if later[0] else []
-        shown = [{name: at(item, card) for name, card in fields.items()} for item in (items or [])[:limit]]
-        return same_first(rows, shown, sort)
+        return same_embedded(before[0], (items or [])[:limit], first.fields, shown, sort)
 
-    note = _cut(True, request.collection) if whole else ""
+    note = _cut(whole, request.collection)
     after = Request("find", first.collection, body)
     return Rewritten((after,), compare, f"{first.collection}: read of {first.place}", note)
 
@@ -344,7 +359,7 @@ def _children(request: Request, patterns: Patterns) -> Rewritten | None:
     after = children.rewritten()
     if after is None:
         return None
-    sources = ", ".join(sorted({first.source for first in children.firsts.values()}))
+    sources = ", ".join(sorted({first.source for first, _ in children.firsts.values()}))
     return Rewritten(
         (after,),
         lambda before, later: children.same(before[0], later[0]),
@@ -413,11 +428,13 @@ def _readings(request: Request, collections: Sequence[Readings]) -> Rewritten | 
 def unchanged(unit: Sequence[Request]) -> Rewritten | None:
     """The same request, where only the way to its answer changes."""
     first = unit[0]
-    ordered = bool(first.body.get("sort"))
+    sort, cut = first.body.get("sort"), bool(first.body.get("limit"))
 
     def compare(before: Sequence[Answer], later: Sequence[Answer]) -> bool:
-        cut = not ordered and bool(first.body.get("limit"))
+        if isinstance(sort, Mapping) and sort:
+            # An index gives documents that tie in another order.
+            return same_sorted(before[0], later[0], sort, cut)
         # Any documents may be the first few of those that match.
-        return len(before[0]) == len(later[0]) if cut else same_rows(before[0], later[0], ordered)
+        return len(before[0]) == len(later[0]) if cut else same_rows(before[0], later[0], ordered=False)
 
     return Rewritten(tuple(unit), compare, f"{first.collection}: the same, by an index")
