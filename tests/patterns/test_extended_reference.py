@@ -447,6 +447,32 @@ def test_a_rename_that_the_collation_does_not_see_reaches_the_copies(database, c
         assert {name} == {each.customer.name for each in store.find(Order)}
 
 
+class Stall(Document, collection="stalls"):
+    id: int
+    name: str
+    labels: dict[str, str] = {}
+
+
+class StallCard(BaseModel):
+    name: str
+    labels: dict[str, str]
+
+
+class Offer(Document, collection="offers"):
+    stall_id: int
+    stall: Annotated[StallCard | None, ExtendedReference(Stall, by="stall_id")] = None
+
+
+@pytest.mark.parametrize("labels", [{"": "x"}, {str(number): "x" * 1_000_000 for number in range(6)}])
+def test_a_card_that_the_server_could_not_compare_follows_its_source(database, labels):
+    """A name that is empty makes no path, and a large card fits into no condition beside its update."""
+    store = Store(database, [Stall, Offer])
+    store.insert(Stall(id=1, name="Ann", labels=labels))
+    store.insert(Offer(stall_id=1))
+    store.update(Stall, 1, {"$set": {"name": "Anna"}})
+    assert ["Anna"] == [each.stall.name for each in store.find(Offer)]
+
+
 def test_a_fan_out_that_was_interrupted_is_finished_by_recovery(database, monkeypatch):
     """The change is committed with its intent; a new Store does the rest."""
     limits = Limits(fan_out_max=10, fan_out_chunk=7)

@@ -94,6 +94,11 @@ def test_the_server_tells_every_other_value(database, collation):
         assert expected == {each["_id"] for each in collection.find(condition)}, value
 
 
-@pytest.mark.parametrize("value", [["a"], {"a": ["b"]}, {"a.b": "c"}, {"$a": "b"}, [{"a": "b"}]])
+@pytest.mark.parametrize("value", [["a"], {"a": ["b"]}, {"a.b": "c"}, {"$a": "b"}, {"": "b"}, [{"a": "b"}]])
 def test_texts_that_have_no_path_are_not_compared_by_the_server(value):
+    assert {} == unlike("a", value)
+
+
+@pytest.mark.parametrize("value", ["a" * 200_000, {"a": b"b" * 200_000}])
+def test_large_values_are_not_compared_by_the_server(value):
     assert {} == unlike("a", value)

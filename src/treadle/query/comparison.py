@@ -8,13 +8,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import bson
 from bson import ObjectId
 from bson.decimal128 import Decimal128
 
-from treadle.model.bson_types import from_bson
+from treadle.model.bson_types import CODEC_OPTIONS, from_bson
 
 # A sum of floats depends on the order of its terms; this much is not a finding.
 FLOAT_TOLERANCE = 1e-9
+# Larger values are not sent to the server to be compared.
+UNLIKE_BYTES_MAX = 100_000
 # Of these, equal ones are the same; most of what is compared is.
 _PLAIN = frozenset({bool, int, float, str, ObjectId})
 # The server's arithmetic of decimals: it rounds, and what it cannot compute is infinite or no number.
@@ -67,8 +70,11 @@ def unlike(path: str, value: Any) -> dict[str, Any]:
 
     Fields of documents in another order are another value, null is not
     missing. Texts are compared by their bytes as well, because a collection's
-    collation may take another one for the same.
+    collation may take another one for the same. A large value would not fit
+    into one command with the condition, which holds it twice.
     """
+    if len(bson.encode({"": value}, codec_options=CODEC_OPTIONS)) > UNLIKE_BYTES_MAX:
+        return {}
     texts = _texts(path, value)
     if texts is None:
         return {}
@@ -91,7 +97,7 @@ def _texts(path: str, value: Any) -> list[tuple[str, str]] | None:
         return None if any(_texts(path, each) != [] for each in value) else []
     texts: list[tuple[str, str]] = []
     for key, item in value.items() if isinstance(value, Mapping) else ():
-        inner = None if "." in key or "$" in key else _texts(f"{path}.{key}", item)
+        inner = None if not key or "." in key or "$" in key else _texts(f"{path}.{key}", item)
         if inner is None:
             return None
         texts += inner
