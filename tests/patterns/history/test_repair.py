@@ -29,6 +29,7 @@ def broken(database, what):
         "no rows": lambda: history.delete_many({}),
         "another state": lambda: history.update_one({"_id": last["_id"]}, {"$set": {"document.premium": 9}}),
         "raw update": lambda: database["policies"].update_one({"_id": 1}, {"$set": {"premium": 9}}),
+        "no end": lambda: history.update_one({"_id": last["_id"]}, {"$unset": {"valid_to": 1}}),
         "raw delete": lambda: database["policies"].delete_one({"_id": 1}),
         "gap": lambda: history.update_one(
             {"_id": second["_id"]}, {"$set": {"valid_to": second["valid_from"] + ms / 2}}
@@ -48,7 +49,7 @@ def broken(database, what):
 
 
 BREAKS = [
-    "no open row", "no rows", "another state", "raw update", "raw delete", "gap", "overlap", "hole",
+    "no open row", "no rows", "another state", "raw update", "raw delete", "no end", "gap", "overlap", "hole",
     "number twice", "never ended", "ended",
 ]  # fmt: skip
 
@@ -234,7 +235,36 @@ def test_the_worker_makes_one_state_of_a_transaction(run, database):
     kept = {key: [each["name"] for each in states(store, Followed, key)] for key in (1, 2, 3)}
     assert {1: ["a", "c"], 2: ["b", "c"], 3: []} == kept
     assert [] == disorder(database, Followed)
+    with database.client.start_session() as session, session.start_transaction():
+        followed.delete_one({"_id": 2}, session=session)
+        followed.insert_one({"_id": 2, "name": "d"}, session=session)
+        followed.delete_one({"_id": 2}, session=session)
+    worker.run_until_idle()
+    assert ["b", "c"] == [each["name"] for each in states(store, Followed, 2)]
+    assert [] == disorder(database, Followed)
     assert [] == store.verify()
+
+
+@pytest.mark.since("6.0", "pre-images tell what was there before")
+def test_a_new_document_that_its_transaction_updates_is_seen_without_images(run, database):
+    store, worker, raw = followed(run, database)
+    database.command("collMod", "followed", changeStreamPreAndPostImages={"enabled": False})
+    with database.client.start_session() as session, session.start_transaction():
+        raw.insert_one({"_id": 2, "name": "a"}, session=session)
+        raw.update_one({"_id": 2}, {"$set": {"name": "b"}}, session=session)
+    worker.run_until_idle()
+    assert ["b"] == [each["name"] for each in states(store, Followed, 2)]
+    assert [] == store.verify()
+
+
+@pytest.mark.since("6.0", "pre-images tell what was there before")
+def test_the_worker_goes_on_where_somebody_removed_the_end_of_a_row(run, database):
+    store, worker, raw = followed(run, database)
+    database["followed_history"].update_one({"valid_to": None}, {"$unset": {"valid_to": 1}})
+    raw.update_one({"_id": 1}, {"$set": {"name": "b"}})
+    worker.run_until_idle()
+    assert list("ab") == [each["name"] for each in states(store, Followed, 1)]
+    assert [] == disorder(database, Followed)
 
 
 def test_events_are_recorded_once_however_often_they_are_read(run, database):

@@ -443,6 +443,33 @@ def test_an_update_of_a_document_without_its_row_records_what_it_ends(model, run
     assert [] == store.verify()
 
 
+@pytest.mark.parametrize("model", [Policy, Lean])
+def test_a_document_that_another_writer_deleted_can_be_inserted_again(model, run, database):
+    store = run.store([model])
+    store.setup()
+    store.insert_many([model(id=number, premium=1) for number in range(3)])
+    database[model.__treadle__.collection].delete_many({})
+    store.insert(model(id=0, premium=2))
+    store.insert_many([model(id=number, premium=2) for number in (1, 2)])
+    for number in range(3):
+        assert [1, 2] == [each["premium"] for each in states(store, model, number)]
+    assert [] == disorder(database, model)
+    assert [] == store.verify()
+
+
+def test_a_transaction_writes_where_somebody_removed_the_end_of_a_row(run, database):
+    store = run.store([Policy])
+    store.setup()
+    store.insert(Policy(id=1, premium=1))
+    database["policies_history"].update_one({}, {"$unset": {"valid_to": 1}})
+    assert 1 == store.at(Policy, 1, dt.datetime.now(UTC)).premium
+    with store.transaction():
+        store.update(Policy, 1, {"$set": {"premium": 2}})
+    assert [1, 2] == [each["premium"] for each in states(store, Policy, 1)]
+    assert [] == disorder(database, Policy)
+    assert [] == store.verify()
+
+
 class Piece(Document, collection="pieces", discriminator="kind", history=History()):
     id: int
 

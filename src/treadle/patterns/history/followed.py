@@ -49,6 +49,10 @@ def replay(rule: HistoryRows, events: Sequence[Event]) -> Plan[None]:
     ended = [key for key in ids if tracks[freeze(key)].last is None]
     for frozen, row in (yield from rule.last_rows(ended)).items():
         tracks[frozen].last = row
+        if row["valid_to"] is None:
+            # Open all the same: somebody removed the field.
+            whole = yield from find(rule.collection, by_id(row["_id"]))
+            tracks[frozen].last = {**row, **whole[0]}
     for event in events:
         tracks[freeze(event.key)].take(event, now.get(freeze(event.key)))
     operations = [each for track in tracks.values() for each in track.operations]
@@ -74,7 +78,12 @@ def net(events: Sequence[Event]) -> list[Event]:
         elif event.kind == "delete" and first.kind == "insert":
             merged[at] = None
         else:
-            kind = "insert" if first.kind == "insert" else event.kind
+            kind = event.kind
+            if first.kind == "insert" and event.after is not None:
+                kind = "insert"
+            elif kind == "insert":
+                # It was there before, which another event of the transaction told.
+                kind = "replace"
             merged[at] = Event(kind, event.key, None, {**event.raw, BEFORE: first.before})
     return [event for event in merged if event is not None]
 

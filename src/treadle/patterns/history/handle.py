@@ -57,7 +57,7 @@ class HistoryHandle:
     def _document_at(self, key: Any, moment: dt.datetime) -> Plan[Raw | None]:
         chosen = {**self.rule.of(key), "valid_from": {"$lte": moment}}
         row = yield from find_one(self.rule.collection, chosen, sort=NEWEST)
-        if row is None or (row["valid_to"] is not None and row["valid_to"] <= moment):
+        if row is None or (row.get("valid_to") is not None and row["valid_to"] <= moment):
             return None
         return (yield from whole_document(self.rule, row))
 
@@ -184,7 +184,7 @@ class StateReader(PageReader[Any]):
             documents.append(dict(self._newer))
         loaded = yield from load(self._rule.target, documents)
         return [
-            State(document, row["revision"], row["valid_from"], row["valid_to"], row.get("missed", 0))
+            State(document, row["revision"], row["valid_from"], row.get("valid_to"), row.get("missed", 0))
             for document, row in zip(loaded, raws, strict=True)
         ]
 

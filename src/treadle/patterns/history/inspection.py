@@ -147,8 +147,10 @@ def _disorder(rule: HistoryRows, key: Any) -> Plan[tuple[Any, Any] | None]:
     rows = yield from _rows(rule, key)
     living = yield from _is_stored(rule, key)
     for row, changes in zip(rows, _expected([dict(row) for row in rows], living), strict=True):
-        if changes:
-            return {name: row.get(name) for name in changes}, changes
+        stored = {name: row.get(name) for name in changes}
+        # An end that is missing, and should be null, is a finding of its document.
+        if stored != changes:
+            return stored, changes
     return None
 
 
@@ -176,18 +178,19 @@ def _expected(rows: Sequence[Raw], living: bool) -> list[Raw]:
                 missed = 0
             if missed != row.get("missed", 0):
                 changes["missed"] = row["missed"] = missed
+        begins, ends = row["valid_from"], row.get("valid_to")
         if after is not None:
-            gap = row["valid_to"] is not None and row["valid_to"] < after["valid_from"]
+            gap = ends is not None and ends < after["valid_from"]
             allowed = row.get("deleted") or after["revision"] > row["revision"] + 1
-            if row["valid_to"] != after["valid_from"] and not (
-                gap and allowed and row["valid_to"] > row["valid_from"]
-            ):
+            if ends != after["valid_from"] and not (gap and allowed and ends > begins):
                 changes["valid_to"] = after["valid_from"]
-        elif not living and row["valid_to"] is None:
-            changes["valid_to"] = max(row["valid_from"] + MILLISECOND, row["valid_from"])
+        elif not living and ends is None:
+            changes["valid_to"] = begins + MILLISECOND
             changes["deleted"] = True
-        elif row["valid_to"] is not None and row["valid_to"] <= row["valid_from"]:
-            changes["valid_to"] = row["valid_from"] + MILLISECOND
+        elif ends is not None and ends <= begins:
+            changes["valid_to"] = begins + MILLISECOND
+        elif "valid_to" not in row:
+            changes["valid_to"] = None
         expected.append(changes)
     return expected
 
@@ -224,7 +227,7 @@ def _mend(rule: HistoryRows, key: Any) -> Plan[bool]:
         return done
     newest = [("valid_from", DESCENDING)]
     last = yield from find_one(rule.collection, rule.of(key), sort=newest)
-    is_open = last is not None and last["valid_to"] is None
+    is_open = last is not None and last.get("valid_to") is None
     before = (last or {}).get("document") or {} if is_open else None
     if before is None or not (yield from _alike(rule, before, document)):
         yield from rule.perform([Move(key, before, document, False)])

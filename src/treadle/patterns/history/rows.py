@@ -178,7 +178,7 @@ class HistoryRows(Rule):
         ended = yield from self._end([move for move in moves if move.before is not None])
         begun = [move for move in moves if move.after is not None]
         unknown = [move.id for move in begun if move.before is None and not move.fresh]
-        lasts = {**(yield from self.last_rows(unknown)), **ended}
+        lasts = {**(yield from self._ended_rows(unknown)), **ended}
         rows, first = [], None
         for move in begun:
             last = lasts.get(freeze(move.id))
@@ -225,10 +225,25 @@ class HistoryRows(Rule):
         if len(identities) == 1:
             newest = [("valid_from", DESCENDING)]
             row = yield from find_one(self.collection, self.of(identities[0]), HEAD, sort=newest)
-            return {} if row is None else {freeze(identities[0]): row}
+            return {} if row is None else {freeze(identities[0]): {"valid_to": None, **row}}
         chosen = {"document_id": {"$in": list(identities)}}
         rows = yield from find(self.collection, chosen, HEAD, sort=[("document_id", 1), ("valid_from", 1)])
-        return {freeze(row["document_id"]): row for row in rows}
+        # Somebody may have removed the end of a row; then it has none.
+        return {freeze(row["document_id"]): {"valid_to": None, **row} for row in rows}
+
+    def _ended_rows(self, identities: Sequence[Any]) -> Plan[dict[Any, Raw]]:
+        """The newest row of each document that begins anew; one that is still open ends here.
+
+        Another writer deleted the document, and nobody was told.
+        """
+        lasts = yield from self.last_rows(identities)
+        still_open = [row["_id"] for row in lasts.values() if row["valid_to"] is None]
+        if still_open:
+            chosen = {"_id": {"$in": still_open}}
+            yield from update_many(self.collection, chosen, _ended(gone=True))
+            for row in (yield from find(self.collection, chosen, HEAD)):
+                lasts[freeze(row["document_id"])] = row
+        return lasts
 
     def _end(self, moves: Sequence[Move]) -> Plan[dict[Any, Raw]]:
         """End the open states of these documents; their rows after, by frozen id."""
@@ -283,7 +298,7 @@ class HistoryRows(Rule):
     def _adopt(self, move: Move) -> Plan[Raw]:
         """The row of a state that nobody recorded: it is known to have held until now."""
         last = (yield from self.last_rows([move.id])).get(freeze(move.id))
-        if last is not None and last.get("valid_to") is None:
+        if last is not None and last["valid_to"] is None:
             # Open all the same: somebody removed the field.
             ended = yield from find_one_and_update(self.collection, by_id(last["_id"]), self._ending(move))
             assert ended is not None
@@ -305,8 +320,8 @@ class HistoryRows(Rule):
         if row is None:
             return False
         committed = yield from outside(lambda: find_one(self.collection, by_id(row["_id"]), {"valid_to": 1}))
-        if row["valid_to"] is not None:
-            if committed is None or committed["valid_to"] is not None or move.after is None:
+        if row.get("valid_to") is not None:
+            if committed is None or committed.get("valid_to") is not None or move.after is None:
                 return False
             # It was deleted and comes back, all in one transaction: nobody saw it gone.
             if self.alike(row["document"], move.after):
@@ -327,7 +342,7 @@ class HistoryRows(Rule):
         earlier = {**self.of(row["document_id"]), "revision": row["revision"] - 1}
         last = yield from find_one(self.collection, earlier)
         before = None
-        if last is not None and last["valid_to"] == row["valid_from"] and not last.get("deleted"):
+        if last is not None and last.get("valid_to") == row["valid_from"] and not last.get("deleted"):
             before = restored(last, row["document"])
         if after is not None and (before is None or not self.alike(before, after)):
             yield from update_one(
