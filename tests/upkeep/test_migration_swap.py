@@ -6,7 +6,7 @@ import threading
 from typing import Annotated, Any
 
 import pytest
-from bson import ObjectId
+from bson import Decimal128, ObjectId
 from pymongo import IndexModel, MongoClient
 from pymongo.errors import WriteError
 
@@ -154,6 +154,20 @@ def test_versions_that_nobody_had_when_they_were_counted_are_followed(server: An
         assert store.migrate(Reader, strategy="swap").finished
     assert {3: 22} == Store(database, [Reader]).migration_status(Reader)
     assert {"new", "newer"} < {each["full_name"] for each in database.readers.find()}
+
+
+@pytest.mark.parametrize("version", [True, Decimal128("2"), [2], "2"], ids=str)
+def test_a_document_of_an_odd_version_is_copied_too(database: Any, version: Any) -> None:
+    """What is equal to a version in Python is not always so for the server, nor the other way round."""
+    Store(database, [Reader]).setup()
+    odd = {**old(20), "schema_version": version}
+    database.readers.insert_many(
+        [*(old(number) for number in range(20)), odd], bypass_document_validation=True
+    )
+    before = {each["_id"] for each in database.readers.find()}
+    assert Store(database, [Reader]).migrate(Reader, strategy="swap").finished
+    assert before == {each["_id"] for each in database.readers.find()}
+    assert 20 <= database.readers.count_documents({"schema_version": 3})
 
 
 def test_a_document_that_cannot_be_migrated_changes_nothing(

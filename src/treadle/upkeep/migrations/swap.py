@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bson import json_util
+from bson.int64 import Int64
 from pymongo.errors import OperationFailure
 
 from treadle.engine.convert import convert
@@ -62,6 +63,8 @@ KEPT_OPTIONS = ("validator", "validationLevel", "validationAction")
 # When so few documents changed since the last look, the rest is done while nobody writes.
 FEW = 200
 ROUNDS_MAX = 20
+# What is equal here exactly where it is for the server.
+PLAIN_VERSIONS = (int, Int64, float, type(None))
 
 
 def check_swap(run: Run) -> None:
@@ -182,11 +185,11 @@ def _copy(run: Run, shadow: str) -> Plan[None]:
             stages += [*way, {"$set": {lineage.field: {"$literal": to}}}]
         routes.append((of_version(lineage, version), stages))
     # One pass tells which are most; those come first, by the quicker stage, which replaces what is there.
-    counts = yield from _counted(run, known)
+    counts, sure = yield from _counted(run, known)
     run.total = sum(counts[1:])
     order = sorted(range(len(routes)), key=counts.__getitem__, reverse=True)
     for place, (chosen, stages) in enumerate(routes[number] for number in order):
-        if place and not counts[order[place]]:
+        if place and sure and not counts[order[place]]:
             # What came since is told by the stream, which begins before the count.
             break
         into: Raw = {"$out": shadow}
@@ -195,15 +198,20 @@ def _copy(run: Run, shadow: str) -> Plan[None]:
         yield from aggregate(collection, [{"$match": chosen}, *stages, into], allowDiskUse=True)
 
 
-def _counted(run: Run, known: Sequence[int]) -> Plan[list[int]]:
-    """How many documents take each route; the first is that of those of no known version."""
+def _counted(run: Run, known: Sequence[int]) -> Plan[tuple[list[int], bool]]:
+    """How many documents take each route; the first is that of those of no known version.
+
+    And whether that is sure: a version that is no plain number may be equal to
+    one here and not for the server, such as `true`, or the other way round, such
+    as a Decimal128 or a list.
+    """
     version = f"${run.lineage.field}"
     rows = yield from aggregate(run.entry.collection, [{"$group": {"_id": version, "n": {"$sum": 1}}}])
     counts = [0] * (len(known) + 1)
     for row in rows:
         found = 1 if row["_id"] is None else row["_id"]
         counts[known.index(found) + 1 if found in known else 0] += row["n"]
-    return counts
+    return counts, all(type(row["_id"]) in PLAIN_VERSIONS for row in rows)
 
 
 def _index(described: Raw) -> Raw:
