@@ -22,7 +22,9 @@ from treadle.errors import DataError
 from treadle.plan import create
 from treadle.plan.server_errors import (
     DUPLICATE_KEY,
+    DuplicateKey,
     codes_of,
+    copied,
     exists_already,
     is_about_one_document,
     is_duplicate,
@@ -183,3 +185,27 @@ def test_a_standalone_server_is_told_from_other_illegal_operations():
     assert refuses_transactions(OperationFailure(words, 20))
     assert not refuses_transactions(OperationFailure("another reason", 20))
     assert not refuses_transactions(OperationFailure(words, 2))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AutoReconnect("gone", ["one"]),
+        BulkWriteError({"writeErrors": [{"index": 0, "code": 11000}]}),
+        DuplicateKey("Product", {"errmsg": "E11000 … index: slot_1 dup key: …", "keyPattern": {"slot": 1}}),
+        OperationFailure("refused", 13, {"code": 13, "errorLabels": ["TransientTransactionError"]}),
+        ServerSelectionTimeoutError("nobody"),
+        passed("reading"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_copied_error_says_the_same_and_shares_nothing(error: Exception) -> None:
+    error.__cause__ = ValueError("why")
+    other = copied(error)
+    assert other is not error
+    assert (type(error), str(error), repr(error)) == (type(other), str(other), repr(other))
+    assert vars(error) == vars(other)
+    assert error.__cause__ is other.__cause__
+    assert is_transient(error) == is_transient(other)
+    other.add_note("mine")
+    assert not hasattr(error, "__notes__")

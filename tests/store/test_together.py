@@ -11,6 +11,7 @@ import os
 import random
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
@@ -39,6 +40,7 @@ from treadle.server.local import start
 
 WAIT_SECONDS_MAX = 50
 AGE_MAX = 100
+UNAUTHORIZED = 13
 # However slow the machine is, those who are to go together do.
 PATIENT = Limits(together_wait_seconds=3600)
 
@@ -222,6 +224,31 @@ def test_a_document_that_cannot_be_read_is_nobody_elses_error(crowd: Crowd, data
     fine, refused, other = crowd.together("find", jobs)
     assert ["0", "1"] == [fine.name, other.name]
     assert isinstance(refused, DataError)
+
+
+@pytest.mark.parametrize("kind", ["find", "insert_one"])
+def test_callers_who_fail_together_have_an_error_each(crowd: Crowd, database: Any, kind: str) -> None:
+    """Raised by all of them, one error would show the frames of all, and the notes of any."""
+    ids = stored(database, 3)
+    jobs: dict[str, list[Job]] = {
+        "find": [lambda store, each=each: store.get(Person, each) for each in ids],
+        "insert_one": [lambda store, each=each: store.insert(Person(name=each)) for each in "abc"],
+    }
+    data = {"failCommands": ["find", "insert"], "appName": "together", "errorCode": UNAUTHORIZED}
+    on = {"configureFailPoint": "failCommand", "mode": {"times": 1}, "data": data}
+    database.client.admin.command(on)
+    try:
+        errors = crowd.together(kind, jobs[kind])
+    finally:
+        database.client.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
+    assert 1 == len({(type(each), each.code, str(each), str(each.details)) for each in errors})
+    assert UNAUTHORIZED == errors[0].code
+    errors[0].add_note("seen by the first")
+    assert ["seen by the first"] == [note for each in errors for note in getattr(each, "__notes__", ())]
+    for each in errors:
+        files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(each.__traceback__)]
+        # The frame of its own call, of nobody else's.
+        assert 1 == len([name for name in files if name.endswith("writer.py")])
 
 
 def test_no_answer_is_older_than_its_question(crowd: Crowd, database: Any) -> None:

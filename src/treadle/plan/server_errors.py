@@ -178,6 +178,23 @@ def surely_not_committed(error: BaseException) -> bool:
     )
 
 
+def copied(error: Exception) -> Exception:
+    """The same error for another caller: whoever raises one adds to its traceback, and may add notes.
+
+    Of a kind that is neither ours nor the driver's, it is the very same.
+    """
+    if not isinstance(error, (PyMongoError, TreadleError)):
+        return error
+    kind = type(error)
+    other = kind.__new__(kind)
+    other.args = error.args
+    for name, value in vars(error).items():
+        vars(other)[name] = value.copy() if isinstance(value, (dict, list, set)) else value
+    other.__cause__, other.__context__ = error.__cause__, error.__context__
+    other.__suppress_context__ = error.__suppress_context__
+    return other.with_traceback(error.__traceback__)
+
+
 def refuses_transactions(error: BaseException) -> bool:
     """Whether a standalone server refused a transaction."""
     # The codes are those of many refusals; only the words tell this one.

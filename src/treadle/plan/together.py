@@ -52,6 +52,7 @@ from treadle.plan import (
 )
 from treadle.plan.server_errors import (
     DUPLICATE_KEY,
+    copied,
     is_about_one_document,
     is_swapping,
     refusals,
@@ -146,7 +147,7 @@ def _find_or_say(commands: Sequence[Shareable]) -> Plan[list[Any]]:
     except Exception as error:
         # One document that cannot be decoded is not its neighbours' concern.
         concerned = is_about_one_document(error)
-        return [ALONE if concerned else Failed(error)] * len(commands)
+        return [ALONE if concerned else Failed(copied(error)) for _ in commands]
 
 
 def _find_alike(commands: Sequence[Shareable]) -> Plan[list[Any]]:
@@ -229,7 +230,7 @@ def _insert_batch(
     for place in places:
         stored = InsertOneResult(commands[place].ids[0], acknowledged=True)
         if place not in waiting:
-            outcomes[place] = Failed(refused[place]) if place in refused else stored
+            outcomes[place] = Failed(copied(refused[place])) if place in refused else stored
 
 
 def _as_if_alone(refusal: Raw) -> PyMongoError:
@@ -310,8 +311,10 @@ def _in_transaction(
         documents = yield from transact(once)
     except Exception as error:
         # Nothing was written: whose fault it is, each finds out by itself.
-        failed: Any = ALONE if isinstance(error, _Apart) or surely_not_committed(error) else Failed(error)
-        return [failed if id(command) in together else ALONE for command in commands]
+        alone = isinstance(error, _Apart) or surely_not_committed(error)
+        return [
+            ALONE if alone or id(command) not in together else Failed(copied(error)) for command in commands
+        ]
     return [
         documents.get(freeze(command.ids[0])) if id(command) in together else ALONE for command in commands
     ]
