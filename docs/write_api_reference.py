@@ -151,7 +151,10 @@ def _signatures(name: str, value: Any) -> list[str]:
 
 
 def _written(annotation: Any) -> Any:
-    return _Written(annotation.strip("\"'")) if isinstance(annotation, str) else annotation
+    if not isinstance(annotation, str):
+        return annotation
+    # Public types are known by their names, wherever a module is imported late.
+    return _Written(re.sub(r"\bupkeep\.[a-z_.]+\.", "", annotation.strip("\"'")))
 
 
 def _folded(text: str) -> list[str]:

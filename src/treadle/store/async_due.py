@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from typing import TYPE_CHECKING
 
 from pymongo.errors import PyMongoError
 
@@ -18,11 +17,8 @@ from treadle.store import shell
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import repeating_async
 
-if TYPE_CHECKING:
-    from treadle.upkeep.schedule import Ran
 
-
-async def run_due(store: AsyncWriter, now: dt.datetime | None, dry_run: bool) -> list[Ran]:
+async def run_due(store: AsyncWriter, now: dt.datetime | None, dry_run: bool) -> list[upkeep.schedule.Ran]:
     """Do what is due."""
     async with store.runner.database.client.start_session() as session, store._owning() as owner:
         scheduler = upkeep.schedule.Scheduler(

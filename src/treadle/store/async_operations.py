@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from treadle import upkeep
 from treadle.graph.calls import moving_of
@@ -14,14 +14,6 @@ from treadle.graph.outcomes import Finding, Report
 from treadle.model.document import Document
 from treadle.store import shell
 from treadle.store.async_past import AsyncPast
-
-if TYPE_CHECKING:
-    from treadle.upkeep.aside import SetAsideDocument
-    from treadle.upkeep.controls import Resumed
-    from treadle.upkeep.findings import KeptFinding
-    from treadle.upkeep.jobs import Job, JobStatus, Throttle
-    from treadle.upkeep.replacing import ChangeStatus
-    from treadle.upkeep.status import Status
 
 
 class AsyncOperations(AsyncPast):
@@ -36,7 +28,7 @@ class AsyncOperations(AsyncPast):
         since: datetime | None = None,
         resume: bool = False,
         fields: Sequence[str] | None = None,
-        throttle: Throttle = None,
+        throttle: upkeep.jobs.Throttle = None,
         progress: Report | None = None,
     ) -> list[Finding]:
         """Every stored value that is not what it should be; of all models, or of these.
@@ -64,7 +56,7 @@ class AsyncOperations(AsyncPast):
         *models: type[Document],
         ids: Sequence[Any] | None = None,
         fields: Sequence[str] | None = None,
-        throttle: Throttle = None,
+        throttle: upkeep.jobs.Throttle = None,
         progress: Report | None = None,
     ) -> int:
         """Mend what `verify` finds, while writers go on; how many documents were mended.
@@ -92,7 +84,7 @@ class AsyncOperations(AsyncPast):
         shadow: bool = False,
         swap: bool = True,
         resume: bool = False,
-        throttle: Throttle = None,
+        throttle: upkeep.jobs.Throttle = None,
         progress: Report | None = None,
     ) -> int:
         """Recompute every maintained value, as after a pattern was added to old data.
@@ -116,11 +108,11 @@ class AsyncOperations(AsyncPast):
         await self.runner.run(upkeep.findings.look_again(self.graph, server, entries))
         return rebuilt
 
-    async def changes(self) -> list[ChangeStatus]:
+    async def changes(self) -> list[upkeep.replacing.ChangeStatus]:
         """The fields whose declaration is being changed, and how far each is."""
         return await self.runner.run(upkeep.replacing.listed(self.graph))
 
-    async def undo_rebuild(self, rule: str, *, throttle: Throttle = None) -> int:
+    async def undo_rebuild(self, rule: str, *, throttle: upkeep.jobs.Throttle = None) -> int:
         """Show the former values of a swapped field again, or forget a build; how many documents turned.
 
         For a day after the swap, as long as the code has `Replaces(…)`.
@@ -129,7 +121,7 @@ class AsyncOperations(AsyncPast):
         async with self._recorded("undo of a rebuild", [], throttle, None) as job:
             return await self.runner.run(upkeep.replacing.undo(self.graph, server, rule, job))
 
-    async def finish_rebuild(self, rule: str, *, throttle: Throttle = None) -> int:
+    async def finish_rebuild(self, rule: str, *, throttle: upkeep.jobs.Throttle = None) -> int:
         """Drop the former values of a swapped field, as `run_due` does after a day; of how many documents."""
         server = await self._capabilities()
         async with self._recorded("end of a rebuild", [], throttle, None) as job:
@@ -139,7 +131,7 @@ class AsyncOperations(AsyncPast):
         self,
         model: type[Document],
         now: datetime | None = None,
-        throttle: Throttle = None,
+        throttle: upkeep.jobs.Throttle = None,
         dry_run: bool = False,
         progress: Report | None = None,
     ) -> int:
@@ -151,11 +143,11 @@ class AsyncOperations(AsyncPast):
         async with self._recorded("archive", [model], throttle, progress) as job:
             return await self.runner.run(rule.archive(now, job, False))
 
-    async def findings(self) -> list[KeptFinding]:
+    async def findings(self) -> list[upkeep.findings.KeptFinding]:
         """Where the last verify of each model found something wrong; without values."""
         return await self.runner.run(upkeep.findings.listed(self.graph))
 
-    async def status(self) -> Status:
+    async def status(self) -> upkeep.status.Status:
         """How the maintenance stands: per rule its mode, state, how far behind, last run, last findings."""
         async with self.runner.database.client.start_session() as session:
             return await self.runner.run(
@@ -171,30 +163,30 @@ class AsyncOperations(AsyncPast):
         """
         return await self.runner.run(upkeep.controls.pause(self.graph, rule))
 
-    async def resume(self, rule: str) -> Resumed:
+    async def resume(self, rule: str) -> upkeep.controls.Resumed:
         """Let a rule go on: "behind" if it catches up, "building" if history is gone and it is rebuilt."""
         return await self.runner.run(upkeep.controls.resume(self.graph, rule))
 
     # -- what was set aside -------------------------------------------------------------------
 
-    async def set_aside(self, rule: str | None = None) -> list[SetAsideDocument]:
+    async def set_aside(self, rule: str | None = None) -> list[upkeep.aside.SetAsideDocument]:
         """The documents that could not be brought right, and why; of all rules, or of one."""
         return await self.runner.run(upkeep.aside.listed(self.graph, rule))
 
-    async def retry(self, item: SetAsideDocument | str) -> bool:
+    async def retry(self, item: upkeep.aside.SetAsideDocument | str) -> bool:
         """Try once more to bring a document right that was set aside; whether that is done."""
         server = await self._capabilities()
         found = await self.runner.run(upkeep.aside.named(self.graph, item)) if isinstance(item, str) else item
         return await self.runner.run(upkeep.aside.retry(self.graph, server, found))
 
-    async def discard(self, item: SetAsideDocument | str) -> bool:
+    async def discard(self, item: upkeep.aside.SetAsideDocument | str) -> bool:
         """Forget a document that was set aside, and leave it as it is; whether it was still noted."""
         found = await self.runner.run(upkeep.aside.named(self.graph, item)) if isinstance(item, str) else item
         return await self.runner.run(upkeep.aside.discard(found))
 
     # -- long runs ----------------------------------------------------------------------------------
 
-    async def jobs(self) -> list[JobStatus]:
+    async def jobs(self) -> list[upkeep.jobs.JobStatus]:
         """The last long runs of any process, newest first: how far they came, and how long they will take."""
         return await self.runner.run(upkeep.jobs.listed(self.graph.limits))
 
@@ -202,7 +194,7 @@ class AsyncOperations(AsyncPast):
         self,
         id: str,
         asked: Literal["pause", "resume", "stop"] | None = None,
-        throttle: Throttle | Literal["keep"] = "keep",
+        throttle: upkeep.jobs.Throttle | Literal["keep"] = "keep",
     ) -> None:
         """Pause, resume or stop a long run of any process, or change its throttle."""
         await self.runner.run(upkeep.jobs.control(id, asked, throttle))
@@ -212,11 +204,11 @@ class AsyncOperations(AsyncPast):
         kind: str,
         models: Sequence[type[Document]],
         owner: str,
-        throttle: Throttle,
+        throttle: upkeep.jobs.Throttle,
         progress: Report | None,
         *,
         every_page: bool = False,
-    ) -> Job:
+    ) -> upkeep.jobs.Job:
         return upkeep.jobs.Job(
             self.graph.limits,
             kind,
@@ -233,11 +225,11 @@ class AsyncOperations(AsyncPast):
         self,
         kind: str,
         models: Sequence[type[Document]],
-        throttle: Throttle,
+        throttle: upkeep.jobs.Throttle,
         progress: Report | None,
         *,
         resume: bool = False,
-    ) -> AsyncGenerator[Job]:
+    ) -> AsyncGenerator[upkeep.jobs.Job]:
         """A job whose row says how it ended; with `resume`, the row of one that did not."""
         async with self._owning() as owner:
             job = self._job(kind, models, owner, throttle, progress, every_page=resume)

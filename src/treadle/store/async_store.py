@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pymongo import AsyncMongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
@@ -41,13 +41,6 @@ from treadle.store.counter_buffer import only_one
 from treadle.store.deadline import Retries
 from treadle.store.joined import joining
 from treadle.upkeep.position import NAME as WORKER
-
-if TYPE_CHECKING:
-    from treadle.upkeep.jobs import Throttle
-    from treadle.upkeep.migrations.log import MigrationRun
-    from treadle.upkeep.migrations.run import Migrated, SetAside
-    from treadle.upkeep.schedule import Ran
-    from treadle.upkeep.set_up import Enforcement
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -150,7 +143,9 @@ class AsyncStore(AsyncOperations):
 
     # -- set-up ---------------------------------------------------------------
 
-    async def setup(self, dry_run: bool = False, *, validation: Enforcement = None) -> list[Action]:
+    async def setup(
+        self, dry_run: bool = False, *, validation: upkeep.set_up.Enforcement = None
+    ) -> list[Action]:
         """Create and change what the models need; the list of what was done.
 
         The validator of a collection that holds documents and had none begins
@@ -295,12 +290,12 @@ class AsyncStore(AsyncOperations):
         to: int | None = None,
         dry_run: bool = False,
         batch: int | None = None,
-        throttle: Throttle = None,
+        throttle: upkeep.jobs.Throttle = None,
         retry: bool = False,
         stop: Callable[[], bool] | None = None,
         progress: Report | None = None,
         strategy: Literal["update", "swap"] = "update",
-    ) -> Migrated:
+    ) -> upkeep.migrations.run.Migrated:
         """Bring all documents of a model to a version, up or down, while readers and writers go on.
 
         With `strategy="swap"` the server writes them to a new collection, which takes the place of the old
@@ -362,11 +357,11 @@ class AsyncStore(AsyncOperations):
         """How many documents there are of each version."""
         return await self.runner.run(upkeep.migrations.run.status(self.graph.entry(model)))
 
-    async def migration_failures(self, model: type[Document]) -> list[SetAside]:
+    async def migration_failures(self, model: type[Document]) -> list[upkeep.migrations.run.SetAside]:
         """The documents that could not be migrated, and why."""
         return await self.runner.run(upkeep.migrations.run.set_aside(self.graph.entry(model)))
 
-    async def migration_log(self, *models: type[Document]) -> list[MigrationRun]:
+    async def migration_log(self, *models: type[Document]) -> list[upkeep.migrations.log.MigrationRun]:
         """Which migrations ran, when, by whom and for how long; newest first."""
         names = [self.graph.entry(model).model.__name__ for model in models]
         return await self.runner.run(upkeep.migrations.log.listed(self.graph.limits, names))
@@ -390,7 +385,7 @@ class AsyncStore(AsyncOperations):
         """The worker that keeps what is declared with `maintain="stream"` right."""
         return AsyncWorker(self, name)
 
-    async def run_due(self, now: datetime | None = None, dry_run: bool = False) -> list[Ran]:
+    async def run_due(self, now: datetime | None = None, dry_run: bool = False) -> list[upkeep.schedule.Ran]:
         """Do the scheduled work that is due, by the server's clock or at `now`; what was done."""
         return await run_due(self, now, dry_run)
 

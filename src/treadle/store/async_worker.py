@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pymongo
 from pymongo.asynchronous.client_session import AsyncClientSession
@@ -27,10 +27,6 @@ from treadle.store import shell
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import on_terminate, repeating_async
 
-if TYPE_CHECKING:
-    from treadle.upkeep.status import Lag
-    from treadle.upkeep.stream import Follower
-
 
 class AsyncWorker:
     """Keeps what is declared with `maintain="stream"` right, whoever writes the sources."""
@@ -39,7 +35,7 @@ class AsyncWorker:
         self._store = store
         self._name = name
         self._stopping = False
-        self._follower: Follower | None = None
+        self._follower: upkeep.stream.Follower | None = None
 
     @property
     def leading(self) -> bool:
@@ -75,7 +71,7 @@ class AsyncWorker:
         async with self._at_work(await self._store._capabilities()) as (follower, session):
             return await self._store.runner.run(_until_idle(follower), session)
 
-    async def lag(self) -> Lag:
+    async def lag(self) -> upkeep.status.Lag:
         """How far behind the worker is, whichever process it runs in."""
         upkeep.stream.require_streams(self._store.graph, await self._store._capabilities())
         async with self._store.runner.database.client.start_session() as session:
@@ -102,7 +98,9 @@ class AsyncWorker:
         return None
 
     @asynccontextmanager
-    async def _at_work(self, server: Capabilities) -> AsyncGenerator[tuple[Follower, AsyncClientSession]]:
+    async def _at_work(
+        self, server: Capabilities
+    ) -> AsyncGenerator[tuple[upkeep.stream.Follower, AsyncClientSession]]:
         """A follower with its session, whose lease is renewed meanwhile."""
         client = self._store.runner.database.client
         shell.require_one_router(server, client)
@@ -114,7 +112,7 @@ class AsyncWorker:
             async with renewing:
                 yield follower, session
 
-    def _following(self, server: Capabilities, session: Any, owner: str) -> Follower:
+    def _following(self, server: Capabilities, session: Any, owner: str) -> upkeep.stream.Follower:
         self._follower = upkeep.stream.Follower(
             self._store.graph,
             server,
@@ -126,7 +124,7 @@ class AsyncWorker:
         return self._follower
 
 
-def _until_idle(follower: Follower) -> Plan[int]:
+def _until_idle(follower: upkeep.stream.Follower) -> Plan[int]:
     """Lead, catch up, resign."""
     waited, limits = 0.0, follower.limits
     while not (yield from follower.lead()):

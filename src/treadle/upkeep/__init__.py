@@ -2,7 +2,8 @@
 
 Whoever writes and reads documents needs none of it, so a module is imported
 when `upkeep.<module>` is first asked for. Half of Treadle's own modules are
-here, or are needed from here alone.
+here, or are needed from here alone. Signatures of a Store name its types in
+the same way (`upkeep.jobs.Throttle`), so that `typing.get_type_hints` finds them.
 """
 
 from importlib import import_module

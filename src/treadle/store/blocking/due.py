@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from typing import TYPE_CHECKING
 
 from pymongo.errors import PyMongoError
 
@@ -19,11 +18,8 @@ from treadle.store import shell
 from treadle.store.background import repeating
 from treadle.store.blocking.writer import Writer
 
-if TYPE_CHECKING:
-    from treadle.upkeep.schedule import Ran
 
-
-def run_due(store: Writer, now: dt.datetime | None, dry_run: bool) -> list[Ran]:
+def run_due(store: Writer, now: dt.datetime | None, dry_run: bool) -> list[upkeep.schedule.Ran]:
     """Do what is due."""
     with store.runner.database.client.start_session() as session, store._owning() as owner:
         scheduler = upkeep.schedule.Scheduler(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from treadle import upkeep
 from treadle.graph.calls import moving_of
@@ -15,14 +15,6 @@ from treadle.graph.outcomes import Finding, Report
 from treadle.model.document import Document
 from treadle.store import shell
 from treadle.store.blocking.past import Past
-
-if TYPE_CHECKING:
-    from treadle.upkeep.aside import SetAsideDocument
-    from treadle.upkeep.controls import Resumed
-    from treadle.upkeep.findings import KeptFinding
-    from treadle.upkeep.jobs import Job, JobStatus, Throttle
-    from treadle.upkeep.replacing import ChangeStatus
-    from treadle.upkeep.status import Status
 
 
 class Operations(Past):
@@ -37,7 +29,7 @@ class Operations(Past):
         since: datetime | None = None,
         resume: bool = False,
         fields: Sequence[str] | None = None,
-        throttle: Throttle = None,
+        throttle: upkeep.jobs.Throttle = None,
         progress: Report | None = None,
     ) -> list[Finding]:
         """Every stored value that is not what it should be; of all models, or of these.
@@ -65,7 +57,7 @@ class Operations(Past):
         *models: type[Document],
         ids: Sequence[Any] | None = None,
         fields: Sequence[str] | None = None,
-        throttle: Throttle = None,
+        throttle: upkeep.jobs.Throttle = None,
         progress: Report | None = None,
     ) -> int:
         """Mend what `verify` finds, while writers go on; how many documents were mended.
@@ -91,7 +83,7 @@ class Operations(Past):
         shadow: bool = False,
         swap: bool = True,
         resume: bool = False,
-        throttle: Throttle = None,
+        throttle: upkeep.jobs.Throttle = None,
         progress: Report | None = None,
     ) -> int:
         """Recompute every maintained value, as after a pattern was added to old data.
@@ -115,11 +107,11 @@ class Operations(Past):
         self.runner.run(upkeep.findings.look_again(self.graph, server, entries))
         return rebuilt
 
-    def changes(self) -> list[ChangeStatus]:
+    def changes(self) -> list[upkeep.replacing.ChangeStatus]:
         """The fields whose declaration is being changed, and how far each is."""
         return self.runner.run(upkeep.replacing.listed(self.graph))
 
-    def undo_rebuild(self, rule: str, *, throttle: Throttle = None) -> int:
+    def undo_rebuild(self, rule: str, *, throttle: upkeep.jobs.Throttle = None) -> int:
         """Show the former values of a swapped field again, or forget a build; how many documents turned.
 
         For a day after the swap, as long as the code has `Replaces(…)`.
@@ -128,7 +120,7 @@ class Operations(Past):
         with self._recorded("undo of a rebuild", [], throttle, None) as job:
             return self.runner.run(upkeep.replacing.undo(self.graph, server, rule, job))
 
-    def finish_rebuild(self, rule: str, *, throttle: Throttle = None) -> int:
+    def finish_rebuild(self, rule: str, *, throttle: upkeep.jobs.Throttle = None) -> int:
         """Drop the former values of a swapped field, as `run_due` does after a day; of how many documents."""
         server = self._capabilities()
         with self._recorded("end of a rebuild", [], throttle, None) as job:
@@ -138,7 +130,7 @@ class Operations(Past):
         self,
         model: type[Document],
         now: datetime | None = None,
-        throttle: Throttle = None,
+        throttle: upkeep.jobs.Throttle = None,
         dry_run: bool = False,
         progress: Report | None = None,
     ) -> int:
@@ -150,11 +142,11 @@ class Operations(Past):
         with self._recorded("archive", [model], throttle, progress) as job:
             return self.runner.run(rule.archive(now, job, False))
 
-    def findings(self) -> list[KeptFinding]:
+    def findings(self) -> list[upkeep.findings.KeptFinding]:
         """Where the last verify of each model found something wrong; without values."""
         return self.runner.run(upkeep.findings.listed(self.graph))
 
-    def status(self) -> Status:
+    def status(self) -> upkeep.status.Status:
         """How the maintenance stands: per rule its mode, state, how far behind, last run, last findings."""
         with self.runner.database.client.start_session() as session:
             return self.runner.run(upkeep.status.status(self.graph, self._capabilities()), session)
@@ -168,30 +160,30 @@ class Operations(Past):
         """
         return self.runner.run(upkeep.controls.pause(self.graph, rule))
 
-    def resume(self, rule: str) -> Resumed:
+    def resume(self, rule: str) -> upkeep.controls.Resumed:
         """Let a rule go on: "behind" if it catches up, "building" if history is gone and it is rebuilt."""
         return self.runner.run(upkeep.controls.resume(self.graph, rule))
 
     # -- what was set aside -------------------------------------------------------------------
 
-    def set_aside(self, rule: str | None = None) -> list[SetAsideDocument]:
+    def set_aside(self, rule: str | None = None) -> list[upkeep.aside.SetAsideDocument]:
         """The documents that could not be brought right, and why; of all rules, or of one."""
         return self.runner.run(upkeep.aside.listed(self.graph, rule))
 
-    def retry(self, item: SetAsideDocument | str) -> bool:
+    def retry(self, item: upkeep.aside.SetAsideDocument | str) -> bool:
         """Try once more to bring a document right that was set aside; whether that is done."""
         server = self._capabilities()
         found = self.runner.run(upkeep.aside.named(self.graph, item)) if isinstance(item, str) else item
         return self.runner.run(upkeep.aside.retry(self.graph, server, found))
 
-    def discard(self, item: SetAsideDocument | str) -> bool:
+    def discard(self, item: upkeep.aside.SetAsideDocument | str) -> bool:
         """Forget a document that was set aside, and leave it as it is; whether it was still noted."""
         found = self.runner.run(upkeep.aside.named(self.graph, item)) if isinstance(item, str) else item
         return self.runner.run(upkeep.aside.discard(found))
 
     # -- long runs ----------------------------------------------------------------------------------
 
-    def jobs(self) -> list[JobStatus]:
+    def jobs(self) -> list[upkeep.jobs.JobStatus]:
         """The last long runs of any process, newest first: how far they came, and how long they will take."""
         return self.runner.run(upkeep.jobs.listed(self.graph.limits))
 
@@ -199,7 +191,7 @@ class Operations(Past):
         self,
         id: str,
         asked: Literal["pause", "resume", "stop"] | None = None,
-        throttle: Throttle | Literal["keep"] = "keep",
+        throttle: upkeep.jobs.Throttle | Literal["keep"] = "keep",
     ) -> None:
         """Pause, resume or stop a long run of any process, or change its throttle."""
         self.runner.run(upkeep.jobs.control(id, asked, throttle))
@@ -209,11 +201,11 @@ class Operations(Past):
         kind: str,
         models: Sequence[type[Document]],
         owner: str,
-        throttle: Throttle,
+        throttle: upkeep.jobs.Throttle,
         progress: Report | None,
         *,
         every_page: bool = False,
-    ) -> Job:
+    ) -> upkeep.jobs.Job:
         return upkeep.jobs.Job(
             self.graph.limits,
             kind,
@@ -230,11 +222,11 @@ class Operations(Past):
         self,
         kind: str,
         models: Sequence[type[Document]],
-        throttle: Throttle,
+        throttle: upkeep.jobs.Throttle,
         progress: Report | None,
         *,
         resume: bool = False,
-    ) -> Generator[Job]:
+    ) -> Generator[upkeep.jobs.Job]:
         """A job whose row says how it ended; with `resume`, the row of one that did not."""
         with self._owning() as owner:
             job = self._job(kind, models, owner, throttle, progress, every_page=resume)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
@@ -42,13 +42,6 @@ from treadle.store.counter_buffer import only_one
 from treadle.store.deadline import Retries
 from treadle.store.joined import joining
 from treadle.upkeep.position import NAME as WORKER
-
-if TYPE_CHECKING:
-    from treadle.upkeep.jobs import Throttle
-    from treadle.upkeep.migrations.log import MigrationRun
-    from treadle.upkeep.migrations.run import Migrated, SetAside
-    from treadle.upkeep.schedule import Ran
-    from treadle.upkeep.set_up import Enforcement
 
 D = TypeVar("D", bound=Document)
 R = TypeVar("R")
@@ -146,7 +139,7 @@ class Store(Operations):
 
     # -- set-up ---------------------------------------------------------------
 
-    def setup(self, dry_run: bool = False, *, validation: Enforcement = None) -> list[Action]:
+    def setup(self, dry_run: bool = False, *, validation: upkeep.set_up.Enforcement = None) -> list[Action]:
         """Create and change what the models need; the list of what was done.
 
         The validator of a collection that holds documents and had none begins
@@ -283,12 +276,12 @@ class Store(Operations):
         to: int | None = None,
         dry_run: bool = False,
         batch: int | None = None,
-        throttle: Throttle = None,
+        throttle: upkeep.jobs.Throttle = None,
         retry: bool = False,
         stop: Callable[[], bool] | None = None,
         progress: Report | None = None,
         strategy: Literal["update", "swap"] = "update",
-    ) -> Migrated:
+    ) -> upkeep.migrations.run.Migrated:
         """Bring all documents of a model to a version, up or down, while readers and writers go on.
 
         With `strategy="swap"` the server writes them to a new collection, which takes the place of the old
@@ -345,11 +338,11 @@ class Store(Operations):
         """How many documents there are of each version."""
         return self.runner.run(upkeep.migrations.run.status(self.graph.entry(model)))
 
-    def migration_failures(self, model: type[Document]) -> list[SetAside]:
+    def migration_failures(self, model: type[Document]) -> list[upkeep.migrations.run.SetAside]:
         """The documents that could not be migrated, and why."""
         return self.runner.run(upkeep.migrations.run.set_aside(self.graph.entry(model)))
 
-    def migration_log(self, *models: type[Document]) -> list[MigrationRun]:
+    def migration_log(self, *models: type[Document]) -> list[upkeep.migrations.log.MigrationRun]:
         """Which migrations ran, when, by whom and for how long; newest first."""
         names = [self.graph.entry(model).model.__name__ for model in models]
         return self.runner.run(upkeep.migrations.log.listed(self.graph.limits, names))
@@ -373,7 +366,7 @@ class Store(Operations):
         """The worker that keeps what is declared with `maintain="stream"` right."""
         return Worker(self, name)
 
-    def run_due(self, now: datetime | None = None, dry_run: bool = False) -> list[Ran]:
+    def run_due(self, now: datetime | None = None, dry_run: bool = False) -> list[upkeep.schedule.Ran]:
         """Do the scheduled work that is due, by the server's clock or at `now`; what was done."""
         return run_due(self, now, dry_run)
 

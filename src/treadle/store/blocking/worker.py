@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pymongo
 from pymongo.client_session import ClientSession
@@ -28,10 +28,6 @@ from treadle.store import shell
 from treadle.store.background import on_terminate, repeating
 from treadle.store.blocking.writer import Writer
 
-if TYPE_CHECKING:
-    from treadle.upkeep.status import Lag
-    from treadle.upkeep.stream import Follower
-
 
 class Worker:
     """Keeps what is declared with `maintain="stream"` right, whoever writes the sources."""
@@ -40,7 +36,7 @@ class Worker:
         self._store = store
         self._name = name
         self._stopping = False
-        self._follower: Follower | None = None
+        self._follower: upkeep.stream.Follower | None = None
 
     @property
     def leading(self) -> bool:
@@ -76,7 +72,7 @@ class Worker:
         with self._at_work(self._store._capabilities()) as (follower, session):
             return self._store.runner.run(_until_idle(follower), session)
 
-    def lag(self) -> Lag:
+    def lag(self) -> upkeep.status.Lag:
         """How far behind the worker is, whichever process it runs in."""
         upkeep.stream.require_streams(self._store.graph, self._store._capabilities())
         with self._store.runner.database.client.start_session() as session:
@@ -101,7 +97,7 @@ class Worker:
         return None
 
     @contextmanager
-    def _at_work(self, server: Capabilities) -> Generator[tuple[Follower, ClientSession]]:
+    def _at_work(self, server: Capabilities) -> Generator[tuple[upkeep.stream.Follower, ClientSession]]:
         """A follower with its session, whose lease is renewed meanwhile."""
         client = self._store.runner.database.client
         shell.require_one_router(server, client)
@@ -113,7 +109,7 @@ class Worker:
             with renewing:
                 yield follower, session
 
-    def _following(self, server: Capabilities, session: Any, owner: str) -> Follower:
+    def _following(self, server: Capabilities, session: Any, owner: str) -> upkeep.stream.Follower:
         self._follower = upkeep.stream.Follower(
             self._store.graph,
             server,
@@ -125,7 +121,7 @@ class Worker:
         return self._follower
 
 
-def _until_idle(follower: Follower) -> Plan[int]:
+def _until_idle(follower: upkeep.stream.Follower) -> Plan[int]:
     """Lead, catch up, resign."""
     waited, limits = 0.0, follower.limits
     while not (yield from follower.lead()):
