@@ -109,9 +109,9 @@ def test_a_plan_on_top_of_another_is_undone_without_it(database: Any) -> None:
     assert "plan-treadle-in-use" == code_of(lambda: Undoing(database, first))
     Undoing(database, second).run()
     left = everything(database)
-    for name in ("products", "reviews"):
-        # But for Treadle's own numbers of revision in documents of the first plan.
-        assert once[name][:3] == left[name][:3]
+    # The first plan only reads these; of those that it writes to, Treadle's own revisions went on.
+    assert once["reviews"] == left["reviews"]
+    assert once["products"][:3] == left["products"][:3]
     assert None is database["products"].find_one({"recent_reviews": {"$exists": True}})
     assert [] == verified(Store(database, models=load_models(first.models)))
     database["reviews"].delete_one({})

@@ -21,6 +21,7 @@ from treadle.advisor.plans.folder import ChangePlan, Place
 from treadle.advisor.plans.models import load_models
 from treadle.advisor.plans.settle import is_followed
 from treadle.errors import UsageError
+from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Progress
 from treadle.store.blocking.store import Store
 
@@ -59,8 +60,11 @@ class Undoing:
         # What was applied, though the folder may have been edited since.
         places = tuple(Place(**each) for each in row["places"])
         self.plan = replace(plan, places=places, models=row["models"])
-        below = database[before.PLANS].find({"_id": {"$in": row.get("on", [])}}, {"collections": 1})
-        self._shared = {name for each in below for name in each["collections"]}
+        below = database[before.PLANS].find({"_id": {"$in": row.get("on", [])}}, {"models": 1})
+        # Those that other plans write to; where they only read, Treadle's own state came with this one.
+        self._shared = {
+            rule.target.collection for each in below for rule in Graph(load_models(each["models"])).rules
+        }
 
     def dry_run(self) -> list[str]:
         """Everything that `run` would do; nothing is changed."""
