@@ -86,11 +86,9 @@ def _verdict(each: Any) -> str:
         return f"{each.different} of {each.compared} answers differ"
     if not each.holds:
         return "not as quick as the trial said"
-    return "holds" if each.within or each.tried is None else "quicker" if _above(each) else "holds"
-
-
-def _above(each: Any) -> bool:
-    return bool(each.proven.value > each.tried.high)
+    if each.within or each.tried is None:
+        return "holds"
+    return "quicker" if each.proven.value > each.tried.high else "below the trial's interval, but near it"
 
 
 def _json(proof: Proof) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tests.advisor.plans.shops import plan_for, reads_of, shop
 from treadle.advisor.plans import before
 from treadle.advisor.plans.apply import Application
 from treadle.advisor.plans.folder import ChangePlan
-from treadle.advisor.plans.prove import Proof, _expected, prove
+from treadle.advisor.plans.prove import Proof, Proven, _expected, prove
 from treadle.advisor.plans.reads import recorded, rewriter
 from treadle.advisor.trials.results import (
     Measured,
@@ -22,6 +22,7 @@ from treadle.advisor.trials.results import (
     TrialResult,
     WorkloadSummary,
 )
+from treadle.cli.prove import _verdict
 from treadle.errors import UsageError
 
 
@@ -50,6 +51,16 @@ def test_reads_that_are_the_same_in_words_keep_their_own_gain() -> None:
     plan = ChangePlan("p", "", "shop", "stream", (result.key,), (), (), (), trial, "")
     gains = {after: each.value for (_, after), each in _expected(plan).items() if after}
     assert {"count": 2.0, "average": 3.0} == gains
+
+
+@pytest.mark.parametrize(
+    ("proven", "text"),
+    [(9.0, "holds"), (40.0, "quicker"), (4.0, "below the trial's interval"), (1.0, "not as quick")],
+)
+def test_a_gain_below_the_interval_is_not_said_to_hold(proven: float, text: str) -> None:
+    measured = Measured(proven, proven / 2, proven * 2)
+    read = Proven("reviews: find", "products: find", Measured(10.0, 5.0, 20.0), measured, 0, 1)
+    assert _verdict(read).startswith(text)
 
 
 def test_a_plan_holds_what_its_trial_said_or_the_read_is_named(database: Any, tmp_path: Path) -> None:

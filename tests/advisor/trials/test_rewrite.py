@@ -490,5 +490,8 @@ def test_answers_are_compared_by_meaning():
     assert same([0.1 + 0.2], [0.3])
     assert not same(10**17, 10**17 + 1)
     assert not same("1", 1)
+    assert not same(True, 1)
+    assert same({"a": float("nan")}, {"a": float("nan")})
+    assert not same(float("nan"), 0.0)
     assert same_rows([{"a": 1}, {"a": 2}], [{"a": 2}, {"a": 1}], ordered=False)
     assert not same_rows([{"a": 1}, {"a": 2}], [{"a": 2}, {"a": 1}], ordered=True)

@@ -52,7 +52,8 @@ def same(first: Any, second: Any) -> bool:
     one, other = _number(first), _number(second)
     if one is not None and other is not None:
         return one == other or _close(one, other)
-    return bool(first == second)
+    # To Python, true is 1.
+    return isinstance(first, bool) == isinstance(second, bool) and bool(first == second)
 
 
 def _number(value: Any) -> float | Decimal | int | None:
@@ -64,7 +65,10 @@ def _number(value: Any) -> float | Decimal | int | None:
 def _close(one: float | Decimal, other: float | Decimal) -> bool:
     if isinstance(one, int) and isinstance(other, int):
         return False
-    return math.isclose(float(one), float(other), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    left, right = float(one), float(other)
+    # What is not a number is not even equal to itself.
+    both_nan = math.isnan(left) and math.isnan(right)
+    return both_nan or math.isclose(left, right, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
 
 
 def same_rows(first: Sequence[Any], second: Sequence[Any], ordered: bool) -> bool:
