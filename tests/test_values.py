@@ -139,3 +139,32 @@ def test_a_store_needs_nothing_of_the_upkeep_before_it_is_asked_for() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"treadle.upkeep.position", "treadle.upkeep.change_stream"} >= set(done.stdout.split())
+
+
+def test_a_frozen_dataclass_may_derive_from_one() -> None:
+    place: Any = OURS[1]
+
+    @dataclass(frozen=True)
+    class Deeper(place):  # type: ignore[misc]
+        way: str = "down"
+
+    deeper = Deeper("a", depth=2, way="up")
+    assert ("a", 1, 2, "up") == (deeper.name, deeper.length, deeper.depth, deeper.way)
+    assert deeper == dataclasses.replace(deeper)
+    assert deeper != Deeper("a", depth=2)
+    assert ["name", "tags", "note", "depth", "way"] == list(inspect.signature(Deeper).parameters)
+    with pytest.raises(FrozenInstanceError):
+        deeper.way = "down"
+    with pytest.raises(TypeError):
+        dataclass(type("Loose", (place,), {"__annotations__": {"way": str}}))
+
+
+def test_a_class_with_an_init_of_its_own_has_the_signature_of_that() -> None:
+    named: Any = OURS[2]
+
+    class Short(named):  # type: ignore[misc]
+        def __init__(self, both: int) -> None:
+            super().__init__(one=both, two=both)
+
+    assert ["both"] == list(inspect.signature(Short).parameters)
+    assert (4, 4) == (Short(4).one, Short(4).two)

@@ -44,7 +44,13 @@ def _make(cls: type[T], kw_only: bool) -> type[T]:
     shared |= {"__eq__": _equal} if "__eq__" not in own else {}
     shared |= {"__hash__": _hash} if own.get("__hash__") is None else {}
     shared |= {"__repr__": _represent} if "__repr__" not in own else {}
-    made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
+    # Where no base is frozen yet, the functions that make it so need not be compiled.
+    derived = dataclasses.is_dataclass(cls)
+    make = dataclasses.dataclass(
+        init=False, repr=False, eq=False, slots=True, kw_only=kw_only, frozen=derived
+    )
+    made: Any = make(cls)
+    made.__dataclass_params__.frozen = True
     for name, function in shared.items():
         setattr(made, name, function)
     fields = dataclasses.fields(made)
@@ -104,6 +110,9 @@ class _Signature:
     """The signature of a class of values, for whoever asks: it takes the compiled `__init__`."""
 
     def __get__(self, instance: Any, owner: Any) -> inspect.Signature:
+        if "__treadle_compared__" not in vars(owner):
+            # Of a class that only derives from one of values: as its `__init__` says.
+            raise AttributeError("__signature__")
         _, *others = inspect.signature(_initializer(owner)).parameters.values()
         types = {each.name: each.type for each in dataclasses.fields(owner)}
         return inspect.Signature([_described(each, types[each.name]) for each in others])
