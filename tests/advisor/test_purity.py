@@ -17,6 +17,7 @@ TRIAL_READERS = {
     "recorder.py",
     "store_writes.py",
     "profiler_level.py",
+    "storage.py",
     "perform.py",
     "compare.py",
     "copying.py",
