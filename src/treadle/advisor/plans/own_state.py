@@ -9,12 +9,19 @@ from pymongo.database import Database
 
 from treadle.advisor.plans import before
 from treadle.advisor.plans.models import load_models
-from treadle.engine import lease
+from treadle.engine import lease, sides
 from treadle.engine.set_aside import SET_ASIDE
-from treadle.upkeep import change_stream, findings, fingerprints, jobs, position
+from treadle.patterns.approximation import flush
+from treadle.patterns.tree import state as tree_state
+from treadle.upkeep import change_stream, closed, findings, fingerprints, jobs, position
+from treadle.upkeep.migrations import log, swap
 
 # What only a worker writes; where there was none before the plan, it came with it.
 _OF_WORKER = (position.COLLECTION, change_stream.BEATS)
+# What no plan writes; where there is any, an application has begun to use Treadle since.
+_OF_OTHERS = (
+    log.COLLECTION, swap.SWAPS, closed.COLLECTION, sides.COLLECTION, flush.LEDGER, tree_state.COLLECTION,
+)  # fmt: skip
 
 
 def is_alone(row: before.Row) -> bool:
@@ -26,7 +33,7 @@ def made(database: Database[Any], names: Iterable[str], row: before.Row) -> list
     """Treadle's own collections that came with the plan, among those that are there since."""
     ours = [name for name in names if name.startswith("treadle.") and name != before.PLANS]
     if is_alone(row):
-        return ours
+        return [name for name in ours if name not in _OF_OTHERS or database[name].find_one() is None]
     return [name for name in ours if name in _OF_WORKER or database[name].find_one() is None]
 
 
