@@ -133,6 +133,13 @@ def _create_index(collection: str, document: Raw) -> Plan[None]:
         yield from database_command({"createIndexes": collection, "indexes": [plain]})
 
 
+def plainly(index: IndexModel) -> IndexModel:
+    """An index, stored as the server has it."""
+    left_out = ("key", "storageEngine")
+    options = {name: value for name, value in index.document.items() if name not in left_out}
+    return IndexModel(list(dict(index.document["key"]).items()), **options)
+
+
 def check_sharded(graph: Graph) -> None:
     """Refuse unique indexes that do not begin with the shard key: no shard could tell what others hold."""
     for entry in [*graph.by_collection.values()]:

@@ -7,14 +7,14 @@ import datetime as dt
 import signal
 import threading
 from collections.abc import Generator
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
 
 from tests import victim
 from tests.patterns.archive.distant import AT_ONCE, NOW, NUMBER, OLD, YEAR, models, move_until_killed
-from treadle import Archive, AsyncStore, DeclarationError, Document, Store, UsageError
+from treadle import Archive, AsyncStore, Attributes, DeclarationError, Document, Store, UsageError
 from treadle.server.local import start
 
 KILLS = 20
@@ -206,3 +206,23 @@ def test_what_cannot_be_kept_is_refused(database, away):
     wrong = declared(into="a.visits", client="mongodb://nowhere", counted=False)
     with pytest.raises(UsageError, match="archive-client"):
         Store(database, [wrong])
+
+
+def test_an_index_that_is_there_already_may_be_stored_in_another_way(database, away):
+    class Part(
+        Document,
+        collection="parts",
+        archive=Archive(by="date", after=YEAR, into=f"{away.name}.parts", client=away.client),
+    ):
+        id: int
+        specs: Annotated[dict[str, str], Attributes()] = {}
+        date: dt.datetime | None = None
+
+    keys = [("specs.k", 1), ("specs.v", 1)]
+    away["parts"].create_index(keys)
+    store = Store(database, [Part])
+    store.setup()
+    assert keys in [each["key"] for each in away["parts"].index_information().values()]
+    store.insert(Part(id=1, specs={"color": "red"}, date=OLD))
+    assert 1 == store.archive(Part, now=NOW)
+    assert [1] == [each.id for each in store.find(Part, {"specs.color": "red"}, archived=True)]

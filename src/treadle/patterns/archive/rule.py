@@ -17,8 +17,9 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from pymongo import ASCENDING, IndexModel
+from pymongo.errors import OperationFailure
 
-from treadle.engine.indexes import declared_indexes, key_pairs
+from treadle.engine.indexes import declared_indexes, key_pairs, plainly
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.recompute import MERGED
 from treadle.errors import DeclarationError
@@ -33,7 +34,7 @@ from treadle.patterns.archive import distant, inspection, moves
 from treadle.patterns.archive.places import ArchivePlaces
 from treadle.plan import Call, Foreign, Plan, Raw, find_one
 from treadle.plan.capabilities import Capabilities
-from treadle.plan.server_errors import DUPLICATE_KEY, DuplicateKey
+from treadle.plan.server_errors import DUPLICATE_KEY, DuplicateKey, is_refusal
 from treadle.query.keys import freeze
 from treadle.query.paths import value_at
 
@@ -120,8 +121,15 @@ class ArchiveRule(ArchivePlaces):
     ) -> Plan[None]:
         # Several rules may ask for the same one.
         wanted = {each.document["name"]: each for each in [*self._needed_indexes(), *self.own_indexes()]}
-        if isinstance(self.into, Foreign) and wanted:
+        if not isinstance(self.into, Foreign) or not wanted:
+            return
+        try:
             yield Call(self.into, "create_indexes", (list(wanted.values()),))
+        except OperationFailure as error:
+            if not is_refusal(error):
+                raise
+            # How an index is stored is the other server's to choose, or was chosen when it was made.
+            yield Call(self.into, "create_indexes", ([plainly(each) for each in wanted.values()],))
 
     def check(self, graph: Models) -> None:
         entry, label = self.target, self.place.label
