@@ -200,6 +200,7 @@ def _validate(entry: Entry[Any]) -> Step:
 
 def _keep(combined: Combined, collection: str, documents: int) -> Step:
     fields = [each.stored for each in combined.additions if each.collection == collection and each.existing]
+    seconds = documents / (10 * DOCUMENTS_PER_SECOND)
     return Step(
         f"keep former values of {collection}",
         "keep",
@@ -207,9 +208,9 @@ def _keep(combined: Combined, collection: str, documents: int) -> Step:
         "Write the former values back, and drop the collection that holds them.",
         about=collection,
         documents=documents,
-        seconds=round(documents / (10 * DOCUMENTS_PER_SECOND), 1),
+        seconds=round(seconds, 1),
         load=f"{documents:,} small documents are inserted",
-        stop_seconds=STOP_SECONDS_MIN,
+        stop_seconds=max(STOP_SECONDS_MIN, STOP_FACTOR * seconds),
     )
 
 
