@@ -116,6 +116,21 @@ def test_a_lookup_becomes_a_find_of_the_card():
     assert "customers" in after.note
 
 
+def test_joined_documents_that_tie_may_come_in_another_order():
+    """A plan's own index gives them in another order than a scan did."""
+    request = aggregate("orders", {"$sort": {"day": -1}}, {"$lookup": JOIN})
+    after = rewrite(request, PATTERNS)
+    assert after is not None
+    rows = [
+        {"_id": key, "day": day, "customer_id": 7, "customer": [FULL]}
+        for key, day in ((1, 9), (2, 8), (3, 8))
+    ]
+    found = [{**each, "customer": {"name": "Ada", "tier": "gold"}} for each in rows]
+    assert after.same([rows], [[found[0], found[2], found[1]]])
+    assert not after.same([rows], [[found[1], found[0], found[2]]])
+    assert not after.same([rows], [[*found[:2], {**found[2], "_id": 4}]])
+
+
 def test_names_of_what_was_joined_become_names_in_the_card():
     request = aggregate(
         "orders",

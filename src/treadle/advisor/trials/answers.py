@@ -125,6 +125,14 @@ def same_sorted(first: Sequence[Row], second: Sequence[Row], sort: Iterable[str]
     return same_first(first, second, paths) and (cut or same_rows(first, second, ordered=False))
 
 
+def same_piped(first: Sequence[Row], second: Sequence[Row], pipeline: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether two answers to one pipeline agree, in the order of its last `$sort` where it has one."""
+    sorts = [stage["$sort"] for stage in pipeline if "$sort" in stage]
+    if not sorts:
+        return same_rows(first, second, ordered=False)
+    return same_sorted(first, second, sorts[-1], cut=any("$limit" in stage for stage in pipeline))
+
+
 def same_embedded(
     rows: Sequence[Row],
     items: Sequence[Any],

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from treadle.advisor.joined import Join, join_of
-from treadle.advisor.trials.answers import at, same, same_embedded, same_rows, without
+from treadle.advisor.trials.answers import at, same, same_embedded, same_piped, without
 from treadle.advisor.trials.declared import First, Patterns, Value
 from treadle.advisor.trials.grouping import accumulated
 from treadle.advisor.trials.workload_file import Request
@@ -60,10 +60,9 @@ class ChildrenRewriter:
 
     def same(self, before: Sequence[Row], after: Sequence[Row]) -> bool:
         """Whether two answers mean the same, but for what the parent holds in any case."""
-        ordered = any("$sort" in stage for stage in self.request.body["pipeline"])
         one, other = ([self._plain(row) for row in rows] for rows in (before, after))
         first, second = ([without(row, *self.firsts) for row in rows] for rows in (one, other))
-        if not same_rows(first, second, ordered):
+        if not same_piped(first, second, self.request.body["pipeline"]):
             return False
         if not self.firsts:
             return True

@@ -12,7 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from treadle.advisor.trials.answers import RESERVED, at, same, same_embedded, same_rows, same_sorted, without
+from treadle.advisor.trials.answers import (
+    RESERVED,
+    at,
+    same,
+    same_embedded,
+    same_piped,
+    same_rows,
+    same_sorted,
+    without,
+)
 from treadle.advisor.trials.children import ChildrenRewriter
 from treadle.advisor.trials.declared import Card, First, LongArray, Patterns, Readings, Value
 from treadle.advisor.trials.grouping import filter_of, grouping
@@ -99,11 +108,10 @@ def _joined(request: Request, cards: Sequence[Card]) -> Rewritten | None:
     after = joins.rewritten()
     if after is None:
         return None
-    ordered = any("$sort" in stage for stage in request.body["pipeline"])
 
     def compare(before: Sequence[Answer], later: Sequence[Answer]) -> bool:
         rows = [joins.plain_before(row) for row in before[0]]
-        return same_rows(rows, [joins.plain_after(row) for row in later[0]], ordered)
+        return same_piped(rows, [joins.plain_after(row) for row in later[0]], request.body["pipeline"])
 
     places = ", ".join(sorted({card.place for card, _ in joins.aliases.values()}))
     sources = ", ".join(sorted({card.source for card, _ in joins.aliases.values()}))
@@ -139,11 +147,9 @@ def _followed(requests: Sequence[Request], patterns: Patterns) -> Rewritten | No
 
     def compare(before: Sequence[Answer], later: Sequence[Answer]) -> bool:
         places = [card.place for card in cards]
-        if not same_rows(
-            [without(row, *places) for row in before[0]],
-            [_like(row, without(row, *places), body, first.body) for row in later[0]],
-            bool(first.body.get("sort")),
-        ):
+        one = [without(row, *places) for row in before[0]]
+        other = [_like(row, without(row, *places), body, first.body) for row in later[0]]
+        if not _same_found(first, one, other):
             return False
         return all(_holds(card, before[number], later[0]) for number, card in left_out.items())
 
@@ -162,6 +168,14 @@ def _refers(first: Request, rows: Answer, sources: Answer, card: Card) -> bool:
         # A client that asks for one customer's orders knows the customer, whatever the answer shows.
         named.add(repr(filter_of(first).get(card.by)))
     return all(repr(at(source, card.key)) in named for source in sources)
+
+
+def _same_found(request: Request, one: Answer, other: Answer) -> bool:
+    """Whether two answers to a find agree; an index gives documents that tie in another order."""
+    sort = request.body.get("sort")
+    if isinstance(sort, Mapping) and sort:
+        return same_sorted(one, other, sort, cut=bool(request.body.get("limit")))
+    return same_rows(one, other, ordered=False)
 
 
 def _includes(value: Any) -> bool:
@@ -428,13 +442,11 @@ def _readings(request: Request, collections: Sequence[Readings]) -> Rewritten | 
 def unchanged(unit: Sequence[Request]) -> Rewritten | None:
     """The same request, where only the way to its answer changes."""
     first = unit[0]
-    sort, cut = first.body.get("sort"), bool(first.body.get("limit"))
 
     def compare(before: Sequence[Answer], later: Sequence[Answer]) -> bool:
-        if isinstance(sort, Mapping) and sort:
-            # An index gives documents that tie in another order.
-            return same_sorted(before[0], later[0], sort, cut)
-        # Any documents may be the first few of those that match.
-        return len(before[0]) == len(later[0]) if cut else same_rows(before[0], later[0], ordered=False)
+        if first.body.get("limit") and not first.body.get("sort"):
+            # Any documents may be the first few of those that match.
+            return len(before[0]) == len(later[0])
+        return _same_found(first, before[0], later[0])
 
     return Rewritten(tuple(unit), compare, f"{first.collection}: the same, by an index")
