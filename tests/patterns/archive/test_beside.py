@@ -81,6 +81,9 @@ def test_large_documents_move_in_smaller_chunks(heard, database):
     assert 4 == store.archive(Tool, now=NOW)
     sizes = [len(command["documents"]) for name, command in listener.commands if name == "insert"]
     assert [2, 2] == sizes
+    # It does not look at all of them again for the two that move.
+    finds = [command for name, command in listener.commands if name == "find" and "sort" in command]
+    assert [10, 4, 8] == [each["limit"] for each in finds if each["find"] == "tools"]
     store.insert(Tool(id=9, specs={f"{name}{name}{name}": 1 for name in large} | large, date=OLD))
     assert 1 == store.archive(Tool, now=NOW)
 

@@ -65,7 +65,7 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
     most = entry.limits.archive_chunk
     if isinstance(report, Pace):
         most = report.sized(most)
-    moved = 0
+    moved, width = 0, most
     stuck: list[Any] = []
     if rule.distant:
         yield from distant.recover(rule)
@@ -83,9 +83,11 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
 
     while True:
         left = {"$and": [condition, {"_id": {"$nin": stuck}}]} if stuck else condition
-        keys = yield from _next(rule, left, most)
+        keys, cut = yield from _next(rule, left, width)
         if not keys:
             return moved
+        # Large documents are not looked at again and again for the few of them that move at a time.
+        width = min(most, 2 * (len(keys) if cut else width))
         number = sum((yield from in_pieces(entry.limits, keys, attempt, alone)))
         moved += number
         if rule.distant and not number:
@@ -96,8 +98,11 @@ def archive(rule: ArchivePlaces, now: Any, report: Report | None, dry_run: bool)
         yield from resting(report, len(keys))
 
 
-def _next(rule: ArchivePlaces, left: Raw, most: int) -> Plan[list[Any]]:
-    """The ids of the oldest documents that are left, as many as one transaction can hold."""
+def _next(rule: ArchivePlaces, left: Raw, most: int) -> Plan[tuple[list[Any], bool]]:
+    """The ids of the oldest documents that are left, as many as one transaction can hold.
+
+    And whether there were more than that.
+    """
     shown: Raw = {"_id": 1, SIZE: {"$bsonSize": "$$ROOT"}}
     try:
         rows = yield from find(rule.target.collection, left, shown, sort=[(rule.by, 1)], limit=most)
@@ -112,7 +117,7 @@ def _next(rule: ArchivePlaces, left: Raw, most: int) -> Plan[list[Any]]:
         if keys and total > rule.limits.archive_chunk_bytes:
             break
         keys.append(row["_id"])
-    return keys
+    return keys, len(keys) < len(rows)
 
 
 def _move(rule: ArchivePlaces, chosen: Raw, ledger: Ledger) -> Plan[int]:
