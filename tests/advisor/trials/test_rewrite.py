@@ -370,6 +370,7 @@ def test_a_long_array_is_compared_as_far_as_the_document_holds_it():
     assert after is not None
     before = [[{"_id": 1, "followers": [1, 2, 3, 4]}]]
     assert after.same(before, [[{"_id": 1, "followers": [1, 2, 3], "_treadle": {"n": 1}}]])
+    assert not after.same(before, [[{"_id": 1, "followers": []}]])
     assert not after.same(before, [[{"_id": 1, "followers": [1, 9, 3]}]])
     assert (
         rewrite(Request("find", "users", {"filter": {"_id": 1}, "projection": {"name": 1}}), PATTERNS) is None

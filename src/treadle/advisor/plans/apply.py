@@ -136,9 +136,9 @@ class Application:
             if error.code != "streams-unavailable":
                 raise
             raise UsageError(
-                "The plan follows the change stream, which this server does not have: it is no replica set. "
-                "Make it one (rs.initiate()), or make the plan with --maintain write, for applications all "
-                "of whose writers use Treadle.",
+                "The plan follows the change stream, which this server does not have, as it is not a replica "
+                "set. Make it one (rs.initiate()), or make the plan with --maintain write, for applications "
+                "all of whose writers use Treadle.",
                 code="plan-needs-stream",
             ) from None
 

@@ -36,7 +36,7 @@ def check(store: Store, plan: ChangePlan) -> None:
         refused = _refused_fields(existing[entry.collection]["options"], [*new, before.RESERVED])
         if refused:
             raise DataError(
-                f"The validator of {entry.collection} lets no field {' or '.join(refused)} in "
+                f"The validator of {entry.collection} does not allow {' or '.join(refused)} "
                 "(additionalProperties: false), and a plan changes no validator; add them to its properties.",
                 code="plan-field-refused",
             )
@@ -44,8 +44,8 @@ def check(store: Store, plan: ChangePlan) -> None:
     for collection in store.graph.sides:
         if collection in existing and not _is_of(others, collection):
             raise DataError(
-                f"The plan makes a collection {collection}, and there is one since; make the plan anew, or "
-                "rename it.",
+                f"The plan is to make the collection {collection}, which exists by now; rename that one, or "
+                "make a new plan.",
                 code="plan-field-taken",
             )
     for step in plan.steps:
@@ -53,7 +53,7 @@ def check(store: Store, plan: ChangePlan) -> None:
             entry = before.entry_named(store, step.about)
             if existing[entry.collection]["options"].get("validator"):
                 raise DataError(
-                    f"{entry.collection} has a validator since the plan was made; make the plan anew.",
+                    f"{entry.collection} was given a validator after the plan was made; make a new plan.",
                     code="plan-field-taken",
                 )
 
@@ -108,8 +108,8 @@ def _check_fields(database: Database[Any], collection: str, fields: list[str], m
                 code="plan-treadle-in-use",
             )
         raise DataError(
-            f"{collection}.{field} holds data since the plan was made, which it would "
-            "overwrite; make the plan anew, or rename that field.",
+            f"{collection}.{field} was written after the plan was made, and the plan would overwrite it; "
+            "rename that field, or make a new plan.",
             code="plan-field-taken",
         )
 

@@ -401,14 +401,13 @@ def _long_array(request: Request, arrays: Sequence[LongArray]) -> Rewritten | No
             def plain(rows: Answer) -> list[dict[str, Any]]:
                 return [without(row, array.place, *array.added, RESERVED) for row in rows]
 
-            parts = [
-                same(
-                    (at(one, array.place) or [])[: len(at(other, array.place) or [])],
-                    at(other, array.place) or [],
-                )
-                for one, other in zip(before[0], later[0], strict=False)
-            ]
-            return all(parts) and same_rows(plain(before[0]), plain(later[0]), ordered=True)
+            def begins(one: Row, other: Row) -> bool:
+                items, held = at(one, array.place) or [], at(other, array.place) or []
+                return bool(items) == bool(held) and same(items[: len(held)], held)
+
+            return same_rows(plain(before[0]), plain(later[0]), ordered=True) and all(
+                map(begins, before[0], later[0])
+            )
 
         note = (
             f"The document holds the first {array.limit:,} items of {array.place}; a reader that shows more "
