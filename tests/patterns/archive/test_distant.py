@@ -15,6 +15,7 @@ from pymongo import AsyncMongoClient, MongoClient
 from tests import victim
 from tests.patterns.archive.distant import AT_ONCE, NOW, NUMBER, OLD, YEAR, models, move_until_killed
 from treadle import Archive, AsyncStore, Attributes, DeclarationError, Document, Store, UsageError
+from treadle.patterns.archive import distant
 from treadle.server.local import start
 
 KILLS = 20
@@ -206,6 +207,28 @@ def test_what_cannot_be_kept_is_refused(database, away):
     wrong = declared(into="a.visits", client="mongodb://nowhere", counted=False)
     with pytest.raises(UsageError, match="archive-client"):
         Store(database, [wrong])
+
+
+@pytest.mark.parametrize("state", [distant.RESTORING, distant.COPYING])
+def test_a_document_that_another_is_moving_is_waited_for(opened, database, away, state, monkeypatch):
+    """It is neither here nor free to be brought back, for a moment; it is archived all the same."""
+    store, Sale, _ = opened
+    store.archive(Sale, now=NOW)
+    (rule,) = (each for each in store.graph.rules if each.pattern == "archive")
+    intents = database["treadle.intents"]
+    key = {"kind": "archive", "rule": rule.place.label, "key": 3}
+    intents.insert_one({"_id": key, "token": "another", "state": state})
+    pauses = []
+
+    def wait(seconds):
+        pauses.append(seconds)
+        intents.delete_one({"_id": key})
+        return iter(())
+
+    monkeypatch.setattr(distant, "wait", wait)
+    assert 3 == store.restore(Sale, 3).id
+    assert 1 == len(pauses)
+    in_one_place(database, away, 11)
 
 
 def test_an_index_that_is_there_already_may_be_stored_in_another_way(database, away):

@@ -54,6 +54,7 @@ from treadle.plan import (
     insert_one,
     is_inside,
     update_many,
+    wait,
 )
 from treadle.plan.server_errors import DUPLICATE_KEY
 from treadle.query.keys import freeze
@@ -68,6 +69,8 @@ TOKEN = f"{RESERVED}.archive"
 # What marks a copy of which only an intent says whether it is archived.
 MARK = f"{RESERVED}.copied"
 GUARD_SLOTS = 8
+# How long whoever brings a document back waits for another who is moving it, in seconds.
+PAUSES = (0.01, 0.02, 0.04, 0.08)
 
 
 class Undone(Exception):
@@ -224,10 +227,15 @@ def bring(
 ) -> Plan[Raw | None]:
     """Bring one document back; the document, or None where it is not archived."""
     entry, token = rule.target, ObjectId()
-    yield from _settle(rule, {"_id": _identity(rule, key)})
-    if not (yield from _claim(rule, [key], token, RESTORING)):
-        # Somebody else is moving it; what is here by now is what there is.
-        return (yield from find_one(entry.collection, by_id(key)))
+    for pause in (*PAUSES, None):
+        yield from _settle(rule, {"_id": _identity(rule, key)})
+        if (yield from _claim(rule, [key], token, RESTORING)):
+            break
+        # Somebody else is moving it; what is here by now is what there is, unless it is on its way.
+        here = yield from find_one(entry.collection, by_id(key))
+        if here is not None or pause is None:
+            return here
+        yield from wait(pause)
     raw = yield from find_one(rule.into, by_id(key))
     made = value_at(raw, TOKEN) if raw is not None else None
 
