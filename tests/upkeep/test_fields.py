@@ -100,3 +100,24 @@ def test_what_is_not_maintained_is_refused(opened, fields):
 def test_fields_are_a_list(run, fields):
     with pytest.raises(UsageError, match="fields-invalid"):
         run.store([]).repair(fields=fields)
+
+
+class Letter(Document, collection="letters"):
+    id: Any
+    product_id: int
+    text: str = ""
+    title: Annotated[str | None, ExtendedReference(Product, by="product_id", field="name")] = None
+
+
+def test_large_documents_are_examined_as_many_as_one_reply_holds(heard):
+    """A page of them would take gigabytes; none is passed over, however little fits beside it."""
+    database, listener = heard
+    store = Store(database, [Review, Product, Letter])
+    store.insert(Product(id=1, name="Loom"))
+    ids = [None, 1, 2.5, "a", "b", *(Id() for _ in range(3))]
+    for number, key in enumerate(ids):
+        store.insert(Letter(id=key, product_id=1, text="x" * (7 if number % 3 else 9) * 1_000_000))
+    database["letters"].update_many({}, {"$set": {"title": "Old"}})
+    listener.clear()
+    assert ids == [each.document_id for each in store.verify(Letter)]
+    assert "getMore" not in listener.names

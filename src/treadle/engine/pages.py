@@ -35,23 +35,14 @@ def page(
     *,
     whole: bool = False,
 ) -> Plan[list[Raw]]:
-    """The next documents in the order of `_id`, whatever types the ids have.
+    """The next documents in the order of `_id`, whatever types the ids have; as many as fit into one reply.
 
     Those of the model's very class, or of the `whole` collection. The id of
     the last one stands in a list, because it may itself be null.
     """
     chosen = {} if whole else entry.exactly
-    projection = projection or projection_of(entry)
-    if last is not None and isinstance(last[0], RawId):
-        beyond = {"$and": [chosen, last[0].greater()]}
-        return (yield from find(entry.collection, beyond, projection, sort=[("_id", 1)], limit=limit))
-    most = limit if last is None else limit + 1
-    rows = yield from find(
-        entry.collection, chosen, projection, sort=[("_id", 1)], limit=most, **starting_at(last)
-    )
-    # Nothing but the first one can be the one with which it begins.
-    begun = last is not None and bool(rows) and freeze(rows[0]["_id"]) == freeze(last[0])
-    return rows[begun:][:limit]
+    shown = projection or projection_of(entry)
+    return (yield from matching(entry.collection, chosen, last, limit, shown))
 
 
 def starting_at(last: list[Any] | None) -> Raw:
@@ -59,14 +50,16 @@ def starting_at(last: list[Any] | None) -> Raw:
     return {} if last is None else {"min": {"_id": last[0]}, "hint": [("_id", 1)]}
 
 
-def matching(collection: str, condition: Raw, last: list[Any] | None, limit: int) -> Plan[list[Raw]]:
+def matching(
+    collection: str, condition: Raw, last: list[Any] | None, limit: int, projection: Raw | None = None
+) -> Plan[list[Raw]]:
     """The next documents that match a condition, as many as fit into one reply; never the last one again."""
     if last is not None and isinstance(last[0], RawId):
         beyond = {"$and": [condition, last[0].greater()]}
-        return (yield from find(collection, beyond, sort=[("_id", 1)], **in_one_reply(limit)))
+        return (yield from find(collection, beyond, projection, sort=[("_id", 1)], **in_one_reply(limit)))
     beyond = condition if last is None else {"$and": [condition, {"_id": {"$ne": last[0]}}]}
     options = {**in_one_reply(limit), **starting_at(last)}
-    return (yield from find(collection, beyond, sort=[("_id", 1)], **options))
+    return (yield from find(collection, beyond, projection, sort=[("_id", 1)], **options))
 
 
 def readable_page(
