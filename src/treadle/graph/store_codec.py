@@ -145,6 +145,11 @@ class StoreCodec(Codec[M]):
             return self._unknown.load(raw)
         raise unknown_kind(self.model, self._discriminator or "", raw, self._members)
 
+    def dump(self, value: Any, altered: list[Any]) -> dict[str, Any]:
+        """The document to store, as its own class, in the version that this Store writes."""
+        member = self if self._discriminator is None else self._member(value)
+        return member._dump_one(value, altered)
+
     def dump_all(self, values: Iterable[Any], altered: list[Any]) -> list[dict[str, Any]]:
         """The documents to store, each as its own class, in the version that this Store writes."""
         if self._discriminator is None:
@@ -156,7 +161,9 @@ class StoreCodec(Codec[M]):
         return [self._member(value)._dump_one(value, altered) for value in values]
 
     def _dump_one(self, value: Any, altered: list[Any]) -> dict[str, Any]:
-        return self._lowered(self.own.dump_all([value], altered))[0]
+        raw = self.own.dump(value, altered)
+        lineage = self.lineage
+        return raw if lineage is None or lineage.written == lineage.current else self._lower(lineage, raw)
 
     def _lowered(self, raws: list[dict[str, Any]]) -> list[dict[str, Any]]:
         lineage = self.lineage

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import bson
-from bson import ObjectId
+from bson import Code, ObjectId
 from bson.decimal128 import Decimal128
 
 from treadle.model.bson_types import CODEC_OPTIONS, from_bson
@@ -92,7 +92,8 @@ def unlike(path: str, value: Any) -> dict[str, Any]:
 def _texts(path: str, value: Any) -> list[tuple[str, str]] | None:
     """Each text in a value with its path; None where one has no path of its own."""
     if isinstance(value, str):
-        return [(path, value)]
+        # Code is text to Python, and not to the server.
+        return [] if isinstance(value, Code) else [(path, value)]
     if isinstance(value, (list, tuple)):
         return None if any(_texts(path, each) != [] for each in value) else []
     texts: list[tuple[str, str]] = []
