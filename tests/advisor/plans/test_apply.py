@@ -23,6 +23,7 @@ from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Progress
 from treadle.server.local import start
 from treadle.store.blocking.store import Store
+from treadle.upkeep.findings import VERIFICATIONS
 
 PAGES = Limits(rebuild_page=100)
 CODES = ("computed", "extended-reference", "subset")
@@ -125,6 +126,20 @@ def test_a_killed_apply_goes_on_where_it_was(database: Any) -> None:
     assert max(visited) < 400
     Undoing(database, plan).run()
     assert was == everything(database)
+
+
+def test_the_last_step_verifies_everything_again(database: Any) -> None:
+    shop(database)
+    plan = plan_for(database, "computed")
+    times: list[Any] = []
+
+    def look(text: str) -> None:
+        if "follow the changes" in text:
+            times.append((database[VERIFICATIONS].find_one({"_id": "Product"}) or {})["at"])
+
+    Application(database, plan, tell=look).run()
+    (filled,) = times
+    assert filled < (database[VERIFICATIONS].find_one({"_id": "Product"}) or {})["at"]
 
 
 def test_a_half_applied_plan_is_undone(database: Any) -> None:

@@ -26,7 +26,7 @@ from treadle.advisor.plans.settle import catch_up, is_followed, verified
 from treadle.engine.set_aside import SET_ASIDE
 from treadle.errors import DataError, TreadleError, UsageError
 from treadle.graph.limits import Limits
-from treadle.graph.outcomes import Action, Finding, Progress
+from treadle.graph.outcomes import Action, Progress
 from treadle.store.blocking.store import Store
 from treadle.upkeep.jobs import GENTLE
 from treadle.upkeep.set_up import set_up_validator
@@ -168,6 +168,7 @@ class Application:
         else:
             handled = catch_up(self.store)
             self._tell(f"  applied {handled:,} changes that were made meanwhile")
+            self._verify()
 
     def _keep(self, step: Step) -> None:
         """Copy what the plan takes over, on the server, so that every value stays as it is."""
@@ -199,9 +200,7 @@ class Application:
 
         self.store.rebuild(entry.model, resume=True, throttle=self._throttle, progress=report)
         stop()
-        check = partial(self.store.verify, entry.model, throttle=self._throttle)
-        findings = verified(self.store, verify=check)
-        self._require_right([each for each in findings if each.pattern != "set-aside"])
+        self._verify(entry.model)
 
     def _seconds_max(self, step: Step) -> float:
         """How long a fill may take at the pace that was asked for."""
@@ -216,7 +215,9 @@ class Application:
         """How many of a collection's documents are set aside; a rule counts each once."""
         return int(self.database[SET_ASIDE].count_documents({"_id.collection": collection}))
 
-    def _require_right(self, findings: list[Finding]) -> None:
+    def _verify(self, *models: type[Any]) -> None:
+        check = partial(self.store.verify, *models, throttle=self._throttle)
+        findings = [each for each in verified(self.store, verify=check) if each.pattern != "set-aside"]
         if findings:
             listed = "; ".join(
                 f"{each.model} {each.document_id!r} {each.path}" for each in findings[:FINDINGS_NAMED_MAX]

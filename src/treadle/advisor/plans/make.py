@@ -162,8 +162,8 @@ def _steps(scan: Scan, combined: Combined, trial: TrialReport) -> list[Step]:
         Step(
             "follow the changes",
             "follow",
-            "Apply every change that was made meanwhile; treadle prove verifies every value again. From then "
-            "on run treadle watch --app models:store in this folder: it keeps values right whoever writes.",
+            "Apply every change that was made meanwhile, and verify everything. From then on run "
+            "treadle watch --app models:store in this folder: it keeps values right whoever writes.",
             "Stop treadle watch.",
         )
     )
