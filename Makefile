@@ -31,7 +31,7 @@ $(VENV)/installed-bench: $(VENV)/installed
 	PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt $(RUN)/python -m pip install -q -e '.[bench]'
 	@touch $@
 
-demo: $(VENV)/installed-demo ## show Treadle on a naive shop, in less than a minute
+demo: $(VENV)/installed-demo ## show Treadle on a naive shop, in about a minute
 	$(RUN)/treadle demo
 
 test: lint ## check everything: lint, types, tests against a real server

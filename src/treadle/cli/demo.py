@@ -21,7 +21,7 @@ def demo(
 ) -> None:
     """Show the advisor, the closed loop, six patterns, verify and repair on a naive shop.
 
-    On a private server. Takes less than a minute. Leaves an HTML report, and nothing else.
+    On a private server. Takes about a minute. Leaves an HTML report, and nothing else.
 
     \b
     Example:
