@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from pymongo.errors import WriteError
 from tests import faults
 from treadle import Count, DataError, Document, Id, Indexed, Store, UsageError, migration
 from treadle.plan.server_errors import SWAPPING
+from treadle.upkeep.change_stream import present_place
 from treadle.upkeep.migrations import swap
 from treadle.upkeep.migrations.run import lease_of
 
@@ -50,6 +52,11 @@ def readers(database: Any) -> list[dict[str, Any]]:
     documents[2]["checked"] = True
     database.readers.insert_many(documents)
     return documents
+
+
+def held_up(store: Any, kept: dict[str, Any]) -> Any:
+    place = yield from present_place(store.graph.limits)
+    yield from swap._hold_up("readers", kept, place)
 
 
 def described(database: Any) -> tuple[Any, Any]:
@@ -199,12 +206,61 @@ def test_a_swap_that_was_killed_holds_nobody_up(readers: list[dict[str, Any]], d
         lambda: store.migrate(Reader),
         lambda: store.migrate(Reader, strategy="swap"),
     ):
-        store.runner.run(swap._hold_up("readers", kept))
+        store.runner.run(held_up(store, kept))
         with pytest.raises(Exception, match=r"121|validat"):
             database.readers.insert_one(old(9_999))
         mend()
         assert before == described(database)
         store.insert(Reader(full_name="new"))
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_deletions_just_before_the_rename_hold(
+    killed: bool,
+    readers: list[dict[str, Any]],
+    server: Any,
+    database: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing can be stored in their place before they are done again, and a kill does not undo them."""
+    before, deleted, listener = described(database), readers[5]["_id"], faults.Heard()
+    restore = swap.restore
+
+    def meanwhile(*arguments: Any) -> Any:
+        if database.readers.count_documents({"_id": deleted, "full_name": {"$exists": True}}):
+            refused.append(database.readers)
+            with pytest.raises(WriteError):
+                database.readers.update_one({"_id": deleted}, {"$set": {"visits": 5}}, upsert=True)
+            if killed:
+                raise RuntimeError("killed")
+        return restore(*arguments)
+
+    refused: list[Any] = []
+    monkeypatch.setattr(swap, "restore", meanwhile)
+    with MongoClient[Any](server.uri, event_listeners=[listener]) as client:
+        store = Store(client[database.name], [Reader])
+        listener.before(["renameCollection"], 0, lambda: database.readers.delete_one({"_id": deleted}))
+        with contextlib.suppress(RuntimeError):
+            store.migrate(Reader, strategy="swap")
+    assert [database.readers] == refused
+    monkeypatch.undo()
+    Store(database, [Reader]).recover()
+    assert before == described(database)
+    assert 0 == database.readers.count_documents({"_id": deleted})
+    assert NUMBER - 1 == database.readers.count_documents({"schema_version": 3})
+    assert [] == list(database["treadle.swaps"].find())
+
+
+def test_what_is_inserted_again_before_the_hold_is_not_deleted(database: Any) -> None:
+    store = Store(database, [Reader])
+    store.setup()
+    database.readers.insert_one(again := old(1))
+    place = store.runner.run(present_place(store.graph.limits))
+    database.readers.delete_one({"_id": again["_id"]})
+    database.readers.insert_one(again)
+    store.runner.run(swap._hold_up("readers", {}, place))
+    store.recover()
+    assert [again] == list(database.readers.find())
 
 
 @pytest.mark.usefixtures("readers")
@@ -215,7 +271,7 @@ def test_nobody_lets_writes_through_while_a_swap_is_under_way(database: Any) -> 
     kept = {name: before[0][name] for name in swap.KEPT_OPTIONS if name in before[0]}
     lease = lease_of("readers", store.graph.limits, "another host:1:1/swap", lambda owner: False)
     assert store.runner.run(lease.take())
-    store.runner.run(swap._hold_up("readers", kept))
+    store.runner.run(held_up(store, kept))
     assert [] == store.setup()
     store.recover()
     with pytest.raises(DataError) as refused:
@@ -235,8 +291,8 @@ def test_what_is_no_longer_held_up_is_not_renamed(
 ) -> None:
     store, hold_up = Store(database, [Reader]), swap._hold_up
 
-    def hindered(collection: str, kept: Any, token: int | None) -> Any:
-        yield from hold_up(collection, kept, token)
+    def hindered(collection: str, kept: Any, *others: Any) -> Any:
+        yield from hold_up(collection, kept, *others)
         if hindrance == "validator":
             yield from swap.database_command({"collMod": collection, **kept})
         else:

@@ -72,7 +72,7 @@ def migrate(run: Run) -> Plan[Migrated]:
         run.options.report.tending = run.lease.renew
         run.options.report.stopping = run.options.stop
     try:
-        yield from restore(run.entry.collection)
+        yield from restore(run.entry.collection, run.limits)
         finished = yield from (swap(run) if run.options.strategy == "swap" else _passes(run))
     except Exception:
         yield from run.lease.release()

@@ -6,7 +6,9 @@ the change stream, as ids only: these documents are converted and written
 again. Then, for a moment, the old collection takes no inserts and no updates
 (its validator refuses them, and Stores wait), what is left in the stream is
 done, and one command renames the new collection over the old one. Deletions
-cannot be held up; those of that moment are done again after it.
+cannot be held up; those of that moment are done again in the new collection,
+which lets nobody in before. Where a swap was killed on the way, whoever ends it
+does that too.
 
 Whatever fails before the rename leaves the old collection as it was. Indexes,
 validator and options are those of the old collection.
@@ -43,7 +45,14 @@ from treadle.plan import (
     update_one,
 )
 from treadle.plan.operations import ReplaceOne
-from treadle.plan.server_errors import DROPPED, SWAPPING, codes_of, is_about_one_document, message_of
+from treadle.plan.server_errors import (
+    DROPPED,
+    HISTORY_LOST,
+    SWAPPING,
+    codes_of,
+    is_about_one_document,
+    message_of,
+)
 from treadle.upkeep.change_stream import (
     BEATS,
     UPHEAVALS,
@@ -59,6 +68,7 @@ from treadle.upkeep.migrations.run import Run, lease_of
 SWAPS = "treadle.swaps"
 # Refuses everything; the words are in the server's answer.
 REFUSING = {"$expr": {"$eq": [SWAPPING, ""]}}
+CLOSED = {"validator": REFUSING, "validationLevel": "strict", "validationAction": "error"}
 KEPT_OPTIONS = ("validator", "validationLevel", "validationAction")
 # When so few documents changed since the last look, the rest is done while nobody writes.
 FEW = 200
@@ -142,22 +152,19 @@ def _follow_and_rename(run: Run, stream: ChangeStream, shadow: str, options: Raw
         if (yield from _catch_up(run, stream, shadow)) <= FEW:
             break
     kept = {name: options[name] for name in KEPT_OPTIONS if name in options}
-    if kept:
-        yield from database_command({"collMod": shadow, **kept})
-    yield from _hold_up(collection, kept, run.lease.token)
+    place = yield from present_place(run.limits)
+    yield from _hold_up(collection, kept, place, run.lease.token)
     try:
         yield from _catch_up(run, stream, shadow)
         yield from _still_held(run)
         there = (yield from existing_collections()).get(collection, {}).get("options", {})
         if there.get("validator") != REFUSING:
             raise _taken_away(run)
+        yield from database_command({"collMod": shadow, **CLOSED})
         yield from _rename(shadow, collection)
-    except BaseException:
-        yield from restore(collection, run.lease.token)
-        raise
-    yield from delete_many(SWAPS, {"_id": collection})
-    yield from _delete_again(run, stream)
-    yield from stream.close()
+    finally:
+        yield from stream.close()
+        yield from restore(collection, run.limits, run.lease.token)
     run.done, run.left = run.total, 0
     return True
 
@@ -268,32 +275,40 @@ def _write_again(run: Run, shadow: str, keys: Sequence[Any]) -> Plan[None]:
         yield from bulk_write(shadow, operations, ordered=False)
 
 
-def _delete_again(run: Run, stream: ChangeStream) -> Plan[None]:
-    """Delete what was deleted from the old collection after it was read for the last time."""
-    awaited, limits = (yield from beat()), run.limits
-    gone: list[Any] = []
+def _delete_again(collection: str, place: Raw, limits: Limits) -> Plan[None]:
+    """Delete once more what was deleted since and not inserted again."""
+    stream, awaited = ChangeStream(), (yield from beat())
+    gone: dict[Any, Any] = {}
+    yield from stream.open(first_stages(place, [collection, BEATS]))
     for _ in range(limits.schedule_events_max):
         for event in (yield from stream.read(limits.schedule_events_page, limits.worker_await_seconds)):
-            kind = event["operationType"]
-            if kind in UPHEAVALS or event["documentKey"]["_id"] == awaited:
-                if gone:
-                    yield from delete_many(run.entry.collection, {"_id": {"$in": gone}})
-                yield from delete_many(BEATS, {"_id": awaited})
-                return
-            if kind == "delete" and event["ns"]["coll"] == run.entry.collection:
-                gone.append(event["documentKey"]["_id"])
+            if event["operationType"] in UPHEAVALS:
+                # The rename; some servers end the stream with it.
+                continue
+            key = event["documentKey"]["_id"]
+            if key == awaited:
+                yield from stream.close()
+            elif event["ns"]["coll"] == collection:
+                gone.pop(freeze(key), None)
+                if event["operationType"] == "delete":
+                    gone[freeze(key)] = key
+        if stream.cursor is None:
+            break
+    for some in chunks(list(gone.values()), limits.read_keys_max):
+        yield from delete_many(collection, {"_id": {"$in": some}})
+    yield from delete_many(BEATS, {"_id": awaited})
 
 
-def _hold_up(collection: str, kept: Raw, token: int | None = None) -> Plan[None]:
+def _hold_up(collection: str, kept: Raw, place: Raw, token: int | None = None) -> Plan[None]:
     """Let the server refuse inserts and updates; those under way are waited for."""
-    note = {"$set": {"was": json_util.dumps({"validator": {}, **kept}), "token": token}}
+    was = json_util.dumps({"validator": {}, **kept})
+    note = {"$set": {"was": was, "place": place, "token": token}}
     yield from update_one(SWAPS, {"_id": collection}, note, upsert=True)
-    refusing = {"validator": REFUSING, "validationLevel": "strict", "validationAction": "error"}
-    yield from database_command({"collMod": collection, **refusing})
+    yield from database_command({"collMod": collection, **CLOSED})
 
 
-def restore(collection: str, token: int | None = None) -> Plan[None]:
-    """Let a collection take writes again that a swap which did not come to its end held up.
+def restore(collection: str, limits: Limits, token: int | None = None) -> Plan[None]:
+    """Let a collection take writes again, after a swap or one that did not come to its end.
 
     With a token, only if it was the swap under that one.
     """
@@ -302,6 +317,11 @@ def restore(collection: str, token: int | None = None) -> Plan[None]:
         return
     there = (yield from existing_collections()).get(collection, {}).get("options", {})
     if there.get("validator") == REFUSING:
+        try:
+            yield from _delete_again(collection, row["place"], limits)
+        except OperationFailure as error:
+            if error.code not in HISTORY_LOST:
+                raise
         was = {"validationLevel": "strict", "validationAction": "error", **json_util.loads(row["was"])}
         yield from database_command({"collMod": collection, **was})
     yield from delete_many(SWAPS, {"_id": collection})
@@ -313,7 +333,7 @@ def restore_all(limits: Limits, owner: str, is_dead: Callable[[str], bool]) -> P
     for row in (yield from find(SWAPS, {}, {"_id": 1})):
         lease = lease_of(row["_id"], limits, owner, is_dead)
         if (yield from lease.take()):
-            yield from restore(row["_id"])
+            yield from restore(row["_id"], limits)
             yield from lease.release()
             done += 1
     return done
