@@ -256,7 +256,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, error in broken.items():
         date = f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
         keep(Entry(name, "loading", date, 0.0, {}, failure=_reason(error)))
+    began = monotonic()
     well = run(chosen, options, keep)
+    print(f"{len(chosen)} works took {(monotonic() - began) / 60:.1f} minutes", file=sys.stderr)
     if output is None:
         print(report.markdown(kept, {}))
     return 0 if well and not broken else 1

@@ -311,7 +311,7 @@ def _averages(context: Context) -> list[Contender]:
 
 def groups() -> list[Group]:
     return [
-        Group("buckets", "ingest in batches of 12,000 readings", _ingest(12_000), rounds=7),
+        Group("buckets", "ingest in batches of 12,000 readings", _ingest(12_000), rounds=5),
         Group("buckets", "ingest in batches of 1,000 readings", _ingest(1000), rounds=11),
         Group("buckets", "storage and indexes, bytes per reading", _sizes, rounds=1, unit="bytes"),
         Group("buckets", "24 hours of one sensor", _reads),

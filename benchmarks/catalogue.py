@@ -57,7 +57,7 @@ def groups() -> list[Group]:
     return [
         Group("catalogue", "an update with its history", _update, rounds=11),
         Group("catalogue", "a document as of a moment", _at, rounds=11),
-        Group("catalogue", "archive documents, time per document", _archive, rounds=3),
+        Group("catalogue", "archive documents, time per document", _archive, rounds=2),
         Group("catalogue", "a filter on an attribute", _filter, rounds=11),
         Group("catalogue", "indexes of 40 attributes, bytes per document", _storage, rounds=3, unit="bytes"),
         Group("catalogue", "a document and 100 that belong to it", _related, rounds=11),

@@ -62,7 +62,7 @@ def groups() -> list[Group]:
     return [
         Group("everyday", "find 3 of 30 fields into a card", _card, rounds=11),
         Group("everyday", "a page of 1,000 documents", _page, rounds=11),
-        Group("everyday", "a bulk of 10,000 mixed writes of children", _bulk, rounds=5),
+        Group("everyday", "a bulk of 10,000 mixed writes of children", _bulk, rounds=3),
         Group("everyday", "an update, validated before it is sent", _validation, rounds=21),
     ]
 
@@ -232,7 +232,7 @@ def _write(
 def _validation(context: Context) -> list[Contender]:
     store, _ = _open(context, [Account])
     account = store.insert(Account(name="Ada"))
-    times = context.scale(500, 20)
+    times = context.scale(250, 20)
     change = {"$set": {"name": "Ada L."}, "$inc": {"visits": 1}, "$addToSet": {"tags": "new"}}
 
     def update(sent: Any) -> Any:

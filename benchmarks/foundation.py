@@ -37,7 +37,7 @@ DOCUMENTS = 10_000
 DOCUMENTS_QUICK = 2_000
 STORED_FOR_GET = 1_000
 # ODMantic writes one by one, so its 10,000 take longer than all others together.
-SLOW_ROUNDS_MAX = 3
+SLOW_ROUNDS_MAX = 1
 ROUNDS_SINGLE = 31
 
 AnyLibrary = Library | AsyncLibrary

@@ -7,7 +7,8 @@ The rules:
   quartiles of the ratios within each round.
 - Each timed run starts after a full collection, with the collector on.
 - A contender's first result is checked, so that nobody wins by doing less.
-- A group that takes long gets fewer rounds, never less data.
+- A group that takes long gets fewer rounds, never less data. A first round that
+  takes a third of a group's time counts; a shorter one is to warm up.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from typing import Any, TypeVar
 R = TypeVar("R")
 
 SEED = 20_240_601
-WARM_UP_ROUNDS = 1
 ROUNDS = 21
 ROUNDS_QUICK = 5
 # A round that would begin after this is left out, except for the first three; those, after thrice this.
@@ -184,16 +184,22 @@ def _interleave(
     began = perf_counter()
     order = random.Random(SEED)
     times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    for number in range(-WARM_UP_ROUNDS, rounds):
+
+    def turn(number: int, *, first: bool = False) -> None:
+        _progress(f"{title}: round {number + 1} of {rounds}")
+        for contender in order.sample(contenders, len(contenders)):
+            if contender.rounds_max is None or number < contender.rounds_max:
+                times[contender.name].append(_time(contender, context, check=first))
+
+    turn(0, first=True)
+    warm_up = perf_counter() - began <= group.seconds_max / ROUNDS_MIN
+    if warm_up:
+        for each in times.values():
+            each.clear()
+    for number in range(0 if warm_up else 1, rounds):
         if number > 0 and perf_counter() - began > group.seconds_max * (1 if number >= ROUNDS_MIN else 3):
             break
-        _progress(f"{title}: round {max(number + 1, 0)} of {rounds}")
-        for contender in order.sample(contenders, len(contenders)):
-            if contender.rounds_max is not None and number >= contender.rounds_max:
-                continue
-            seconds = _time(contender, context, check=number == -WARM_UP_ROUNDS)
-            if number >= 0:
-                times[contender.name].append(seconds)
+        turn(number)
     _progress("")
     return times
 

@@ -164,7 +164,8 @@ def _durations(stored: Stored) -> list[str]:
     ]
     total = sum(entry.seconds for entry in stored.entries)
     rows.append(["together", str(len(stored.entries)), f"{total:,.0f} s", ""])
-    return ["", "## Time taken", "", *_table(("family", "works", "took", "measured (UTC)"), rows)]
+    whole = f"All works, as they are stored here, took {total / 60:.1f} minutes."
+    return ["", "## Time taken", "", whole, "", *_table(("family", "works", "took", "measured (UTC)"), rows)]
 
 
 # -- tables ----------------------------------------------------------------------
