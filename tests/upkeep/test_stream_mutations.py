@@ -260,11 +260,11 @@ def save_the_token_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def add_what_events_bring_and_save_the_token_last(monkeypatch: pytest.MonkeyPatch) -> None:
     def handle(self: Any, found: Any) -> Any:
         for event in found:
-            if event["operationType"] == "insert" and event["ns"]["coll"] == "sales":
-                (sale,) = yield from find("sales", {"_id": event["documentKey"]["_id"]})
+            if event["operationType"] == "insert" and event["coll"] == "sales":
+                (sale,) = yield from find("sales", {"_id": event["id"]})
                 yield from update_one("shops", {"_id": sale["shop_id"]}, {"$inc": {"total": sale["amount"]}})
-            elif event["ns"]["coll"] == stream.BEATS:
-                self._beats.add(event["documentKey"]["_id"])
+            elif event["coll"] == stream.BEATS:
+                self._beats.add(event["id"])
         self.position = self._ahead
         yield from self._save()
         return len(found)
@@ -276,7 +276,7 @@ def take_a_batch_for_done_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> No
     real = Follower._handle
 
     def handle(self: Any, found: Any) -> Any:
-        self._beats.update(each["documentKey"]["_id"] for each in found if each["ns"]["coll"] == stream.BEATS)
+        self._beats.update(each["id"] for each in found if each["coll"] == stream.BEATS)
         return (yield from real(self, found))
 
     monkeypatch.setattr(Follower, "_handle", handle)

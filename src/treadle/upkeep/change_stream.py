@@ -179,6 +179,11 @@ def touched(event: Mapping[str, Any]) -> set[str] | None:
     return {plain(name) for name in names}
 
 
+def key_of(event: Mapping[str, Any]) -> Any:
+    """The id of the document that an event is about, which stands flat or in its document key."""
+    return event["id"] if "id" in event else event["documentKey"]["_id"]
+
+
 def is_reserved(path: str) -> bool:
     """Whether a path is one of Treadle's own."""
     return path == RESERVED or path.startswith(RESERVED + ".")

@@ -31,6 +31,7 @@ from treadle.upkeep.change_stream import (
     UPHEAVALS,
     first_stages,
     is_reserved,
+    key_of,
     touched,
     touched_projection,
 )
@@ -56,6 +57,7 @@ class Watch:
         self.ledgered: list[GatherRule] = []
         self.watchers: dict[str, list[_Watcher]] = {}
         own: dict[Entry[Any], _Own] = {}
+        alike: dict[Any, _Gathered] = {}
         for rule in self.rules:
             if type(rule).replay is not Rule.replay:
                 self._add(_Replayed(rule))
@@ -63,7 +65,15 @@ class Watch:
             if isinstance(rule, GatherRule):
                 ledgered = rule.source.collection not in self.pre_images
                 self.ledgered += [rule] if ledgered else []
-                self._add(_Gathered(rule, ledgered))
+                # Rules that mark the same targets by the same keys look at each event once.
+                together: Any = rule.target, rule.source, rule.key.signature, rule.to
+                if ledgered or rule.only_dates:
+                    together = rule
+                if together in alike:
+                    alike[together].add(rule)
+                else:
+                    alike[together] = _Gathered(rule, ledgered)
+                    self._add(alike[together])
             elif isinstance(rule, CopyRule):
                 self._add(_Copied(rule))
             if rule.target not in own:
@@ -95,23 +105,32 @@ class Watch:
         first = first_stages(position, [*sorted(self.watchers), BEATS, CONTROLS], before=before, after=after)
         return [*first, {"$match": self._matters()}]
 
-    def pipeline(self, position: Raw, *, lean: bool = False) -> list[Raw]:
-        """The stages by which the worker reads; `lean` leaves documents out altogether."""
+    def pipeline(self, position: Raw, *, lean: bool = False, apart: bool = False) -> list[Raw]:
+        """The stages by which the worker reads; `lean` leaves documents out altogether.
+
+        With `apart`, an id that cannot be decoded leaves the rest of its event readable.
+        """
+        # Flat, and of what is not an update no more than it says: a client takes longer to read a nested
+        # event than the server to send it.
         projection: Raw = {
-            **dict.fromkeys(("operationType", "clusterTime", "ns", "to", "documentKey"), 1),
-            **touched_projection(),
+            **dict.fromkeys(("operationType", "clusterTime"), 1),
+            "coll": "$ns.coll",
+            "to": "$to.coll",
+            **({"documentKey": 1} if apart else {"id": "$documentKey._id"}),
+            **{name: _of_update(value) for name, value in touched_projection().items()},
         }
         if not lean:
-            # The ids tell whether there was such a state at all.
-            paths = {"_id"}.union(*(each.shown for several in self.watchers.values() for each in several))
+            paths = set().union(*(each.shown for several in self.watchers.values() for each in several))
             if self._whole:
                 projection |= dict.fromkeys((AFTER, BEFORE, "wallTime"), 1)
             else:
-                projection |= {f"{end}.{path}": 1 for path in outermost(paths) for end in (AFTER, BEFORE)}
+                # The id tells whether there was such a former state at all.
+                projection |= {f"{AFTER}.{path}": 1 for path in outermost(paths or {"_id"})}
+                projection |= {f"{BEFORE}.{path}": 1 for path in outermost({"_id", *paths})}
             if self.ledgered:
                 names = sorted(tops(set().union(*(rule.key.paths for rule in self.ledgered))))
                 inside = {"$in": [{"$arrayElemAt": [{"$split": ["$$this.k", "."]}, 0]}, names]}
-                projection["values"] = {"$filter": {"input": UPDATED, "cond": inside}}
+                projection["values"] = _of_update({"$filter": {"input": UPDATED, "cond": inside}})
         before = bool(self.pre_images) and not lean
         return [*self.stages(position, before=before), {"$project": projection}]
 
@@ -149,14 +168,14 @@ class Watch:
         if kind in UPHEAVALS:
             dirty.upset |= self._upset(raw)
             return
-        event = Event(kind, raw["documentKey"]["_id"], touched(raw) if kind == "update" else None, raw)
-        for watcher in self.watchers.get(raw["ns"]["coll"], ()):
+        event = Event(kind, key_of(raw), touched(raw) if kind == "update" else None, raw)
+        for watcher in self.watchers.get(raw["coll"], ()):
             if watcher.concerned(event):
                 watcher.note(event, dirty)
 
     def _upset(self, raw: Mapping[str, Any]) -> set[Rule]:
         """The rules that read or maintain a collection which was dropped or renamed."""
-        named = {(raw.get(end) or {}).get("coll") for end in ("ns", "to")}
+        named = {raw.get(end) for end in ("coll", "to")}
         whole = raw["operationType"] in ("dropDatabase", "invalidate")
         return {rule for rule in self.rules if whole or {rule.target.collection, *rule.watches()} & named}
 
@@ -193,20 +212,24 @@ class _Watcher:
 
 
 class _Gathered(_Watcher):
-    """A value that is gathered from the collection."""
+    """Values that one target gathers from the collection by one key."""
 
     def __init__(self, rule: GatherRule, ledgered: bool) -> None:
         super().__init__(rule.source)
-        self.rule = rule
+        self.rules: list[GatherRule] = []
         self.ledgered = ledgered
         # A document of an older version is converted before its keys are read off; for that any field counts.
         self.whole = may_be_older(rule.source.root)
-        self.watch(None if self.whole else rule.watches().get(self.collection, ()))
         self.shown = set(rule.key.paths)
+        self.add(rule)
+
+    def add(self, rule: GatherRule) -> None:
+        self.rules.append(rule)
+        self.watch(None if self.whole else rule.watches().get(self.collection, ()))
 
     def note(self, event: Event, dirty: Dirty) -> None:
         """Note the source before and after, whose targets are to be marked."""
-        rule, raw = self.rule, event.raw
+        rule, raw = self.rules[0], event.raw
         written = event.kind in ("insert", "replace")
         if self.ledgered:
             if written and AFTER not in raw:
@@ -220,7 +243,7 @@ class _Gathered(_Watcher):
         if before:
             dirty.sources.setdefault(rule, []).append(before)
         elif moved:
-            dirty.blind[rule] = self.collection
+            dirty.blind.update(dict.fromkeys(self.rules, self.collection))
         if (written and AFTER not in raw) or (event.kind == "update" and (moved or not before)):
             dirty.lookups.setdefault(rule, []).append(event.key)
 
@@ -347,6 +370,11 @@ def _renews(rule: CopyRule, path: str) -> bool:
     if not overlap(path, rule.reference_path):
         return False
     return path == rule.reference_path or not overlap(path, rule.path)
+
+
+def _of_update(value: Any) -> Raw:
+    """A value of an event that only updates have."""
+    return {"$cond": [{"$eq": ["$operationType", "update"]}, value, "$$REMOVE"]}
 
 
 def _in(collection: str) -> Raw:

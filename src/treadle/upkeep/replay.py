@@ -18,7 +18,7 @@ from treadle.plan import Plan, Raw, bulk_write, transact
 from treadle.plan.capabilities import Capabilities
 from treadle.upkeep import contributions, controls
 from treadle.upkeep.apply import apply
-from treadle.upkeep.change_stream import BEATS, ChangeStream, beat, places
+from treadle.upkeep.change_stream import BEATS, ChangeStream, beat, key_of, places
 from treadle.upkeep.dirty import Dirty, mark_targets
 from treadle.upkeep.events import Watch
 
@@ -68,15 +68,15 @@ class Replay:
 
     def _read(self, await_seconds: float) -> Plan[list[Raw]]:
         if self._stream.cursor is None:
-            yield from self._stream.open(self.watch.pipeline(self.place))
+            yield from self._stream.open(self.watch.pipeline(self.place, apart=True))
         return (yield from self._stream.read(self.graph.limits.worker_batch_max, await_seconds, raw=True))
 
     def _handle(self, events: list[Raw], fence: Callable[[], Plan[None]]) -> Plan[set[Any]]:
         """Bring right what these events concern, and note how far it came; the markers among them."""
         dirty, beats = Dirty(), set()
         for event in events:
-            if (event.get("ns") or {}).get("coll") == BEATS:
-                beats.add(event["documentKey"]["_id"])
+            if event.get("coll") == BEATS:
+                beats.add(key_of(event))
             else:
                 self.watch.note(event, dirty)
         rows = yield from contributions.settle(dirty)

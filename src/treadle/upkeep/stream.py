@@ -36,6 +36,7 @@ from treadle.upkeep.change_stream import (
     ChangeStream,
     beat,
     keeps_former_states,
+    key_of,
     pre_images,
     present_place,
 )
@@ -50,7 +51,6 @@ from treadle.upkeep.retries import retry_all
 WITHOUT_DOCUMENTS = 2
 # The collections of Treadle's own that lie in the stream.
 OWN = frozenset({BEATS, CONTROLS})
-NOWHERE: Raw = {}
 
 log = logger(__name__)
 
@@ -363,7 +363,7 @@ class Follower:
         """The next events; opens the stream where it is not open, also after the server has ended it."""
         if self._stream.cursor is None:
             lean = self._narrow == WITHOUT_DOCUMENTS
-            yield from self._stream.open(self.watch.pipeline(self.position, lean=lean))
+            yield from self._stream.open(self.watch.pipeline(self.position, lean=lean, apart=self._raw))
         most = 1 if self._narrow else self.limits.worker_batch_max
         events = yield from self._stream.read(most, await_seconds, raw=self._raw)
         self._raw = False
@@ -377,8 +377,8 @@ class Follower:
     def _handle(self, events: list[Raw]) -> Plan[int]:
         """Bring right what a batch concerns, and move the position past it."""
         earlier, counts = self.position, dict(self._counts)
-        own = [each for each in events if (each.get("ns") or NOWHERE).get("coll") in OWN]
-        beats = [each["documentKey"]["_id"] for each in own if _is_of(each, BEATS)]
+        own = [each for each in events if each.get("coll") in OWN]
+        beats = [key_of(each) for each in own if _is_of(each, BEATS)]
         controlled = [each for each in own if _is_of(each, CONTROLS)]
         others = events if not own else [each for each in events if not _is_of(each, BEATS, CONTROLS)]
         self.position = self._ahead
@@ -410,10 +410,10 @@ class Follower:
 
     def _pass_over(self, event: Raw, error: Exception) -> Plan[list[Rule]]:
         """Set aside a document whose event cannot be handled."""
-        collection = str((event.get("ns") or {}).get("coll"))
+        collection = str(event.get("coll"))
         entry = self.graph.by_collection.get(collection)
         label = self.name if entry is None else entry.model.__name__
-        key = (event.get("documentKey") or {}).get("_id")
+        key = key_of(event) if event.keys() & {"id", "documentKey"} else None
         self._count("set_aside")
         yield from set_aside(label, collection, key, error)
         return []
@@ -457,7 +457,7 @@ class Follower:
         note = self.watch.note
         for event in events:
             if (kind := event["operationType"]) in UPHEAVALS:
-                where = (event.get("ns") or NOWHERE).get("coll")
+                where = event.get("coll")
                 if where not in OWN:
                     self._warn("upheavals", f"{where or 'the database'}: {kind}; what it fed is verified now")
             note(event, dirty)
@@ -560,7 +560,7 @@ class Follower:
 
 def _is_of(event: Raw, *collections: str) -> bool:
     """Whether an event is of a document of a collection of Treadle's own."""
-    return (event.get("ns") or {}).get("coll") in collections and event["operationType"] not in UPHEAVALS
+    return event.get("coll") in collections and event["operationType"] not in UPHEAVALS
 
 
 def _which(backfill: Raw) -> tuple[str, bool]:
