@@ -100,7 +100,9 @@ class Reader:
         cost_max: int = ROWS_MAX,
     ) -> list[Row]:
         """All rows of a pipeline; refused where they cost more memory than allowed."""
+        # As much as one reply holds; by default the first would have 101 rows.
         options: Row = {"allowDiskUse": False, "maxTimeMS": self._milliseconds, "comment": COMMENT}
+        options["batchSize"] = ROWS_MAX
         return _rows(lambda: self.database[collection].aggregate(list(pipeline), **options), cost, cost_max)
 
     def stream_aggregate(self, collection: str, pipeline: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
@@ -116,6 +118,7 @@ class Reader:
         self, collection: str, condition: Mapping[str, Any], projection: Mapping[str, Any], **options: Any
     ) -> list[Row]:
         """All documents that match; `options` are those of PyMongo's find."""
+        options.setdefault("batch_size", ROWS_MAX)
         return _rows(lambda: self._cursor(collection, condition, projection, **options))
 
     def stream(
@@ -157,15 +160,20 @@ def _rows(
     open_cursor: Callable[[], Any], cost: Callable[[Row], int] | None = None, cost_max: int = ROWS_MAX
 ) -> list[Row]:
     def read() -> list[Row]:
-        rows: list[Row] = []
-        spent = 0
         with open_cursor() as cursor:
+            if cost is None:
+                # Whole batches, which is quicker than row by row.
+                rows: list[Row] = cursor.to_list(cost_max + 1)
+                if len(rows) > cost_max:
+                    raise Refused(TOO_MUCH)
+                return rows
+            rows, spent = [], 0
             for row in cursor:
-                spent += 1 if cost is None else cost(row)
+                spent += cost(row)
                 if spent > cost_max:
                     raise Refused(TOO_MUCH)
                 rows.append(row)
-        return rows
+            return rows
 
     return translate_errors(read)
 

@@ -409,6 +409,9 @@ def usable_keys(values: Iterable[Any]) -> list[Any]:
 
 def values_at(row: Mapping[str, Any], path: str) -> list[Any]:
     """The values at a dotted path of a document; several where the path leads through arrays."""
+    if "." not in path:
+        value = row.get(path, [])
+        return value if isinstance(value, list) else [value]
     values: list[Any] = [row]
     for step in path.split("."):
         inside = [each[step] for each in values if isinstance(each, Mapping) and step in each]

@@ -8,6 +8,7 @@ this process, and for no longer than their collection is measured.
 from __future__ import annotations
 
 import datetime as dt
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,10 +57,13 @@ def shape_rows(documents: Sequence[Row], keys_max: int) -> tuple[list[Row], list
 
     A value of a type that has no name here raises KeyError.
     """
-    groups: dict[tuple[tuple[str, str], ...], list[Row]] = {}
+    by_class: defaultdict[tuple[tuple[str, ...], tuple[type, ...]], list[Row]] = defaultdict(list)
     for each in documents:
-        signature = tuple([(name, _NAMES[value.__class__]) for name, value in each.items()])
-        groups.setdefault(signature, []).append(each)
+        by_class[tuple(each), tuple(map(type, each.values()))].append(each)
+    groups: dict[tuple[tuple[str, str], ...], list[Row]] = {}
+    for (names, classes), some in by_class.items():
+        signature = tuple(zip(names, map(_NAMES.__getitem__, classes), strict=True))
+        groups.setdefault(signature, []).extend(some)
     rows = [_row(signature, group) for signature, group in groups.items()]
     keys = likely_keys(rows, keys_max)
     for row, group in zip(rows, groups.values(), strict=True):
@@ -72,8 +76,9 @@ def _row(signature: tuple[tuple[str, str], ...], documents: list[Row]) -> Row:
     row: Row = {"_id": signature, "n": len(documents), "first": None, "last": None}
     # Only ObjectIds tell when they were made; of other ids nobody asks for the first.
     if ("_id", "objectId") in signature:
-        ids: list[ObjectId] = [each["_id"] for each in documents]
-        row |= {"first": min(ids), "last": max(ids)}
+        # As bytes, which compare in the same order, and at once.
+        ids = [each["_id"].binary for each in documents]
+        row |= {"first": ObjectId(min(ids)), "last": ObjectId(max(ids))}
     return row
 
 
