@@ -467,6 +467,64 @@ def test_one_that_waits_for_a_lock_holds_up_nobody_else(server: Any, database: A
     crowd.close()
 
 
+def test_a_full_group_waits_for_nobody_but_whoever_writes_the_same_document(
+    server: Any, database: Any
+) -> None:
+    """The first hangs on a lock; of those who fill a group behind it, only one writes the same document."""
+    Store(database, MODELS).setup()
+    locked, *ids = stored(database, 3)
+    crowd = Crowd(server.uri, database.name, True, Limits(together_max=3, together_wait_seconds=3600))
+    crowd.wait(lambda: crowd.store.update(Person, locked, {"$inc": {"age": 1}}))
+    lane = crowd.lane("find_one_and_update")
+
+    def grown(each: ObjectId) -> Any:
+        return asyncio.ensure_future(crowd.store.update(Person, each, {"$inc": {"age": 10}}))
+
+    async def main(session: Any) -> list[Any]:
+        first = grown(locked)
+        await asyncio.sleep(0)
+        crowd.heard.clear()
+        again, *others = map(grown, (locked, *ids))
+        results = await asyncio.wait_for(asyncio.gather(*others), WAIT_SECONDS_MAX)
+        # Together, at the first attempt, while the first is still under way.
+        assert ["update", "find", "commitTransaction"] == crowd.heard.names
+        assert 2 == len(crowd.heard.commands[0][1]["updates"])
+        assert not first.done()
+        assert not again.done()
+        assert 1 == len(lane._waiting)
+        session.abort_transaction()
+        return [*results, *await asyncio.wait_for(asyncio.gather(first, again), WAIT_SECONDS_MAX)]
+
+    with database.client.start_session() as session, session.start_transaction():
+        database.people.update_one({"_id": locked}, {"$set": {"name": "mine"}}, session=session)
+        results = crowd.wait(lambda: main(session))
+    assert [11, 12, 11, 21] == [each.age for each in results]
+    assert [] == lane._flying
+    assert not lane._busy
+    crowd.close()
+
+
+def test_only_so_many_groups_are_under_way_at_once(server: Any, database: Any) -> None:
+    Store(database, MODELS).setup()
+    ids = stored(database, 40)
+    limits = Limits(together_max=3, together_groups_max=2, together_wait_seconds=3600)
+    crowd = Crowd(server.uri, database.name, True, limits)
+    crowd.wait(lambda: crowd.store.get(Person, ids[0]))
+    lane, flying = crowd.lane("find"), list[int]()
+    perform = lane._perform
+
+    async def counted(commands: Any) -> Any:
+        flying.append(len(lane._flying))
+        return await perform(commands)
+
+    lane._perform = counted
+    results = crowd.wait(lambda: asyncio.gather(*(crowd.store.get(Person, each) for each in ids)))
+    assert [str(number) for number in range(40)] == [each.name for each in results]
+    assert 2 == max(flying)
+    assert 13 == len(flying)
+    crowd.close()
+
+
 # -- who goes alone -------------------------------------------------------------------------------
 
 
@@ -586,6 +644,10 @@ def test_a_cancelled_task_leaves_the_others_alone(server: Any, database: Any) ->
 # -- random histories -----------------------------------------------------------------------------
 
 
+# Documents that all callers write.
+SHARED = [ObjectId() for _ in range(3)]
+
+
 class History:
     """One caller's own documents, and the states that each may be in after its calls."""
 
@@ -597,17 +659,21 @@ class History:
         self.left: set[ObjectId] = set()
         self.slots: set[int] = set()
         self.doubtful_slots: set[int] = set()
+        # What each update of a shared document showed, and how many nobody knows the outcome of.
+        self.counts: list[tuple[ObjectId, int]] = []
+        self.doubtful_counts = 0
 
     def step(self, store: Any) -> tuple[str, Any, Callable[[Any], None], Callable[[], None]]:
         """A call, a check of its result, and what to note where its outcome is not known."""
         known = [key for key in self.possible if key not in self.left]
-        kind = self.chance.choice(["insert", "insert", "get", "get", "update", "update", "delete", "take"])
+        kinds = ["insert", "insert", "get", "get", "update", "update", "delete", "take", "count"]
+        kind = self.chance.choice(kinds)
         if kind in ("get", "update", "delete") and not known:
             kind = "insert"
         if kind == "insert":
             return self._insert(store)
-        if kind == "take":
-            return self._take(store)
+        if kind in ("take", "count"):
+            return getattr(self, f"_{kind}")(store)
         key = self.chance.choice(known)
         return getattr(self, f"_{kind}")(store, key)
 
@@ -645,6 +711,18 @@ class History:
             self.doubtful_slots.add(slot)
 
         return "take", lambda: store.insert(Person(name=str(self.number), slot=slot)), check, doubt
+
+    def _count(self, store: Any) -> Any:
+        key = self.chance.choice(SHARED)
+
+        def check(result: Any) -> None:
+            assert key == result.id, result
+            self.counts.append((key, result.age))
+
+        def doubt() -> None:
+            self.doubtful_counts += 1
+
+        return "count", lambda: store.update(Person, key, {"$inc": {"age": 1}}), check, doubt
 
     def _get(self, store: Any, key: ObjectId) -> Any:
         def check(result: Any) -> None:
@@ -696,6 +774,11 @@ class History:
 def check_stored(database: Any, histories: Sequence[History]) -> None:
     """Each document is in a state that its one writer allows; nothing is there that nobody wrote."""
     people = {each["_id"]: each for each in database.people.find({"slot": None})}
+    counts = [count for history in histories for count in history.counts]
+    # Each update was done once, and showed its own result.
+    assert len(counts) == len(set(counts))
+    total = sum(people.pop(key)["age"] for key in SHARED) + len(SHARED) * COUNTED_FROM
+    assert len(counts) <= total <= len(counts) + sum(each.doubtful_counts for each in histories)
     for history in histories:
         for key, possible in history.possible.items():
             stored = people.pop(key, None)
@@ -712,21 +795,27 @@ def check_stored(database: Any, histories: Sequence[History]) -> None:
 def limited(database: Any) -> None:
     """A validator that Python does not know of, so that the server refuses what the model takes."""
     Store(database, MODELS).setup()
+    people = [{"_id": key, "name": "shared", "age": -COUNTED_FROM} for key in SHARED]
+    database.people.insert_many(people)
     validator = {"$expr": {"$lte": ["$age", AGE_MAX]}}
     database.command({"collMod": "people", "validator": validator, "validationLevel": "strict"})
 
 
 # TREADLE_TOGETHER=all takes 10,000 steps of each.
 ALL = os.environ.get("TREADLE_TOGETHER") == "all"
+SEED = int(os.environ.get("TREADLE_TOGETHER_SEED", "20"))
+COUNTED_FROM = 1_000_000
 TASKS, TASK_STEPS = 50, 200 if ALL else 40
 THREADS, THREAD_STEPS = 8, 1_250 if ALL else 60
 
 
 @pytest.mark.heavy
-def test_steps_of_tasks_with_cancellations(server: Any, database: Any) -> None:
+@pytest.mark.parametrize("most", [Limits().together_max, 7], ids=["one-group", "several-groups"])
+def test_steps_of_tasks_with_cancellations(server: Any, database: Any, most: int) -> None:
     limited(database)
-    histories = [History(number, seed=20) for number in range(TASKS)]
+    histories = [History(number, SEED) for number in range(TASKS)]
     counted = {"done": 0, "cancelled": 0}
+    store: Any = None
 
     async def live(history: History, store: AsyncStore) -> None:
         for _ in range(TASK_STEPS):
@@ -748,13 +837,16 @@ def test_steps_of_tasks_with_cancellations(server: Any, database: Any) -> None:
             counted["done"] += 1
 
     async def main() -> None:
+        nonlocal store
         async with AsyncMongoClient(server.uri) as client:
-            store = AsyncStore(client[database.name], MODELS)
+            store = AsyncStore(client[database.name], MODELS, limits=Limits(together_max=most))
             await asyncio.gather(*(live(history, store) for history in histories))
 
     asyncio.run(main())
     assert TASKS * TASK_STEPS == sum(counted.values())
     assert counted["cancelled"] > TASK_STEPS
+    lanes = store.runner._lanes.values()
+    assert not any(lane._busy or lane._flying or lane._waiting for lane in lanes)
     check_stored(database, histories)
 
 
@@ -762,7 +854,7 @@ def test_steps_of_tasks_with_cancellations(server: Any, database: Any) -> None:
 def test_steps_of_threads_with_deadlines(server: Any, database: Any) -> None:
     """A caller whose time is over does not know what became of its write; nobody else is told so."""
     limited(database)
-    histories = [History(number, seed=21) for number in range(THREADS)]
+    histories = [History(number, SEED + 1) for number in range(THREADS)]
     errors: list[BaseException] = []
 
     def live(history: History, store: Store) -> None:

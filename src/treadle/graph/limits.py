@@ -29,7 +29,8 @@ class Limits:
     write_chunk: int = 1_000  # documents that update_many and delete_many write in one commit
     combined_max: int = 100  # writes of threads or tasks that share one commit
     combine_seconds: float = 0.0005  # how long the next group waits for writers of the last one
-    together_max: int = 500  # reads or plain writes of threads or tasks that share one round trip
+    together_max: int = 250  # reads or plain writes of threads or tasks that share one round trip
+    together_groups_max: int = 4  # so many of these are under way at once, each full but the first
     together_wait_seconds: float = 0.1  # how long those who come next wait for one that takes long
     retry_seconds: float = 60.0  # how long a write without a deadline is retried, or queues behind others
     retry_pause_seconds: float = 0.005  # the first pause between two attempts

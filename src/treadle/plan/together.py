@@ -98,6 +98,12 @@ def lane_of(command: Shareable) -> tuple[str, str]:
     return command.collection, "find" if method == "find_one" else method
 
 
+def contended(command: Any) -> Sequence[Any]:
+    """The documents of which no two commands should be under way at once: the transactions would conflict."""
+    locks = type(command) is Call and command.method in _IN_TRANSACTION
+    return [freeze(key) for key in command.ids] if locks else ()
+
+
 def perform_together(commands: Sequence[Shareable]) -> Plan[list[Any]]:
     """The outcome of each command: its result, `Failed`, or `ALONE`; commands of one lane."""
     _, method = lane_of(commands[0])
@@ -109,11 +115,12 @@ def perform_together(commands: Sequence[Shareable]) -> Plan[list[Any]]:
 
 
 def _find(commands: Sequence[Shareable]) -> Plan[list[Any]]:
-    alike: dict[str, list[int]] = {}
-    for place, command in enumerate(commands):
-        alike.setdefault(_asked(command), []).append(place)
-    if len(alike) == 1:
+    asked = [_asked(command) for command in commands]
+    if len(set(asked)) == 1:
         return (yield from _find_or_say(commands))
+    alike: dict[str, list[int]] = {}
+    for place, condition in enumerate(asked):
+        alike.setdefault(condition, []).append(place)
     outcomes: list[Any] = [ALONE] * len(commands)
     for places in alike.values():
         answers = yield from _find_or_say([commands[place] for place in places])
@@ -161,30 +168,28 @@ def _find_alike(commands: Sequence[Shareable]) -> Plan[list[Any]]:
         chosen, most = {"_id": {"$in": some}, **condition}, len(some) + 1
         for raw in (yield from find(collection, chosen, projection, batch_size=most)):
             stored[freeze(raw["_id"])] = raw
-    # A document that is handed out is taken from here, and once more from there.
-    taken: dict[Any, Raw] = {}
-    return [_own(command, stored, taken) for command in commands]
+    taken: set[int] = set()
+    return [
+        _one(command.ids[0], stored, taken) if type(command) is Call else _several(command, stored, taken)
+        for command in commands
+    ]
 
 
-def _own(command: Shareable, stored: dict[Any, Raw], taken: dict[Any, Raw]) -> Any:
-    """The answer to one read; no document is handed out twice."""
-    if type(command) is Call:
-        return _one(command.ids[0], stored, taken)
+def _several(command: Shareable, stored: dict[Any, Raw], taken: set[int]) -> Any:
     raws = [_one(key, stored, taken) for key in command.ids]
     return ALONE if ALONE in raws else [raw for raw in raws if raw is not None]
 
 
-def _one(key: Any, stored: dict[Any, Raw], taken: dict[Any, Raw]) -> Any:
-    frozen = freeze(key)
-    raw = stored.pop(frozen, None)
-    if raw is not None:
-        taken[frozen] = raw
-        return raw
-    raw = taken.get(frozen)
-    if raw is not None:
+def _one(key: Any, stored: dict[Any, Raw], taken: set[int]) -> Any:
+    """The document of one id; of one that is taken already, because nobody shares it, a copy."""
+    raw = stored.get(freeze(key))
+    if raw is None:
+        # By the collation of its collection, another text may be the same.
+        return None if type(key) is ObjectId else ALONE
+    if id(raw) in taken:
         return bson.decode(bson.encode(raw, codec_options=CODEC_OPTIONS), CODEC_OPTIONS)
-    # By the collation of its collection, another text may be the same.
-    return None if type(key) is ObjectId else ALONE
+    taken.add(id(raw))
+    return raw
 
 
 # -- inserts ---------------------------------------------------------------------------------------
@@ -326,3 +331,4 @@ _LANES: dict[str, Callable[[Sequence[Any]], Plan[list[Any]]]] = {
     "find_one_and_update": _update,
     "find_one_and_delete": _delete,
 }
+_IN_TRANSACTION = frozenset({"find_one_and_update", "find_one_and_delete"})

@@ -136,12 +136,16 @@ class AsyncRunner:
         return await self.run(plan, session, answers=True)
 
     async def run(self, plan: Plan[R], session: Session = None, *, answers: bool = False) -> R:
-        """Perform a fresh plan; inside `session`'s transaction if it has one.
+        """Perform a plan; inside `session`'s transaction if it has one.
 
         Everything is read from the primary, unless the plan answers the caller.
         """
         if getgeneratorstate(plan) != GEN_CREATED:
             raise not_fresh()
+        return await self.run_fresh(plan, session, answers=answers)
+
+    async def run_fresh(self, plan: Plan[R], session: Session = None, *, answers: bool = False) -> R:
+        """The same for whoever has just made the plan: to ask a generator for its state takes a while."""
         if self._shards is not None:
             plan = self._shards.targeted(plan)
         perform = self._answer if answers else self._perform
@@ -212,21 +216,24 @@ class AsyncRunner:
         """
         if joined.by_driver():
             return self._by_itself(command)
+        combiner = self._lanes.get((command.collection, command.method))
+        return (self._lane(command) if combiner is None else combiner).join(command)
+
+    def _lane(self, command: Shareable) -> AsyncCombiner:
+        """The queue of those who may go together with a command; made for the first of them."""
         lane = lane_of(command)
-        combiner = self._lanes.get(lane)
-        if combiner is None:
-            reads, limits = lane[1] == "find", self._limits
+        reads, limits = lane[1] == "find", self._limits
 
-            async def perform(commands: Sequence[Shareable]) -> list[Any]:
-                if len(commands) == 1:
-                    return [await self._by_itself(commands[0])]
-                return await self.run(perform_together(commands), answers=reads)
+        async def perform(commands: Sequence[Shareable]) -> list[Any]:
+            if len(commands) == 1:
+                return [await self._by_itself(commands[0])]
+            return await self.run(perform_together(commands), answers=reads)
 
-            combiner = AsyncCombiner(
-                perform, limits.together_max, limits, alone=self._by_itself, lingers=False, reads=reads
-            )
-            combiner = self._lanes.setdefault(lane, combiner)
-        return combiner.join(command)
+        combiner = AsyncCombiner(
+            perform, limits.together_max, limits, alone=self._by_itself, lingers=False, reads=reads
+        )
+        combiner = self._lanes.setdefault(lane, combiner)
+        return self._lanes.setdefault((command.collection, command.method), combiner)
 
     async def _by_itself(self, command: Shareable) -> Any:
         if type(command) is Read:

@@ -105,7 +105,7 @@ class AsyncWriter:
         if self._seconds is None and self._steady and session is None and joined.current(self) is None:
             # The same in short, for the most frequent case.
             try:
-                return await self.runner.run(plan)
+                return await self.runner.run_fresh(plan)
             except ENCODING_ERRORS as error:
                 raise shell.not_encodable(error) from error
         with deadline.within(self._seconds), shell.encoding():
@@ -143,7 +143,7 @@ class AsyncWriter:
     async def _read(self, plan: Plan[R], session: Session = None) -> R:
         if self._seconds is None and self._greeted:
             try:
-                return await self.runner.run(plan, self._within(session), answers=True)
+                return await self.runner.run_fresh(plan, self._within(session), answers=True)
             except ENCODING_ERRORS as error:
                 raise shell.not_encodable(error) from error
         with deadline.within(self._seconds), shell.encoding():

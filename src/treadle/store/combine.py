@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from treadle.graph.limits import Limits
 from treadle.plan.server_errors import surely_not_committed
-from treadle.plan.together import ALONE
+from treadle.plan.together import ALONE, contended
 from treadle.store import deadline, shell
 
 
@@ -239,9 +239,11 @@ class AsyncCombiner:
     """Lets calls of several tasks go together.
 
     Whoever comes first goes alone, at once. Those who come meanwhile queue,
-    and when the first is done, the whole queue goes next. A group runs in a
-    task of its own, so that cancelling one caller does not take its
-    neighbours' writes along.
+    and when the first is done, the whole queue goes next. Where nobody lingers,
+    a full group does not wait for those under way, so that the server works on
+    one while the client encodes or decodes another; but whoever would write a
+    document that is being written does. A group runs in a task of its own, so
+    that cancelling one caller does not take its neighbours' writes along.
     """
 
     def __init__(
@@ -264,6 +266,8 @@ class AsyncCombiner:
         self._busy = False
         self._last_size = 1
         self._groups: set[asyncio.Task[None]] = set()
+        # What is under way.
+        self._flying: list[list[Any]] = []
         self._timer: asyncio.TimerHandle | None = None
 
     async def perform(self, work: Any) -> Any:
@@ -280,22 +284,30 @@ class AsyncCombiner:
         if not self._busy:
             self._busy = True
             return self._go_first(work)
-        waiting = self._waiting
-        mine = _AsyncWaiting(work, self._reads, waiting[-1] if waiting else None)
+        waiting, until = self._waiting, deadline.moment()
+        mine = _AsyncWaiting(loop=asyncio.get_running_loop())
+        mine.work, mine.reads, mine.until, mine.begun = work, self._reads, until, False
+        mine.since = time.monotonic()
+        # Where neither has a deadline, the context of the one ahead will serve.
+        same = until == math.inf and waiting and waiting[-1].until == math.inf
+        mine.context = waiting[-1].context if same else contextvars.copy_context()
         waiting.append(mine)
         if self._lingers:
-            return self._wait(mine, _patience(mine.until, True, self._limits))
+            return self._wait(mine, _patience(until, True, self._limits))
         if self._timer is None:
             self._look_later(self._limits.together_wait_seconds)
-        return (
-            mine if mine.until == math.inf else self._wait(mine, _patience(mine.until, False, self._limits))
-        )
+        # Once for each group that the queue fills.
+        if len(waiting) % self._most == 0 and len(self._flying) < self._limits.together_groups_max:
+            self._hand_over()
+        return mine if until == math.inf else self._wait(mine, _patience(until, False, self._limits))
 
     async def _go_first(self, work: Any) -> Any:
+        works = [work]
+        self._flying.append(works)
         try:
             return await self._alone(work)
         finally:
-            self._hand_over()
+            self._land(works)
 
     async def _as_a_group(self, work: Any) -> Any:
         return (await self._perform([work]))[0]
@@ -316,20 +328,42 @@ class AsyncCombiner:
         if self._waiting:
             waited = time.monotonic() - self._waiting[0].since
             if waited >= self._limits.together_wait_seconds:
-                self._hand_over()
+                self._hand_over(past_all=True)
                 waited = 0.0
         if self._waiting:
             self._look_later(self._limits.together_wait_seconds - waited)
 
-    def _hand_over(self) -> None:
+    def _land(self, works: list[Any]) -> None:
+        self._flying = [each for each in self._flying if each is not works]
+        self._hand_over()
+
+    def _hand_over(self, *, past_all: bool = False) -> None:
+        """Let the next of the queue go; unless `past_all`, without those who would meet others under way."""
+        met = [] if past_all else self._set_apart()
         group = self._take(self._most) if self._waiting else []
-        self._busy = bool(group)
+        # Those under way hand over to them when they land.
+        self._waiting.extendleft(reversed(met))
+        self._busy = bool(group or met)
         if group:
+            works = [each.work for each in group]
+            self._flying.append(works)
             # As the one whose deadline is the latest, not as whoever was served before.
             context = group[0].context.copy()
-            task = asyncio.get_running_loop().create_task(self._lead(group), context=context)
+            task = asyncio.get_running_loop().create_task(self._lead(group, works), context=context)
             self._groups.add(task)
             task.add_done_callback(self._groups.discard)
+
+    def _set_apart(self) -> list[_AsyncWaiting]:
+        """Take out of the queue who would write a document that is being written, and only conflict."""
+        held = {key for works in self._flying for each in works for key in contended(each)}
+        if not held or not self._waiting:
+            return []
+        met: list[_AsyncWaiting] = []
+        others: deque[_AsyncWaiting] = deque()
+        for each in self._waiting:
+            (others if held.isdisjoint(contended(each.work)) else met).append(each)
+        self._waiting = others
+        return met
 
     def _take(self, most: int, led_until: float = math.inf) -> list[_AsyncWaiting]:
         # Whoever was cancelled while it waited, or came too late, was never begun.
@@ -339,13 +373,15 @@ class AsyncCombiner:
             each.begun = True
         return group
 
-    async def _lead(self, group: list[_AsyncWaiting]) -> None:
+    async def _lead(self, group: list[_AsyncWaiting], works: list[Any]) -> None:
         try:
             if self._lingers and len(group) < self._last_size:
                 await asyncio.sleep(self._limits.combine_seconds)
-                group.extend(self._take(self._most - len(group), group[0].until))
+                joining = self._take(self._most - len(group), group[0].until)
+                group += joining
+                works += [each.work for each in joining]
             self._last_size = len(group)
-            outcomes: Sequence[Any] = await self._perform([each.work for each in group])
+            outcomes: Sequence[Any] = await self._perform(works)
         except BaseException as error:
             # One bad write must not fail its neighbours: each tries by itself,
             # unless the group may have been committed after all.
@@ -363,26 +399,21 @@ class AsyncCombiner:
                 if not each.done():
                     each.set_result(outcome)
         finally:
-            self._hand_over()
+            self._land(works)
 
 
 class _AsyncWaiting(asyncio.Future[Any]):
     """A call in the queue of a loop; the future of how it ends."""
 
+    # No `__init__` of its own, which would take longer than all the rest: `join` sets these.
     __slots__ = ("begun", "context", "reads", "since", "until", "work")
 
+    work: Any
+    reads: bool
+    begun: bool
+    since: float
+    until: float
     context: contextvars.Context
-
-    def __init__(self, work: Any, reads: bool, ahead: _AsyncWaiting | None) -> None:
-        super().__init__(loop=asyncio.get_running_loop())
-        self.work = work
-        self.reads = reads
-        self.since = time.monotonic()
-        self.until = deadline.moment()
-        # Where neither has a deadline, the context of the one ahead will serve.
-        same = ahead is not None and ahead.until == self.until == math.inf
-        self.context = ahead.context if ahead is not None and same else contextvars.copy_context()
-        self.begun = False
 
     def expire(self) -> None:
         """Its time is over; where its group is under way, whoever set no deadline goes on waiting."""

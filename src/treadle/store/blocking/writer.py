@@ -104,7 +104,7 @@ class Writer:
         if self._seconds is None and self._steady and session is None and joined.current(self) is None:
             # The same in short, for the most frequent case.
             try:
-                return self.runner.run(plan)
+                return self.runner.run_fresh(plan)
             except ENCODING_ERRORS as error:
                 raise shell.not_encodable(error) from error
         with deadline.within(self._seconds), shell.encoding():
@@ -142,7 +142,7 @@ class Writer:
     def _read(self, plan: Plan[R], session: Session = None) -> R:
         if self._seconds is None and self._greeted:
             try:
-                return self.runner.run(plan, self._within(session), answers=True)
+                return self.runner.run_fresh(plan, self._within(session), answers=True)
             except ENCODING_ERRORS as error:
                 raise shell.not_encodable(error) from error
         with deadline.within(self._seconds), shell.encoding():
