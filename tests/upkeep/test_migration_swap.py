@@ -13,9 +13,10 @@ from pymongo.errors import WriteError
 
 from tests import faults
 from treadle import Count, DataError, Document, Id, Indexed, Store, UsageError, migration
+from treadle.graph.limits import Limits
 from treadle.plan.server_errors import SWAPPING
 from treadle.upkeep.change_stream import present_place
-from treadle.upkeep.migrations import swap
+from treadle.upkeep.migrations import changed, swap
 from treadle.upkeep.migrations.run import lease_of
 
 NUMBER = 300
@@ -156,11 +157,75 @@ def test_versions_that_nobody_had_when_they_were_counted_are_followed(server: An
     with MongoClient[Any](server.uri, event_listeners=[listener]) as client:
         store = Store(client[database.name], [Reader])
         store.migration_status(Reader)
-        # Of the aggregations of a swap, the third is the one that copies.
-        listener.before(["aggregate"], 2, write)
+        # Of the aggregations of a swap, the fourth is the one that copies.
+        listener.before(["aggregate"], 3, write)
         assert store.migrate(Reader, strategy="swap").finished
     assert {3: 22} == Store(database, [Reader]).migration_status(Reader)
     assert {"new", "newer"} < {each["full_name"] for each in database.readers.find()}
+
+
+def test_the_stream_is_read_while_the_documents_are_copied(
+    readers: list[dict[str, Any]], server: Any, database: Any
+) -> None:
+    """A copy writes more than the server keeps of its history: a stream that is read afterwards is lost."""
+    listener = faults.Heard()
+    looks: list[int] = []
+
+    def look() -> None:
+        database.readers.update_one({"_id": readers[5]["_id"]}, {"$set": {"visits": 5}})
+        before = listener.names.count("getMore")
+        for _ in range(3_000):
+            looks.append(listener.names.count("getMore") - before)
+            if looks[-1] > 1:
+                return
+            threading.Event().wait(0.01)
+
+    with MongoClient[Any](server.uri, event_listeners=[listener]) as client:
+        store = Store(client[database.name], [Reader])
+        store.migration_status(Reader)
+        listener.before(["aggregate"], 3, look)
+        assert store.migrate(Reader, strategy="swap").finished
+    assert looks[-1] > 1
+    after = database.readers.find_one({"_id": readers[5]["_id"]})
+    assert (5, "reader 5") == (after["visits"], after["full_name"])
+
+
+@pytest.mark.usefixtures("readers")
+def test_a_stream_whose_token_tells_no_time_is_followed_to_a_marker(
+    database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changed, "time_of", lambda place: None)
+    store, build = Store(database, [Reader]), swap._build
+
+    def written_meanwhile(run: Any, shadow: str) -> Any:
+        yield from build(run, shadow)
+        database.readers.insert_one(old(1_000))
+
+    monkeypatch.setattr(swap, "_build", written_meanwhile)
+    assert store.migrate(Reader, strategy="swap").finished
+    assert {3: NUMBER + 1} == store.migration_status(Reader)
+    assert [] == list(database["treadle.beats"].find())
+
+
+def test_all_of_a_transaction_is_followed_however_little_is_read_at_a_time(
+    server: Any, database: Any
+) -> None:
+    """Its events all have one time: the token of the first of them tells that of the last."""
+    limits = Limits(schedule_events_page=1)
+    database.create_collection("readers")
+    store = Store(database, [Reader], limits=limits)
+    following = changed.Changed("readers", limits)
+    documents = [old(number) for number in range(5)]
+
+    def follow() -> Any:
+        place = yield from present_place(limits)
+        yield from following.open(place)
+        with database.client.start_session() as session, session.start_transaction():
+            database.readers.insert_many(documents, session=session)
+        return (yield from following.until_now()), (yield from following.until_now())
+
+    with database.client.start_session() as session:
+        assert ([each["_id"] for each in documents], []) == store.runner.run(follow(), session)
 
 
 @pytest.mark.parametrize("version", [True, Decimal128("2"), [2], "2"], ids=str)

@@ -85,6 +85,7 @@ class Limits:
     migration_lease_seconds: float = 60.0  # the lease of the process that migrates
     migration_wait_seconds: float = 10.0  # the longest sleep at a time of a migration with a rate
     migration_pause_seconds: float = 0.005  # the pause after a conflict
+    migration_look_seconds: float = 0.05  # the pause between looks at what others write during a swap
     migration_large_bytes: int = 4 * 1024 * 1024  # larger documents are sent alone after a refusal
 
     # -- verify, rebuild and status

@@ -163,6 +163,19 @@ class Outside(Command):
 
 
 @frozen
+class Meanwhile(Command):
+    """Run the plan that `work` makes, without the caller's session, and those of `beside` one after another.
+
+    What is beside keeps the session. It is not interrupted: after the work has
+    ended, the one under way still comes to its end. If it fails, that is raised
+    when the work has ended.
+    """
+
+    work: Callable[[], Plan[Any]]
+    beside: Callable[[], Plan[None]]
+
+
+@frozen
 class ServerFacts(Command):
     """What the server can do; a runner asks once, and remembers."""
 
@@ -338,6 +351,11 @@ def transact(make: Callable[[], Plan[R]]) -> Single[R]:
 def outside(make: Callable[[], Plan[R]]) -> Single[R]:
     """The result of a plan that no transaction of the caller takes part in."""
     return (yield Outside(make))
+
+
+def meanwhile(work: Callable[[], Plan[R]], beside: Callable[[], Plan[None]]) -> Single[R]:
+    """The result of a plan, beside which others run until it has ended."""
+    return (yield Meanwhile(work, beside))
 
 
 def server_facts() -> Single[Any]:

@@ -13,7 +13,18 @@ from typing import Any, TypeVar
 
 from pymongo.results import BulkWriteResult, DeleteResult, InsertManyResult, InsertOneResult, UpdateResult
 
-from treadle.plan import Aside, Call, Command, DatabaseCommand, Plan, Read, Transact, Wait, not_fresh
+from treadle.plan import (
+    Aside,
+    Call,
+    Command,
+    DatabaseCommand,
+    Meanwhile,
+    Plan,
+    Read,
+    Transact,
+    Wait,
+    not_fresh,
+)
 
 R = TypeVar("R")
 
@@ -27,6 +38,8 @@ def dry(plan: Plan[R], writes: list[Command]) -> Plan[R]:
         while True:
             if isinstance(command, Transact):
                 result = yield from dry(command.make(), writes)
+            elif isinstance(command, Meanwhile):
+                result = yield from dry(command.work(), writes)
             elif _writes(command):
                 writes.append(command)
                 result = nothing_matched(command)

@@ -32,6 +32,7 @@ from treadle.plan import (
     Distant,
     Foreign,
     IsInside,
+    Meanwhile,
     Outside,
     Plan,
     Raw,
@@ -49,6 +50,7 @@ from treadle.plan.server_errors import is_passing, is_swapping
 from treadle.plan.together import ALONE, Failed, Shareable, lane_of, perform_together
 from treadle.store import deadline, joined, shell
 from treadle.store.async_transactions import in_transaction
+from treadle.store.background import alongside_async
 from treadle.store.combine import AsyncCombiner
 from treadle.store.deadline import Retries
 from treadle.store.ended import Transactions
@@ -258,6 +260,10 @@ class AsyncRunner:
             return await self.run(command.make(), session) if beside else None
         if type(command) is Outside:
             return await self.run(command.make())
+        if type(command) is Meanwhile:
+            # A session serves one command at a time.
+            async with alongside_async(lambda: self.run(command.beside(), session)):
+                return await self.run(command.work())
         if type(command) is ServerFacts:
             return await self._facts()
         if type(command) is IsInside:

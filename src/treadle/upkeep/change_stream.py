@@ -42,9 +42,13 @@ class ChangeStream:
         # The pieces so far of an event that comes in several.
         self._pieces: Raw = {}
         self._admin = False
+        # What the cursor belongs to.
+        self._of = "$cmd.aggregate"
 
-    def open(self, stages: list[Raw]) -> Plan[None]:
+    def open(self, stages: list[Raw], collection: str | None = None) -> Plan[None]:
         """Begin to read, of the whole cluster where there is no stream of a database alone.
+
+        Of one collection if it is named, which only a server with streams of a database takes.
 
         What is too large comes in pieces, where the server can cut it.
         """
@@ -56,7 +60,8 @@ class ChangeStream:
             others = [{"$match": {"ns.db": server.database}}, *others]
         if server.split_events:
             others = [*others, {"$changeStreamSplitLargeEvent": {}}]
-        command = {"aggregate": 1, "pipeline": [first, *others], "cursor": {"batchSize": 0}}
+        self._of = collection or "$cmd.aggregate"
+        command = {"aggregate": collection or 1, "pipeline": [first, *others], "cursor": {"batchSize": 0}}
         self.cursor = (yield from self._command(command))["cursor"]["id"]
 
     def _command(self, command: Raw, raw: bool = False) -> Plan[Raw]:
@@ -69,7 +74,7 @@ class ChangeStream:
         """
         command = {
             "getMore": self.cursor,
-            "collection": "$cmd.aggregate",
+            "collection": self._of,
             "batchSize": most,
             "maxTimeMS": max(1, int(await_seconds * 1000)),
         }
@@ -96,7 +101,7 @@ class ChangeStream:
 
     def close(self) -> Plan[None]:
         if self.cursor is not None:
-            command = {"killCursors": "$cmd.aggregate", "cursors": [self.cursor]}
+            command = {"killCursors": self._of, "cursors": [self.cursor]}
             self.cursor = None
             yield from self._command(command)
 

@@ -33,6 +33,7 @@ from treadle.plan import (
     Distant,
     Foreign,
     IsInside,
+    Meanwhile,
     Outside,
     Plan,
     Raw,
@@ -49,6 +50,7 @@ from treadle.plan.decoding import RAW_CODEC_OPTIONS, Unreadable, codec_options, 
 from treadle.plan.server_errors import is_passing, is_swapping
 from treadle.plan.together import ALONE, Failed, Shareable, lane_of, perform_together
 from treadle.store import deadline, joined, shell
+from treadle.store.background import alongside
 from treadle.store.blocking.transactions import in_transaction
 from treadle.store.combine import Combiner
 from treadle.store.deadline import Retries
@@ -257,6 +259,10 @@ class Runner:
             return self.run(command.make(), session) if beside else None
         if type(command) is Outside:
             return self.run(command.make())
+        if type(command) is Meanwhile:
+            # A session serves one command at a time.
+            with alongside(lambda: self.run(command.beside(), session)):
+                return self.run(command.work())
         if type(command) is ServerFacts:
             return self._facts()
         if type(command) is IsInside:

@@ -1,14 +1,13 @@
 """Migrating a whole collection into a new one that takes its place: `strategy="swap"`.
 
 The server writes the converted documents into a new collection, which costs
-less than changing each in its place. What others write meanwhile is read from
-the change stream, as ids only: these documents are converted and written
-again. Then, for a moment, the old collection takes no inserts and no updates
-(its validator refuses them, and Stores wait), what is left in the stream is
-done, and one command renames the new collection over the old one. Deletions
-cannot be held up; those of that moment are done again in the new collection,
-which lets nobody in before. Where a swap was killed on the way, whoever ends it
-does that too.
+less than changing each in its place. What others write is read from the change
+stream at the same time, as ids only (`changed.py`): when all is copied, these
+documents are converted and written again. Then, for a moment, the old
+collection takes no inserts and no updates (its validator refuses them, and
+Stores wait), what is left in the stream is done, and one command renames the
+new collection over the old one. Deletions cannot be held up; those of that
+moment are done again after it, before the new collection lets anybody in.
 
 Whatever fails before the rename leaves the old collection as it was. Indexes,
 validator and options are those of the old collection.
@@ -21,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 from bson import json_util
@@ -42,7 +42,9 @@ from treadle.plan import (
     delete_many,
     find,
     find_one,
+    meanwhile,
     update_one,
+    wait,
 )
 from treadle.plan.operations import ReplaceOne
 from treadle.plan.server_errors import (
@@ -61,6 +63,7 @@ from treadle.upkeep.change_stream import (
     first_stages,
     present_place,
 )
+from treadle.upkeep.migrations.changed import Changed
 from treadle.upkeep.migrations.ranges import of_version, pipelines
 from treadle.upkeep.migrations.run import Run, lease_of
 
@@ -73,6 +76,7 @@ KEPT_OPTIONS = ("validator", "validationLevel", "validationAction")
 # When so few documents changed since the last look, the rest is done while nobody writes.
 FEW = 200
 ROUNDS_MAX = 20
+LOOKS_PER_RENEWAL = 50
 # What is equal here exactly where it is for the server.
 PLAIN_VERSIONS = (int, Int64, float, type(None))
 
@@ -116,20 +120,16 @@ def swap(run: Run) -> Plan[bool]:
     for name in existing:
         if re.fullmatch(rf"treadle\.swap\.\d+\.{re.escape(collection)}", name):
             yield from _drop(name)
+    changed, numbers = Changed(collection, run.limits), count()
     try:
         place = yield from present_place(run.limits)
+        yield from changed.open(place)
         made = {name: value for name, value in options.items() if name not in KEPT_OPTIONS}
+        # By a majority, so that whatever has an earlier place can be seen by now.
         yield from database_command({"create": shadow, **made})
-        yield from _copy(run, shadow)
-        yield from _still_held(run)
-        indexes = [
-            _index(each) for each in (yield from existing_indexes(collection)) if each["name"] != "_id_"
-        ]
-        if indexes:
-            yield from database_command({"createIndexes": shadow, "indexes": indexes})
-        stream = ChangeStream()
-        yield from stream.open(first_stages(place, [collection, BEATS]))
-        return (yield from _follow_and_rename(run, stream, shadow, options))
+        # The stream is read meanwhile: the server's history need not reach back to the beginning.
+        yield from meanwhile(lambda: _build(run, shadow), lambda: _look(run, changed, next(numbers)))
+        return (yield from _follow_and_rename(run, changed, shadow, options))
     except OperationFailure as error:
         if not is_about_one_document(error):
             raise
@@ -139,31 +139,47 @@ def swap(run: Run) -> Plan[bool]:
             code="migration-failed",
         ) from error
     finally:
+        yield from changed.close()
         yield from _drop(shadow)
 
 
-def _follow_and_rename(run: Run, stream: ChangeStream, shadow: str, options: Raw) -> Plan[bool]:
+def _build(run: Run, shadow: str) -> Plan[None]:
+    """The new collection: the converted documents, and the indexes of the old one."""
+    yield from _copy(run, shadow)
+    listed = yield from existing_indexes(run.entry.collection)
+    indexes = [_index(each) for each in listed if each["name"] != "_id_"]
+    if indexes:
+        yield from database_command({"createIndexes": shadow, "indexes": indexes})
+
+
+def _look(run: Run, changed: Changed, number: int) -> Plan[None]:
+    """After a pause, a look at what others write; every so often the lease is held for longer."""
+    if number % LOOKS_PER_RENEWAL == 0:
+        yield from _still_held(run)
+    yield from wait(run.limits.migration_look_seconds)
+    yield from changed.look()
+
+
+def _follow_and_rename(run: Run, changed: Changed, shadow: str, options: Raw) -> Plan[bool]:
     collection = run.entry.collection
     for _ in range(ROUNDS_MAX):
         if run.options.stop is not None and run.options.stop():
-            yield from stream.close()
             return False
         yield from _still_held(run)
-        if (yield from _catch_up(run, stream, shadow)) <= FEW:
+        if (yield from _catch_up(run, changed, shadow)) <= FEW:
             break
     kept = {name: options[name] for name in KEPT_OPTIONS if name in options}
     place = yield from present_place(run.limits)
     yield from _hold_up(collection, kept, place, run.lease.token)
     try:
-        yield from _catch_up(run, stream, shadow)
+        yield from _catch_up(run, changed, shadow)
         yield from _still_held(run)
         there = (yield from existing_collections()).get(collection, {}).get("options", {})
         if there.get("validator") != REFUSING:
-            raise _taken_away(run)
+            raise changed.taken_away()
         yield from database_command({"collMod": shadow, **CLOSED})
         yield from _rename(shadow, collection)
     finally:
-        yield from stream.close()
         yield from restore(collection, run.limits, run.lease.token)
     run.done, run.left = run.total, 0
     return True
@@ -225,38 +241,12 @@ def _index(described: Raw) -> Raw:
     return {name: value for name, value in described.items() if name not in ("ns", "background")}
 
 
-def _catch_up(run: Run, stream: ChangeStream, shadow: str) -> Plan[int]:
+def _catch_up(run: Run, changed: Changed, shadow: str) -> Plan[int]:
     """Write again what others have written until now; how many documents that were."""
-    awaited = yield from beat()
-    keys: dict[Any, Any] = {}
-    limits = run.limits
-    for _ in range(limits.schedule_events_max):
-        seen = False
-        # To the end of what was read: nobody reads that again.
-        for event in (yield from stream.read(limits.schedule_events_page, limits.worker_await_seconds)):
-            if event["operationType"] in UPHEAVALS:
-                raise _taken_away(run)
-            key = event["documentKey"]["_id"]
-            if event["ns"]["coll"] != BEATS:
-                keys[freeze(key)] = key
-            seen = seen or key == awaited
-        if seen:
-            yield from delete_many(BEATS, {"_id": awaited})
-            listed = list(keys.values())
-            for some in chunks(listed, limits.read_keys_max):
-                yield from _write_again(run, shadow, some)
-            return len(listed)
-        if stream.cursor is None:
-            break
-    raise _taken_away(run)
-
-
-def _taken_away(run: Run) -> DataError:
-    return DataError(
-        f"{run.entry.collection} was dropped or renamed or got another validator while it was being "
-        "migrated, or its change stream has ended; nothing was changed, try again",
-        code="migration-failed",
-    )
+    keys = yield from changed.until_now()
+    for some in chunks(keys, run.limits.read_keys_max):
+        yield from _write_again(run, shadow, some)
+    return len(keys)
 
 
 def _write_again(run: Run, shadow: str, keys: Sequence[Any]) -> Plan[None]:
