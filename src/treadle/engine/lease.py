@@ -171,7 +171,9 @@ def _end_session(limits: Limits, session: Any) -> Plan[None]:
     """
     if session is None:
         return
-    running = [{"$currentOp": {}}, {"$match": {"lsid.id": session}}, {"$limit": 1}]
+    # The look is of no collection; the driver may lend it the session of a holder in this process.
+    others = {"lsid.id": session, "command.aggregate": {"$ne": 1}}
+    running = [{"$currentOp": {}}, {"$match": others}, {"$limit": 1}]
     try:
         yield from database_command({"killSessions": [{"id": session}]}, admin=True)
         for _ in range(limits.session_end_looks):
