@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import decimal
@@ -235,7 +236,8 @@ def models_with_documents(draw: Any, collection: str = "things") -> tuple[type[D
     return model, documents
 
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
+LIFETIME = "transactionLifetimeLimitSeconds"
 
 
 def until(what: str, done: Any) -> Any:
@@ -246,3 +248,12 @@ def until(what: str, done: Any) -> Any:
             return answer
         time.sleep(0.05)
     raise AssertionError(f"{what} did not happen within {PATIENCE_SECONDS} seconds")
+
+
+@contextlib.contextmanager
+def long_transactions(client: Any) -> Generator[None]:
+    """Transactions that begin now are kept by the server for longer than any test waits."""
+    before = client.admin.command("getParameter", **{LIFETIME: 1})[LIFETIME]
+    client.admin.command("setParameter", **{LIFETIME: 600})
+    yield
+    client.admin.command("setParameter", **{LIFETIME: before})

@@ -16,12 +16,13 @@ import pytest
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.errors import PyMongoError
 
+from tests.support import long_transactions
 from treadle import Approximate, AsyncStore, Count, Document, Limits, Store, TimedOut, UsageError
 from treadle.plan.capabilities import Capabilities
 from treadle.store import deadline, shell
 
 # Far more than any deadline here, and far less than what a call without one would take.
-SOON_SECONDS = 10.0
+SOON_SECONDS = 30.0
 
 
 class Review(Document, collection="reviews"):
@@ -201,7 +202,7 @@ def test_without_a_server_all_callers_hear_after_the_time_for_its_selection() ->
 def test_what_was_given_up_is_let_go_while_others_wait_for_it(database: Any, product: None) -> None:
     """A transaction that nobody could abort holds the product; who waits for it ends it, not the server."""
     store = Store(database, MODELS)
-    with database.client.start_session() as session:
+    with long_transactions(database.client), database.client.start_session() as session:
         session.start_transaction()
         database["products"].update_one({"_id": 1}, {"$inc": {"held": 1}}, session=session)
         thread = threading.Thread(target=store.insert, args=(Review(id=1, product_id=1),))

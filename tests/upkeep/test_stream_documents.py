@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-import time
 from collections.abc import Generator
 from typing import Annotated, Any
 
@@ -204,6 +203,9 @@ def test_text_that_is_no_text_is_set_aside(market, database):
 # -- documents that others write all the time --------------------------------------------------------
 
 
+SPOILT_MAX = 20
+
+
 def test_targets_that_others_write_all_the_time_are_brought_right(database):
     """Whatever is read of them is old before it can be written, unless they are held meanwhile."""
     store = Store(database, MODELS)
@@ -225,11 +227,9 @@ def test_targets_that_others_write_all_the_time_are_brought_right(database):
 
     store.runner._perform = perform  # type: ignore[method-assign]
     database["sales"].insert_many([{"shop_id": key, "amount": 5} for key in keys])
-    start = time.monotonic()
     store.worker().run_until_idle()
     assert [5, 5, 5] == totals(database, keys)
-    assert 1 <= len(spoilt)
-    assert time.monotonic() - start < 20.0
+    assert 1 <= len(spoilt) <= SPOILT_MAX, len(spoilt)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from pymongo.errors import PyMongoError
 
 from tests import mill, streamed
 from tests.streamed import KEYS, ROLLED
+from tests.support import long_transactions
 from treadle import Limits, Store
 from treadle.server import local as server
 
@@ -192,17 +193,18 @@ def test_a_worker_killed_at_any_command_leaves_no_drift(server, database, shop, 
 
 
 def test_a_successor_lets_go_of_what_a_killed_worker_had_locked(server, database, shop):
-    """It was killed inside a transaction, which the server would keep open for half a minute."""
+    """It was killed inside a transaction, which the server would keep open."""
     settled(shop, database)
     database["reviews"].insert_one({"_id": 1000, "productKey": KEYS[0], "starRating": 5, "body": ""})
-    process = mill.start(mill.work_until, SHOP, server.uri, database.name, ["commitTransaction"], 0)
-    process.join(WAIT_SECONDS_MAX)
+    with long_transactions(database.client):
+        process = mill.start(mill.work_until, SHOP, server.uri, database.name, ["commitTransaction"], 0)
+        process.join(WAIT_SECONDS_MAX)
     assert -signal.SIGKILL == process.exitcode
-    # Whoever takes the lease ends the session of whoever had it.
+    # Whoever takes the lease ends the session of whoever had it; the server itself would take ten minutes.
     start = time.monotonic()
     settled(shop, database)
     database["products"].update_one({"_id": KEYS[0]}, {"$set": {"unitPrice": 50}})
-    assert time.monotonic() - start < 10.0
+    assert time.monotonic() - start < 3 * WAIT_SECONDS_MAX
     settled(shop, database)
 
 

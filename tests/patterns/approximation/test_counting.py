@@ -50,7 +50,7 @@ def test_a_tail_is_written_in_time(run, database, field):
     store.insert(Quick(id=1))
     counter = store.counter(Quick, field)
     counter.add(1, 3)
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     while stored(database, field) != 3 and time.monotonic() < until:
         # On asyncio the loop has to run for its task to run.
         store.count(Quick)
@@ -283,14 +283,15 @@ def test_a_sampled_event_of_an_unknown_id_is_told(run, database):
     assert 10 + 10 * 2**62 == counter.unknown[1]
 
 
-def test_adding_in_memory_is_quick():
-    """Far from the goal it would be noticed here; the figure itself is in the benchmarks."""
+def test_events_in_memory_are_folded_many_at_a_time():
+    """An event itself is one append; what it costs is in the benchmarks."""
     buffer = Buffer(10**9, 10**9, Limits())
     keys = [ObjectId() for _ in range(10)]
-    start = time.perf_counter()
+    folds = 0
     for number in range(20_000):
         buffer.events.append(keys[number % 10])
         if len(buffer.events) >= buffer.room:
             buffer.fold()
-    assert time.perf_counter() - start < 0.4
+            folds += 1
+    assert folds <= 20_000 / 100
     assert 20_000 == sum(buffer.pending().values())

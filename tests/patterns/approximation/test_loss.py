@@ -288,7 +288,8 @@ def test_an_event_that_finds_no_room_is_refused_and_not_counted(server, database
                 with contextlib.suppress(PyMongoError):
                     counter.add(key, n)
                     accepted += n
-            assert time.monotonic() - start < 3
+            # The driver would wait for half a minute each time.
+            assert time.monotonic() - start < 30
         assert accepted == sum(counter.pending().values())
         assert len(counter.pending()) <= 12
         counter._again_at = 0.0
