@@ -56,13 +56,13 @@ class Script:
 SCRIPTS = [
     Script(
         "million",
-        "migrate 1,000,000 documents, killed ten times on the way",
+        "migrate 100,000 documents, killed ten times on the way",
         "benchmarks.million",
         ("--count", "12000"),
     ),
     Script(
         "loop",
-        "what trials said beside what was proven, on the demo's shop and the examples' databases",
+        "what trials said beside what was proven, on two of the examples' databases",
         "benchmarks.loop",
         ("--only", "catalogue", "--scale", "0.3", "--seconds", "1"),
     ),

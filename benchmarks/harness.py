@@ -31,7 +31,7 @@ SEED = 20_240_601
 ROUNDS = 21
 ROUNDS_QUICK = 5
 # A round that would begin after this is left out, except for the first three; those, after thrice this.
-SECONDS_MAX = 25.0
+SECONDS_MAX = 18.0
 ROUNDS_MIN = 3
 
 

@@ -23,8 +23,8 @@ from treadle.server import local
 
 # Some 45,000 documents each.
 SCALE = 22.0
-SECONDS = 25.0
-DOCUMENTS = 100_000
+SECONDS = 10.0
+DOCUMENTS = 30_000
 LOOP_SECONDS_MAX = 600.0
 MEBIBYTES_MAX = 500.0
 SERVER = ("--wiredTigerCacheSizeGB", "1", "--oplogSize", "1024")
