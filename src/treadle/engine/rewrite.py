@@ -9,7 +9,7 @@ from treadle.engine.groups import Arranged, arrange
 from treadle.engine.ledger import Ledger
 from treadle.engine.pages import by_ids
 from treadle.engine.pipelines import derivation
-from treadle.engine.recompute import Recomputation
+from treadle.engine.recompute import Gather, Recomputation
 from treadle.graph.change import Change
 from treadle.graph.gather import GatherRule
 from treadle.plan import Plan, Raw, bulk_write, by_id, find
@@ -28,6 +28,7 @@ def rewrite(
     recall: Callable[[Raw], Raw] | None = None,
     unforced: Collection[Any] | None = None,
     dated: Mapping[Any, Collection[GatherRule]] | None = None,
+    gather: Gather | None = None,
 ) -> Plan[list[Any]]:
     """Write what the documents of these keys derive, and note what changed; the keys of those documents.
 
@@ -35,7 +36,8 @@ def rewrite(
     values of a moment. Each document is written, so that other writers
     notice, and the sources of its copies too; with `unforced` no source is,
     and the documents of these frozen keys only if they are wrong. `dated` are
-    rules, by frozen key, whose dates are set in any case.
+    rules, by frozen key, whose dates are set in any case. `gather` is as in
+    `Recomputation.expected`.
     """
     entry = recomputation.entry
     arranged = Arranged([], [])
@@ -55,7 +57,7 @@ def rewrite(
     # Sources are written for the worker's copies too: it finds a copy right and leaves it, while this
     # transaction still holds an older value for it.
     expected = yield from recomputation.expected(
-        server, documents, befores, guarded=unforced is None, frozen=frozen_keys
+        server, documents, befores, guarded=unforced is None, frozen=frozen_keys, gather=gather
     )
     operations = []
     changed = [*arranged.removed]

@@ -272,6 +272,13 @@ class GatherRule(Rule):
         """The `$group` accumulators that compute it, by a name of their own."""
         return {}
 
+    def tally(self, values: Sequence[Any]) -> dict[str, Any] | None:
+        """What the accumulators give for these contributions alone; None where only the server can tell.
+
+        What they give for all sources is then the exact sum of both.
+        """
+        return None
+
     def finish(self, group: Raw | None) -> dict[str, Any]:
         """Stored path and value of each part, from what the group gave."""
         return self.empty()
@@ -321,6 +328,9 @@ class CountingRule(GatherRule):
 
     def accumulators(self) -> dict[str, Any]:
         return {"count": {"$sum": 1}}
+
+    def tally(self, values: Sequence[Any]) -> dict[str, Any] | None:
+        return {"count": len(values)}
 
     def finish(self, group: Raw | None) -> dict[str, Any]:
         return {self.path: group["count"] if group else 0}

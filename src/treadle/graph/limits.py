@@ -131,6 +131,7 @@ class Limits:
     worker_headroom_renewals: int = 15  # renewals of the lease between two looks at the server's history
     worker_resync_page: int = 200  # documents at a time where events were lost
     worker_targets_max: int = 500  # targets in one transaction
+    worker_totals_max: int = 100_000  # targets whose counts and sums it remembers
     worker_copies_max: int = 50  # sources of copies in one transaction
     worker_gone_max: int = 1_000  # references to a deleted document that are followed in one transaction
     contributions_page: int = 1_000  # sources noted at a time where the server keeps no former states

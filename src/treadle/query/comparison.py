@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import bson
-from bson import Code, ObjectId
+from bson import Code, Int64, ObjectId
 from bson.decimal128 import Decimal128
 
 from treadle.model.bson_types import CODEC_OPTIONS, from_bson
@@ -22,6 +22,15 @@ UNLIKE_BYTES_MAX = 100_000
 _PLAIN = frozenset({bool, int, float, str, ObjectId})
 # The server's arithmetic of decimals: it rounds, and what it cannot compute is infinite or no number.
 DECIMALS = decimal.Context(prec=34, Emin=-6143, Emax=6144, clamp=1, traps=[])
+# The same, where nothing may be rounded.
+_EXACT = decimal.Context(
+    prec=34,
+    Emin=-6143,
+    Emax=6144,
+    clamp=1,
+    traps=[decimal.Inexact, decimal.Clamped, decimal.InvalidOperation],
+)
+_INTEGERS = frozenset({int, Int64})
 
 
 def same(one: Any, other: Any) -> bool:
@@ -168,6 +177,26 @@ def greatest(one: Any, other: Any) -> Any:
     """The larger value, as `$max` has it: null is none."""
     present = [each for each in (one, other) if each is not None]
     return max(present, key=order_key) if present else None
+
+
+def exact_sum(numbers: Sequence[Any]) -> Any:
+    """The sum of integers, or of decimals and integers, as `$sum` has it in any order; None if it may differ.
+
+    It differs where something is rounded, and where there is anything but such numbers.
+    """
+    kinds = {type(number) for number in numbers}
+    if kinds <= _INTEGERS:
+        whole = sum(numbers)
+        return whole if -(2**63) <= whole < 2**63 else None
+    if not kinds <= _INTEGERS | {Decimal128}:
+        return None
+    exact = decimal.Decimal(0)
+    try:
+        for number in numbers:
+            exact = _EXACT.add(exact, from_bson(number))
+    except decimal.DecimalException:
+        return None
+    return Decimal128(exact) if exact.is_finite() else None
 
 
 def total(one: Any, other: Any) -> Any:

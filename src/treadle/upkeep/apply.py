@@ -28,6 +28,7 @@ from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import distinct, freeze
 from treadle.upkeep.contributions import record_seen
 from treadle.upkeep.dirty import Dirty, Mark
+from treadle.upkeep.totals import Counted, Totals, countable
 from treadle.values import frozen
 
 Finish = Callable[[], Plan[None]]
@@ -41,13 +42,14 @@ def apply(
     finish: Finish,
     *,
     without: frozenset[Rule] = frozenset(),
+    totals: Totals | None = None,
 ) -> Plan[int]:
     """Recompute all that is dirty; `finish` belongs to the last transaction, `fence` to the others.
 
-    `without` some rules, which are paused. How many documents and sources
-    were looked at.
+    `without` some rules, which are paused; with `totals`, new sources are added
+    to what was counted before. How many documents and sources were looked at.
     """
-    return (yield from _Application(graph, server, dirty, fence, without).perform(finish))
+    return (yield from _Application(graph, server, dirty, fence, without, totals).perform(finish))
 
 
 @frozen
@@ -70,7 +72,7 @@ class Targets:
         if sourced:
             yield from update_many(entry.collection, entry.at_any(sourced), {"$inc": {REVISION: 1}})
 
-    def bring_right(self, server: Capabilities, ledger: Ledger) -> Plan[None]:
+    def bring_right(self, server: Capabilities, ledger: Ledger, counted: Counted | None) -> Plan[None]:
         """Recompute the stream-maintained values of these documents.
 
         One whose sources changed is really written even if its value stays: a
@@ -101,6 +103,7 @@ class Targets:
             recall=recall if keeping else None,
             unforced=unforced,
             dated={key: mark.dated.intersection(dates) for key, mark in marks.items()} if dates else {},
+            gather=None if counted is None else counted.gather,
         )
         if not server.cluster_time:
             yield from record_seen(recomputation.gathers, keys)
@@ -125,7 +128,7 @@ class Copies:
         """Copies are written as soon as their source is read."""
         yield from ()
 
-    def bring_right(self, server: Capabilities, ledger: Ledger) -> Plan[None]:
+    def bring_right(self, server: Capabilities, ledger: Ledger, counted: Counted | None) -> Plan[None]:
         rule = self.rule
         followed = feeds_beyond(rule.target, rule.level)
         for source in (yield from find(rule.source.collection, rule.named(*self.items))):
@@ -139,7 +142,13 @@ class _Application:
     """The work of one batch."""
 
     def __init__(
-        self, graph: Graph, server: Capabilities, dirty: Dirty, fence: Finish, without: frozenset[Rule]
+        self,
+        graph: Graph,
+        server: Capabilities,
+        dirty: Dirty,
+        fence: Finish,
+        without: frozenset[Rule],
+        totals: Totals | None,
     ) -> None:
         self.graph = graph
         self.limits = graph.limits
@@ -147,6 +156,7 @@ class _Application:
         self.dirty = dirty
         self.fence = fence
         self.without = without
+        self.totals = totals
 
     def perform(self, finish: Finish) -> Plan[int]:
         for rule, gone in self.dirty.gone.items():
@@ -194,10 +204,12 @@ class _Application:
             yield from transact(end)
 
     def _transaction(self, units: Sequence[Unit], end: Finish) -> Plan[None]:
+        counted = [self._counted(unit) for unit in units]
+
         def attempt() -> Plan[None]:
             ledger = Ledger()
-            for unit in units:
-                yield from unit.bring_right(self.server, ledger)
+            for unit, totals in zip(units, counted, strict=True):
+                yield from unit.bring_right(self.server, ledger, totals)
             if ledger.changes:
                 yield from react(self.graph, self.server, ledger, copies_max=UNBOUNDED)
             yield from end()
@@ -207,6 +219,15 @@ class _Application:
                 yield from unit.hold()
 
         yield from transact(attempting(self.limits, attempt, hold, sum(len(unit.items) for unit in units)))
+        for each in counted:
+            if each is not None:
+                each.keep()
+
+    def _counted(self, unit: Unit) -> Counted | None:
+        """The totals that a unit goes by."""
+        if self.totals is None or isinstance(unit, Copies) or not countable(unit.recomputation.entry):
+            return None
+        return Counted(self.totals, unit.recomputation.entry, unit.items)
 
     def _in_pieces(self, unit: Unit, reason: Exception) -> Plan[None]:
         def attempt(items: Sequence[Any]) -> Plan[list[None]]:

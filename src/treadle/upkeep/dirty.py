@@ -7,19 +7,19 @@ than one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from treadle.engine.named import targets_of
 from treadle.engine.older import as_current, may_be_older
 from treadle.engine.pages import chunks
-from treadle.graph.change import Event
+from treadle.graph.change import AFTER, Event
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import GatherRule
 from treadle.graph.pattern import Entry, Rule
 from treadle.plan import Plan, Raw, aggregate, find
-from treadle.query.keys import GroupKey, distinct, freeze_all
+from treadle.query.keys import GroupKey, ReferenceKey, distinct, freeze, freeze_all
 from treadle.query.paths import outermost
 from treadle.upkeep import position
 
@@ -39,12 +39,18 @@ class Mark:
     renewed: frozenset[str] = frozenset()
     # The rules by which the changed source dates it.
     dated: frozenset[GatherRule] = frozenset()
+    # The sources that were inserted, with their times; None if anything else happened to its sources.
+    arrived: list[tuple[Any, Raw]] | None = field(default_factory=list)
 
     def add(self, later: Mark) -> None:
         """Make this the mark of a later event as well."""
         self.sourced = self.sourced or later.sourced
         self.dated |= later.dated
         self.renewed |= later.renewed
+        if later.arrived is None or self.arrived is None:
+            self.arrived = None
+        elif later.arrived:
+            self.arrived = [*self.arrived, *later.arrived]
         # The earliest is what was there before all of them.
         self.cards = later.cards if self.cards is None else self.cards
 
@@ -65,6 +71,8 @@ class Dirty:
     # that, and of rollups' documents whose groups are to be marked.
     sources: dict[GatherRule, list[Raw]] = field(default_factory=dict)
     lookups: dict[GatherRule, list[Any]] = field(default_factory=dict)
+    # Events of sources that were inserted, where a target's total is remembered (`totals.py`).
+    inserted: dict[GatherRule, list[Mapping[str, Any]]] = field(default_factory=dict)
     documents: dict[Entry[Any], list[Any]] = field(default_factory=dict)
     # Changed sources, in order, where the ledger of contributions is kept.
     entries: list[tuple[GatherRule, Event]] = field(default_factory=list)
@@ -83,7 +91,7 @@ class Dirty:
     def mark_fed(self, rule: GatherRule, key: Any) -> None:
         """Mark a target of a changed source."""
         dated = frozenset([rule]) if rule.only_dates else frozenset[GatherRule]()
-        self.marks.setdefault(rule.target, []).append(Mark(key, sourced=True, dated=dated))
+        self.marks.setdefault(rule.target, []).append(Mark(key, sourced=True, dated=dated, arrived=None))
 
     def mark(
         self,
@@ -124,6 +132,8 @@ def mark_targets(dirty: Dirty) -> Plan[None]:
         keys = yield from keys_of(rule, sources)
         for key in (yield from targets_of(rule, keys)):
             dirty.mark_fed(rule, key)
+    for rule, events in dirty.inserted.items():
+        _mark_arrivals(rule, events, dirty)
     for copied, ids in dirty.unnamed.items():
         documents = yield from find(copied.source.collection, {"_id": {"$in": distinct(ids)}}, {copied.to: 1})
         dirty.copies.setdefault(copied, []).extend(copied.names_of(documents))
@@ -135,6 +145,18 @@ def mark_targets(dirty: Dirty) -> Plan[None]:
         if entry.group.key.identity:
             for key in ids:
                 dirty.mark(entry, [key])
+
+
+def _mark_arrivals(rule: GatherRule, events: Sequence[Mapping[str, Any]], dirty: Dirty) -> None:
+    """Mark the targets of inserted sources, each with its own."""
+    assert isinstance(rule.key, ReferenceKey)
+    key_in, arrivals = rule.key.one, dict[Any, tuple[Any, list[tuple[Any, Raw]]]]()
+    for event in events:
+        document = event[AFTER]
+        if (key := key_in(document)) is not None:
+            arrivals.setdefault(freeze(key), (key, []))[1].append((event.get("clusterTime"), document))
+    marks = dirty.marks.setdefault(rule.target, [])
+    marks += [Mark(key, sourced=True, arrived=arrived) for key, arrived in arrivals.values()]
 
 
 def keys_of(rule: GatherRule, sources: Sequence[Raw]) -> Plan[list[Any]]:

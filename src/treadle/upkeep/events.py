@@ -36,6 +36,7 @@ from treadle.upkeep.change_stream import (
     touched_projection,
 )
 from treadle.upkeep.dirty import Dirty
+from treadle.upkeep.totals import countable
 
 
 class Watch:
@@ -80,6 +81,9 @@ class Watch:
                 own[rule.target] = _Own(rule.target)
                 self._add(own[rule.target])
             own[rule.target].add(rule)
+        if only is None and not without and not graph.shards.keys:
+            for gathered in alike.values():
+                gathered.count()
 
     def _add(self, watcher: _Watcher) -> None:
         self.watchers.setdefault(watcher.collection, []).append(watcher)
@@ -221,15 +225,26 @@ class _Gathered(_Watcher):
         # A document of an older version is converted before its keys are read off; for that any field counts.
         self.whole = may_be_older(rule.source.root)
         self.shown = set(rule.key.paths)
+        # Whether inserted sources are added to totals.
+        self.counted = False
         self.add(rule)
 
     def add(self, rule: GatherRule) -> None:
         self.rules.append(rule)
         self.watch(None if self.whole else rule.watches().get(self.collection, ()))
 
+    def count(self) -> None:
+        """See of inserted sources what they add, where that can be added to a total."""
+        self.counted = not self.ledgered and set(self.rules) == set(countable(self.rules[0].target))
+        if self.counted:
+            self.shown.update(*(rule.value_paths() or () for rule in self.rules))
+
     def note(self, event: Event, dirty: Dirty) -> None:
         """Note the source before and after, whose targets are to be marked."""
         rule, raw = self.rules[0], event.raw
+        if self.counted and event.kind == "insert" and AFTER in raw:
+            dirty.inserted.setdefault(rule, []).append(raw)
+            return
         written = event.kind in ("insert", "replace")
         if self.ledgered:
             if written and AFTER not in raw:

@@ -46,6 +46,7 @@ from treadle.upkeep.headroom import headroom, read_window
 from treadle.upkeep.position import COLLECTION, first_row, signature
 from treadle.upkeep.replay import Replay
 from treadle.upkeep.retries import retry_all
+from treadle.upkeep.totals import Totals
 
 # How narrowly the stream is read after an event that was too large.
 WITHOUT_DOCUMENTS = 2
@@ -88,6 +89,8 @@ class Follower:
         self.totals: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self._stream = ChangeStream()
+        # What targets have gathered, for as long as the stream is read on.
+        self._totals = Totals(graph.limits.worker_totals_max)
         self._unsaved = 0
         self._quiet = 0
         # An event that is too large is looked for one by one, and then read without its documents.
@@ -363,6 +366,7 @@ class Follower:
         """The next events; opens the stream where it is not open, also after the server has ended it."""
         if self._stream.cursor is None:
             lean = self._narrow == WITHOUT_DOCUMENTS
+            self._totals.forget()
             yield from self._stream.open(self.watch.pipeline(self.position, lean=lean, apart=self._raw))
         most = 1 if self._narrow else self.limits.worker_batch_max
         events = yield from self._stream.read(most, await_seconds, raw=self._raw)
@@ -392,6 +396,8 @@ class Follower:
             except Exception as error:
                 if not divides(error):
                     raise
+                # Some of these events may have been counted.
+                self._totals.forget()
                 unsettled = yield from in_pieces(self.limits, others, self._attempt, self._pass_over, error)
                 yield from self._save()
         except BaseException:
@@ -433,6 +439,9 @@ class Follower:
                 once=f"blind {names}",
             )
         unsettled = [*dirty.upset, *dirty.blind]
+        if unsettled:
+            # Sources went of which nobody knows what they fed.
+            self._totals.forget()
         self._plan_backfill(unsettled)
 
         def finish() -> Plan[None]:
@@ -444,7 +453,11 @@ class Follower:
 
         if dirty:
             left = frozenset(self._stopped)
-            done = yield from apply(self.graph, self.server, dirty, self._fence, finish, without=left)
+            totals = self._totals if not left and self.server.cluster_time else None
+            self._totals.until = events[-1].get("clusterTime")
+            done = yield from apply(
+                self.graph, self.server, dirty, self._fence, finish, without=left, totals=totals
+            )
             if end == self._write_row:
                 self._saved()
             self._count("recomputed", done)

@@ -29,7 +29,7 @@ from treadle.model.bson_types import from_bson
 from treadle.model.shape import Shape
 from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
-from treadle.query.comparison import DECIMALS
+from treadle.query.comparison import DECIMALS, exact_sum
 from treadle.query.keys import ReferenceKey, freeze
 from treadle.query.paths import field_references, inside, resolve, value_at
 from treadle.query.safety import clean
@@ -283,6 +283,10 @@ class SumRule(NumberRule):
     def accumulators(self) -> dict[str, Any]:
         return {"sum": {"$sum": self.operand}}
 
+    def tally(self, values: Sequence[Any]) -> dict[str, Any] | None:
+        whole = exact_sum([value for value in values if value is not None])
+        return None if whole is None else {"sum": whole}
+
     def finish(self, group: Raw | None) -> dict[str, Any]:
         return {self.path: self.numbers.stored(group["sum"]) if group else self.numbers.zero}
 
@@ -322,6 +326,11 @@ class AverageRule(NumberRule):
             "sum": {"$sum": self.operand},
             "count": {"$sum": {"$cond": [{"$isNumber": self.operand}, 1, 0]}},
         }
+
+    def tally(self, values: Sequence[Any]) -> dict[str, Any] | None:
+        numbers = [value for value in values if value is not None]
+        whole = exact_sum(numbers)
+        return None if whole is None else {"sum": whole, "count": len(numbers)}
 
     def finish(self, group: Raw | None) -> dict[str, Any]:
         if not group or not group["count"]:

@@ -1,0 +1,333 @@
+"""Totals that the worker adds new sources to: each care that is taken, and what is wrong without it."""
+
+from __future__ import annotations
+
+import random
+from decimal import Decimal
+from typing import Annotated, Any
+
+import pytest
+from bson import Int64, ObjectId, Timestamp
+from bson.decimal128 import Decimal128
+
+from tests.upkeep.test_stream_mutations import leading, read
+from treadle import Average, Count, Document, Id, Limits, Store, Sum
+from treadle.plan import DatabaseCommand, Read
+from treadle.query.comparison import exact_sum
+from treadle.upkeep import dirty, totals
+from treadle.upkeep.totals import Total, Totals
+
+pytestmark = pytest.mark.since("6.0", "without pre-images a ledger is kept, and no totals are")
+
+
+class Sale(Document, collection="sales"):
+    shop_id: Id | None = None
+    amount: int = 1
+    price: Decimal = Decimal(0)
+
+
+class Shop(Document, collection="shops"):
+    sales: Annotated[int, Count(Sale, by="shop_id", maintain="stream")] = 0
+    total: Annotated[int, Sum(Sale, "amount", by="shop_id", maintain="stream")] = 0
+    turnover: Annotated[Decimal, Sum(Sale, "price", by="shop_id", maintain="stream")] = Decimal(0)
+    mean: Annotated[Decimal | None, Average(Sale, "price", by="shop_id", maintain="stream")] = None
+
+
+class Following:
+    """A worker that leads, stepped by hand."""
+
+    def __init__(self, store: Store, follower: Any, run: Any) -> None:
+        self.follower, self._run = follower, run
+        self.database = store.runner.database
+        self.keys = [ObjectId() for _ in range(2)]
+        self.database["shops"].insert_many([{"_id": key} for key in self.keys])
+        self.sell(0)
+        self.step()
+        assert self.known(0)
+
+    def sell(self, shop: int, amount: Any = 1, **options: Any) -> Any:
+        sale = {"shop_id": self.keys[shop], "amount": amount, "price": Decimal128("0.10")}
+        return self.database["sales"].insert_one(sale, **options).inserted_id
+
+    def read(self) -> list[Any]:
+        return read(self.follower, self._run)
+
+    def handle(self, events: list[Any]) -> None:
+        self._run(self.follower._handle(events))
+
+    def step(self) -> None:
+        """Handle everything that is there."""
+        while self._run(self.follower.step(0.05, linger=False)):
+            pass
+
+    def forget(self) -> None:
+        self.follower._totals.forget()
+
+    def known(self, shop: int) -> Total | None:
+        return next((each for (_, key), each in self._totals.items() if key == self.keys[shop]), None)
+
+    @property
+    def _totals(self) -> dict[Any, Total]:
+        remembered: dict[Any, Total] = self.follower._totals._totals
+        return remembered
+
+    def of(self, shop: int) -> tuple[int, int]:
+        found = self.database["shops"].find_one({"_id": self.keys[shop]})
+        assert found is not None
+        return found["sales"], found["total"]
+
+
+@pytest.fixture
+def following(database: Any) -> Any:
+    store = Store(database, [Sale, Shop], limits=Limits(worker_batch_max=3, worker_linger_below=1))
+    store.setup()
+    with leading(store) as (follower, run):
+        made = Following(store, follower, run)
+        made.store = store  # type: ignore[attr-defined]
+        yield made
+        assert [] == store.verify(Shop)
+
+
+# -- the checks ---------------------------------------------------------------------------------
+
+
+def check_a_sale_that_was_counted_before_its_event_came_counts_once(following: Any) -> None:
+    following.forget()
+    following.sell(1)
+    events = following.read()
+    following.sell(1, 10)
+    following.handle(events)
+    assert (2, 11) == following.of(1)
+    following.step()
+    assert (2, 11) == following.of(1)
+
+
+def check_events_that_are_read_again_count_once(following: Any) -> None:
+    """The transaction has committed, and then the worker fails: its batch comes again."""
+    following.sell(0, 10)
+    real = following.follower._count
+
+    def fail(name: str, number: int = 1) -> None:
+        real(name, number)
+        if name == "recomputed":
+            raise OSError("no more")
+
+    following.follower._count = fail
+    with pytest.raises(OSError):
+        following.handle(following.read())
+    following.follower._count = real
+    following.step()
+    assert (2, 11) == following.of(0)
+
+
+def check_what_else_happens_to_sources_is_counted(following: Any) -> None:
+    sales = following.database["sales"]
+    sale = following.sell(0, 10)
+    following.step()
+    sales.update_one({"_id": sale}, {"$set": {"amount": 20}})
+    following.step()
+    assert (2, 21) == following.of(0)
+    sales.replace_one({"_id": sale}, {"shop_id": following.keys[1], "amount": 30})
+    following.step()
+    assert [(1, 1), (1, 30)] == [following.of(0), following.of(1)]
+    sales.delete_one({"_id": sale})
+    following.step()
+    assert [(1, 1), (0, 0)] == [following.of(0), following.of(1)]
+
+
+def check_a_transaction_that_comes_in_two_batches_is_counted_whole(following: Any) -> None:
+    """All its events have one time."""
+    client = following.database.client
+    with client.start_session() as session, session.start_transaction():
+        for _ in range(4):
+            following.sell(0, 10, session=session)
+    following.handle(following.read())
+    following.step()
+    assert (5, 41) == following.of(0)
+
+
+def check_a_target_that_could_not_be_written_is_counted_again(following: Any) -> None:
+    following.sell(1)
+    following.step()
+    database = following.database
+    database.command({"collMod": "shops", "validator": {"total": {"$not": {"$gt": 100}}}})
+    following.sell(0, 10)
+    following.sell(1, 1000)
+    following.step()
+    assert [(2, 11), (1, 1)] == [following.of(0), following.of(1)]
+    database.command({"collMod": "shops", "validator": {}})
+    following.sell(1)
+    following.step()
+    assert (3, 1002) == following.of(1)
+    database["treadle.set_aside"].delete_many({})
+
+
+def check_what_somebody_else_wrote_is_counted_again(following: Any) -> None:
+    """Whatever made a total wrong, repair mends it for good."""
+    following.known(0).row["count0"] += 100
+    following.sell(0)
+    following.step()
+    assert (2, 2) == following.of(0)
+
+
+CHECKS = {
+    name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")
+}
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())
+def test_totals_stay_right(following, check):
+    check(following)
+
+
+# -- the naive versions --------------------------------------------------------------------------
+
+
+def add_every_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = totals._added
+    always = Timestamp(0, 1)
+
+    def added(rules: Any, total: Total, mark: Any) -> Any:
+        return real(rules, Total(always, total.row), mark)
+
+    monkeypatch.setattr(totals, "_added", added)
+
+
+def forget_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Totals, "forget", lambda self: None)
+
+
+def take_every_change_for_an_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = dirty.Dirty.mark_fed
+
+    def mark_fed(self: Any, rule: Any, key: Any) -> None:
+        real(self, rule, key)
+        self.marks[rule.target][-1].arrived = []
+
+    monkeypatch.setattr(dirty.Dirty, "mark_fed", mark_fed)
+
+
+def move_the_moment_with_each_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = totals._added
+
+    def added(rules: Any, total: Total, mark: Any) -> Any:
+        found = real(rules, total, mark)
+        return Total(mark.arrived[-1][0], found.row) if found and mark.arrived else found
+
+    monkeypatch.setattr(totals, "_added", added)
+
+
+def keep_totals_that_were_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Totals, "take", lambda self, entry, key: self._totals.get((entry, key)))
+    forget_nothing(monkeypatch)
+
+
+def believe_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(totals, "same", lambda one, other: True)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "check"),
+    [
+        (add_every_event, check_a_sale_that_was_counted_before_its_event_came_counts_once),
+        (forget_nothing, check_events_that_are_read_again_count_once),
+        (take_every_change_for_an_arrival, check_what_else_happens_to_sources_is_counted),
+        (move_the_moment_with_each_event, check_a_transaction_that_comes_in_two_batches_is_counted_whole),
+        (keep_totals_that_were_taken, check_a_target_that_could_not_be_written_is_counted_again),
+        (believe_what_is_remembered, check_what_somebody_else_wrote_is_counted_again),
+    ],
+    ids=lambda each: each.__name__,
+)
+def test_a_naive_version_is_wrong(following, monkeypatch, mutate, check):
+    with monkeypatch.context() as patched, pytest.raises(AssertionError):
+        mutate(patched)
+        check(following)
+    following.forget()
+    following.database["treadle.set_aside"].delete_many({})
+    following.database.command({"collMod": "shops", "validator": {}})
+    following.store.repair()
+
+
+# -- what it is for --------------------------------------------------------------------------------
+
+
+def test_sources_are_read_once_and_then_added(following):
+    """Later inserts cost as much whether a shop has one sale or a million."""
+    performed: list[Any] = []
+    real = following.store.runner._perform
+
+    def perform(command: Any, session: Any) -> Any:
+        if isinstance(command, Read) and command.collection == "sales":
+            performed.append(command)
+        if isinstance(command, DatabaseCommand) and command.document.get("aggregate") == "sales":
+            performed.append(command)
+        return real(command, session)
+
+    following.store.runner._perform = perform
+    for amount in range(5):
+        following.sell(0, amount)
+        following.step()
+    assert ((6, 11), []) == (following.of(0), performed)
+    following.forget()
+    following.sell(0)
+    following.step()
+    assert ((7, 12), 1) == (following.of(0), len(performed))
+    following.store.runner.__dict__.pop("_perform")
+
+
+def test_amounts_that_cannot_be_added_exactly_are_counted(following):
+    for amount in (0.1, 0.2, "much", [1], Int64(2**62), None):
+        sale = {"shop_id": following.keys[0], "price": amount}
+        following.database["sales"].insert_one(sale, bypass_document_validation=True)
+        following.step()
+        assert [] == following.store.verify(Shop)
+
+
+def test_random_changes_of_a_batch_of_three_at_a_time(run, database):
+    """Several batches of one worker, whose totals serve the later ones."""
+    store = run.store([Sale, Shop], limits=Limits(worker_batch_max=3, worker_linger_below=1))
+    store.setup()
+    chance = random.Random(20)
+    keys = [ObjectId() for _ in range(3)]
+    database["shops"].insert_many([{"_id": key} for key in keys])
+    store.worker().run_until_idle()
+    sales = database["sales"]
+    for _ in range(4):
+        for _ in range(25):
+            price = Decimal128(str(chance.randrange(1000) / 100))
+            sale = {"shop_id": chance.choice([*keys, None]), "amount": chance.randrange(9), "price": price}
+            some = sales.find_one({}, skip=chance.randrange(10)) or {"_id": None}
+            way = chance.randrange(9)
+            if way == 0:
+                sales.delete_one({"_id": some["_id"]})
+            elif way == 1:
+                sales.update_one({"_id": some["_id"]}, {"$set": {"shop_id": sale["shop_id"]}})
+            elif way == 2:
+                sales.update_one({"_id": some["_id"]}, {"$inc": {"amount": 1}})
+            elif way == 3:
+                database["shops"].update_one({"_id": chance.choice(keys)}, {"$set": {"total": 7}})
+            else:
+                sales.insert_one(sale)
+        store.worker().run_until_idle()
+        assert [] == store.verify(Shop)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ([], 0),
+        ([1, Int64(2), -4], -1),
+        ([2**62, 2**62], None),
+        ([1, True], None),
+        ([0.5, 0.5], None),
+        ([1, Decimal128("0.10")], Decimal128("1.10")),
+        ([Decimal128("1E+33"), Decimal128("0.1")], None),
+        ([Decimal128("NaN")], None),
+        ([Decimal128("sNaN"), 1], None),
+        ([Decimal128("Infinity")], None),
+        ([Decimal128("9E+6144"), Decimal128("9E+6144")], None),
+        (["1"], None),
+    ],
+)
+def test_sums_are_exact_or_left_to_the_server(numbers, expected):
+    assert expected == exact_sum(numbers)
