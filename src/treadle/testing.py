@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import uuid
-from collections.abc import Coroutine, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -143,7 +143,7 @@ class AsyncRun:
     def __call__(self, plan: Plan[R], session: Any = None) -> R:
         return self.wait(self._runner.run(plan, session))
 
-    def wait(self, work: Coroutine[Any, Any, R]) -> R:
+    def wait(self, work: Awaitable[R]) -> R:
         """The result of a coroutine, on this test's event loop."""
         return self._loop.run_until_complete(work)
 

@@ -248,7 +248,15 @@ def test_callers_who_fail_together_have_an_error_each(crowd: Crowd, database: An
     for each in errors:
         files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(each.__traceback__)]
         # The frame of its own call, of nobody else's.
-        assert 1 == len([name for name in files if name.endswith("writer.py")])
+        assert 1 == len(
+            [
+                name
+                for name in files
+                if name.endswith(
+                    ("/async_reads.py", "/async_store.py", "blocking/reads.py", "blocking/store.py")
+                )
+            ]
+        )
 
 
 def test_no_answer_is_older_than_its_question(crowd: Crowd, database: Any) -> None:
@@ -365,6 +373,19 @@ def test_an_update_that_is_refused_fails_alone(crowd: Crowd, database: Any) -> N
     assert {"slot": 7} == taken.details["keyValue"]
     assert (1, 8) == (fine.age, other.slot)
     assert 1 == database.people.find_one({"_id": ids[1]})["age"]
+
+
+def test_updates_that_fit_into_no_command_together_go_alone(crowd: Crowd, database: Any) -> None:
+    ids = stored(database, 3)
+    jobs: list[Job] = [
+        lambda store, each=each: store.update(Person, each, {"$set": {"name": "x" * 6_000_000}})
+        for each in ids
+    ]
+    results = crowd.together("find_one_and_update", jobs)
+    assert [(0, 6_000_000), (1, 6_000_000), (2, 6_000_000)] == [
+        (each.age, len(each.name)) for each in results
+    ]
+    assert ["findAndModify"] * 3 == crowd.heard.names[-3:]
 
 
 def test_deletions_share_a_transaction_and_each_gets_what_it_deleted(crowd: Crowd, database: Any) -> None:

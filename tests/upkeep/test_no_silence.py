@@ -27,8 +27,10 @@ def test_the_first_write_before_setup_warns_once(run):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert 0 == store.count(Account)
-    with pytest.warns(NotSetUp, match="email_1"):
+    with pytest.warns(NotSetUp, match="email_1") as warned:
         store.insert(Account(email="a"))
+    # Of the blocking one, which has no test's shell in between, the line that wrote.
+    assert __file__ == warned[0].filename or not isinstance(store, Store)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         store.insert(Account(email="b"))

@@ -24,6 +24,7 @@ from treadle.model.document import Document
 from treadle.model.shown import quoted
 from treadle.model.storable import check_batch, check_depth, require_encodable, too_deep
 from treadle.plan import (
+    NO_OPTIONS,
     Call,
     Plan,
     Raw,
@@ -114,7 +115,7 @@ def insert(entry: Entry[D], document: D) -> Plan[D]:
     raw = dump(entry, document, altered)
     stored = as_stored(entry, document, raw, altered)
     try:
-        yield Call(entry.collection, "insert_one", (raw,), ids=(raw["_id"],))
+        yield Call(entry.collection, "insert_one", (raw,), NO_OPTIONS, ids=(raw["_id"],))
     except Exception as error:
         better = translate(error, entry.model.__name__, [raw])
         if better is error:
@@ -205,7 +206,7 @@ def get(entry: Entry[Any], identity: Any, card: Card[Any] | None = None) -> Plan
     chosen: tuple[Any, ...] = (entry.one(key),)
     if card is not None:
         chosen = (*chosen, card.projection)
-    raw = yield Call(entry.collection, "find_one", chosen, {}, writes=False, ids=(key,))
+    raw = yield Call(entry.collection, "find_one", chosen, NO_OPTIONS, writes=False, ids=(key,))
     if raw is not None and (entry.attends or card is not None):
         (raw,) = yield from shown(entry, [raw], card)
     return None if raw is None else loader(entry, card)(raw)
@@ -222,7 +223,7 @@ def find_first(
             options = {"sort": keys, "skip": 0, "limit": 1}
             raw = next(iter((yield _sorted_by_names(entry, cleaned, options, projection))), None)
         elif ids := [] if keys else named(entry, cleaned):
-            raw = yield Call(entry.collection, "find_one", (cleaned, projection), {}, writes=False, ids=ids)
+            raw = yield Call(entry.collection, "find_one", (cleaned, projection), writes=False, ids=ids)
         else:
             raw = yield from find_one(entry.collection, cleaned, projection, sort=keys)
     if entry.versioned:

@@ -180,8 +180,9 @@ class DocumentLayout(Layout[D]):
         returns: Returns = "after",
         array_filters: Sequence[Any] | None = None,
     ) -> Plan[D | None]:
+        # Not a lambda, whose closure has an object for each argument.
         return self._write(
-            lambda: UpdateOneDocument(self.entry, id_or_filter, update, sort, returns, array_filters)
+            partial(UpdateOneDocument, self.entry, id_or_filter, update, sort, returns, array_filters)
         )
 
     def _encoded(self, plan: Plan[R]) -> Plan[R]:

@@ -229,12 +229,15 @@ class UpdateOneDocument(_Update, Work[D | None]):
         entry = self.entry
         # It may go with others where a look afterwards tells what was updated, and what it is then.
         shared = entry.plain and not entry.scope and not self.options and self.sort is None
-        after = self.returns == "after"
-        if shared and after and not entry.versioned and (ids := crud.named(entry, self.filter)):
-            return (yield from self._one_of_many(ids))
+        shared = shared and self.returns == "after" and not entry.versioned
+        if shared and (ids := crud.named(entry, self.filter)):
+            return self._one_of_many(ids)
+        return self._one_of_its_own()
+
+    def _one_of_its_own(self) -> Plan[Raw | None]:
         with self._translated(), self._noting_older():
             raw = yield from crud.update_one_raw(
-                entry, self.filter, self.update, self.sort, after=after, **self.options
+                self.entry, self.filter, self.update, self.sort, after=self.returns == "after", **self.options
             )
         return raw
 

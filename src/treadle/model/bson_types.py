@@ -136,11 +136,16 @@ def _set_to_bson(value: Any, altered: list[Any]) -> list[Any]:
 
 
 def _map_to_bson(value: Mapping[Any, Any], altered: list[Any]) -> dict[str, Any]:
-    return {key_to_bson(key): to_bson(item, altered) for key, item in value.items()}
+    return {
+        key_to_bson(key): item if type(item) in _AS_IT_IS else to_bson(item, altered)
+        for key, item in value.items()
+    }
 
 
 def key_to_bson(key: Any) -> str:
     """A key of a stored map; BSON keys are text without NUL."""
+    if type(key) is str and "\0" not in key:
+        return key
     if isinstance(key, enum.Enum):
         key = key.value
     if not isinstance(key, str):

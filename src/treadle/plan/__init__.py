@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import field
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -77,6 +78,9 @@ class Distant(Foreign):
         return isinstance(other, Distant) and str(self) == str(other) and self.client is other.client
 
 
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+
 @frozen
 class Call(Command):
     """One method of a PyMongo collection, with its arguments.
@@ -88,7 +92,7 @@ class Call(Command):
     collection: str
     method: str
     arguments: tuple[Any, ...]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=lambda: NO_OPTIONS)
     writes: bool = True
     ids: Sequence[Any] = ()
 
@@ -105,7 +109,7 @@ class Read(Command):
     collection: str
     method: str
     arguments: tuple[Any, ...]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=lambda: NO_OPTIONS)
     naive: bool = False
     ids: Sequence[Any] = ()
 

@@ -10,7 +10,8 @@ fault and nothing was written.
   sent after all of its callers have asked.
 - Inserts are one unordered `insert_many`, which says of each document why it
   was refused. They are encoded before anything is sent, so that a document
-  that cannot be encoded, or is large, fails nobody else.
+  that cannot be encoded, or is large, fails nobody else. That it is stored is
+  all that the result of an insert tells, so it is None.
 - An update shows the document after it, and a deletion the one before it,
   which no bulk write does. So these share a transaction with a read. Updates
   of one document do not: each would show what the others did, too.
@@ -25,7 +26,6 @@ from typing import Any, TypeAlias
 import bson
 from bson import ObjectId
 from bson.raw_bson import RawBSONDocument
-from pymongo import UpdateOne
 from pymongo.errors import (
     BulkWriteError,
     DuplicateKeyError,
@@ -34,7 +34,6 @@ from pymongo.errors import (
     WriteError,
     WTimeoutError,
 )
-from pymongo.results import InsertOneResult
 
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.storable import ENCODING_ERRORS
@@ -43,7 +42,7 @@ from treadle.plan import (
     Plan,
     Raw,
     Read,
-    bulk_write,
+    database_command,
     delete_many,
     find,
     insert_many,
@@ -233,9 +232,8 @@ def _insert_batch(
     except Exception as error:
         refused = dict.fromkeys(places, error)
     for place in places:
-        stored = InsertOneResult(commands[place].ids[0], acknowledged=True)
         if place not in waiting:
-            outcomes[place] = Failed(copied(refused[place])) if place in refused else stored
+            outcomes[place] = Failed(copied(refused[place])) if place in refused else None
 
 
 def _as_if_alone(refusal: Raw) -> PyMongoError:
@@ -259,10 +257,13 @@ def _update(commands: Sequence[Call]) -> Plan[list[Any]]:
 
     def body() -> Plan[dict[Any, Raw]]:
         collection, keys = group[0].collection, [command.ids[0] for command in group]
-        operations = [UpdateOne(*command.arguments) for command in group]
-        result = yield from bulk_write(collection, operations, ordered=False)
+        updates = [{"q": command.arguments[0], "u": command.arguments[1]} for command in group]
+        # As `bulk_write` would send it, which takes longer to prepare it than the server does for all of it.
+        reply = yield from database_command({"update": collection, "updates": updates, "ordered": False})
+        if reply.get("writeErrors"):
+            raise _Apart
         afters = yield from _by_ids(collection, {"_id": {"$in": keys}}, len(keys))
-        if result.matched_count != sum(freeze(key) in afters for key in keys):
+        if reply["n"] != sum(freeze(key) in afters for key in keys):
             # By a collation, say, another document than the one of just this id.
             raise _Apart
         return afters

@@ -269,7 +269,7 @@ def _models(shapes: Sequence[Shape]) -> list[Any]:
 
 def checked_update(codec: Codec[Any], update: Update) -> Update:
     """A cleaned update; refuses names that lead nowhere, and makes ids of text that is to be pulled."""
-    if not isinstance(update, Mapping):
+    if not isinstance(update, (dict, Mapping)):
         for path in _set_by(update):
             target_of(codec, path, "update")
         return update

@@ -55,7 +55,8 @@ def _check_values(value: Any) -> None:
                     "operators",
                     code="operator-forbidden",
                 )
-            refuse_unsendable(key)
+            if not key.isascii():
+                refuse_unsendable(key)
             _check_values(item)
     elif isinstance(value, list):
         for item in value:
@@ -162,7 +163,8 @@ def is_update_stage(stage: Any) -> bool:
 
 def clean_update(codec: Codec[Any], update: Any) -> Update:
     """An update with operators, or a pipeline, that the driver can send."""
-    if isinstance(update, Mapping):
+    # A dict is found to be one in less time than a Mapping.
+    if isinstance(update, (dict, Mapping)):
         if not update or [key for key in update if not (isinstance(key, str) and key.startswith("$"))]:
             raise UsageError(
                 f"an update of {codec.model.__name__} uses MongoDB's operators, such as "
@@ -175,7 +177,7 @@ def clean_update(codec: Codec[Any], update: Any) -> Update:
                 raise UsageError(
                     f"{operator!r} is no operator of updates; there are {listed}", code="update-invalid"
                 )
-            if not isinstance(changes, Mapping):
+            if not isinstance(changes, (dict, Mapping)):
                 raise UsageError(f"{operator} in an update takes a mapping of fields", code="update-invalid")
             for path in changes if operator != "$rename" else [*changes, *changes.values()]:
                 if operator == "$rename" or path not in codec.plain_names:

@@ -100,7 +100,7 @@ def check_values(codec: Codec[Any], update: Update, lenient: Callable[[str], boo
     What is set at a `lenient` path is completed by Treadle afterwards, so that
     it need not be whole.
     """
-    if not isinstance(update, Mapping):
+    if not isinstance(update, (dict, Mapping)):
         return Checked(update, False)
     checked: dict[str, dict[str, Any]] = {}
     sure = True

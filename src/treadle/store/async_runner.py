@@ -24,6 +24,7 @@ from pymongo.errors import (
 from treadle.graph.limits import Limits
 from treadle.graph.shards import Shards
 from treadle.model.bson_types import CODEC_OPTIONS, NAIVE_CODEC_OPTIONS
+from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import (
     Aside,
     Call,
@@ -137,20 +138,23 @@ class AsyncRunner:
         """Perform a plan that answers the caller: its reads follow the client's read preference."""
         return await self.run(plan, session, answers=True)
 
-    async def run(self, plan: Plan[R], session: Session = None, *, answers: bool = False) -> R:
+    def run(self, plan: Plan[R], session: Session = None, *, answers: bool = False) -> Awaitable[R]:
         """Perform a plan; inside `session`'s transaction if it has one.
 
         Everything is read from the primary, unless the plan answers the caller.
         """
         if getgeneratorstate(plan) != GEN_CREATED:
             raise not_fresh()
-        return await self.run_fresh(plan, session, answers=answers)
+        return self._drive(plan, session, answers)
 
-    async def run_fresh(self, plan: Plan[R], session: Session = None, *, answers: bool = False) -> R:
-        """The same for whoever has just made the plan: to ask a generator for its state takes a while."""
+    def call(self, plan: Plan[R], session: Session = None, *, answers: bool = False) -> Awaitable[R]:
+        """The same for a call of the Store, which has just made the plan; says what cannot be encoded."""
+        return self._drive(plan, session, answers, called=True)
+
+    async def _drive(self, plan: Plan[R], session: Session, answers: bool, called: bool = False) -> R:
+        # Of those who queue there may be many: no layer, and no local, that can be done without.
         if self._shards is not None:
             plan = self._shards.targeted(plan)
-        perform = self._answer if answers else self._perform
         try:
             command = next(plan)
             while True:
@@ -161,8 +165,10 @@ class AsyncRunner:
                             raise result.error
                         if result is ALONE:
                             result = await self._by_itself(command)
+                    elif answers:
+                        result = await self._answer(command, session)
                     else:
-                        result = await perform(command, session)
+                        result = await self._perform(command, session)
                 except Exception as error:
                     if session is not None and session.in_transaction and not isinstance(error, Unreadable):
                         unwind(plan, error)
@@ -172,6 +178,10 @@ class AsyncRunner:
         except StopIteration as stop:
             value: R = stop.value
             return value
+        except ENCODING_ERRORS as error:
+            if not called:
+                raise
+            raise shell.not_encodable(error) from error
         finally:
             plan.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -25,7 +25,6 @@ from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
-from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Distant, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
 from treadle.store import deadline, joined, shell
@@ -101,20 +100,25 @@ class AsyncWriter:
         inherited: Session = joined.current(self)
         return inherited
 
-    async def _write(self, plan: Plan[R], session: Session = None) -> R:
+    def _write(self, plan: Plan[R], session: Session = None) -> Awaitable[R]:
         if self._seconds is None and self._steady and session is None and joined.current(self) is None:
             # The same in short, for the most frequent case.
-            try:
-                return await self.runner.run_fresh(plan)
-            except ENCODING_ERRORS as error:
-                raise shell.not_encodable(error) from error
+            return self.runner.call(plan)
+        return self._write_with_care(plan, session)
+
+    async def _write_with_care(self, plan: Plan[R], session: Session) -> R:
         with deadline.within(self._seconds), shell.encoding():
             if self._known is None or self.database.client.topology_description is not self._topology:
                 await self._look()
             if self._unready:
                 self._unready = False
                 with contextlib.suppress(PyMongoError, DataError):
-                    shell.warn_unready(await self.runner.run(upkeep.set_up.missing_indexes(self.graph)))
+                    missing = await self.runner.run(upkeep.set_up.missing_indexes(self.graph))
+                    if True:  # ASYNC
+                        shell.warn_unready(missing)
+                    else:
+                        # Here `_write` is a frame of its own.
+                        shell.warn_unready(missing, 1)
             within = self._within(session)
             if within is None or not within.in_transaction:
                 return await self.runner.run(plan, within)
@@ -140,12 +144,12 @@ class AsyncWriter:
                 await self.runner.end_refused(session)
             raise
 
-    async def _read(self, plan: Plan[R], session: Session = None) -> R:
+    def _read(self, plan: Plan[R], session: Session = None) -> Awaitable[R]:
         if self._seconds is None and self._greeted:
-            try:
-                return await self.runner.run_fresh(plan, self._within(session), answers=True)
-            except ENCODING_ERRORS as error:
-                raise shell.not_encodable(error) from error
+            return self.runner.call(plan, self._within(session), answers=True)
+        return self._read_with_care(plan, session)
+
+    async def _read_with_care(self, plan: Plan[R], session: Session) -> R:
         with deadline.within(self._seconds), shell.encoding():
             if not self._greeted and self._streams:
                 # Refuses a server that has none.

@@ -196,8 +196,8 @@ class NotSetUp(UserWarning):
     """A Store writes to a database in which `setup()` has not made all indexes."""
 
 
-def warn_unready(actions: Sequence[Action]) -> None:
-    """Say what `setup()` would still have to make, where an index is missing."""
+def warn_unready(actions: Sequence[Action], further: int = 0) -> None:
+    """Say what `setup()` would still have to make, where an index is missing; to the line of the caller."""
     if any(action.what == "create index" for action in actions):
         listed = "; ".join(map(str, actions[:ACTIONS_SHOWN_MAX]))
         more = f"; and {len(actions) - ACTIONS_SHOWN_MAX} more" if len(actions) > ACTIONS_SHOWN_MAX else ""
@@ -205,7 +205,7 @@ def warn_unready(actions: Sequence[Action]) -> None:
             f"this Store writes before setup() was run; without it duplicates of unique fields are stored. "
             f"It would still {listed}{more} (index_ready() lists it)",
             NotSetUp,
-            stacklevel=4,
+            stacklevel=4 + further,
         )
 
 

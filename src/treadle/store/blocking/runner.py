@@ -25,6 +25,7 @@ from pymongo.errors import (
 from treadle.graph.limits import Limits
 from treadle.graph.shards import Shards
 from treadle.model.bson_types import CODEC_OPTIONS, NAIVE_CODEC_OPTIONS
+from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import (
     Aside,
     Call,
@@ -145,13 +146,16 @@ class Runner:
         """
         if getgeneratorstate(plan) != GEN_CREATED:
             raise not_fresh()
-        return self.run_fresh(plan, session, answers=answers)
+        return self._drive(plan, session, answers)
 
-    def run_fresh(self, plan: Plan[R], session: Session = None, *, answers: bool = False) -> R:
-        """The same for whoever has just made the plan: to ask a generator for its state takes a while."""
+    def call(self, plan: Plan[R], session: Session = None, *, answers: bool = False) -> R:
+        """The same for a call of the Store, which has just made the plan; says what cannot be encoded."""
+        return self._drive(plan, session, answers, called=True)
+
+    def _drive(self, plan: Plan[R], session: Session, answers: bool, called: bool = False) -> R:
+        # Of those who queue there may be many: no layer, and no local, that can be done without.
         if self._shards is not None:
             plan = self._shards.targeted(plan)
-        perform = self._answer if answers else self._perform
         try:
             command = next(plan)
             while True:
@@ -162,8 +166,10 @@ class Runner:
                             raise result.error
                         if result is ALONE:
                             result = self._by_itself(command)
+                    elif answers:
+                        result = self._answer(command, session)
                     else:
-                        result = perform(command, session)
+                        result = self._perform(command, session)
                 except Exception as error:
                     if session is not None and session.in_transaction and not isinstance(error, Unreadable):
                         unwind(plan, error)
@@ -173,6 +179,10 @@ class Runner:
         except StopIteration as stop:
             value: R = stop.value
             return value
+        except ENCODING_ERRORS as error:
+            if not called:
+                raise
+            raise shell.not_encodable(error) from error
         finally:
             plan.close()
 

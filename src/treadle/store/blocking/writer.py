@@ -26,7 +26,6 @@ from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
-from treadle.model.storable import ENCODING_ERRORS
 from treadle.plan import Distant, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
 from treadle.store import deadline, joined, shell
@@ -103,17 +102,19 @@ class Writer:
     def _write(self, plan: Plan[R], session: Session = None) -> R:
         if self._seconds is None and self._steady and session is None and joined.current(self) is None:
             # The same in short, for the most frequent case.
-            try:
-                return self.runner.run_fresh(plan)
-            except ENCODING_ERRORS as error:
-                raise shell.not_encodable(error) from error
+            return self.runner.call(plan)
+        return self._write_with_care(plan, session)
+
+    def _write_with_care(self, plan: Plan[R], session: Session) -> R:
         with deadline.within(self._seconds), shell.encoding():
             if self._known is None or self.database.client.topology_description is not self._topology:
                 self._look()
             if self._unready:
                 self._unready = False
                 with contextlib.suppress(PyMongoError, DataError):
-                    shell.warn_unready(self.runner.run(upkeep.set_up.missing_indexes(self.graph)))
+                    missing = self.runner.run(upkeep.set_up.missing_indexes(self.graph))
+                    # Here `_write` is a frame of its own.
+                    shell.warn_unready(missing, 1)
             within = self._within(session)
             if within is None or not within.in_transaction:
                 return self.runner.run(plan, within)
@@ -141,10 +142,10 @@ class Writer:
 
     def _read(self, plan: Plan[R], session: Session = None) -> R:
         if self._seconds is None and self._greeted:
-            try:
-                return self.runner.run_fresh(plan, self._within(session), answers=True)
-            except ENCODING_ERRORS as error:
-                raise shell.not_encodable(error) from error
+            return self.runner.call(plan, self._within(session), answers=True)
+        return self._read_with_care(plan, session)
+
+    def _read_with_care(self, plan: Plan[R], session: Session) -> R:
         with deadline.within(self._seconds), shell.encoding():
             if not self._greeted and self._streams:
                 # Refuses a server that has none.
