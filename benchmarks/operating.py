@@ -24,6 +24,7 @@ TARGETS = 1_000_000
 TARGETS_QUICK = 3_000
 SAMPLE = 0.01
 BATCH = 50_000
+PAGE = 2_000
 # The foreground: so many writes a second, for so long.
 LOAD_PER_SECOND = 200
 LOAD_SECONDS = 6.0
@@ -46,7 +47,7 @@ class Product(Document, collection="products", validation="off"):
 def groups() -> list[Group]:
     """Verify by sample, the gentle throttle, and the dashboard's answers."""
     return [
-        Group("operating", f"verify {TARGETS:,} documents", _verify, rounds=2, seconds_max=240.0),
+        Group("operating", f"verify {TARGETS:,} documents", _verify, rounds=2, seconds_max=60.0),
         Group("operating", "p99 of a foreground write while a rebuild runs", _gentle, rounds=5),
         Group("operating", "p99 of /api/status at 200 requests a second", _status, rounds=5),
         Group("operating", "commands that the server gets in 6 s", _browsers, rounds=3, unit="commands"),
@@ -70,32 +71,34 @@ def _store(context: Context, name: str, targets: int, *, reviewed: int = 0) -> t
 
 def _verify(context: Context) -> list[Contender]:
     store, database = _store(context, "bench_verify", context.scale(TARGETS, TARGETS_QUICK), reviewed=1)
-    counted = {"coll": "reviews", "pipeline": [{"$group": {"_id": "$product_id", "n": {"$sum": 1}}}]}
-    joined = {"stored": {"$max": "$review_count"}, "n": {"$max": "$n"}}
-    by_hand = [
-        {"$project": {"review_count": 1}},
-        {"$unionWith": counted},
-        {"$group": {"_id": "$_id", **joined}},
-        {"$match": {"$expr": {"$ne": ["$stored", {"$ifNull": ["$n", 0]}]}}},
-    ]
+    # The quickest that we know: to group all reviews, or to unite both collections, takes about twice as long.
+    found = {"from": "reviews", "localField": "_id", "foreignField": "product_id", "as": "found"}
+    differ = {"$expr": {"$ne": ["$review_count", {"$size": "$found"}]}}
+    by_hand = [{"$lookup": found}, {"$match": differ}]
     choosing = [{"$match": {"$sampleRate": SAMPLE}}, {"$project": {"_id": 1}}]
 
     def aggregated(_: None) -> list[Any]:
-        return list(database.products.aggregate(by_hand, allowDiskUse=True))
+        return list(database.products.aggregate(by_hand))
 
     def chosen(_: None) -> int:
-        return len(list(database.products.aggregate(choosing)))
+        """What a uniform choice of so many documents and a look at each of them takes at least."""
+        ids = [row["_id"] for row in database.products.aggregate(choosing)]
+        for start in range(0, len(ids), PAGE):
+            some = {"$match": {"_id": {"$in": ids[start : start + PAGE]}}}
+            assert [] == list(database.products.aggregate([some, *by_hand]))
+        return len(ids)
 
+    limit = "by hand: a pass that chooses, and the same aggregation of what it chose"
     return [
         Contender("one aggregation that counts and compares", lambda: None, aggregated, check=_nothing),
         Contender("whole", lambda: None, lambda _: store.verify(Product), goal=Goal(2.0), check=_nothing),
-        Contender("one pass that chooses a sample", lambda: None, chosen, baseline="whole"),
+        Contender(limit, lambda: None, chosen, baseline="whole"),
         Contender(
             f"sample={SAMPLE:g}",
             lambda: None,
             lambda _: store.verify(Product, sample=SAMPLE),
             baseline="whole",
-            goal=Goal(0.03, limit="one pass that chooses a sample"),
+            goal=Goal(0.03, limit=limit),
             check=_nothing,
         ),
     ]

@@ -14,6 +14,7 @@ from treadle import UsageError
 from treadle.plan import (
     Call,
     Wait,
+    aggregate,
     delete_many,
     find,
     find_one,
@@ -303,6 +304,21 @@ def test_what_fails_beside_a_plan_is_raised_when_that_has_ended(run, database):
 
     with pytest.raises(OperationFailure, match="nonsense"):
         run(meanwhile(failing, calm))
+
+
+def test_what_fits_into_one_reply_takes_one(heard):
+    """By default the server's first reply would end at 101 documents."""
+    database, listener = heard
+    database["numbers"].insert_many([{"_id": n} for n in range(500)])
+    listener.clear()
+
+    def read():
+        found = yield from find("numbers", {})
+        counted = yield from aggregate("numbers", [{"$group": {"_id": "$_id"}}])
+        return len(found), len(counted)
+
+    assert (500, 500) == Runner(database).run(read())
+    assert ["find", "aggregate"] == listener.names
 
 
 def test_an_unknown_command_is_refused(run):

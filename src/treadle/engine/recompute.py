@@ -94,8 +94,9 @@ def _recompute(
     for together in groups.values():
         first = together[0]
         rows = yield from _group(together, keys, older[first.source, first.key.signature])
-        for key in values:
-            values[key].update(finished(together, rows.get(key)))
+        finish = finishing(together)
+        for key, parts in values.items():
+            parts.update(finish(rows.get(key)))
     return values
 
 
@@ -119,11 +120,23 @@ def _numbered(rules: Sequence[GatherRule]) -> Raw:
 
 def finished(rules: Sequence[GatherRule], row: Raw | None) -> dict[str, Any]:
     """Stored path and value of each part of several rules, from the row of a target."""
-    values: dict[str, Any] = {}
-    for number, rule in enumerate(rules):
-        group = {name: row[f"{name}{number}"] for name in rule.accumulators()} if row else None
-        values.update(rule.finish(group))
-    return values
+    return finishing(rules)(row)
+
+
+def finishing(rules: Sequence[GatherRule]) -> Callable[[Raw | None], dict[str, Any]]:
+    """The same for many rows: what stands in which column is found once."""
+    columns = [
+        (rule.finish, [(name, f"{name}{number}") for name in rule.accumulators()])
+        for number, rule in enumerate(rules)
+    ]
+
+    def finish_row(row: Raw | None) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for finish, names in columns:
+            values.update(finish({name: row[column] for name, column in names} if row else None))
+        return values
+
+    return finish_row
 
 
 def _group(rules: Sequence[GatherRule], keys: Sequence[Any], older: Sequence[Raw]) -> Plan[dict[Any, Raw]]:
@@ -180,7 +193,9 @@ class Recomputation:
         # The fields in which `expected` sets values at some depth.
         self._inner = self._tops | {top(path) for path in dotted if "." in path}
         self._compared = [getter(path) for path in [*self.paths, *(rule.path for rule in self.formulas)]]
-        self._fitted = [(rule, getter(path)) for rule in self.gathers for path in rule.empty()]
+        # Rules that do not hold any value that is computed for them.
+        choosy = [rule for rule in self.gathers if type(rule).fits is not GatherRule.fits]
+        self._fitted = [(rule, getter(path)) for rule in choosy for path in rule.empty()]
         self._dated = [rule for rule in self.gathers if rule.stamps()]
         # What must be read of documents: all where copies or others need it, else the values alone.
         self.projection: Raw | None = None
@@ -243,7 +258,10 @@ class Recomputation:
         values = yield from gathering(keys, server, frozen, documents)
         for key, right in zip(frozen, expected, strict=True):
             for path, value in values[key].items():
-                put(right, path, value)
+                if "." in path:
+                    put(right, path, value)
+                else:
+                    right[path] = value
         if self.copies:
             pairs = list(zip(befores or documents, expected, strict=True))
             yield from fill_copies(entry, pairs, self.copies, look_only=not guarded, guard_all=guarded)
@@ -305,11 +323,17 @@ class Recomputation:
 
     def differs(self, document: Raw, right: Raw) -> bool:
         """Whether any derived value of a document is not as it should be."""
-        return any(not same(get(document), get(right)) for get in self._compared)
+        # A loop of its own, since a proof asks this of every document there is.
+        for get in self._compared:  # noqa: SIM110
+            if not same(get(document), get(right)):
+                return True
+        return False
 
     def is_right(self, document: Raw, right: Raw) -> bool:
         """Whether a document is as it should be, which its fields can hold."""
-        return not self.differs(document, right) and all(rule.fits(get(right)) for rule, get in self._fitted)
+        if self.differs(document, right):
+            return False
+        return not self._fitted or all(rule.fits(get(right)) for rule, get in self._fitted)
 
     def rewrite(
         self,

@@ -38,6 +38,8 @@ R = TypeVar("R")
 
 SCHEMA_COMMANDS = frozenset({"create", "collMod", "createIndexes"})
 HARMLESS_COMMANDS = frozenset({"hello", "buildInfo", "ping", "listCollections", "listIndexes"})
+# The server ends a reply at 16 MB, whatever is asked for; by default it ends the first one at 101 documents.
+REPLY_DOCUMENTS = 1_000_000
 
 
 @frozen
@@ -253,9 +255,8 @@ def find(
     **options: Any,
 ) -> Single[list[Raw]]:
     """The matching documents, all of them; give a limit where the data does not."""
-    return (
-        yield Read(collection, "find", (filter, projection), {"sort": sort, "limit": limit, **options}, naive)
-    )
+    options = {"sort": sort, "limit": limit, "batch_size": REPLY_DOCUMENTS, **options}
+    return (yield Read(collection, "find", (filter, projection), options, naive))
 
 
 def find_one(
@@ -266,7 +267,7 @@ def find_one(
 
 def aggregate(collection: str, pipeline: Sequence[Mapping[str, Any]], **options: Any) -> Single[list[Raw]]:
     """What the pipeline returns, all of it."""
-    return (yield Read(collection, "aggregate", (pipeline,), options))
+    return (yield Read(collection, "aggregate", (pipeline,), {"batchSize": REPLY_DOCUMENTS, **options}))
 
 
 def count_documents(collection: str, filter: Filter, **options: Any) -> Single[int]:

@@ -97,7 +97,9 @@ def _verify_pages(
     findings: list[Finding] = []
 
     def visit(documents: Sequence[Raw]) -> Plan[None]:
-        computed = [each for each in documents if within(entry, each, bounds)]
+        computed = documents
+        if bounds is not None:
+            computed = [each for each in documents if within(entry, each, bounds)]
         confirmed = yield from confirm(graph, server, entry, computed)
         findings.extend(confirmed)
         if confirmed and isinstance(report, Pace):
@@ -236,10 +238,11 @@ def examine(server: Capabilities, entry: Entry[Any], documents: Sequence[Raw]) -
     sides = yield from sides_of(entry)
     framed = [sides.framed(each) for each in documents] if sides else documents
     expected = yield from recomputation.expected(server, framed)
+    group, is_right = entry.group, recomputation.is_right
     for stored, document, right in zip(documents, framed, expected, strict=True):
-        if entry.group is not None and not value_at(right, entry.group.path):
+        if group is not None and not value_at(right, group.path):
             findings.append(orphan(entry, document))
-        elif not recomputation.is_right(document, right):
+        elif not is_right(document, right):
             wrong = _compare(recomputation, document, right)
             findings += [
                 replace(each, path=sides.path(stored, each.path)) if sides else each
