@@ -6,8 +6,8 @@ undo. Printed is, per read of each finding, the trial's ratio with its
 interval beside the ratio that `treadle prove` measured after the plan was
 applied; then how many of these lie in the interval, how wide the intervals
 are, whether undo left any difference, and what a recording costs the server.
-Two databases, since each takes the better part of a minute; `--only` names
-others. The demo's shop is in `loop_million`.
+Two databases, since each takes the better part of a minute; `--all` takes the
+others and the demo's shop too, and `--only` names some.
 """
 
 from __future__ import annotations
@@ -193,6 +193,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--only", nargs="*", choices=["shop", *EXAMPLES])
+    parser.add_argument("--all", action="store_const", const=["shop", *EXAMPLES], dest="only")
     options = parser.parse_args()
     with (
         local.start() as server,
