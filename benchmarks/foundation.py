@@ -20,10 +20,12 @@ from benchmarks.libraries import (
     AsyncLibrary,
     AsyncPyMongo,
     AsyncPyMongoAllOrNone,
+    AsyncPyMongoByHand,
     AsyncTreadle,
     Library,
     PyMongoAllOrNone,
     PyMongoBoundPydantic,
+    PyMongoByHand,
     PyMongoToList,
     Treadle,
     asynchronous,
@@ -124,7 +126,8 @@ def _insert_many(context: Context) -> list[Contender]:
     context.stack.callback(lambda: context.wait(asynchronous_client.close()))
     # Treadle's stores all documents or none, which takes a transaction; so it is compared with that.
     whole, whole_async = PyMongoAllOrNone(client), AsyncPyMongoAllOrNone(asynchronous_client)
-    libraries = [*_libraries(context), whole, whole_async]
+    by_hand, by_hand_async = PyMongoByHand(client), AsyncPyMongoByHand(asynchronous_client)
+    libraries = [*_libraries(context), whole, whole_async, by_hand, by_hand_async]
 
     def contender(library: AnyLibrary) -> Contender:
         def prepare() -> list[Any]:
@@ -135,9 +138,12 @@ def _insert_many(context: Context) -> list[Contender]:
         slow = SLOW_ROUNDS_MAX if library.name == "ODMantic" else None
         check = _check_stored(library, context, count)
         options = {"operations": count, "rounds_max": slow, "check": check}
-        made = _contender(library, (1.10, 1.10), prepare, library.insert_many, **options)
-        if isinstance(library, Treadle | AsyncTreadle):
-            made = replace(made, baseline=(whole if isinstance(library, Treadle) else whole_async).name)
+        limit = by_hand_async.name if isinstance(library, AsyncLibrary) else by_hand.name
+        made = _contender(library, (1.10, 1.10), prepare, library.insert_many, limit, **options)
+        if isinstance(library, Treadle | PyMongoByHand):
+            return replace(made, baseline=whole.name)
+        if isinstance(library, AsyncTreadle | AsyncPyMongoByHand):
+            return replace(made, baseline=whole_async.name)
         return made
 
     return [contender(library) for library in libraries]

@@ -153,10 +153,12 @@ def one_model(graph: Graph, documents: Iterable[D]) -> tuple[type[D] | None, lis
     listed = list(documents)
     if not listed:
         return None, listed
+    model = type(listed[0])
+    if issubclass(model, Document) and len(set(map(type, listed))) == 1:
+        return model, listed
     for each in listed:
         if not isinstance(each, Document):
             raise graph.not_a_document(each)
-    model = type(listed[0])
     root = root_of(model)
     for document in listed:
         if root is not None and type(document) is not model and isinstance(document, root):
