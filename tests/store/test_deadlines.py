@@ -66,8 +66,12 @@ def stored_reviews(database: Any) -> int:
     return int(database["reviews"].count_documents({}))
 
 
+# Nobody goes past a group that waits for a locked document.
+QUEUES = Limits(together_wait_seconds=60.0)
+
+
 def test_a_thread_queues_no_longer_than_its_deadline(database: Any, product: None) -> None:
-    store = Store(database, MODELS)
+    store = Store(database, MODELS, limits=QUEUES)
     errors: list[Exception] = []
 
     def first() -> None:
@@ -94,7 +98,7 @@ def test_a_thread_queues_no_longer_than_its_deadline(database: Any, product: Non
 def test_a_task_queues_no_longer_than_its_deadline(server: Any, database: Any, product: None) -> None:
     async def scenario() -> None:
         async with AsyncMongoClient[Any](server.uri) as client:
-            store = AsyncStore(client[database.name], MODELS)
+            store = AsyncStore(client[database.name], MODELS, limits=QUEUES)
             with product_locked(database):
                 first = asyncio.create_task(store.insert(Review(id=1, product_id=1)))
                 while not store._combiner._busy:

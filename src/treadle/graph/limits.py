@@ -29,6 +29,7 @@ class Limits:
     write_chunk: int = 1_000  # documents that update_many and delete_many write in one commit
     combined_max: int = 100  # writes of threads or tasks that share one commit
     combine_seconds: float = 0.0005  # how long the next group waits for writers of the last one
+    combined_past_max: int = 4  # groups that wait for a locked document while other writes go past them
     together_max: int = 250  # reads or plain writes of threads or tasks that share one round trip
     together_groups_max: int = 4  # so many of these are under way at once, each full but the first
     together_wait_seconds: float = 0.1  # how long those who come next wait for one that takes long

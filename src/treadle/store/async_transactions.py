@@ -17,7 +17,7 @@ from pymongo.errors import ExecutionTimeout, PyMongoError, ServerSelectionTimeou
 
 from treadle.graph.limits import Limits
 from treadle.plan.server_errors import is_outcome_unknown, is_swapping, is_transient, lacks_sessions
-from treadle.store import deadline, shell
+from treadle.store import deadline, shell, turn
 from treadle.store.deadline import Retries
 
 R = TypeVar("R")
@@ -40,6 +40,7 @@ async def in_transaction(
             await abort(session, limits, error)
             if retries.over() or not _may_run_again(error):
                 raise
+            turn.note_conflict()
         await asyncio.sleep(retries.pause(random.random()))
 
 

@@ -4,9 +4,10 @@ Each caller still gets its own result or its own error, and waits no longer
 than its deadline: while it queues, nothing of it is written; while its group
 is under way, the outcome of a write is unknown. A group goes by the latest
 deadline in it. Plain commands do not wait for one that takes long, because its
-document is locked, say: they go on beside it. `Combiner` is for threads,
-`AsyncCombiner` for the tasks of an event loop; what a group does is in
-`engine/commit.py` and `plan/together.py`.
+document is locked, say: they go on beside it. Group commits do so where the one
+under way has met a conflict: a few may wait while others go past them.
+`Combiner` is for threads, `AsyncCombiner` for the tasks of an event loop; what a
+group does is in `engine/commit.py` and `plan/together.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from treadle.graph.limits import Limits
 from treadle.plan.server_errors import surely_not_committed
 from treadle.plan.together import ALONE, contended
 from treadle.store import deadline, shell
+from treadle.store.turn import Turn
 
 
 class Combiner:
@@ -60,6 +62,9 @@ class Combiner:
         self._waiting: deque[_Waiting] = deque()
         self._busy = False
         self._last_size = 1
+        # The turn of whoever hands over next, and how many wait whom others have gone past.
+        self._turn = Turn()
+        self._passed = 0
 
     def perform(self, work: Any) -> Any:
         """The outcome of a call, or its own error."""
@@ -71,14 +76,17 @@ class Combiner:
             if self._busy:
                 mine = _Waiting(work)
                 self._waiting.append(mine)
+            else:
+                turn = self._turn = Turn()
             self._busy = True
         if mine is None and self._last_size == 1:
             try:
-                return self._alone(work)
+                with turn:
+                    return self._alone(work)
             finally:
-                self._hand_over()
+                self._hand_over(turn)
         if mine is None:
-            return self._lead([_Waiting(work)])
+            return self._lead([_Waiting(work)], turn)
         try:
             self._await_turn(mine)
         except BaseException:
@@ -86,7 +94,7 @@ class Combiner:
             self._leave(mine)
             raise
         if mine.group:
-            return self._lead(mine.group)
+            return self._lead(mine.group, mine.turn)
         if mine.error is not None:
             raise mine.error
         return self._alone(work) if mine.outcome is ALONE else mine.outcome
@@ -96,9 +104,10 @@ class Combiner:
 
     def _await_turn(self, mine: _Waiting) -> None:
         """Wait until this call is done, or is to lead a group."""
-        if not self._lingers and self._goes_on(mine):
+        end = time.monotonic() + _patience(mine.until, self._lingers, self._limits)
+        if self._goes_past(mine, end) if self._lingers else self._goes_on(mine):
             return
-        seconds = _patience(mine.until, self._lingers, self._limits)
+        seconds = end - time.monotonic()
         if mine.woken.wait(None if seconds == math.inf else max(0.0, seconds)):
             return
         with self._lock:
@@ -129,20 +138,49 @@ class Combiner:
             mine.group = [mine, *others]
         return True
 
-    def _lead(self, group: list[_Waiting]) -> Any:
+    def _goes_past(self, mine: _Waiting, end: float) -> bool:
+        """Let the queue go past a group that waits for a locked document; whether this call was woken.
+
+        The first in the queue looks for all of it.
+        """
+        seconds = self._limits.together_wait_seconds
+        while time.monotonic() + seconds < end:
+            if mine.woken.wait(seconds):
+                return True
+            with self._lock:
+                first = bool(self._waiting) and self._waiting[0] is mine
+                passes = first and self._turn.waits and self._passed < self._limits.combined_past_max
+                self._passed += passes
+                group = self._next() if passes else []
+            if group:
+                group[0].woken.set()
+        return False
+
+    def _next(self) -> list[_Waiting]:
+        """The group whose turn it is, with its leader, who is still to be woken; the lock is held."""
+        group = _take(self._waiting, self._most)
+        self._busy = bool(group)
+        if group:
+            self._turn = group[0].turn
+            group[0].group = group
+        return group
+
+    def _lead(self, group: list[_Waiting], turn: Turn) -> Any:
         try:
             self._linger(group)
         except BaseException:
             with self._lock:
                 self._waiting.extendleft(reversed(group[1:]))
-            self._hand_over()
+            self._hand_over(turn)
             raise
         first, *others = group
         try:
             if not others:
-                return self._alone(first.work)
+                with turn:
+                    return self._alone(first.work)
             try:
-                outcomes = self._perform([each.work for each in group])
+                with turn:
+                    outcomes = self._perform([each.work for each in group])
             except BaseException as error:
                 # One bad write must not fail its neighbours: each tries by itself,
                 # unless the group may have been committed after all.
@@ -158,7 +196,7 @@ class Combiner:
                 each.woken.set()
             return self._alone(first.work) if outcomes[0] is ALONE else outcomes[0]
         finally:
-            self._hand_over()
+            self._hand_over(turn)
 
     def _linger(self, group: list[_Waiting]) -> None:
         """Wait a moment for those who were in the last group too."""
@@ -170,12 +208,14 @@ class Combiner:
                 group.extend(_take(self._waiting, self._most - len(group), led_until=group[0].until))
         self._last_size = len(group)
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, turn: Turn | None = None) -> None:
+        """Let the next of the queue go, unless somebody else has the turn already."""
         with self._lock:
-            group = _take(self._waiting, self._most)
-            self._busy = bool(group)
-            if group:
-                group[0].group = group
+            if self._lingers and turn is not None and turn is not self._turn:
+                # Others have gone past it.
+                self._passed -= 1
+                return
+            group = self._next()
         if group:
             group[0].woken.set()
 
@@ -186,11 +226,11 @@ class Combiner:
             others = mine.group[1:]
             led = bool(mine.group)
             if others:
-                others[0].group = others
+                others[0].group, others[0].turn = others, mine.turn
         if others:
             others[0].woken.set()
         elif led:
-            self._hand_over()
+            self._hand_over(mine.turn)
 
 
 class _Waiting:
@@ -201,6 +241,8 @@ class _Waiting:
         self.until = deadline.moment()
         self.woken = threading.Event()
         self.group: list[_Waiting] = []
+        # Of the group that it leads.
+        self.turn = Turn()
         self.outcome: Any = None
         self.error: Exception | None = None
 
@@ -268,6 +310,9 @@ class AsyncCombiner:
         self._groups: set[asyncio.Task[None]] = set()
         # What is under way.
         self._flying: list[list[Any]] = []
+        # The turn of whoever hands over next, and how many wait whom others have gone past.
+        self._turn = Turn()
+        self._passed = 0
         self._timer: asyncio.TimerHandle | None = None
 
     async def perform(self, work: Any) -> Any:
@@ -292,10 +337,10 @@ class AsyncCombiner:
         same = until == math.inf and waiting and waiting[-1].until == math.inf
         mine.context = waiting[-1].context if same else contextvars.copy_context()
         waiting.append(mine)
-        if self._lingers:
-            return self._wait(mine, _patience(until, True, self._limits))
         if self._timer is None:
             self._look_later(self._limits.together_wait_seconds)
+        if self._lingers:
+            return self._wait(mine, _patience(until, True, self._limits))
         # Once for each group that the queue fills.
         if len(waiting) % self._most == 0 and len(self._flying) < self._limits.together_groups_max:
             self._hand_over()
@@ -304,10 +349,12 @@ class AsyncCombiner:
     async def _go_first(self, work: Any) -> Any:
         works = [work]
         self._flying.append(works)
+        turn = self._turn = Turn()
         try:
-            return await self._alone(work)
+            with turn:
+                return await self._alone(work)
         finally:
-            self._land(works)
+            self._land(works, turn)
 
     async def _as_a_group(self, work: Any) -> Any:
         return (await self._perform([work]))[0]
@@ -328,14 +375,22 @@ class AsyncCombiner:
         if self._waiting:
             waited = time.monotonic() - self._waiting[0].since
             if waited >= self._limits.together_wait_seconds:
-                self._hand_over(past_all=True)
+                if not self._lingers:
+                    self._hand_over(past_all=True)
+                elif self._turn.waits and self._passed < self._limits.combined_past_max:
+                    self._passed += 1
+                    self._hand_over()
                 waited = 0.0
         if self._waiting:
             self._look_later(self._limits.together_wait_seconds - waited)
 
-    def _land(self, works: list[Any]) -> None:
+    def _land(self, works: list[Any], turn: Turn) -> None:
         self._flying = [each for each in self._flying if each is not works]
-        self._hand_over()
+        if self._lingers and turn is not self._turn:
+            # Others have gone past it.
+            self._passed -= 1
+        else:
+            self._hand_over()
 
     def _hand_over(self, *, past_all: bool = False) -> None:
         """Let the next of the queue go; unless `past_all`, without those who would meet others under way."""
@@ -349,7 +404,8 @@ class AsyncCombiner:
             self._flying.append(works)
             # As the one whose deadline is the latest, not as whoever was served before.
             context = group[0].context.copy()
-            task = asyncio.get_running_loop().create_task(self._lead(group, works), context=context)
+            turn = self._turn = Turn()
+            task = asyncio.get_running_loop().create_task(self._lead(group, works, turn), context=context)
             self._groups.add(task)
             task.add_done_callback(self._groups.discard)
 
@@ -373,7 +429,7 @@ class AsyncCombiner:
             each.begun = True
         return group
 
-    async def _lead(self, group: list[_AsyncWaiting], works: list[Any]) -> None:
+    async def _lead(self, group: list[_AsyncWaiting], works: list[Any], turn: Turn) -> None:
         try:
             if self._lingers and len(group) < self._last_size:
                 await asyncio.sleep(self._limits.combine_seconds)
@@ -381,7 +437,8 @@ class AsyncCombiner:
                 group += joining
                 works += [each.work for each in joining]
             self._last_size = len(group)
-            outcomes: Sequence[Any] = await self._perform(works)
+            with turn:
+                outcomes: Sequence[Any] = await self._perform(works)
         except BaseException as error:
             # One bad write must not fail its neighbours: each tries by itself,
             # unless the group may have been committed after all.
@@ -399,7 +456,7 @@ class AsyncCombiner:
                 if not each.done():
                     each.set_result(outcome)
         finally:
-            self._land(works)
+            self._land(works, turn)
 
 
 class _AsyncWaiting(asyncio.Future[Any]):
