@@ -143,7 +143,7 @@ class Limits:
     schedule_page: int = 200  # documents whose scheduled fields are examined at a time
     schedule_events_max: int = 300_000  # changes since the last run; with more, everything is computed
     schedule_events_page: int = 20_000  # changes that are read at a time
-    schedule_events_first: int = 500  # the same, while inserts into windows that are known may be passed over
+    schedule_events_first: int = 50  # the first, after which inserts into known windows are passed over
     schedule_windows_passed: int = 40  # changed windows whose inserts the server passes over
     schedule_empty_reads_max: int = 30  # reads without a change after which everything is computed
     schedule_read_milliseconds: int = 1_000  # how long a read waits

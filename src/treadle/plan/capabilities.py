@@ -49,7 +49,7 @@ class Capabilities:
     retryable_writes: bool = False
     # What the narrowest change stream that holds a whole database is of; None where there is none.
     streams: StreamLevel | None = None
-    # The database's name, by which its events are told from others in a stream of the whole cluster.
+    # The database's name, as the events of its collections have it; empty where nobody was told.
     database: str = ""
     pre_images: bool = False
     # Whether replies and events carry the server's time, and updates what they changed.
@@ -240,17 +240,20 @@ def _try_streams(found: Capabilities) -> Plan[Raw]:
     for level in ("database", "cluster"):
         stages: list[Raw] = [{"$changeStream": cluster_option(level)}]
         command = {"aggregate": 1, "pipeline": stages, "cursor": {"batchSize": 0}}
+        database = ""
         try:
             reply = yield from database_command(command, writes=False, admin=level == "cluster")
         except OperationFailure as error:
             if not _has_it(error):
                 continue
         else:
+            database = reply["cursor"].get("ns", "").partition(".")[0]
             close = {"killCursors": "$cmd.aggregate", "cursors": [reply["cursor"]["id"]]}
             yield from database_command(close, writes=False, admin=level == "cluster")
         split: Raw = {"$changeStreamSplitLargeEvent": {}}
         if level == "database":
-            return {"streams": level, "split_events": (yield from _explains([*stages, split], 1))}
+            splits = yield from _explains([*stages, split], 1)
+            return {"streams": level, "split_events": splits, "database": database}
         found_nothing = yield from database_command({"find": NOWHERE, "limit": 1}, writes=False)
         return {"streams": level, "database": found_nothing["cursor"]["ns"].removesuffix(f".{NOWHERE}")}
     return {}

@@ -126,6 +126,8 @@ def _read(
             if not len(passed) < len(known) <= limits.schedule_windows_passed:
                 window, page = None, limits.schedule_events_page
                 continue
+            # Where there are many windows, not for each new one.
+            page = min(2 * page, limits.schedule_events_page)
             # By time: the token of an event that is passed over would not be found again. What happened at
             # that very time is read twice, which is harmless.
             passed, place = known, {"token": None, "start": events[-1]["clusterTime"]}
@@ -153,14 +155,19 @@ def _passing_over(group: GroupRule, windows: Sequence[Any]) -> list[Raw]:
         return []
     part = next(part for part in group.key.parts if part.window is not None)
     assert part.window is not None
-    path, other = f"{AFTER}.{part.source}", {"operationType": {"$ne": "insert"}}
-    beat_or_other = [other, {"ns.coll": BEATS}]
-    outside = []
-    for start in windows:
-        if (inside := part.window.inside(start)) is not None:
-            first, end = inside
-            outside.append({"$or": [*beat_or_other, {path: {"$lt": first}}, {path: {"$gte": end}}]})
-    return [{"$match": {"$and": outside}}]
+    path = f"{AFTER}.{part.source}"
+    inside = sorted(each for start in windows if (each := part.window.inside(start)) is not None)
+    if not inside:
+        return []
+    # What lies before, between and after them.
+    ends = [None, *(end for _, end in inside)]
+    firsts = [*(first for first, _ in inside), None]
+    outside: list[Raw] = []
+    for after, before in zip(ends, firsts, strict=True):
+        gap = {"$gte": after, "$lt": before}
+        if after != before:
+            outside.append({path: {name: value for name, value in gap.items() if value is not None}})
+    return [{"$match": {"$or": [*outside, {"operationType": {"$ne": "insert"}}, {"ns.coll": BEATS}]}}]
 
 
 def _stages(

@@ -25,7 +25,7 @@ from treadle.graph.gather import GatherRule, GroupRule, contribution_stages, els
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import REVISION, Entry
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED
-from treadle.plan import Plan, Raw, aggregate, count_documents, delete_many, find, find_one
+from treadle.plan import Plan, Raw, aggregate, delete_many, find, find_one
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import DUPLICATE_KEY, is_about_one_document
 from treadle.query.keys import KEY, GroupKey, distinct, freeze
@@ -297,11 +297,17 @@ class GroupWork:
         conditions = [within(key.targets), *({path: {"$ne": None}} for path in optional)]
         chosen = [each for each in conditions if each]
         mine = {"$and": [*chosen, {RUN: self.lease.token}]}
-        self.written += yield from count_documents(entry.collection, mine)
         unstamped = {"$or": [{RUN: {"$lt": self.lease.token}}, {RUN: None}]}
-        self.removed += (
-            yield from delete_many(entry.collection, {"$and": [*chosen, unstamped]})
-        ).deleted_count
+        # One look for both: no index begins with a window alone.
+        stamps = {"_id": {"$eq": [f"${RUN}", self.lease.token]}, "n": {"$sum": 1}}
+        older = {"$or": [{RUN: self.lease.token}, unstamped]}
+        looking: list[Raw] = [{"$match": {"$and": [*chosen, older]}}, {"$group": stamps}]
+        found = {row["_id"]: row["n"] for row in (yield from aggregate(entry.collection, looking))}
+        self.written += found.get(True, 0)
+        if found.get(False):
+            self.removed += (
+                yield from delete_many(entry.collection, {"$and": [*chosen, unstamped]})
+            ).deleted_count
         if optional:
             nulls = [{f"{KEY}.{number}": None} for number, part in enumerate(key.parts) if part.optional]
             yield from self._mend(within, {"$or": nulls})
