@@ -24,6 +24,7 @@ from treadle.plan.server_errors import HISTORY_LOST
 from treadle.upkeep.change_stream import BEATS, UPHEAVALS, ChangeStream, beat, first_stages, operation_time
 from treadle.upkeep.headroom import time_of
 
+AT_END_SECONDS = 0.01
 # Of an event, only this is read, so that no document is sent.
 READ: Raw = {"$project": {"operationType": 1, "documentKey": 1, "ns": 1}}
 
@@ -85,7 +86,8 @@ class Changed:
         marker = yield from beat()
         # No earlier than the marker, of which nothing is read: whatever came before it has an earlier time.
         present = (yield from operation_time()) if self._alone else None
-        await_seconds = limits.migration_look_seconds if self._alone else limits.worker_await_seconds
+        # A stream of one collection does not say when it has come to the end, so it is not waited for long.
+        await_seconds = AT_END_SECONDS if self._alone else limits.worker_await_seconds
         for _ in range(limits.schedule_events_max):
             if self._time >= present if self._alone else marker in self._beats:
                 yield from delete_many(BEATS, {"_id": marker})
