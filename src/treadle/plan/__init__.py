@@ -42,9 +42,10 @@ HARMLESS_COMMANDS = frozenset({"hello", "buildInfo", "ping", "listCollections", 
 REPLY_DOCUMENTS = 1_000_000
 
 
-@frozen
 class Command:
-    """One request for I/O."""
+    """One request for I/O; each kind is a class of frozen values."""
+
+    __slots__ = ()
 
 
 class Foreign(str):

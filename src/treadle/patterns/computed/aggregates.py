@@ -13,7 +13,6 @@ from __future__ import annotations
 import decimal
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, ClassVar
@@ -34,6 +33,7 @@ from treadle.query.keys import ReferenceKey, freeze
 from treadle.query.paths import field_references, inside, resolve, value_at
 from treadle.query.safety import clean
 from treadle.query.update_values import DECIMAL_SAFE, takes
+from treadle.values import frozen
 
 INT64 = 2**63
 # Sums of numbers with at most so many digits before and after the point are never rounded.
@@ -41,7 +41,7 @@ DIGITS_SAFE = 12
 _WIDE = decimal.Context(prec=100, traps=[decimal.InvalidOperation])
 
 
-@dataclass(frozen=True)
+@frozen
 class _Aggregate(Pattern):
     """What these declarations share."""
 
@@ -55,7 +55,7 @@ class _Aggregate(Pattern):
         return RULES[type(self)](place, graph, self)
 
 
-@dataclass(frozen=True)
+@frozen
 class Count(_Aggregate):
     """How many documents of `source` name this one in their field `by`.
 
@@ -71,7 +71,7 @@ class Count(_Aggregate):
     to: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class _OfField(_Aggregate):
     source: ModelReference | Mapping[str, Any] | None = None
     field: str | Mapping[str, Any] | None = None
@@ -83,27 +83,27 @@ class _OfField(_Aggregate):
     to: str | None = None
 
 
-@dataclass(frozen=True)
+@frozen
 class Sum(_OfField):
     """The sum of `field`, or of an expression, over the documents that name this one."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Average(_OfField):
     """The average of `field`; None where there is nothing to average."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Min(_OfField):
     """The smallest `field`; None where there is none."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Max(_OfField):
     """The largest `field`; None where there is none."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Formula(Pattern):
     """An aggregation expression over the document's own fields, by their stored names."""
 
