@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import cached_property
 from inspect import isawaitable
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -409,7 +410,6 @@ class Entry(Generic[D]):
         self.codec: Codec[D] = codec_of(model)
         self.identity_shape: Shape = _identity_shape(model)
         info, plain = model.__pydantic_fields__["id"], Document.__pydantic_fields__["id"]
-        self._identity: TypeAdapter[Any] = TypeAdapter(info.rebuild_annotation())
         # An ObjectId needs no validation, unless the model asks for more.
         plain_id = (info.annotation, info.metadata) == (plain.annotation, plain.metadata)
         self._exact_id: type | None = ObjectId if plain_id else None
@@ -611,6 +611,11 @@ class Entry(Generic[D]):
         if len(self.group.key.parts) == 1:
             return {self.group.key.parts[0].target: {"$in": [key[0] for key in keys]}}
         return {"$or": [self.group.key.target(key) for key in keys]} if keys else {"_id": {"$in": []}}
+
+    @cached_property
+    def _identity(self) -> TypeAdapter[Any]:
+        # Most callers give an ObjectId, which needs none.
+        return TypeAdapter(self.model.__pydantic_fields__["id"].rebuild_annotation())
 
     def identity(self, value: Any) -> Any:
         """The stored form of an id that a caller gave; never an operator."""
