@@ -22,7 +22,7 @@ from pymongo import MongoClient, monitoring
 
 from treadle import Document, Id
 from treadle.plan.capabilities import NOWHERE
-from treadle.server.local import LocalServer
+from treadle.server.local import LocalServer, start
 
 UTC = dt.UTC
 
@@ -257,3 +257,20 @@ def long_transactions(client: Any) -> Generator[None]:
     client.admin.command("setParameter", **{LIFETIME: 600})
     yield
     client.admin.command("setParameter", **{LIFETIME: before})
+
+
+_SHARED: dict[str, LocalServer] = {}
+
+
+@contextlib.contextmanager
+def shared_server(*, replica_set: bool = True, **parameters: Any) -> Generator[LocalServer]:
+    """A server with these parameters, emptied: one of a kind for all tests of a process, one test or file at a time."""
+    options = {"enableTestCommands": 1, **parameters}
+    key = f"{replica_set} {options}"
+    if key not in _SHARED:
+        # It ends with this process.
+        _SHARED[key] = start(parameters=options, replica_set=replica_set)
+    with MongoClient[Any](_SHARED[key].uri) as client:
+        for name in {*client.list_database_names()} - {"admin", "config", "local"}:
+            client.drop_database(name)
+    yield _SHARED[key]

@@ -23,14 +23,14 @@ from pymongo.errors import PyMongoError
 
 from tests import faults, shop, victim
 from tests.shop import FAN_OUTS, MODELS, SCENARIOS, SESSIONS, Customer, Scenario, Shop
+from tests.support import shared_server
 from treadle import DataError, Store
-from treadle.server.local import LocalServer, start
+from treadle.server.local import LocalServer
 
 pytestmark = pytest.mark.heavy
 
 APP = "crash-points"
 COMMANDS_MAX = 300
-PARAMETERS = {"enableTestCommands": 1, "transactionLifetimeLimitSeconds": 3}
 ALL = os.environ.get("TREADLE_CRASH_POINTS") == "all"
 # For other servers: every command that is sent is struck there too, by one fault or another.
 FEW, FEW_STEP = os.environ.get("TREADLE_CRASH_POINTS") == "few", 12
@@ -188,7 +188,7 @@ def bench(request: pytest.FixtureRequest) -> Generator[Bench]:
     """One server and one shop for the whole file; says at the end how many crash points were tried."""
     # The driver looks for a lost server twice a second; a crash point must not take that long.
     interval, common.MIN_HEARTBEAT_INTERVAL = common.MIN_HEARTBEAT_INTERVAL, 0.005
-    with start(parameters=PARAMETERS) as server, faults.Proxy(server) as proxy:
+    with shared_server(transactionLifetimeLimitSeconds=3) as server, faults.Proxy(server) as proxy:
         made = Bench(server, proxy)
         yield made
         made.close()

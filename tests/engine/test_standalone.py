@@ -16,8 +16,9 @@ from pymongo.errors import PyMongoError
 from tests import faults, shop, victim
 from tests.engine import test_refused_updates as refused
 from tests.shop import MODELS, SCENARIOS, Customer, Order, Product, Region, Review, Scenario, Shop
+from tests.support import shared_server
 from treadle import DataError, Limits, Store, UsageError
-from treadle.server.local import LocalServer, start
+from treadle.server.local import LocalServer
 
 pytestmark = pytest.mark.heavy
 
@@ -35,7 +36,7 @@ IDS = [scenario.name for scenario in SCENARIOS]
 def alone() -> Generator[LocalServer]:
     """A server that is no member of a replica set."""
     interval, common.MIN_HEARTBEAT_INTERVAL = common.MIN_HEARTBEAT_INTERVAL, 0.005
-    with start(parameters={"enableTestCommands": 1}, replica_set=False) as server:
+    with shared_server(replica_set=False) as server:
         yield server
     common.MIN_HEARTBEAT_INTERVAL = interval
 

@@ -16,12 +16,12 @@ from pymongo import MongoClient, common
 from pymongo.errors import PyMongoError
 
 from tests import faults
+from tests.support import shared_server
 from treadle import DataError, Document, Limits, Store
-from treadle.server.local import LocalServer, start
+from treadle.server.local import LocalServer
 
 APP = "crash-points-of-patterns"
 COMMANDS_MAX = 200
-PARAMETERS = {"enableTestCommands": 1, "transactionLifetimeLimitSeconds": 3}
 CLOSED: dict[str, Any] = {"closeConnection": True}
 CONFLICT: dict[str, Any] = {"errorCode": 112, "errorLabels": ["TransientTransactionError"]}
 # Once, which the driver may mend by itself; twice, which it does not; and a conflict.
@@ -86,7 +86,7 @@ def crashing() -> Generator[Crashing]:
     """One server for the crash points of a file."""
     # The driver looks for a lost server twice a second; a crash point must not take that long.
     interval, common.MIN_HEARTBEAT_INTERVAL = common.MIN_HEARTBEAT_INTERVAL, 0.005
-    with start(parameters=PARAMETERS) as server:
+    with shared_server(transactionLifetimeLimitSeconds=3) as server:
         made = Crashing(server)
         yield made
         made.close()

@@ -13,6 +13,7 @@ from bson import ObjectId
 from pydantic import BaseModel
 from pymongo import MongoClient
 
+from tests.support import shared_server
 from tests.upkeep.followed import without_former_states
 from treadle import (
     Average,
@@ -29,7 +30,6 @@ from treadle import (
     Sum,
     UsageError,
 )
-from treadle.server.local import start
 
 STEPS = 120
 RACES = 12
@@ -179,7 +179,7 @@ class Writes:
 @pytest.fixture(scope="module")
 def alone() -> Generator[Any]:
     """A database on a server without transactions."""
-    with start(replica_set=False) as server, MongoClient[Any](server.uri) as client:
+    with shared_server(replica_set=False) as server, MongoClient[Any](server.uri) as client:
         yield client["names"]
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pymongo import MongoClient
 
 from tests.patterns.stock import Customer, CustomerCard
+from tests.support import shared_server
 from treadle import (
     Approximate,
     Average,
@@ -28,7 +29,6 @@ from treadle import (
     Unchecked,
     UsageError,
 )
-from treadle.server.local import start
 
 # -- kinds that carry other patterns -----------------------------------------------------------------
 
@@ -137,7 +137,7 @@ def test_kinds_carry_other_patterns(run, database):
 
 @pytest.mark.server
 def test_kinds_carry_other_patterns_without_transactions():
-    with start(replica_set=False) as alone, MongoClient(alone.uri) as client:
+    with shared_server(replica_set=False) as alone, MongoClient(alone.uri) as client:
         story(Store(client["kinds"], RULED), client["kinds"])
 
 

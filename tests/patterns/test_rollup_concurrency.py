@@ -26,8 +26,9 @@ from tests.patterns.sales import (
     check_chain,
     sale,
 )
+from tests.support import shared_server
 from treadle import Average, Count, Document, Max, Min, Rollup, Store, Sum, Week
-from treadle.server.local import LocalServer, start
+from treadle.server.local import LocalServer
 
 WRITERS = 8
 
@@ -146,7 +147,7 @@ def test_repair_and_writers_at_once(server, database):
 
 @pytest.fixture(scope="module")
 def alone() -> Generator[LocalServer]:
-    with start(replica_set=False) as running:
+    with shared_server(replica_set=False) as running:
         yield running
 
 

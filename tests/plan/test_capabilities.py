@@ -10,6 +10,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure
 
+from tests.support import shared_server
 from treadle import (
     Count,
     DeclarationError,
@@ -24,7 +25,6 @@ from treadle import (
     UsageError,
 )
 from treadle.plan.capabilities import EVERYTHING, NOWHERE, Capabilities, described_by, read_capabilities
-from treadle.server.local import start
 
 
 class Review(Document, collection="reviews"):
@@ -91,7 +91,7 @@ def test_a_replica_set_has_what_probes_find(run, database):
 
 @pytest.mark.server
 def test_a_standalone_server_has_no_history():
-    with start(replica_set=False) as server, MongoClient(server.uri) as client:
+    with shared_server(replica_set=False) as server, MongoClient(server.uri) as client:
         store = Store(client["alone"], [Review, Product])
         store.insert(Product())
         known = store._capabilities()

@@ -15,9 +15,10 @@ from pymongo.errors import PyMongoError
 
 from tests.poison.scenarios import GOOD, SCENARIOS, Scenario
 from tests.poison.values import VALUES
+from tests.support import shared_server
 from treadle import Store
 from treadle.errors import TreadleError
-from treadle.server.local import LocalServer, start
+from treadle.server.local import LocalServer
 
 EVERY = sorted(SCENARIOS)
 LATER = datetime(2026, 6, 1, tzinfo=UTC)
@@ -50,7 +51,7 @@ def mended(store: Any, scenario: Scenario, database: Any) -> None:
 
 @pytest.fixture(scope="module")
 def alone() -> Generator[LocalServer]:
-    with start(replica_set=False) as running:
+    with shared_server(replica_set=False) as running:
         yield running
 
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 from pymongo import MongoClient
 
-from tests.support import Heard
+from tests.support import Heard, shared_server
 from treadle import (
     AncestorArray,
     AsyncStore,
@@ -26,7 +26,6 @@ from treadle import (
     Sum,
     UsageError,
 )
-from treadle.server.local import start
 
 ROUNDS = 12
 
@@ -180,7 +179,7 @@ def test_the_same_with_asyncio(server, database):
 
 @pytest.mark.server
 def test_without_transactions_it_is_refused():
-    with start(replica_set=False) as server, MongoClient[Any](server.uri) as client:
+    with shared_server(replica_set=False) as server, MongoClient[Any](server.uri) as client:
         store = Store(client["deferred"], [Plain])
         with pytest.raises(UsageError, match="transactions-unavailable"), store.deferred():
             raise AssertionError

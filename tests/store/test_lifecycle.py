@@ -10,7 +10,7 @@ from bson import ObjectId
 from pydantic import BaseModel
 from pymongo import MongoClient
 
-from tests.support import race
+from tests.support import race, shared_server
 from treadle import (
     AncestorArray,
     Approximate,
@@ -42,7 +42,6 @@ from treadle import (
     UsageError,
     migration,
 )
-from treadle.server.local import start
 
 UTC = dt.UTC
 
@@ -427,7 +426,10 @@ def test_on_delete_follows_a_soft_deletion(run, deletion):
 
 @pytest.mark.server
 def test_a_standalone_server_keeps_it_all() -> None:
-    with start(replica_set=False) as alone, Store(MongoClient(alone.uri)["lifecycle"], MODELS) as store:
+    with (
+        shared_server(replica_set=False) as alone,
+        Store(MongoClient(alone.uri)["lifecycle"], MODELS) as store,
+    ):
         store.setup()
         ann, blog = store.insert(Person(name="Ann")), store.insert(Blog())
         posts = [

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
 
+from tests.support import shared_server
 from treadle import (
     AncestorArray,
     Approximate,
@@ -24,7 +25,7 @@ from treadle import (
     ParentReference,
     Store,
 )
-from treadle.server.local import LocalServer, start
+from treadle.server.local import LocalServer
 
 
 class Parented(Document, collection="parented", tree=ParentReference(parent="parent_id")):
@@ -101,7 +102,7 @@ EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 @pytest.fixture(scope="module")
 def alone() -> Generator[LocalServer]:
-    with start(replica_set=False) as server:
+    with shared_server(replica_set=False) as server:
         yield server
 
 

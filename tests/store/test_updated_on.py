@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import pytest
 from pymongo import MongoClient
 
+from tests.support import shared_server
 from treadle import Count, DeclarationError, Document, ExtendedReference, Store, UpdatedAt
-from treadle.server.local import start
 
 LONG_AGO = dt.datetime(2001, 2, 3, tzinfo=dt.UTC)
 
@@ -40,7 +40,7 @@ class Shop(Document, collection="shops"):
 
 @pytest.fixture(scope="module")
 def alone() -> Generator[Any]:
-    with start(replica_set=False) as server, MongoClient[Any](server.uri) as client:
+    with shared_server(replica_set=False) as server, MongoClient[Any](server.uri) as client:
         yield client["updated"]
 
 

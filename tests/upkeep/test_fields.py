@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 from pymongo import MongoClient
 
+from tests.support import shared_server
 from treadle import Count, Document, ExtendedReference, Formula, Id, Store, Sum, UsageError
-from treadle.server.local import start
 
 
 class Review(Document, collection="reviews"):
@@ -41,7 +41,7 @@ MODELS: list[type[Document]] = [Review, Product, Note]
 
 @pytest.fixture(scope="module")
 def alone() -> Generator[Any]:
-    with start(replica_set=False) as server, MongoClient[Any](server.uri) as client:
+    with shared_server(replica_set=False) as server, MongoClient[Any](server.uri) as client:
         yield client["fields"]
 
 

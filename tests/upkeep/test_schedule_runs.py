@@ -20,6 +20,7 @@ import pytest
 from bson.decimal128 import Decimal128
 from pymongo import MongoClient
 
+from tests.support import shared_server
 from tests.upkeep.daily_sales import (
     HOURLY,
     NOON,
@@ -38,7 +39,7 @@ from tests.upkeep.daily_sales import (
 )
 from tests.upkeep.followed import without_former_states
 from treadle import Count, Document, Limits, Max, Rollup, Store, UsageError
-from treadle.server.local import LocalServer, start
+from treadle.server.local import LocalServer
 from treadle.upkeep import merging
 
 # -- when the stream cannot tell ---------------------------------------------------------------------
@@ -341,7 +342,7 @@ def test_a_killed_run_is_done_again(server, database):
 
 @pytest.fixture(scope="module")
 def alone() -> Generator[LocalServer]:
-    with start(replica_set=False) as running:
+    with shared_server(replica_set=False) as running:
         yield running
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from tests import streamed
 from tests.streamed import KEYS, MODELS, Writer
+from tests.support import shared_server
 from tests.upkeep.followed import Sale, Shop, has_former_states, of, settled, without_former_states
 from treadle import Count, DeclarationError, Document, ExtendedReference, Id, Max, Subset, Sum
 
@@ -160,9 +161,8 @@ def test_a_standalone_server_is_refused():
     from pymongo import MongoClient
 
     from treadle import Store
-    from treadle.server.local import start
 
-    with start(replica_set=False) as server, MongoClient(server.uri) as client:
+    with shared_server(replica_set=False) as server, MongoClient(server.uri) as client:
         store = Store(client["alone"], [Sale, Shop])
         for call in (store.setup, store.worker().run, store.worker().run_until_idle, store.worker().lag):
             with pytest.raises(DeclarationError, match="standalone") as refused:

@@ -12,6 +12,7 @@ from bson import ObjectId
 from pymongo import MongoClient
 
 from tests.advisor.plans.shops import everything, plan_for, shop
+from tests.support import shared_server
 from treadle.advisor.plans import before
 from treadle.advisor.plans.apply import Application
 from treadle.advisor.plans.folder import ChangePlan, Place
@@ -21,7 +22,6 @@ from treadle.advisor.plans.undo import Undoing
 from treadle.errors import DataError, TreadleError, UsageError
 from treadle.graph.limits import Limits
 from treadle.graph.outcomes import Progress
-from treadle.server.local import start
 from treadle.store.blocking.store import Store
 from treadle.upkeep.findings import VERIFICATIONS
 
@@ -270,7 +270,7 @@ def test_a_copy_made_by_hand_is_taken_over_under_its_own_name(database: Any) -> 
 def test_a_server_without_change_streams_is_refused(database: Any) -> None:
     shop(database)
     plan = plan_for(database, "computed")
-    with start(replica_set=False) as running, MongoClient[Any](running.uri) as client:
+    with shared_server(replica_set=False) as running, MongoClient[Any](running.uri) as client:
         alone = client[database.name]
         for name in ("products", "reviews"):
             alone[name].insert_many(database[name].find())

@@ -20,7 +20,7 @@ from pymongo import MongoClient, common
 from pymongo.errors import PyMongoError
 
 from tests import faults, victim
-from tests.support import race
+from tests.support import race, shared_server
 from treadle import Approximate, Document, Limits, Store
 from treadle.server.local import LocalServer, start
 
@@ -263,7 +263,7 @@ class Page(Document, collection="pages"):
 @pytest.fixture(scope="module")
 def alone() -> Generator[LocalServer]:
     interval, common.MIN_HEARTBEAT_INTERVAL = common.MIN_HEARTBEAT_INTERVAL, 0.005
-    with start(parameters={"enableTestCommands": 1}, replica_set=False) as server:
+    with shared_server(replica_set=False) as server:
         yield server
     common.MIN_HEARTBEAT_INTERVAL = interval
 

@@ -14,9 +14,9 @@ from pymongo import AsyncMongoClient, MongoClient
 
 from tests import victim
 from tests.patterns.archive.distant import AT_ONCE, NOW, NUMBER, OLD, YEAR, models, move_until_killed
+from tests.support import shared_server
 from treadle import Archive, AsyncStore, Attributes, DeclarationError, Document, Store, UsageError
 from treadle.patterns.archive import distant
-from treadle.server.local import start
 
 KILLS = 20
 
@@ -24,7 +24,7 @@ KILLS = 20
 @pytest.fixture(scope="module")
 def other() -> Generator[Any]:
     """Another server, which knows nothing of the first."""
-    with start(replica_set=False) as server:
+    with shared_server(replica_set=False) as server:
         yield server
 
 

@@ -17,9 +17,9 @@ from bson.decimal128 import Decimal128
 from pymongo import MongoClient, common
 
 from tests import faults, victim
+from tests.support import shared_server
 from treadle import Bucket, DataError, Document, Limits, Store, UsageError
 from treadle.plan.capabilities import Capabilities
-from treadle.server.local import start
 
 START = datetime(2026, 1, 1, 10, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -568,7 +568,7 @@ def test_a_rebuild_that_is_killed_is_finished_by_the_next(
 @pytest.mark.heavy
 def test_on_a_standalone_server_all_but_moves_is_offered():
     with (
-        start(parameters={"enableTestCommands": 1}, replica_set=False) as alone,
+        shared_server(replica_set=False) as alone,
         MongoClient[Any](alone.uri) as opened,
     ):
         for layout in LAYOUTS:

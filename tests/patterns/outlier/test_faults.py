@@ -19,9 +19,9 @@ from pymongo.errors import PyMongoError
 
 from tests import faults, victim
 from tests.members import LIMIT, MODELS, Plain, items, wrong
-from tests.support import lacking
+from tests.support import lacking, shared_server
 from treadle import DataError, Store
-from treadle.server.local import LocalServer, start
+from treadle.server.local import LocalServer
 
 pytestmark = pytest.mark.heavy
 
@@ -147,8 +147,7 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench() -> Generator[Bench]:
     interval, common.MIN_HEARTBEAT_INTERVAL = common.MIN_HEARTBEAT_INTERVAL, 0.005
-    parameters = {"enableTestCommands": 1, "transactionLifetimeLimitSeconds": 3}
-    with start(parameters=parameters) as server, faults.Proxy(server) as proxy:
+    with shared_server(transactionLifetimeLimitSeconds=3) as server, faults.Proxy(server) as proxy:
         made = Bench(server, proxy)
         yield made
         made.close()

@@ -13,9 +13,9 @@ from bson.min_key import MinKey
 from pymongo import MongoClient
 
 from tests.patterns.schema_versioning.users import Piped, User, old_users
+from tests.support import shared_server
 from treadle import DataError, Document, Store, UsageError, migration
 from treadle.engine import lease
-from treadle.server.local import start
 
 
 @pytest.mark.quick
@@ -160,7 +160,7 @@ def test_an_update_brings_up_a_document_too_large_to_be_compared(run, database):
 
 @pytest.mark.server
 def test_a_document_too_large_to_be_compared_is_set_aside_without_transactions():
-    with start(replica_set=False) as alone, MongoClient(alone.uri) as client:
+    with shared_server(replica_set=False) as alone, MongoClient(alone.uri) as client:
         large_documents(client["large"])
         result = Store(client["large"], [Large]).migrate(Large)
         assert (2, 1) == (result.migrated, len(result.set_aside))

@@ -11,8 +11,8 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from tests.patterns.schema_versioning.users import Piped, User, split_phone
+from tests.support import shared_server
 from treadle import DeclarationError, Document, ExtendedReference, Id, Store, UsageError, migration
-from treadle.server.local import start
 
 # -- rolling deploys ---------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ def test_write_versions_that_cannot_be_are_refused(database):
 
 @pytest.mark.server
 def test_writing_an_old_version_takes_transactions():
-    with start(replica_set=False) as alone, MongoClient(alone.uri) as client:
+    with shared_server(replica_set=False) as alone, MongoClient(alone.uri) as client:
         store = Store(client["old"], [User], write_versions={User: 1})
         user = store.insert(User(name="a"))
         with pytest.raises(UsageError) as caught:

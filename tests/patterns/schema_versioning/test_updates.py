@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pymongo import MongoClient
 
 from tests.patterns.schema_versioning.users import Review, User, old_users
+from tests.support import shared_server
 from treadle import (
     Approximate,
     Count,
@@ -24,7 +25,6 @@ from treadle import (
     UsageError,
     migration,
 )
-from treadle.server.local import start
 
 # -- updates -----------------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ def test_what_cannot_be_written_where_others_follow_is_set_aside(database):
 
 @pytest.mark.server
 def test_what_cannot_be_written_where_others_follow_is_set_aside_without_transactions():
-    with start(replica_set=False) as alone, MongoClient(alone.uri) as client:
+    with shared_server(replica_set=False) as alone, MongoClient(alone.uri) as client:
         marks(client["marks"])
 
 
@@ -253,7 +253,7 @@ def test_what_follows_from_a_migration_is_followed(run, database):
 
 @pytest.mark.server
 def test_what_follows_from_a_migration_is_followed_without_transactions():
-    with start(replica_set=False) as alone, MongoClient(alone.uri) as client:
+    with shared_server(replica_set=False) as alone, MongoClient(alone.uri) as client:
         followed(Store(client["followed"], [Review, Label, Product]), client["followed"])
 
 
