@@ -49,15 +49,17 @@ class MigrationRun:
 
 def logged(entry: Entry[Any], runs: list[Run], work: Plan[Migrated]) -> Plan[Migrated]:
     """Do the work, and log it."""
-    key, to = ObjectId(), runs[0].to
-    found = yield from status(entry)
-    if len(runs) == 1 and runs[0].scope == entry.whole_scope:
-        runs[0].total = sum(number for version, number in found.items() if version != to)
+    key, first = ObjectId(), runs[0]
+    if first.options.strategy != "swap":
+        # A swap counts by itself, once it follows what others write.
+        first.found = yield from status(entry)
+        if len(runs) == 1 and first.scope == entry.whole_scope:
+            first.total = sum(number for version, number in first.found.items() if version != first.to)
     row: Raw = {
         "model": entry.model.__name__,
-        "to": to,
-        "found": [[version, number] for version, number in found.items() if version != to],
-        "owner": runs[0].options.owner,
+        "to": first.to,
+        "found": _found(first),
+        "owner": first.options.owner,
     }
     sets = {"started": "$$NOW", **{name: {"$literal": value} for name, value in row.items()}}
     yield from update_one(COLLECTION, by_id(key), [{"$set": sets}], upsert=True)
@@ -67,16 +69,22 @@ def logged(entry: Entry[Any], runs: list[Run], work: Plan[Migrated]) -> Plan[Mig
     except Exception as error:
         with contextlib.suppress(PyMongoError):
             done = sum(run.done for run in runs)
-            yield from end(key, {"outcome": type(error).__name__, "migrated": done})
+            yield from end(key, {"outcome": type(error).__name__, "migrated": done, "found": _found(first)})
         raise
     ended = {
         "outcome": "done" if result.finished else "stopped",
         "migrated": result.migrated,
         "remaining": result.remaining,
         "set_aside": len(result.set_aside),
+        "found": _found(first),
     }
     yield from end(key, ended)
     return result
+
+
+def _found(run: Run) -> list[list[int]]:
+    """How many documents there were of each other version; a version is no name of a field."""
+    return [[version, number] for version, number in run.found.items() if version != run.to]
 
 
 def end(key: Any, sets: Raw) -> Plan[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pymongo.errors import BulkWriteError
@@ -22,6 +22,9 @@ from treadle.plan.capabilities import Capabilities
 from treadle.plan.server_errors import is_about_one_document
 from treadle.upkeep.jobs import Throttle, check_throttle
 from treadle.values import frozen
+
+# The types of versions that are equal in an expression exactly where they are for a filter.
+PLAIN_TYPES = ("int", "long", "double", "null", "missing")
 
 
 @frozen
@@ -103,6 +106,8 @@ class Run:
     aside: int = 0
     # How many were left when it ended, where that was counted.
     left: int | None = None
+    # How many documents there were of each version, once they are counted.
+    found: dict[int, int] = field(default_factory=dict)
 
     @property
     def limits(self) -> Limits:
@@ -193,6 +198,15 @@ def _target(lineage: Lineage, to: int | None) -> int:
 
 def status(entry: Entry[Any]) -> Plan[dict[int, int]]:
     """How many documents there are of each version; under 0 those whose version is none."""
+    return (yield from counted(entry))[0]
+
+
+def counted(entry: Entry[Any]) -> Plan[tuple[dict[int, int], bool]]:
+    """The same, and whether all versions are plain numbers, or missing.
+
+    Any other may be no version here and one for a filter, such as a list that
+    holds one, or the other way round.
+    """
     version: Raw = {"$ifNull": ["$_id", 1]}
     bounds = [{"$gte": [version, 1]}, {"$lt": [version, 2**31]}]
     whole = {"$and": [*bounds, {"$eq": [version, {"$trunc": version}]}]}
@@ -204,11 +218,17 @@ def status(entry: Entry[Any]) -> Plan[dict[int, int]]:
             {"$match": dict(entry.whole_scope)},
             # By the field itself first, which is several times quicker, so that few are left to judge.
             {"$group": {"_id": f"${_members(entry)[0][1].field}", "n": {"$sum": 1}}},
-            {"$group": {"_id": version, "n": {"$sum": "$n"}}},
+            {
+                "$group": {
+                    "_id": version,
+                    "n": {"$sum": "$n"},
+                    "plain": {"$min": {"$in": [{"$type": "$_id"}, list(PLAIN_TYPES)]}},
+                }
+            },
             {"$sort": {"_id": 1}},
         ],
     )
-    return {row["_id"]: row["n"] for row in rows}
+    return {row["_id"]: row["n"] for row in rows}, all(row["plain"] for row in rows)
 
 
 def set_aside(entry: Entry[Any]) -> Plan[list[SetAside]]:

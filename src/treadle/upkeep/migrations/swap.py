@@ -24,7 +24,6 @@ from itertools import count
 from typing import Any
 
 from bson import json_util
-from bson.int64 import Int64
 from pymongo.errors import OperationFailure
 
 from treadle.engine.convert import convert
@@ -65,7 +64,7 @@ from treadle.upkeep.change_stream import (
 )
 from treadle.upkeep.migrations.changed import Changed
 from treadle.upkeep.migrations.ranges import of_version, pipelines
-from treadle.upkeep.migrations.run import Run, lease_of
+from treadle.upkeep.migrations.run import Run, counted, lease_of
 
 # What the validators of collections were that take no writes just now, as extended JSON.
 SWAPS = "treadle.swaps"
@@ -77,8 +76,6 @@ KEPT_OPTIONS = ("validator", "validationLevel", "validationAction")
 FEW = 200
 ROUNDS_MAX = 20
 LOOKS_PER_RENEWAL = 50
-# What is equal here exactly where it is for the server.
-PLAIN_VERSIONS = (int, Int64, float, type(None))
 
 
 def check_swap(run: Run) -> None:
@@ -208,8 +205,10 @@ def _copy(run: Run, shadow: str) -> Plan[None]:
             stages += [*way, {"$set": {lineage.field: {"$literal": to}}}]
         routes.append((of_version(lineage, version), stages))
     # One pass tells which are most; those come first, by the quicker stage, which replaces what is there.
-    counts, sure = yield from _counted(run, known)
-    run.total = sum(counts[1:])
+    run.found, sure = yield from counted(run.entry)
+    counts = [0, *(run.found.get(version, 0) for version in known)]
+    run.total = sum(counts)
+    counts[0] = sum(run.found.values()) - run.total
     order = sorted(range(len(routes)), key=counts.__getitem__, reverse=True)
     for place, (chosen, stages) in enumerate(routes[number] for number in order):
         if place and sure and not counts[order[place]]:
@@ -219,22 +218,6 @@ def _copy(run: Run, shadow: str) -> Plan[None]:
         if place:
             into = {"$merge": {"into": shadow, "whenMatched": "replace", "whenNotMatched": "insert"}}
         yield from aggregate(collection, [{"$match": chosen}, *stages, into], allowDiskUse=True)
-
-
-def _counted(run: Run, known: Sequence[int]) -> Plan[tuple[list[int], bool]]:
-    """How many documents take each route; the first is that of those of no known version.
-
-    And whether that is sure: a version that is no plain number may be equal to
-    one here and not for the server, such as `true`, or the other way round, such
-    as a Decimal128 or a list.
-    """
-    version = f"${run.lineage.field}"
-    rows = yield from aggregate(run.entry.collection, [{"$group": {"_id": version, "n": {"$sum": 1}}}])
-    counts = [0] * (len(known) + 1)
-    for row in rows:
-        found = 1 if row["_id"] is None else row["_id"]
-        counts[known.index(found) + 1 if found in known else 0] += row["n"]
-    return counts, all(type(row["_id"]) in PLAIN_VERSIONS for row in rows)
 
 
 def _index(described: Raw) -> Raw:
