@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-servers fuzz lint shell hashes bench torture docs clean
+.PHONY: help demo test test-quick test-servers fuzz lint mypy pyright shell hashes bench torture docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/  make \1	/' | expand -t 20
@@ -63,8 +63,13 @@ fuzz: $(VENV)/installed ## random filters, models, buckets, names and cancellati
 lint: $(VENV)/installed ## ruff, mypy, and pyright for what users see
 	$(RUN)/ruff check
 	$(RUN)/ruff format --check
+	$(MAKE) -j 2 mypy pyright
+
+mypy: $(VENV)/installed
 	$(RUN)/mypy
 	$(RUN)/mypy --strict --explicit-package-bases examples tests/typed
+
+pyright: $(VENV)/installed
 	$(RUN)/pyright --project pyproject.toml
 
 shell: $(VENV)/installed ## write the blocking store from the asyncio one

@@ -235,8 +235,15 @@ def test_doctor_exits_with_1_on_a_problem(server: Any) -> None:
     assert (1, "problem") == (code, found["retryable_writes"])
 
 
-@pytest.mark.parametrize("options", ["", "?directConnection=true", "?serverSelectionTimeoutMS=60000"])
-@pytest.mark.parametrize("kind", ["closed", "silent"])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("closed", ""),
+        ("closed", "?directConnection=true"),
+        ("silent", ""),
+        ("silent", "?serverSelectionTimeoutMS=60000"),
+    ],
+)
 def test_unreachable_server_is_told_in_time(kind: str, options: str, request: pytest.FixtureRequest) -> None:
     """The limit holds whatever the URI says."""
     port = request.getfixturevalue(f"{kind}_port")
