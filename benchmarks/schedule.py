@@ -25,6 +25,7 @@ FIRST = dt.datetime(2025, 1, 1, tzinfo=dt.UTC)
 AFTER = FIRST + dt.timedelta(days=DAYS + 1)
 HOUR = dt.timedelta(hours=1)
 DAYS_ALONE = "bare $group and $merge of 3 days, which somebody named"
+BY_HAND = "the same after reading the days of all changes in the stream, by hand"
 
 
 class Sale(Document, collection="sales"):
@@ -82,6 +83,7 @@ def _roll_up(context: Context) -> list[Contender]:
     shown = {"_id": 0, "product_id": "$_id.product", "day": "$_id.day", "total": 1, "count": 1, "average": 1}
     into = {"into": "by_hand", "on": ["product_id", "day"], "whenMatched": "replace"}
     hours = count(1)
+    places: list[Any] = []
 
     def empty() -> None:
         database.by_hand.delete_many({})
@@ -102,10 +104,33 @@ def _roll_up(context: Context) -> list[Contender]:
         stages = [{"$match": {"$or": within}}, group, {"$project": shown}, {"$merge": into}]
         database.sales.aggregate(stages)
 
+    def from_stream(start: Any) -> None:
+        """Nobody who finds late data in the stream can do less, but read fewer of the changes."""
+        shown = {
+            "operationType": 1,
+            "day": {"$dateTrunc": {"date": "$fullDocument.created_at", "unit": "day"}},
+        }
+        days: set[Any] = set()
+        with database.sales.watch(
+            [{"$match": {"operationType": "insert"}}, {"$project": shown}],
+            start_at_operation_time=start,
+            batch_size=BATCH,
+        ) as changes:
+            for _ in range(total // LATE_PART):
+                days.add(changes.next()["day"])
+        assert len(LATE_DAYS) == len(days)
+        some_days(None)
+
     def first(_: None) -> int:
         (ran,) = store.run_due(now=AFTER)
         assert ran.whole
         return database.daily_sales.estimated_document_count()
+
+    def last_late() -> Any:
+        """The place before the late data of the last run, which is read again."""
+        if not places:
+            second(late())
+        return places[-1]
 
     def late() -> dt.datetime:
         if database["treadle.schedules"].find_one() is None:
@@ -113,6 +138,7 @@ def _roll_up(context: Context) -> list[Contender]:
         # Other days each time, or these few would grow with every round.
         hour = next(hours)
         days = [day + hour for day in LATE_DAYS]
+        places.append(client.admin.command("ping")["operationTime"])
         database.sales.insert_many(_sales(chance, total // LATE_PART, days), ordered=False)
         return AFTER + HOUR * hour
 
@@ -128,12 +154,13 @@ def _roll_up(context: Context) -> list[Contender]:
         Contender("bare $group and $merge", empty, by_hand, check=check),
         Contender("bare $group alone", lambda: None, grouped),
         Contender(DAYS_ALONE, lambda: None, some_days, baseline="Treadle, first run"),
+        Contender(BY_HAND, last_late, from_stream, baseline="Treadle, first run"),
         Contender("Treadle, first run", empty, first, goal=Goal(1.15), check=check),
         Contender(
             "Treadle, run with 1 % late data in 3 days",
             late,
             second,
             baseline="Treadle, first run",
-            goal=Goal(1 / 20, limit=DAYS_ALONE),
+            goal=Goal(1 / 20, limit=BY_HAND),
         ),
     ]

@@ -275,6 +275,30 @@ def test_sources_are_read_once_and_then_added(following):
     following.store.runner.__dict__.pop("_perform")
 
 
+def test_targets_that_have_most_sources_are_counted_without_the_index(following, monkeypatch):
+    """Where a few have less, the index finds them."""
+    monkeypatch.setattr(totals, "MANY", 1)
+    hints = []
+    real = following.store.runner._command
+
+    def command(command: Any, session: Any) -> Any:
+        if command.document.get("aggregate") == "sales":
+            hints.append(command.document.get("hint"))
+        return real(command, session)
+
+    following.store.runner._command = command
+    for shop in (0, 0, 0, 0, 1, 1):
+        following.sell(shop)
+    following.step()
+    for shop in (0, 1):
+        following.forget()
+        following.sell(shop)
+        following.step()
+    assert [{"$natural": 1}, None] == hints
+    assert [(6, 6), (3, 3)] == [following.of(0), following.of(1)]
+    following.store.runner.__dict__.pop("_command")
+
+
 def test_amounts_that_cannot_be_added_exactly_are_counted(following):
     for amount in (0.1, 0.2, "much", [1], Int64(2**62), None):
         sale = {"shop_id": following.keys[0], "price": amount}

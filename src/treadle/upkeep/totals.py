@@ -22,7 +22,7 @@ from pymongo.errors import OperationFailure
 
 from treadle.engine.older import may_be_older
 from treadle.engine.recompute import Recomputation, Values, finished, grouping_stages, recompute
-from treadle.graph.gather import GatherRule
+from treadle.graph.gather import CountingRule, GatherRule
 from treadle.graph.pattern import Entry
 from treadle.plan import Plan, Raw, database_command, outside
 from treadle.plan.capabilities import Capabilities
@@ -35,6 +35,8 @@ from treadle.values import frozen as frozen_value
 
 # Ids that no collation takes for equal to another.
 _PLAIN_KEYS = frozenset({ObjectId, int, Int64, UUID})
+# With fewer sources than this nobody asks how many there are in all.
+MANY = 1_000
 
 
 @frozen_value
@@ -122,7 +124,8 @@ class Counted:
         plain = [number for number in unknown if type(keys[number]) in _PLAIN_KEYS]
         if plain:
             some = [keys[number] for number in plain]
-            counted = yield from outside(lambda: _count(self._rules, some, self._totals.until))
+            most = sum(self._stored_count(documents[number]) for number in plain)
+            counted = yield from outside(lambda: _count(self._rules, some, self._totals.until, most))
             self._new |= {frozen[number]: counted[frozen[number]] for number in plain if counted}
         values = {key: finished(self._rules, total.row) for key, total in self._new.items()}
         left = [number for number in unknown if frozen[number] not in values]
@@ -131,26 +134,43 @@ class Counted:
             values |= yield from recompute(self._rules, rest[0], server, rest[1], rest[2])
         return values
 
+    def _stored_count(self, document: Raw) -> int:
+        """How many sources a target seems to have."""
+        for rule in self._rules:
+            if isinstance(rule, CountingRule) and type(count := value_at(document, rule.path)) is int:
+                return count
+        return 0
+
     def keep(self) -> None:
         """Remember the totals, after the transaction has committed."""
         for key, total in self._new.items():
             self._totals.keep(self._entry, key, total)
 
 
-def _count(rules: Sequence[GatherRule], keys: Sequence[Any], until: Any) -> Plan[dict[Any, Total]]:
+def _count(
+    rules: Sequence[GatherRule], keys: Sequence[Any], until: Any, sources: int
+) -> Plan[dict[Any, Total]]:
     """The totals of targets as of this moment, by frozen key; none where the server cannot tell.
 
-    No transaction tells the moment that it sees. This one is not before that of
-    the transaction under way, so that no value goes back in time.
+    They seem to have so many `sources`. No transaction tells the moment that it
+    sees; this one is not before that of the transaction under way, so that no
+    value goes back in time.
     """
     at = yield from operation_time()
     rule = rules[0]
-    command = {
-        "aggregate": rule.source.collection,
+    collection = rule.source.collection
+    command: Raw = {
+        "aggregate": collection,
         "pipeline": [{"$match": rule.key.match(keys)}, *grouping_stages(rules, keys)],
         "cursor": {"batchSize": len(keys) + 1},
         "readConcern": {"level": "snapshot", "atClusterTime": at},
     }
+    if (
+        sources > MANY
+        and sources * 2 > (yield from database_command({"count": collection}, writes=False))["n"]
+    ):
+        # To go through them all takes less than half of the time of finding as many by an index.
+        command["hint"] = {"$natural": 1}
     try:
         cursor = (yield from database_command(command, writes=False))["cursor"]
     except OperationFailure:
