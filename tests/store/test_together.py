@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Annotated, Any
 
 import pymongo
@@ -73,12 +74,16 @@ Job = Callable[[Any], Any]
 class Crowd:
     """Several callers of one Store at once, threads or tasks."""
 
-    def __init__(self, uri: str, database: str, tasks: bool, limits: Limits = PATIENT) -> None:
-        self.heard = Heard()
+    def __init__(
+        self, uri: str, database: str, tasks: bool, limits: Limits = PATIENT, heard: Any = None
+    ) -> None:
+        self.heard = heard or Heard()
         self.tasks = tasks
         self.runner = asyncio.Runner() if tasks else None
         kind: Any = AsyncMongoClient if tasks else MongoClient
-        self.client: Any = kind(uri, event_listeners=[self.heard], appname="together")
+        # By its name, faults strike no other client.
+        name = "together" if heard is None else "struck"
+        self.client: Any = kind(uri, event_listeners=[self.heard], appname=name)
         store: Any = AsyncStore if tasks else Store
         self.store = store(self.client[database], MODELS, limits=limits)
 
@@ -107,6 +112,16 @@ class Crowd:
         lane = self.lane(kind, collection)
         self.heard.clear()
         return self._tasks(lane, jobs) if self.runner is not None else self._threads(lane, jobs)
+
+    def all_at_once(self, jobs: Sequence[Job]) -> list[Any]:
+        """The results or errors of tasks that begin together."""
+
+        async def all_of_them() -> list[Any]:
+            calls = [job(self.store) for job in jobs]
+            return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), WAIT_SECONDS_MAX)
+
+        assert self.runner is not None
+        return self.runner.run(all_of_them())
 
     def _tasks(self, lane: Any, jobs: Sequence[Job]) -> list[Any]:
         async def all_of_them() -> list[Any]:
@@ -921,6 +936,7 @@ FAULTS: list[tuple[str, dict[str, Any]]] = [
     ("reply-lost-twice", {"times": 2, "proxy": True}),
 ]
 KINDS = ["insert_one", "find", "find_one_and_update", "find_one_and_delete"]
+TASK_FAULTS = [each for each in FAULTS if each[0] in ("closed", "conflict", "reply-lost")]
 COMMANDS_MAX = 12
 CALLERS = 4
 
@@ -942,29 +958,40 @@ def test_a_fault_at_each_command_of_a_group(
     struck: tuple[Any, faults.Proxy], kind: str, name: str, fault: dict[str, Any]
 ) -> None:
     """Who was answered has what it was told, once; who was not has it once or not at all."""
+    _strike(struck, kind, fault, tasks=False)
+
+
+@pytest.mark.heavy
+@pytest.mark.server
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "fault"), TASK_FAULTS, ids=[name for name, _ in TASK_FAULTS])
+def test_a_fault_at_each_command_of_two_groups_under_way(
+    struck: tuple[Any, faults.Proxy], kind: str, name: str, fault: dict[str, Any]
+) -> None:
+    _strike(struck, kind, fault, tasks=True)
+
+
+def _strike(struck: tuple[Any, faults.Proxy], kind: str, fault: dict[str, Any], tasks: bool) -> None:
     server, proxy = struck
     data = {key: value for key, value in fault.items() if key not in ("times", "proxy")}
     heard = faults.Heard()
     uri = proxy.uri if "proxy" in fault else f"{server.uri}&serverMonitoringMode=poll"
     points = 0
-    with (
-        MongoClient[Any](server.uri) as plain,
-        MongoClient[Any](uri, event_listeners=[heard], appname="struck") as client,
-    ):
+    # Of tasks one goes first, and two full groups beside it.
+    callers = 7 if tasks else CALLERS
+    limits = Limits(together_wait_seconds=3600, together_max=3 if tasks else 100)
+    with MongoClient[Any](server.uri) as plain, closing(Crowd(uri, "struck", tasks, limits, heard)) as crowd:
         database = plain["struck"]
         database.drop_collection("people")
         Store(database, MODELS).setup()
-        crowd = Crowd.__new__(Crowd)
-        crowd.tasks, crowd.runner, crowd.heard = False, None, Heard()
-        crowd.store = Store(client["struck"], MODELS, limits=PATIENT)
-        one = crowd.store.insert(Person(name="first"))
-        crowd.store.get(Person, one.id)
-        crowd.store.update(Person, one.id, {"$inc": {"age": 1}})
-        crowd.store.delete(Person, one.id)
+        one = crowd.wait(lambda: crowd.store.insert(Person(name="first")))
+        crowd.wait(lambda: crowd.store.get(Person, one.id))
+        crowd.wait(lambda: crowd.store.update(Person, one.id, {"$inc": {"age": 1}}))
+        crowd.wait(lambda: crowd.store.delete(Person, one.id))
         for skip in range(COMMANDS_MAX):
             database.people.delete_many({})
-            ids = stored(database, CALLERS)
-            new = [Person(name=str(number)) for number in range(CALLERS)]
+            ids = stored(database, callers)
+            new = [Person(name=str(number)) for number in range(callers)]
             jobs: dict[str, list[Job]] = {
                 "insert_one": [lambda store, each=each: store.insert(each) for each in new],
                 "find": [lambda store, each=each: store.get(Person, each) for each in ids],
@@ -980,7 +1007,7 @@ def test_a_fault_at_each_command_of_a_group(
                 else faults.fail_point(plain, heard, skip=skip, times=fault["times"], app="struck", **data)
             )
             with strike:
-                results = crowd.together(kind, jobs[kind])
+                results = crowd.all_at_once(jobs[kind]) if tasks else crowd.together(kind, jobs[kind])
                 met = sum(each in faults.COMMANDS for each in heard.names) > skip
             plain.admin.command({"killAllSessions": []})
             there = {each["_id"]: each for each in database.people.find()}
