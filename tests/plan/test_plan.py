@@ -321,6 +321,32 @@ def test_what_fits_into_one_reply_takes_one(heard):
     assert ["find", "aggregate"] == listener.names
 
 
+def test_cancellation_ends_what_runs_beside_a_plan(server):
+    rounds = []
+
+    def beside():
+        rounds.append(1)
+        yield from wait(0.001)
+
+    def work():
+        yield from wait(1_000)
+
+    async def main():
+        async with AsyncMongoClient(server.uri) as client:
+            runner = AsyncRunner(client["treadle_cancelled"])
+            task = asyncio.create_task(runner.run(meanwhile(work, beside)))
+            while len(rounds) < 3:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            seen = len(rounds)
+            await asyncio.sleep(0.05)
+            assert seen == len(rounds)
+
+    asyncio.run(main())
+
+
 def test_an_unknown_command_is_refused(run):
     def odd():
         yield "not a command"

@@ -98,7 +98,8 @@ async def alongside_async(call: Callable[[], Awaitable[object]]) -> AsyncGenerat
         yield
     except BaseException:
         task.cancel()
-        await asyncio.wait([task])
+        # An error of its own is not the one to raise.
+        await asyncio.gather(task, return_exceptions=True)
         raise
     done = True
     await task
