@@ -34,7 +34,7 @@ import benchmarks
 from benchmarks import report, stored
 from benchmarks.harness import Context, Group, Result, measure, single
 from benchmarks.machine import surroundings
-from benchmarks.stored import Entry, Stored
+from benchmarks.stored import LONG, Entry, Stored
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 # A work that takes so long hangs; the others shall have their turn.
@@ -55,8 +55,6 @@ class Script:
     arguments: tuple[str, ...] = ()
 
 
-# The family that is measured only where it is named.
-LONG = "long"
 LONG_SECONDS_MAX = 2_400
 LOOP_QUICK = ("--scale", "0.5", "--seconds", "2", "--finding", "computed")
 SCRIPTS = [

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from benchmarks import __main__ as bench
-from benchmarks import harness
+from benchmarks import harness, report
 from benchmarks.harness import Contender, Context, Goal, Group, time_text
+from benchmarks.stored import LONG, Entry, Stored
 
 
 def constant(name: str, seconds: float, **options: Any) -> Contender:
@@ -170,3 +171,9 @@ def test_a_script_gives_lines_tables_and_goals(
     assert "```text\nthree parts\n```\n\n| part | took |\n| --- | --- |\n| one | 3 s |\n\n" in report
     assert not (tmp_path / "plots" / "one.svg").exists()
     assert (0, report) == run([bench.Script("one", "parts", "measuring", ())], "--report")
+
+
+def test_what_is_measured_only_where_it_is_named_is_no_part_of_the_whole() -> None:
+    entries = [Entry(name, "work", "", seconds, {}) for name, seconds in (("one", 90.0), (LONG, 600.0))]
+    told = "took 1.5 minutes. `long`, which is measured only where it is named, took 10.0 more."
+    assert f"All works, as they are stored here, {told}" in report.markdown(Stored(entries), {})
