@@ -847,16 +847,18 @@ THREADS, THREAD_STEPS = 8, 1_250 if ALL else 60
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("most", [Limits().together_max, 7], ids=["one-group", "several-groups"])
-def test_steps_of_tasks_with_cancellations(server: Any, database: Any, most: int) -> None:
+def test_steps_of_tasks_with_cancellations_and_deadlines(server: Any, database: Any, most: int) -> None:
     limited(database)
     histories = [History(number, SEED) for number in range(TASKS)]
-    counted = {"done": 0, "cancelled": 0}
+    counted = {"done": 0, "cancelled": 0, "late": 0}
     store: Any = None
 
     async def live(history: History, store: AsyncStore) -> None:
         for _ in range(TASK_STEPS):
             _, call, check, doubt = history.step(store)
-            task = asyncio.ensure_future(call())
+            hurried = history.chance.random() < 0.05
+            with pymongo.timeout(history.chance.uniform(0.0005, 0.02) if hurried else None):
+                task = asyncio.ensure_future(call())
             if history.chance.random() < 0.1:
                 for _ in range(history.chance.randrange(1, 12)):
                     await asyncio.sleep(0)
@@ -867,7 +869,11 @@ def test_steps_of_tasks_with_cancellations(server: Any, database: Any, most: int
                 doubt()
                 counted["cancelled"] += 1
                 continue
-            except (DataError, UsageError) as error:
+            except (PyMongoError, DataError, UsageError) as error:
+                if hurried and isinstance(error, PyMongoError) and error.timeout:
+                    doubt()
+                    counted["late"] += 1
+                    continue
                 result = error
             check(result)
             counted["done"] += 1
