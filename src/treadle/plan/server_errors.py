@@ -37,6 +37,7 @@ INVALID_OPTIONS = 72
 NOT_YET_INITIALIZED = 94
 DOCUMENT_VALIDATION_FAILURE = 121
 COMMAND_NOT_SUPPORTED_ON_VIEW = 166
+QUERY_PLAN_KILLED = 175
 SNAPSHOT_TOO_OLD = 239
 CONVERSION_FAILURE = 241
 TRANSACTION_TOO_LARGE = 388
@@ -77,7 +78,7 @@ OUT_OF_MEMORY = frozenset({146, 292, 16945})
 # An index of the same name, or of the same keys, that differs in something else.
 INDEX_CONFLICT = frozenset({85, 86})
 # A collection, while its documents were being read.
-DROPPED = frozenset({NAMESPACE_NOT_FOUND, 175, 224})
+DROPPED = frozenset({NAMESPACE_NOT_FOUND, QUERY_PLAN_KILLED, 224})
 # A time limit, a conflict, an interruption, a lost cursor, an ended query plan, a full disk or memory, a
 # shutdown: what any execution may fail of.
 PASSING = frozenset({43, 50, 91, 112, 146, 175, 189, 237, 262, 290, 292, 11600, 11601, 11602, 14031})

@@ -48,7 +48,7 @@ from treadle.plan import (
 )
 from treadle.plan.capabilities import Capabilities, read_capabilities
 from treadle.plan.decoding import RAW_CODEC_OPTIONS, Unreadable, codec_options, decoded, undecoded
-from treadle.plan.server_errors import is_passing, is_swapping
+from treadle.plan.server_errors import QUERY_PLAN_KILLED, is_passing, is_swapping
 from treadle.plan.together import ALONE, Failed, Shareable, lane_of, perform_together
 from treadle.store import deadline, joined, shell
 from treadle.store.background import alongside
@@ -315,6 +315,11 @@ class Runner:
         except InvalidBSON:
             raws = self.opened(command, session, own=own, raw=True).to_list()
             return decoded(command.collection, raws, codec_options(command))
+        except OperationFailure as error:
+            if error.code != QUERY_PLAN_KILLED or (session is not None and session.in_transaction):
+                raise
+            # Its collection was swapped while it was read; the one of that name now has all of it.
+            return self.opened(command, session, own=own).to_list()  # type: ignore[no-any-return]
 
     def open(self, command: Read, session: Session, *, own: bool = False, raw: bool = False) -> Any:
         """The cursor of a `find`, for results that stream; the caller's, unless it is Treadle's own."""

@@ -12,6 +12,7 @@ the marker itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pymongo.errors import OperationFailure
@@ -76,9 +77,13 @@ class Changed:
                 raise self.taken_away()
             key = event["documentKey"]["_id"]
             if event["ns"]["coll"] == self.collection:
-                self._keys[freeze(key)] = key
+                self.note([key])
             else:
                 self._beats.add(key)
+
+    def note(self, keys: Iterable[Any]) -> None:
+        """These documents are among those that were written."""
+        self._keys.update((freeze(key), key) for key in keys)
 
     def until_now(self) -> Plan[list[Any]]:
         """The ids of all that was written since the last time, up to this call."""
@@ -98,8 +103,8 @@ class Changed:
 
     def taken_away(self) -> DataError:
         return DataError(
-            f"{self.collection} was dropped or renamed or got another validator while it was being "
-            "migrated, or its change stream has ended, because the server's history (its oplog) is too short "
-            "for what is written; nothing was changed, try again",
+            f"{self.collection} was dropped or renamed or got another validator, index or option while it "
+            "was migrated, or its change stream has ended, because the server's history (its oplog) is too "
+            "short for what is written; nothing was changed, try again",
             code="migration-failed",
         )

@@ -19,12 +19,12 @@ again while that is held, and whoever has lost it renames nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 
 from bson import json_util
-from pymongo.errors import OperationFailure
+from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
 
 from treadle.engine.convert import convert
 from treadle.engine.indexes import existing_collections, existing_indexes
@@ -48,11 +48,13 @@ from treadle.plan import (
 from treadle.plan.operations import ReplaceOne
 from treadle.plan.server_errors import (
     DROPPED,
+    DUPLICATE_KEY,
     HISTORY_LOST,
     SWAPPING,
     codes_of,
     is_about_one_document,
     message_of,
+    refusals,
 )
 from treadle.upkeep.change_stream import (
     BEATS,
@@ -103,8 +105,7 @@ def check_swap(run: Run) -> None:
 def swap(run: Run) -> Plan[bool]:
     """Bring all documents to the version by a new collection; whether it was not told to stop."""
     collection = run.entry.collection
-    # Of this run alone: one that lost its lease may still write to its own.
-    shadow = f"treadle.swap.{run.lease.token}.{collection}"
+    shadow = _shadow(collection, run.lease.token)
     existing = yield from existing_collections()
     options = existing.get(collection, {}).get("options")
     if options is None:
@@ -114,16 +115,13 @@ def swap(run: Run) -> Plan[bool]:
             f"{collection} is capped or a time series and cannot be renamed; leave strategy= out",
             code="migration-option",
         )
-    for name in existing:
-        if re.fullmatch(rf"treadle\.swap\.\d+\.{re.escape(collection)}", name):
-            yield from _drop(name)
+    yield from _drop_shadows(collection, existing)
     changed, numbers = Changed(collection, run.limits), count()
     try:
         place = yield from present_place(run.limits)
         yield from changed.open(place)
-        made = {name: value for name, value in options.items() if name not in KEPT_OPTIONS}
         # By a majority, so that whatever has an earlier place can be seen by now.
-        yield from database_command({"create": shadow, **made})
+        yield from database_command({"create": shadow, **_unkept(options)})
         # The stream is read meanwhile: the server's history need not reach back to the beginning.
         yield from meanwhile(lambda: _build(run, shadow), lambda: _look(run, changed, next(numbers)))
         return (yield from _follow_and_rename(run, changed, shadow, options))
@@ -143,10 +141,23 @@ def swap(run: Run) -> Plan[bool]:
 def _build(run: Run, shadow: str) -> Plan[None]:
     """The new collection: the converted documents, and the indexes of the old one."""
     yield from _copy(run, shadow)
-    listed = yield from existing_indexes(run.entry.collection)
-    indexes = [_index(each) for each in listed if each["name"] != "_id_"]
-    if indexes:
+    try:
+        yield from _make_indexes(run, shadow)
+    except DuplicateKeyError:
+        # A value may have moved while the documents were copied, and is in two copies.
+        return
+
+
+def _make_indexes(run: Run, shadow: str) -> Plan[list[Raw]]:
+    """Let the new collection have the indexes that the old one has by now; these."""
+    listed = yield from _indexes(run.entry.collection)
+    names = {each["name"] for each in listed}
+    gone = [each["name"] for each in (yield from _indexes(shadow)) if each["name"] not in names]
+    if gone:
+        yield from database_command({"dropIndexes": shadow, "index": gone})
+    if indexes := [each for each in listed if each["name"] != "_id_"]:
         yield from database_command({"createIndexes": shadow, "indexes": indexes})
+    return listed
 
 
 def _look(run: Run, changed: Changed, number: int) -> Plan[None]:
@@ -158,28 +169,57 @@ def _look(run: Run, changed: Changed, number: int) -> Plan[None]:
 
 
 def _follow_and_rename(run: Run, changed: Changed, shadow: str, options: Raw) -> Plan[bool]:
-    collection = run.entry.collection
-    for _ in range(ROUNDS_MAX):
+    collection, made = run.entry.collection, _unkept(options)
+    for number in count(1):
         if run.options.stop is not None and run.options.stop():
             return False
         yield from _still_held(run)
-        if (yield from _catch_up(run, changed, shadow)) <= FEW:
-            break
+        found = yield from _catch_up(run, changed, shadow)
+        try:
+            indexes = yield from _make_indexes(run, shadow)
+        except DuplicateKeyError:
+            if not found or number >= ROUNDS_MAX:
+                raise
+        else:
+            if found <= FEW or number >= ROUNDS_MAX:
+                break
+    yield from _still_held(run)
+    options = yield from _options(collection)
+    if _unkept(options) != made or options.get("validator") == REFUSING:
+        raise changed.taken_away()
     kept = {name: options[name] for name in KEPT_OPTIONS if name in options}
     place = yield from present_place(run.limits)
     yield from _hold_up(collection, kept, place, run.lease.token)
     try:
-        yield from _catch_up(run, changed, shadow)
+        yield from _catch_up(run, changed, shadow, last=True)
         yield from _still_held(run)
-        there = (yield from existing_collections()).get(collection, {}).get("options", {})
-        if there.get("validator") != REFUSING:
+        there = yield from _options(collection)
+        same = _unkept(there) == made and (yield from _indexes(collection)) == indexes
+        if there.get("validator") != REFUSING or not same:
             raise changed.taken_away()
         yield from database_command({"collMod": shadow, **CLOSED})
-        yield from _rename(shadow, collection)
+        try:
+            yield from _rename(shadow, collection)
+        except OperationFailure as error:
+            if not codes_of(error) & DROPPED:
+                raise
+            # By whoever let writes through again meanwhile.
+            yield from _still_held(run)
+            raise changed.taken_away() from error
     finally:
         yield from restore(collection, run.limits, run.lease.token)
     run.done, run.left = run.total, 0
     return True
+
+
+def _options(collection: str) -> Plan[Raw]:
+    options: Raw = (yield from existing_collections()).get(collection, {}).get("options", {})
+    return options
+
+
+def _unkept(options: Raw) -> Raw:
+    """The options with which the new collection is made; the others come after the rename."""
+    return {name: value for name, value in options.items() if name not in KEPT_OPTIONS}
 
 
 def _still_held(run: Run) -> Plan[None]:
@@ -220,32 +260,55 @@ def _copy(run: Run, shadow: str) -> Plan[None]:
         yield from aggregate(collection, [{"$match": chosen}, *stages, into], allowDiskUse=True)
 
 
-def _index(described: Raw) -> Raw:
-    return {name: value for name, value in described.items() if name not in ("ns", "background")}
+def _indexes(collection: str) -> Plan[list[Raw]]:
+    listed = yield from existing_indexes(collection)
+    return [{name: each[name] for name in each if name not in ("ns", "background")} for each in listed]
 
 
-def _catch_up(run: Run, changed: Changed, shadow: str) -> Plan[int]:
-    """Write again what others have written until now; how many documents that were."""
+def _catch_up(run: Run, changed: Changed, shadow: str, *, last: bool = False) -> Plan[int]:
+    """Write again what others have written until now; how many documents that were.
+
+    A unique value that moved is still in the copy of the document that had it, or
+    its move is yet to be told of: what is refused for that comes again after the
+    others, and then in the next round. In the last one nothing is left to be told.
+    """
     keys = yield from changed.until_now()
+    refused: list[Any] = []
     for some in chunks(keys, run.limits.read_keys_max):
-        yield from _write_again(run, shadow, some)
+        refused += yield from _write_again(run, shadow, some)
+    for some in chunks(refused, run.limits.read_keys_max):
+        changed.note((yield from _write_again(run, shadow, some, raises=last)))
     return len(keys)
 
 
-def _write_again(run: Run, shadow: str, keys: Sequence[Any]) -> Plan[None]:
-    """What these documents are now, in the new collection."""
+def _write_again(run: Run, shadow: str, keys: Sequence[Any], *, raises: bool = False) -> Plan[list[Any]]:
+    """What these documents are now, in the new collection; the ids of those that unique indexes refuse.
+
+    Of these nothing is left in it, so that they are in nobody's way.
+    """
     raws = yield from find(run.entry.collection, {"_id": {"$in": list(keys)}})
     present = {freeze(raw["_id"]) for raw in raws}
     gone = [key for key in keys if freeze(key) not in present]
     if gone:
         yield from delete_many(shadow, {"_id": {"$in": gone}})
-    operations = []
+    operations, written = [], []
     for outcome in (yield from convert(run.entry, raws, run.to)):
         if isinstance(outcome, DataError):
             raise outcome
         operations.append(ReplaceOne({"_id": {"$eq": outcome.after["_id"]}}, outcome.after, upsert=True))
-    if operations:
+        written.append(outcome.after["_id"])
+    if not operations:
+        return []
+    try:
         yield from bulk_write(shadow, operations, ordered=False)
+    except BulkWriteError as error:
+        if raises or codes_of(error) - {error.code} != {DUPLICATE_KEY}:
+            raise
+        refused = [written[each["index"]] for each in refusals(error)]
+    else:
+        return []
+    yield from delete_many(shadow, {"_id": {"$in": refused}})
+    return refused
 
 
 def _delete_again(collection: str, place: Raw, limits: Limits) -> Plan[None]:
@@ -283,12 +346,17 @@ def _hold_up(collection: str, kept: Raw, place: Raw, token: int | None = None) -
 def restore(collection: str, limits: Limits, token: int | None = None) -> Plan[None]:
     """Let a collection take writes again, after a swap or one that did not come to its end.
 
-    With a token, only if it was the swap under that one.
+    With a token, only if it was the swap under that one. A process that was paused
+    just before its rename finds nothing to rename any more.
     """
     row = yield from find_one(SWAPS, {"_id": collection} | ({} if token is None else {"token": token}))
     if row is None:
         return
-    there = (yield from existing_collections()).get(collection, {}).get("options", {})
+    if token is None:
+        yield from _drop_shadows(collection, (yield from existing_collections()))
+    else:
+        yield from _drop(_shadow(collection, token))
+    there = yield from _options(collection)
     if there.get("validator") == REFUSING:
         try:
             yield from _delete_again(collection, row["place"], limits)
@@ -317,6 +385,17 @@ def _rename(shadow: str, collection: str) -> Plan[None]:
     name = listed["cursor"]["ns"].partition(".$cmd")[0]
     command = {"renameCollection": f"{name}.{shadow}", "to": f"{name}.{collection}", "dropTarget": True}
     yield from database_command({**command, "writeConcern": {"w": "majority"}}, admin=True)
+
+
+def _shadow(collection: str, token: int | None) -> str:
+    """The new collection of one run alone: one that lost its lease may still write to its own."""
+    return f"treadle.swap.{token}.{collection}"
+
+
+def _drop_shadows(collection: str, existing: Iterable[str]) -> Plan[None]:
+    for name in existing:
+        if re.fullmatch(rf"treadle\.swap\.\d+\.{re.escape(collection)}", name):
+            yield from _drop(name)
 
 
 def _drop(name: str) -> Plan[None]:
