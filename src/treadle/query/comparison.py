@@ -22,13 +22,13 @@ UNLIKE_BYTES_MAX = 100_000
 _PLAIN = frozenset({bool, int, float, str, ObjectId})
 # The server's arithmetic of decimals: it rounds, and what it cannot compute is infinite or no number.
 DECIMALS = decimal.Context(prec=34, Emin=-6143, Emax=6144, clamp=1, traps=[])
-# The same, where nothing may be rounded.
+# The same, where nothing may be rounded. What has all 34 digits may have been before.
 _EXACT = decimal.Context(
-    prec=34,
+    prec=33,
     Emin=-6143,
     Emax=6144,
     clamp=1,
-    traps=[decimal.Inexact, decimal.Clamped, decimal.InvalidOperation],
+    traps=[decimal.Rounded, decimal.Clamped, decimal.InvalidOperation],
 )
 _INTEGERS = frozenset({int, Int64})
 
@@ -182,21 +182,40 @@ def greatest(one: Any, other: Any) -> Any:
 def exact_sum(numbers: Sequence[Any]) -> Any:
     """The sum of integers, or of decimals and integers, as `$sum` has it in any order; None if it may differ.
 
-    It differs where something is rounded, and where there is anything but such numbers.
+    It differs where something is rounded, and where there is anything but such
+    numbers. One of the numbers may be what `$sum` gave for others.
     """
     kinds = {type(number) for number in numbers}
     if kinds <= _INTEGERS:
-        whole = sum(numbers)
-        return whole if -(2**63) <= whole < 2**63 else None
+        return _exact_integer(numbers, long=Int64 in kinds)
     if not kinds <= _INTEGERS | {Decimal128}:
         return None
-    exact = decimal.Decimal(0)
+    exact = bound = decimal.Decimal(0)
     try:
         for number in numbers:
-            exact = _EXACT.add(exact, from_bson(number))
+            value = from_bson(number)
+            exact = _EXACT.add(exact, value)
+            # The server adds integers last, so that others meet on the way.
+            bound = _EXACT.add(bound, abs(value) if isinstance(value, int) else value.copy_abs())
     except decimal.DecimalException:
         return None
     return Decimal128(exact) if exact.is_finite() else None
+
+
+def _exact_integer(numbers: Sequence[Any], *, long: bool) -> int | None:
+    """The sum of integers; of 64 bits if one of them is, or if it needs them."""
+    whole = sum(numbers)
+    if not long:
+        return whole if -(2**63) <= whole < 2**63 else None
+    if _needs_long(whole):
+        return Int64(whole) if -(2**63) <= whole < 2**63 else None
+    # A sum of short ones that was large shows itself as long, and is no longer.
+    surely = any(type(number) is Int64 and not _needs_long(number) for number in numbers)
+    return Int64(whole) if surely else None
+
+
+def _needs_long(number: int) -> bool:
+    return not -(2**31) <= number < 2**31
 
 
 def total(one: Any, other: Any) -> Any:

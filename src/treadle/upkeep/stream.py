@@ -453,7 +453,9 @@ class Follower:
 
         if dirty:
             left = frozenset(self._stopped)
-            totals = self._totals if not left and self.server.cluster_time else None
+            # What shards commit together shows itself at another time than its events have.
+            timed = self.server.cluster_time and not self.server.sharded
+            totals = self._totals if timed and not left else None
             self._totals.until = events[-1].get("clusterTime")
             done = yield from apply(
                 self.graph, self.server, dirty, self._fence, finish, without=left, totals=totals

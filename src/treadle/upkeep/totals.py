@@ -24,7 +24,7 @@ from treadle.engine.older import may_be_older
 from treadle.engine.recompute import Recomputation, Values, finished, grouping_stages, recompute
 from treadle.graph.gather import CountingRule, GatherRule
 from treadle.graph.pattern import Entry
-from treadle.plan import Plan, Raw, database_command, outside
+from treadle.plan import REPLY_DOCUMENTS, Plan, Raw, database_command, outside
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import exact_sum, same
 from treadle.query.keys import ReferenceKey, freeze
@@ -162,7 +162,8 @@ def _count(
     command: Raw = {
         "aggregate": collection,
         "pipeline": [{"$match": rule.key.match(keys)}, *grouping_stages(rules, keys)],
-        "cursor": {"batchSize": len(keys) + 1},
+        # Whatever else names one of them, in a list, is a group too.
+        "cursor": {"batchSize": REPLY_DOCUMENTS},
         "readConcern": {"level": "snapshot", "atClusterTime": at},
     }
     if (
