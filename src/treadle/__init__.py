@@ -273,10 +273,6 @@ def _imported(module: str) -> Any:
     try:
         return import_module(module)
     finally:
-        if not gc.get_freeze_count():
-            # Modules stay: counted as old, they are not gone through as soon as this ends.
-            gc.freeze()
-            gc.unfreeze()
         gc.enable()
 
 
