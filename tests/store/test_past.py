@@ -127,6 +127,32 @@ def test_no_more_groups_wait_than_the_limit_says(start: Any, database: Any) -> N
     assert (False, 0, 0) == (store._combiner._busy, store._combiner._passed, len(store._combiner._waiting))
 
 
+def test_whoever_was_cancelled_in_the_queue_goes_past_nobody(server: Any, database: Any) -> None:
+    """Else it would be counted for ever among those whom others have gone past."""
+
+    async def scenario() -> None:
+        async with AsyncMongoClient[Any](server.uri) as client:
+            store = AsyncStore(client[database.name], MODELS, limits=Limits(together_wait_seconds=0.2))
+            combiner = store._combiner
+            async with asyncio.timeout(WAIT_SECONDS_MAX):
+                with held(database):
+                    stuck = asyncio.create_task(store.insert(Review(id=1, product_id=1)))
+                    while not combiner._turn.waits:
+                        await asyncio.sleep(0.001)
+                    cancelled = asyncio.create_task(store.insert(Review(id=2, product_id=1)))
+                    while not combiner._waiting:
+                        await asyncio.sleep(0)
+                    cancelled.cancel()
+                    while combiner._timer is not None:
+                        await asyncio.sleep(0.001)
+                await stuck
+            assert (False, 0) == (combiner._busy, combiner._passed)
+
+    Store(database, MODELS).setup()
+    Store(database, MODELS).insert(Product(id=1))
+    asyncio.run(scenario())
+
+
 def test_nothing_is_lost_among_writers_of_hot_documents_that_are_held_now_and_then(
     start: Any, database: Any
 ) -> None:

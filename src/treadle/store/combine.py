@@ -372,6 +372,7 @@ class AsyncCombiner:
     def _go_on(self) -> None:
         """Let those go on who have waited for a while; whoever is under way takes long."""
         self._timer = None
+        self._forget_done()
         if self._waiting:
             waited = time.monotonic() - self._waiting[0].since
             if waited >= self._limits.together_wait_seconds:
@@ -421,9 +422,12 @@ class AsyncCombiner:
         self._waiting = others
         return met
 
-    def _take(self, most: int, led_until: float = math.inf) -> list[_AsyncWaiting]:
-        # Whoever was cancelled while it waited, or came too late, was never begun.
+    def _forget_done(self) -> None:
+        """Whoever was cancelled while it waited, or came too late, was never begun."""
         self._waiting = deque(each for each in self._waiting if not each.done())
+
+    def _take(self, most: int, led_until: float = math.inf) -> list[_AsyncWaiting]:
+        self._forget_done()
         group = _take(self._waiting, most, led_until)
         for each in group:
             each.begun = True
