@@ -221,13 +221,17 @@ class History:
         for rule in sorted(self.paused):
             self.store.resume(rule)
         self.paused.clear()
-        follower, run = self.leader.follower, self.leader.run
-        while not follower.lease.held:
+        leader = self.leader
+        while True:
+            self.step(leader)
+            try:
+                if leader.follower.lease.held and not leader.held:
+                    leader.run(leader.follower.run_until_idle())
+                    return
+            except LeaseLost:
+                # The other one took it, and nobody had told.
+                leader.follower.lease.token = None
             self.database[lease.COLLECTION].update_many({}, {"$set": {"until": lease.LONG_AGO}})
-            self.step(self.leader)
-        while self.leader.held:
-            self.step(self.leader)
-        run(follower.run_until_idle())
 
     # -- the truth -----------------------------------------------------------------------------------
 
