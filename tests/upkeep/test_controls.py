@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from bson import ObjectId
 from pymongo import MongoClient
-from pymongo.errors import OperationFailure
+from pymongo.errors import AutoReconnect, OperationFailure
 
 from tests import shop, streamed
 from tests.upkeep.followed import Sale, Shop, of, settled, without_former_states
 from tests.upkeep.marketplace import wait_for, working
 from treadle import Limits, Store, UsageError
+from treadle.plan import database_command
+from treadle.upkeep.replay import Replay
 from treadle.upkeep.stream import Follower
 
 SALES, TOTAL = "Shop.sales", "Shop.total"
@@ -51,6 +53,32 @@ def test_resuming_catches_up_with_what_was_missed(shops, database):
     assert 7 == of(database, "shops", other)["total"]
     assert "behind" == states(store)[TOTAL]  # Nobody leads just now.
     assert [] == list(database["treadle.controls"].find())
+
+
+@pytest.mark.parametrize("lost", ["events", "cursor"])
+def test_what_fails_while_a_rule_catches_up_is_read_again(shops, database, monkeypatch, lost):
+    """Neither are events passed by that were read and not handled, nor is a cursor read on that is gone."""
+    store, (key, *_) = shops
+    store.pause(TOTAL)
+    sell(database, key)
+    store.worker().run_until_idle()
+    store.resume(TOTAL)
+    real, failed = Replay._handle, []
+
+    def handle(self: Any, events: Any, fence: Any) -> Any:
+        if failed or not any(each.get("coll") == "sales" for each in events):
+            return (yield from real(self, events, fence))
+        failed.append(events)
+        if lost == "events":
+            raise AutoReconnect("the connection was lost")
+        seen = yield from real(self, events, fence)
+        kill = {"killCursors": "$cmd.aggregate", "cursors": [self._stream.cursor]}
+        yield from database_command(kill, writes=False)
+        return seen
+
+    monkeypatch.setattr(Replay, "_handle", handle)
+    settled(store)
+    assert (5, 1) == (of(database, "shops", key)["total"], len(failed))
 
 
 def test_a_pause_is_for_every_process_and_is_asked_for_once(shops, database, run):

@@ -53,6 +53,14 @@ class Replay:
 
     def step(self, fence: Callable[[], Plan[None]]) -> Plan[bool]:
         """Handle the next events; whether everything that the others have seen was seen."""
+        try:
+            return (yield from self._step(fence))
+        except BaseException:
+            # What was read and not handled is read again.
+            self._stream = ChangeStream()
+            raise
+
+    def _step(self, fence: Callable[[], Plan[None]]) -> Plan[bool]:
         limits = self.graph.limits
         events = yield from self._read(0.001)
         if len(events) >= limits.worker_linger_below:
