@@ -1,6 +1,6 @@
 """Random histories of sources, targets and workers: after each catching up, every value is as computed anew.
 
-TREADLE_TOTALS_HISTORIES=50 runs so many seeds instead of one.
+TREADLE_TOTALS_HISTORIES=50 runs so many seeds instead of two.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 from bson import Decimal128, Int64
 from pymongo.errors import AutoReconnect, PyMongoError
 
+from tests.upkeep.followed import without_former_states
 from tests.upkeep.test_stream_mutations import leading
 from treadle import Average, Count, Document, Limits, Store, Sum
 from treadle.engine import lease
@@ -23,7 +24,7 @@ from treadle.plan import IsInside, Outside, Wait
 
 pytestmark = pytest.mark.since("6.0", "without pre-images a ledger is kept, and no totals are")
 
-HISTORIES = int(os.environ.get("TREADLE_TOTALS_HISTORIES", "1"))
+HISTORIES = int(os.environ.get("TREADLE_TOTALS_HISTORIES", "2"))
 SHOPS = 4
 
 
@@ -274,6 +275,9 @@ def test_a_random_history(database, seed):
     limits = Limits(worker_batch_max=5, worker_linger_below=2, worker_totals_max=6, worker_targets_max=3)
     store = Store(database, [Sale, Shop, City], limits=limits)
     store.setup()
+    if seed % 2:
+        # Then a ledger of contributions tells what sources fed.
+        without_former_states(database, "sales", "shops")
     database["cities"].insert_many([{"_id": number} for number in range(2)])
     with ExitStack() as stack:
         workers = []
