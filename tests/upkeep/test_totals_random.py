@@ -22,8 +22,6 @@ from treadle.engine import lease
 from treadle.engine.lease import LeaseLost
 from treadle.plan import IsInside, Outside, Wait
 
-pytestmark = pytest.mark.since("6.0", "without pre-images a ledger is kept, and no totals are")
-
 HISTORIES = int(os.environ.get("TREADLE_TOTALS_HISTORIES", "2"))
 SHOPS = 4
 
