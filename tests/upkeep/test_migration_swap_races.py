@@ -156,3 +156,23 @@ def test_a_read_that_a_rename_ends_is_made_again(
     finally:
         after = database.client.admin.command({**point, "mode": "off"})["count"]
     assert 1 == after - before
+
+
+@pytest.mark.parametrize("command", ["drop", "getMore", "collMod"])
+def test_a_failover_after_the_rename_holds_nobody_up(
+    seats: list[dict[str, Any]], server: Any, database: Any, command: str
+) -> None:
+    """Whatever fails while writes are let through again is done once more."""
+    heard, admin = faults.Heard(), database.client.admin
+    failing = {"failCommands": [command], "appName": "failing", "closeConnection": True}
+    point = {"configureFailPoint": "failCommand", "mode": {"times": 1}, "data": failing}
+    with MongoClient[Any](server.uri, event_listeners=[heard], appname="failing") as client:
+        store = Store(client[database.name], [Seat])
+        heard.before(["renameCollection"], 0, lambda: admin.command(point))
+        try:
+            assert store.migrate(Seat, strategy="swap").finished
+        finally:
+            admin.command({**point, "mode": "off"})
+    database.seats.insert_one({"row": 1, "schema_version": 2})
+    assert [] == list(database["treadle.swaps"].find())
+    assert NUMBER + 1 == database.seats.count_documents({"schema_version": 2})

@@ -24,7 +24,7 @@ from itertools import count
 from typing import Any
 
 from bson import json_util
-from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure
+from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure, PyMongoError
 
 from treadle.engine.convert import convert
 from treadle.engine.indexes import existing_collections, existing_indexes
@@ -50,9 +50,11 @@ from treadle.plan.server_errors import (
     DROPPED,
     DUPLICATE_KEY,
     HISTORY_LOST,
+    PASSING,
     SWAPPING,
     codes_of,
     is_about_one_document,
+    is_passing,
     message_of,
     refusals,
 )
@@ -78,6 +80,8 @@ KEPT_OPTIONS = ("validator", "validationLevel", "validationAction")
 FEW = 200
 ROUNDS_MAX = 20
 LOOKS_PER_RENEWAL = 50
+# Seconds between attempts to let writes through again.
+RESTORE_PAUSES = (0.1, 0.5, 1, 2, 4, 8)
 
 
 def check_swap(run: Run) -> None:
@@ -207,7 +211,7 @@ def _follow_and_rename(run: Run, changed: Changed, shadow: str, options: Raw) ->
             yield from _still_held(run)
             raise changed.taken_away() from error
     finally:
-        yield from restore(collection, run.limits, run.lease.token)
+        yield from _surely_restore(run)
     run.done, run.left = run.total, 0
     return True
 
@@ -366,6 +370,17 @@ def restore(collection: str, limits: Limits, token: int | None = None) -> Plan[N
         was = {"validationLevel": "strict", "validationAction": "error", **json_util.loads(row["was"])}
         yield from database_command({"collMod": collection, **was})
     yield from delete_many(SWAPS, {"_id": collection})
+
+
+def _surely_restore(run: Run) -> Plan[None]:
+    """Let writes through again, also where the server fails over just then."""
+    for pause in (*RESTORE_PAUSES, None):
+        try:
+            return (yield from restore(run.entry.collection, run.limits, run.lease.token))
+        except PyMongoError as error:
+            if pause is None or not (is_passing(error) or codes_of(error) & PASSING):
+                raise
+        yield from wait(pause)
 
 
 def restore_all(limits: Limits, owner: str, is_dead: Callable[[str], bool]) -> Plan[int]:
