@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 import pytest
 from bson import ObjectId
-from pymongo import MongoClient
+from pymongo import AsyncMongoClient, MongoClient
 
 from tests import faults
-from treadle import DataError, Document, Indexed, Store, migration
+from treadle import AsyncStore, DataError, Document, Indexed, Store, migration
 from treadle.engine.lease import LONG_AGO
 from treadle.plan.server_errors import QUERY_PLAN_KILLED
 from treadle.upkeep.migrations import swap
@@ -176,3 +177,23 @@ def test_a_failover_after_the_rename_holds_nobody_up(
     database.seats.insert_one({"row": 1, "schema_version": 2})
     assert [] == list(database["treadle.swaps"].find())
     assert NUMBER + 1 == database.seats.count_documents({"schema_version": 2})
+
+
+def test_a_swap_that_is_cancelled_lets_writes_through(
+    seats: list[dict[str, Any]], server: Any, database: Any
+) -> None:
+    heard = faults.Heard()
+
+    async def scenario() -> None:
+        async with AsyncMongoClient[Any](server.uri, event_listeners=[heard]) as client:
+            store = AsyncStore(client[database.name], [Seat])
+            task = asyncio.create_task(store.migrate(Seat, strategy="swap"))
+            # The first closes the old collection, the second the new one.
+            heard.before(["collMod"], 1, task.cancel)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(scenario())
+    database.seats.insert_one({"row": 1, "schema_version": 2})
+    assert NUMBER + 1 == len(guests(database))
+    assert [] == list(database["treadle.swaps"].find())

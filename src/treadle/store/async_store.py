@@ -310,7 +310,7 @@ class AsyncStore(AsyncOperations):
             return await self.runner.run(
                 upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
             )
-        async with self._recorded("migrate", [model], throttle, progress) as job:
+        async with self._ending_swaps(), self._recorded("migrate", [model], throttle, progress) as job:
             options = upkeep.migrations.run.Options(
                 job.owner, shell.is_dead, batch, throttle, retry, stop, job, strategy
             )

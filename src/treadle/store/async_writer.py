@@ -246,3 +246,16 @@ class AsyncWriter:
             return await self.runner.run(
                 upkeep.migrations.swap.restore_all(self.graph.limits, owner, shell.is_dead)
             )
+
+    @asynccontextmanager
+    async def _ending_swaps(self) -> AsyncGenerator[None]:
+        """Where a swap is cancelled, in the moment in which nobody writes, let writes through again."""
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            # If it fails, recover() does it.
+            with contextlib.suppress(PyMongoError):
+                await self._end_swaps()
+            raise

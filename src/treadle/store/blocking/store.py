@@ -296,7 +296,7 @@ class Store(Operations):
             return self.runner.run(
                 upkeep.migrations.perform.perform(self.graph, server, entry, to, dry_run, options)
             )
-        with self._recorded("migrate", [model], throttle, progress) as job:
+        with self._ending_swaps(), self._recorded("migrate", [model], throttle, progress) as job:
             options = upkeep.migrations.run.Options(
                 job.owner, shell.is_dead, batch, throttle, retry, stop, job, strategy
             )

@@ -242,3 +242,16 @@ class Writer:
             return self.runner.run(
                 upkeep.migrations.swap.restore_all(self.graph.limits, owner, shell.is_dead)
             )
+
+    @contextmanager
+    def _ending_swaps(self) -> Generator[None]:
+        """Where a swap is cancelled, in the moment in which nobody writes, let writes through again."""
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            # If it fails, recover() does it.
+            with contextlib.suppress(PyMongoError):
+                self._end_swaps()
+            raise

@@ -121,6 +121,7 @@ def swap(run: Run) -> Plan[bool]:
         )
     yield from _drop_shadows(collection, existing)
     changed, numbers = Changed(collection, run.limits), count()
+    cancelled = False
     try:
         place = yield from present_place(run.limits)
         yield from changed.open(place)
@@ -137,9 +138,14 @@ def swap(run: Run) -> Plan[bool]:
             "cannot be swapped; nothing was changed. Without strategy= it is set aside, and the rest goes on",
             code="migration-failed",
         ) from error
+    except GeneratorExit:
+        # A plan that was cancelled can ask for nothing more; `restore_all` ends it.
+        cancelled = True
+        raise
     finally:
-        yield from changed.close()
-        yield from _drop(shadow)
+        if not cancelled:
+            yield from changed.close()
+            yield from _drop(shadow)
 
 
 def _build(run: Run, shadow: str) -> Plan[None]:
@@ -210,8 +216,10 @@ def _follow_and_rename(run: Run, changed: Changed, shadow: str, options: Raw) ->
             # By whoever let writes through again meanwhile.
             yield from _still_held(run)
             raise changed.taken_away() from error
-    finally:
+    except Exception:
         yield from _surely_restore(run)
+        raise
+    yield from _surely_restore(run)
     run.done, run.left = run.total, 0
     return True
 
