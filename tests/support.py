@@ -255,8 +255,10 @@ def long_transactions(client: Any) -> Generator[None]:
     """Transactions that begin now are kept by the server for longer than any test waits."""
     before = client.admin.command("getParameter", **{LIFETIME: 1})[LIFETIME]
     client.admin.command("setParameter", **{LIFETIME: 600})
-    yield
-    client.admin.command("setParameter", **{LIFETIME: before})
+    try:
+        yield
+    finally:
+        client.admin.command("setParameter", **{LIFETIME: before})
 
 
 _SHARED: dict[str, LocalServer] = {}
