@@ -53,13 +53,14 @@ class PromisedId(ObjectId):
 def made(identity: Any) -> Any:
     """The same id as an ordinary one, with a value; anything else as it is."""
     if type(identity) is LazyObjectId:
-        _give_value(identity, ObjectId(), ObjectId)
+        _give_value(identity, None, ObjectId)
     elif type(identity) is PromisedId:
         object.__setattr__(identity, "__class__", ObjectId)
     return identity
 
 
-def _give_value(identity: Any, value: ObjectId, kind: type[ObjectId]) -> bool:
+def _give_value(identity: Any, value: ObjectId | None, kind: type[ObjectId]) -> bool:
+    """Give an id this value, or a new one; whether it had none."""
     # Two threads that ask at once must get the same value.
     with _MAKING:
         first = type(identity) is LazyObjectId
