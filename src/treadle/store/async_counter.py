@@ -21,6 +21,7 @@ from treadle.engine.set_aside import log
 from treadle.errors import TreadleError, UsageError
 from treadle.graph.calls import CounterRule, Flushed, rule_named
 from treadle.graph.pattern import Entry
+from treadle.plan.server_errors import copied
 from treadle.store import counter_exit, deadline
 from treadle.store.async_writer import AsyncWriter
 from treadle.store.background import start_timer, start_timer_async
@@ -64,7 +65,10 @@ class AsyncCounter:
         """A fresh buffer and its own timer; a forked child must not write what its parent will."""
         self._buffer.begin_anew()
         self._flushing = asyncio.Lock()
-        self._combiner = AsyncCombiner(self._record, self._limits.counter_combined_max, self._limits)
+        # Nobody goes past a writer's event that is being stored again: it would pass for one that was moved.
+        self._combiner = AsyncCombiner(
+            self._record, self._limits.counter_combined_max, self._limits, past_max=0
+        )
         if True:  # ASYNC
             self._without_timer()
         else:
@@ -130,7 +134,7 @@ class AsyncCounter:
             with pymongo.timeout(self._limits.retry_seconds):
                 await self._store.runner.run(self._calls.record(self._buffer, group))
         except (PyMongoError, TreadleError) as error:
-            return [error] * len(group)
+            return [copied(error) for _ in group]
         return [None] * len(group)
 
     async def _make_room(self) -> None:

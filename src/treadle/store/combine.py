@@ -47,6 +47,7 @@ class Combiner:
         alone: Callable[[Any], Any] | None = None,
         lingers: bool = True,
         reads: bool = False,
+        past_max: int | None = None,
     ) -> None:
         self._perform = perform
         self._alone = alone or (lambda work: self._perform([work])[0])
@@ -54,6 +55,7 @@ class Combiner:
         self._limits = limits
         self._lingers = lingers
         self._reads = reads
+        self._past_max = limits.combined_past_max if past_max is None else past_max
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -149,7 +151,7 @@ class Combiner:
                 return True
             with self._lock:
                 first = bool(self._waiting) and self._waiting[0] is mine
-                passes = first and self._turn.waits and self._passed < self._limits.combined_past_max
+                passes = first and self._turn.waits and self._passed < self._past_max
                 self._passed += passes
                 group = self._next() if passes else []
             if group:
@@ -297,6 +299,7 @@ class AsyncCombiner:
         alone: Callable[[Any], Awaitable[Any]] | None = None,
         lingers: bool = True,
         reads: bool = False,
+        past_max: int | None = None,
     ) -> None:
         self._perform = perform
         self._alone = alone or self._as_a_group
@@ -304,6 +307,7 @@ class AsyncCombiner:
         self._limits = limits
         self._lingers = lingers
         self._reads = reads
+        self._past_max = limits.combined_past_max if past_max is None else past_max
         self._waiting: deque[_AsyncWaiting] = deque()
         self._busy = False
         self._last_size = 1
@@ -378,7 +382,7 @@ class AsyncCombiner:
             if waited >= self._limits.together_wait_seconds:
                 if not self._lingers:
                     self._hand_over(past_all=True)
-                elif self._turn.waits and self._passed < self._limits.combined_past_max:
+                elif self._turn.waits and self._passed < self._past_max:
                     self._passed += 1
                     self._hand_over()
                 waited = 0.0

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Annotated, Any
 
+import pymongo
 import pytest
+from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, PyMongoError
 
+from tests import faults
+from tests.support import until
 from treadle import Approximate, Document, Limits, Store
 from treadle.plan import Call, Plan
+from treadle.torture.journal import outcome_of
 
 NEVER = timedelta(hours=1)
 BUFFER = "treadle.buffer.posts.likes"
@@ -98,3 +104,51 @@ def test_events_are_moved_in_the_order_of_their_numbers(database: Any, flusher: 
         counter.add(1)
     counter.flush()
     assert 7 == database["posts"].find_one()["likes"]
+
+
+def test_nobody_says_that_an_event_was_not_stored_which_was(
+    server: Any, database: Any, flusher: Store
+) -> None:
+    """Its second attempt, in a transaction, certainly stored nothing; the first one did."""
+    with faults.Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
+        counter = Store(client[database.name], [Post]).counter(Post, "likes")
+        counter.add(1)
+        with (
+            proxy.drop_reply(0, names=["insert", "find"], times=10**6),
+            pytest.raises(PyMongoError) as raised,
+            pymongo.timeout(1.0),
+        ):
+            counter.add(1)
+    assert "unknown" == outcome_of(raised.value)
+    flusher.counter(Post, "likes").flush()
+    assert 2 == database["posts"].find_one()["likes"]
+
+
+def test_no_event_goes_past_one_that_is_stored_again(flusher: Store, database: Any) -> None:
+    """It would be moved first, and the one behind it taken for moved too."""
+    buffer, counter = database[BUFFER], flusher.counter(Post, "likes")
+    record = counter._calls.record
+    with database.client.start_session() as session:
+
+        def never_arrived_and_is_held() -> None:
+            event = buffer.find_one_and_delete({})
+            session.start_transaction()
+            buffer.insert_one(event, session=session)
+
+        counter._calls.record = lambda waiting, group: losing_the_first_reply(
+            record(waiting, group), never_arrived_and_is_held
+        )
+        first = threading.Thread(target=counter.add, args=(1,))
+        first.start()
+        until("the conflict", lambda: session.in_transaction and counter._combiner._turn.waits)
+        counter._calls.record = record
+        second = threading.Thread(target=counter.add, args=(1,))
+        second.start()
+        # Long enough for it to be stored, if it were allowed to.
+        second.join(0.5)
+        counter.flush()
+        session.abort_transaction()
+        first.join()
+        second.join()
+    counter.flush()
+    assert 2 == database["posts"].find_one()["likes"]

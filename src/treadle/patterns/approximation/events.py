@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bson import ObjectId
-from pymongo.errors import ConnectionFailure, DuplicateKeyError, OperationFailure
+from pymongo.errors import ConnectionFailure, DuplicateKeyError, OperationFailure, PyMongoError
 
 from treadle.engine.ledger import Ledger
 from treadle.engine.work import Work
-from treadle.errors import UsageError
+from treadle.errors import TreadleError, UsageError
 from treadle.graph.calls import Sums, Waiting
 from treadle.graph.graph import Graph
 from treadle.model.bson_types import to_bson
@@ -50,21 +50,22 @@ def _insert_once(rule: CounterFields, event: Raw) -> Plan[None]:
         if not (yield from _moved([event])):
             yield from insert_one(rule.buffer_collection, event)
 
-    most = rule.limits.counter_attempts_max
-    for attempt in range(most):
+    try:
+        yield from insert_one(rule.buffer_collection, event)
+        return
+    except ConnectionFailure as error:
+        lost = error
+    for _ in range(1, rule.limits.counter_attempts_max):
         try:
-            if attempt:
-                yield from transact(insert_unless_moved)
-            else:
-                yield from insert_one(rule.buffer_collection, event)
-            return
+            return (yield from transact(insert_unless_moved))
         except DuplicateKeyError:
-            if attempt:
-                return
-            raise
+            return
         except ConnectionFailure:
-            if attempt + 1 == most:
-                raise
+            continue
+        except (PyMongoError, TreadleError):
+            break
+    # The first error: a later one may say for certain that nothing was stored, and means its own attempt.
+    raise lost
 
 
 def _moved(events: Sequence[Raw]) -> Plan[list[Any]]:

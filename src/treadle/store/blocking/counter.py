@@ -22,6 +22,7 @@ from treadle.engine.set_aside import log
 from treadle.errors import TreadleError, UsageError
 from treadle.graph.calls import CounterRule, Flushed, rule_named
 from treadle.graph.pattern import Entry
+from treadle.plan.server_errors import copied
 from treadle.store import counter_exit, deadline
 from treadle.store.background import start_timer
 from treadle.store.blocking.writer import Writer
@@ -65,7 +66,8 @@ class Counter:
         """A fresh buffer and its own timer; a forked child must not write what its parent will."""
         self._buffer.begin_anew()
         self._flushing = threading.RLock()
-        self._combiner = Combiner(self._record, self._limits.counter_combined_max, self._limits)
+        # Nobody goes past a writer's event that is being stored again: it would pass for one that was moved.
+        self._combiner = Combiner(self._record, self._limits.counter_combined_max, self._limits, past_max=0)
         self._stop = start_timer(weakref.ref(self), self._seconds)
 
     # -- adding ------------------------------------------------------------------------
@@ -111,7 +113,7 @@ class Counter:
             with pymongo.timeout(self._limits.retry_seconds):
                 self._store.runner.run(self._calls.record(self._buffer, group))
         except (PyMongoError, TreadleError) as error:
-            return [error] * len(group)
+            return [copied(error) for _ in group]
         return [None] * len(group)
 
     def _make_room(self) -> None:
