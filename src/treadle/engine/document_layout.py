@@ -15,6 +15,7 @@ from treadle.engine.field_changes import ChangeFields
 from treadle.engine.inserts import Insert
 from treadle.engine.kinds import ChangeKind, former, search_command
 from treadle.engine.pages import chunks
+from treadle.engine.prompt import Prompt
 from treadle.engine.protocol import WriteProtocol
 from treadle.engine.reads import DocumentReader
 from treadle.engine.replaces import Replace
@@ -45,6 +46,7 @@ class DocumentLayout(Layout[D]):
     def __init__(self, entry: Entry[D], protocol: WriteProtocol) -> None:
         self.entry = entry
         self.protocol = protocol
+        self.prompt = Prompt(entry)
 
     # -- reading -----------------------------------------------------------------------------------
 

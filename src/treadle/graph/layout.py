@@ -67,6 +67,8 @@ class Layout(Generic[D]):
     pattern: ClassVar[str] = ""
     # The model's `Entry`, which knows its layout in turn.
     entry: Any
+    # What performs calls without a plan, where a layout has it (`engine/prompt.py`).
+    prompt: Any = None
 
     def _not_answered(self, call: str, hint: str = "use find or count") -> NoReturn:
         name = self.entry.model.__name__

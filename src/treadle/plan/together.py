@@ -20,7 +20,8 @@ fault and nothing was written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import bson
@@ -85,6 +86,9 @@ class _Alone:
 
 # In the place of an outcome: this one is to be performed by itself.
 ALONE = _Alone()
+
+
+_BYTES = attrgetter("binary")
 
 
 class _Apart(Exception):
@@ -159,35 +163,55 @@ def _find_or_say(commands: Sequence[Shareable]) -> Plan[list[Any]]:
 def _find_alike(commands: Sequence[Shareable]) -> Plan[list[Any]]:
     filter, projection = _read_of(commands[0])
     condition, collection = _condition(filter), commands[0].collection
-    asked = {freeze(key): key for command in commands for key in command.ids}
-    keys, stored = list(asked.values()), dict[Any, Raw]()
+    given = [key for command in commands for key in command.ids]
+    hashed = _hashing(given)
+    asked = dict(zip(map(hashed, given), given, strict=True))
+    keys, rows = list(asked.values()), list[Raw]()
     for start in range(0, len(keys), IDS_MAX):
         some = keys[start : start + IDS_MAX]
         # One more than there can be, so that the server need not be asked for the end.
         chosen, most = {"_id": {"$in": some}, **condition}, len(some) + 1
-        for raw in (yield from find(collection, chosen, projection, batch_size=most)):
-            stored[freeze(raw["_id"])] = raw
-    taken: set[int] = set()
+        rows += yield from find(collection, chosen, projection, batch_size=most)
+    stored = {hashed(raw["_id"]): raw for raw in rows}
+    if len(asked) == len(commands) and stored.keys() == asked.keys() and _are_calls(commands):
+        # Each has asked for one document that is there, and that nobody else has asked for.
+        return [stored[key] for key in asked]
+    taken: set[Any] = set()
     return [
-        _one(command.ids[0], stored, taken) if type(command) is Call else _several(command, stored, taken)
+        _one(command.ids[0], hashed, stored, taken)
+        if type(command) is Call
+        else _several(command, hashed, stored, taken)
         for command in commands
     ]
 
 
-def _several(command: Shareable, stored: dict[Any, Raw], taken: set[int]) -> Any:
-    raws = [_one(key, stored, taken) for key in command.ids]
+def _hashing(keys: Sequence[Any]) -> Callable[[Any], Any]:
+    """What stands for each of these ids, and for those of their documents, in a dict."""
+    # ObjectIds are compared by functions of Python, and their bytes are not.
+    return _BYTES if set(map(type, keys)) == {ObjectId} else freeze
+
+
+def _are_calls(commands: Sequence[Shareable]) -> bool:
+    return set(map(type, commands)) == {Call}
+
+
+def _several(
+    command: Shareable, hashed: Callable[[Any], Any], stored: Mapping[Any, Raw], taken: set[Any]
+) -> Any:
+    raws = [_one(key, hashed, stored, taken) for key in command.ids]
     return ALONE if ALONE in raws else [raw for raw in raws if raw is not None]
 
 
-def _one(key: Any, stored: dict[Any, Raw], taken: set[int]) -> Any:
+def _one(key: Any, hashed: Callable[[Any], Any], stored: Mapping[Any, Raw], taken: set[Any]) -> Any:
     """The document of one id; of one that is taken already, because nobody shares it, a copy."""
-    raw = stored.get(freeze(key))
+    place = hashed(key)
+    raw = stored.get(place)
     if raw is None:
         # By the collation of its collection, another text may be the same.
         return None if type(key) is ObjectId else ALONE
-    if id(raw) in taken:
+    if place in taken:
         return bson.decode(bson.encode(raw, codec_options=CODEC_OPTIONS), CODEC_OPTIONS)
-    taken.add(id(raw))
+    taken.add(place)
     return raw
 
 
@@ -252,8 +276,11 @@ def _not_acknowledged(details: Raw) -> PyMongoError:
 
 
 def _update(commands: Sequence[Call]) -> Plan[list[Any]]:
-    times = Counter(freeze(command.ids[0]) for command in commands)
-    group = [command for command in commands if times[freeze(command.ids[0])] == 1]
+    hashed = _hashing([command.ids[0] for command in commands])
+    times = Counter(hashed(command.ids[0]) for command in commands)
+    group = commands
+    if len(times) < len(commands):
+        group = [command for command in commands if times[hashed(command.ids[0])] == 1]
 
     def body() -> Plan[dict[Any, Raw]]:
         collection, keys = group[0].collection, [command.ids[0] for command in group]
@@ -262,42 +289,46 @@ def _update(commands: Sequence[Call]) -> Plan[list[Any]]:
         reply = yield from database_command({"update": collection, "updates": updates, "ordered": False})
         if reply.get("writeErrors"):
             raise _Apart
-        afters = yield from _by_ids(collection, {"_id": {"$in": keys}}, len(keys))
-        if reply["n"] != sum(freeze(key) in afters for key in keys):
+        afters = yield from _by_ids(collection, {"_id": {"$in": keys}}, len(keys), hashed)
+        if reply["n"] != len(afters.keys() & set(map(hashed, keys))):
             # By a collation, say, another document than the one of just this id.
             raise _Apart
         return afters
 
-    return (yield from _in_transaction(commands, group, body))
+    return (yield from _in_transaction(commands, group, body, hashed))
 
 
 def _delete(commands: Sequence[Call]) -> Plan[list[Any]]:
     alike: dict[str, list[Call]] = {}
     for command in commands:
         alike.setdefault(_asked(command), []).append(command)
+    hashed = _hashing([command.ids[0] for command in commands])
     # Those of the most frequent condition; as a rule there is one.
-    group = list({freeze(each.ids[0]): each for each in max(alike.values(), key=len)}.values())
+    group = list({hashed(each.ids[0]): each for each in max(alike.values(), key=len)}.values())
 
     def body() -> Plan[dict[Any, Raw]]:
         collection, keys = group[0].collection, [command.ids[0] for command in group]
         chosen = {"_id": {"$in": keys}, **_condition(group[0].arguments[0])}
-        befores = yield from _by_ids(collection, chosen, len(keys))
-        if not befores.keys() <= {freeze(key) for key in keys}:
+        befores = yield from _by_ids(collection, chosen, len(keys), hashed)
+        if not befores.keys() <= set(map(hashed, keys)):
             raise _Apart
         if befores:
             yield from delete_many(collection, {"_id": {"$in": [raw["_id"] for raw in befores.values()]}})
         return befores
 
-    return (yield from _in_transaction(commands, group, body))
+    return (yield from _in_transaction(commands, group, body, hashed))
 
 
-def _by_ids(collection: str, chosen: Raw, most: int) -> Plan[dict[Any, Raw]]:
+def _by_ids(collection: str, chosen: Raw, most: int, hashed: Callable[[Any], Any]) -> Plan[dict[Any, Raw]]:
     rows = yield from find(collection, chosen, batch_size=most + 1)
-    return {freeze(raw["_id"]): raw for raw in rows}
+    return {hashed(raw["_id"]): raw for raw in rows}
 
 
 def _in_transaction(
-    commands: Sequence[Call], group: Sequence[Call], body: Callable[[], Plan[dict[Any, Raw]]]
+    commands: Sequence[Call],
+    group: Sequence[Call],
+    body: Callable[[], Plan[dict[Any, Raw]]],
+    hashed: Callable[[Any], Any],
 ) -> Plan[list[Any]]:
     """The outcomes, of which those of the group are committed together; the others go alone."""
     if len(group) < 2 or not (yield from server_facts()).transactions:
@@ -322,7 +353,7 @@ def _in_transaction(
             ALONE if alone or id(command) not in together else Failed(copied(error)) for command in commands
         ]
     return [
-        documents.get(freeze(command.ids[0])) if id(command) in together else ALONE for command in commands
+        documents.get(hashed(command.ids[0])) if id(command) in together else ALONE for command in commands
     ]
 
 

@@ -14,6 +14,7 @@ from treadle.graph.layout import PageReader
 from treadle.graph.outcomes import Page
 from treadle.model.document import Document
 from treadle.plan import Raw
+from treadle.plan.together import ALONE, Failed
 from treadle.query.safety import Sort
 from treadle.store import shell
 from treadle.store.async_moment import read_both
@@ -53,8 +54,15 @@ class AsyncReads(AsyncWriter):
     ) -> C | None: ...
     async def get(self, model: type[Document], id: Any, session: Session = None, *, into: Any = None) -> Any:
         """The document with this id, or None."""
-        card = None if into is None else self._card(model, into)
-        return await self._read(self._calls(model).get(id, card), session)
+        calls, card = self._calls(model), None if into is None else self._card(model, into)
+        if session is None and card is None and (prompt := calls.prompt) is not None and self._free_to_read:
+            command = prompt.get(id)
+            if command is not None:
+                raw = await self.runner.together(command)
+                if raw is ALONE or type(raw) is Failed:
+                    raw = await self.runner.settled(command, raw)
+                return None if raw is None else prompt.load(raw)
+        return await self._read(calls.get(id, card), session)
 
     @overload
     async def require(

@@ -112,8 +112,8 @@ class AsyncRunner:
         self.transactions = Transactions()
         self._collections: dict[str, AsyncCollection[Raw]] = {}
         self._decisive: dict[str, AsyncCollection[Raw]] = {}
-        # Linearizable reads are those of one document.
-        self._shares = (
+        # Whether commands go together; linearizable reads are those of one document.
+        self.shares = (
             self._shards is None
             and self._limits.together_max > 1
             and database.read_concern.level != "linearizable"
@@ -152,6 +152,7 @@ class AsyncRunner:
         return self._drive(plan, session, answers, called=True)
 
     async def _drive(self, plan: Plan[R], session: Session, answers: bool, called: bool = False) -> R:
+        result: Any
         # Of those who queue there may be many: no layer, and no local, that can be done without.
         if self._shards is not None:
             plan = self._shards.targeted(plan)
@@ -159,12 +160,10 @@ class AsyncRunner:
             command = next(plan)
             while True:
                 try:
-                    if session is None and self._shares and _is_shared(command, answers):
-                        result = await self._together(command)
-                        if type(result) is Failed:
-                            raise result.error
-                        if result is ALONE:
-                            result = await self._by_itself(command)
+                    if session is None and self.shares and _is_shared(command, answers):
+                        result = ALONE if joined.by_driver() else await self.together(command)
+                        if result is ALONE or type(result) is Failed:
+                            result = await self.settled(command, result)
                     elif answers:
                         result = await self._answer(command, session)
                     else:
@@ -221,15 +220,19 @@ class AsyncRunner:
                     raise
         raise refused
 
-    def _together(self, command: Shareable) -> Awaitable[Any]:
+    def together(self, command: Shareable) -> Awaitable[Any]:
         """What a command comes to that goes together with those of other tasks who come at the same time.
 
-        Its result, `Failed`, or `ALONE` where it is still to be performed, by itself.
+        Its result, or what `settled` makes one of. The caller has no session.
         """
-        if joined.by_driver():
-            return self._by_itself(command)
         combiner = self._lanes.get((command.collection, command.method))
         return (self._lane(command) if combiner is None else combiner).join(command)
+
+    async def settled(self, command: Shareable, outcome: Any) -> Any:
+        """The result of a command that failed among others, which is raised, or is to be performed alone."""
+        if type(outcome) is Failed:
+            raise outcome.error
+        return await self._by_itself(command)
 
     def _lane(self, command: Shareable) -> AsyncCombiner:
         """The queue of those who may go together with a command; made for the first of them."""

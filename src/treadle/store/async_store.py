@@ -172,7 +172,13 @@ class AsyncStore(AsyncOperations):
 
     async def insert(self, document: D, session: Session = None) -> D:
         """Store a new document; what is returned is what is stored, maintained fields included."""
-        return await self._write(self._calls_of(document).insert(document), session)
+        calls = self._calls_of(document)
+        if session is None and (prompt := calls.prompt) is not None and self._free_to_write:
+            command = prompt.insert(document)
+            if command is not None:
+                await self._at_once(prompt, command)
+                return document
+        return await self._write(calls.insert(document), session)
 
     async def insert_many(
         self, documents: Iterable[D], session: Session = None, *, ordered: bool = True
@@ -199,7 +205,14 @@ class AsyncStore(AsyncOperations):
         array_filters: Sequence[Any] | None = None,
     ) -> D | None:
         """Update one document with MongoDB's operators; the document after, or before, or None."""
-        plan = self._calls(model).update(id_or_filter, update, sort, returns, array_filters)
+        calls = self._calls(model)
+        simple = session is None and sort is None and array_filters is None and returns == "after"
+        if simple and (prompt := calls.prompt) is not None and self._free_to_write:
+            command = prompt.update(id_or_filter, update)
+            if command is not None:
+                document: D | None = prompt.after(await self._at_once(prompt, command))
+                return document
+        plan = calls.update(id_or_filter, update, sort, returns, array_filters)
         return await self._write(plan, session)
 
     async def update_many(

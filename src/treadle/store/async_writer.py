@@ -25,8 +25,9 @@ from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
-from treadle.plan import Distant, Plan
+from treadle.plan import Call, Distant, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
+from treadle.plan.together import ALONE, Failed
 from treadle.store import deadline, joined, shell
 from treadle.store.async_runner import AsyncRunner
 from treadle.store.combine import AsyncCombiner
@@ -106,6 +107,19 @@ class AsyncWriter:
             return self.runner.call(plan)
         return self._write_with_care(plan, session)
 
+    async def _at_once(self, prompt: Any, command: Call) -> Any:
+        """The outcome of a write that is one command; or its error, in the caller's words."""
+        try:
+            outcome = await self.runner.together(command)
+            if outcome is ALONE or type(outcome) is Failed:
+                return await self.runner.settled(command, outcome)
+        except Exception as error:
+            better = prompt.refusal(error, command)
+            if better is error:
+                raise
+            raise better from error
+        return outcome
+
     async def _write_with_care(self, plan: Plan[R], session: Session) -> R:
         with deadline.within(self._seconds), shell.encoding():
             if self._known is None or self.database.client.topology_description is not self._topology:
@@ -123,6 +137,16 @@ class AsyncWriter:
             if within is None or not within.in_transaction:
                 return await self.runner.run(plan, within)
             return await self._write_inside(plan, within)
+
+    @property
+    def _free_to_read(self) -> bool:
+        """Whether a read of a caller without a session takes no care, and may go together with others."""
+        return self._seconds is None and self._greeted and self.runner.shares and joined.nobody()
+
+    @property
+    def _free_to_write(self) -> bool:
+        """The same of a write."""
+        return self._seconds is None and self._steady and self.runner.shares and joined.nobody()
 
     @property
     def _steady(self) -> bool:

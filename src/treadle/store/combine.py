@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import math
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
 from typing import Any, TypeVar
 
 from treadle.graph.limits import Limits
 from treadle.plan.server_errors import surely_not_committed
 from treadle.plan.together import ALONE, contended
 from treadle.store import deadline, shell
+from treadle.store.deadline import NEVER
 from treadle.store.turn import Turn
 
 
@@ -106,17 +107,17 @@ class Combiner:
 
     def _await_turn(self, mine: _Waiting) -> None:
         """Wait until this call is done, or is to lead a group."""
-        end = time.monotonic() + _patience(mine.until, self._lingers, self._limits)
+        end = monotonic() + _patience(mine.until, self._lingers, self._limits)
         if self._goes_past(mine, end) if self._lingers else self._goes_on(mine):
             return
-        seconds = end - time.monotonic()
-        if mine.woken.wait(None if seconds == math.inf else max(0.0, seconds)):
+        seconds = end - monotonic()
+        if mine.woken.wait(None if seconds == NEVER else max(0.0, seconds)):
             return
         with self._lock:
             if mine.woken.is_set():
                 return
             begun = not mine.group and mine not in self._waiting
-        if not begun or mine.until < math.inf:
+        if not begun or mine.until < NEVER:
             raise _too_late(begun, self._reads)
         # Its group is under way, and whoever leads that has a bound of its own.
         mine.woken.wait()
@@ -127,7 +128,7 @@ class Combiner:
         Those who are still in the queue do not wait for whoever is under way.
         """
         seconds = self._limits.together_wait_seconds
-        if mine.until < time.monotonic() + seconds:
+        if mine.until < monotonic() + seconds:
             return False
         if mine.woken.wait(seconds):
             return True
@@ -136,7 +137,7 @@ class Combiner:
                 return mine.woken.is_set()
             self._waiting.remove(mine)
             # By its own deadline nobody else is bound.
-            others = _take(self._waiting, self._most - 1) if mine.until == math.inf else []
+            others = _take(self._waiting, self._most - 1) if mine.until == NEVER else []
             mine.group = [mine, *others]
         return True
 
@@ -146,7 +147,7 @@ class Combiner:
         The first in the queue looks for all of it.
         """
         seconds = self._limits.together_wait_seconds
-        while time.monotonic() + seconds < end:
+        while monotonic() + seconds < end:
             if mine.woken.wait(seconds):
                 return True
             with self._lock:
@@ -252,13 +253,13 @@ class _Waiting:
 W = TypeVar("W", "_Waiting", "_AsyncWaiting")
 
 
-def _take(waiting: deque[W], most: int, led_until: float = math.inf) -> list[W]:
+def _take(waiting: deque[W], most: int, led_until: float = NEVER) -> list[W]:
     """The next of a queue; first, to lead them, the one with the latest deadline.
 
     Whoever has no deadline is not made to join a group that has one already.
     """
     group: list[W] = []
-    while waiting and len(group) < most and (led_until == math.inf or waiting[0].until < math.inf):
+    while waiting and len(group) < most and (led_until == NEVER or waiting[0].until < NEVER):
         group.append(waiting.popleft())
     if group:
         last = max(range(len(group)), key=lambda place: group[place].until)
@@ -268,7 +269,7 @@ def _take(waiting: deque[W], most: int, led_until: float = math.inf) -> list[W]:
 
 def _patience(until: float, lingers: bool, limits: Limits) -> float:
     """How many seconds a call queues: without a deadline, for as long as others do who go alone."""
-    seconds = until - time.monotonic()
+    seconds = until - monotonic()
     return min(seconds, limits.retry_seconds) if lingers else seconds
 
 
@@ -310,6 +311,7 @@ class AsyncCombiner:
         self._past_max = limits.combined_past_max if past_max is None else past_max
         self._waiting: deque[_AsyncWaiting] = deque()
         self._busy = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._last_size = 1
         self._groups: set[asyncio.Task[None]] = set()
         # What is under way.
@@ -332,13 +334,14 @@ class AsyncCombiner:
         """
         if not self._busy:
             self._busy = True
+            # Asked for here, because the answer takes as long as making a future.
+            self._loop = asyncio.get_running_loop()
             return self._go_first(work)
         waiting, until = self._waiting, deadline.moment()
-        mine = _AsyncWaiting(loop=asyncio.get_running_loop())
-        mine.work, mine.reads, mine.until, mine.begun = work, self._reads, until, False
-        mine.since = time.monotonic()
+        mine = _AsyncWaiting(loop=self._loop)
+        mine.work, mine.until, mine.begun, mine.since = work, until, False, monotonic()
         # Where neither has a deadline, the context of the one ahead will serve.
-        same = until == math.inf and waiting and waiting[-1].until == math.inf
+        same = waiting and until == NEVER and waiting[-1].until == NEVER
         mine.context = waiting[-1].context if same else contextvars.copy_context()
         waiting.append(mine)
         if self._timer is None:
@@ -348,7 +351,7 @@ class AsyncCombiner:
         # Once for each group that the queue fills.
         if len(waiting) % self._most == 0 and len(self._flying) < self._limits.together_groups_max:
             self._hand_over()
-        return mine if until == math.inf else self._wait(mine, _patience(until, False, self._limits))
+        return mine if until == NEVER else self._wait(mine, _patience(until, False, self._limits))
 
     async def _go_first(self, work: Any) -> Any:
         works = [work]
@@ -364,7 +367,7 @@ class AsyncCombiner:
         return (await self._perform([work]))[0]
 
     async def _wait(self, mine: _AsyncWaiting, seconds: float) -> Any:
-        timer = asyncio.get_running_loop().call_later(seconds, mine.expire)
+        timer = asyncio.get_running_loop().call_later(seconds, mine.expire, self._reads)
         try:
             return await mine
         finally:
@@ -378,7 +381,7 @@ class AsyncCombiner:
         self._timer = None
         self._forget_done()
         if self._waiting:
-            waited = time.monotonic() - self._waiting[0].since
+            waited = monotonic() - self._waiting[0].since
             if waited >= self._limits.together_wait_seconds:
                 if not self._lingers:
                     self._hand_over(past_all=True)
@@ -416,8 +419,10 @@ class AsyncCombiner:
 
     def _set_apart(self) -> list[_AsyncWaiting]:
         """Take out of the queue who would write a document that is being written, and only conflict."""
+        if self._reads or not self._waiting:
+            return []
         held = {key for works in self._flying for each in works for key in contended(each)}
-        if not held or not self._waiting:
+        if not held:
             return []
         met: list[_AsyncWaiting] = []
         others: deque[_AsyncWaiting] = deque()
@@ -430,7 +435,7 @@ class AsyncCombiner:
         """Whoever was cancelled while it waited, or came too late, was never begun."""
         self._waiting = deque(each for each in self._waiting if not each.done())
 
-    def _take(self, most: int, led_until: float = math.inf) -> list[_AsyncWaiting]:
+    def _take(self, most: int, led_until: float = NEVER) -> list[_AsyncWaiting]:
         self._forget_done()
         group = _take(self._waiting, most, led_until)
         for each in group:
@@ -471,16 +476,15 @@ class _AsyncWaiting(asyncio.Future[Any]):
     """A call in the queue of a loop; the future of how it ends."""
 
     # No `__init__` of its own, which would take longer than all the rest: `join` sets these.
-    __slots__ = ("begun", "context", "reads", "since", "until", "work")
+    __slots__ = ("begun", "context", "since", "until", "work")
 
     work: Any
-    reads: bool
     begun: bool
     since: float
     until: float
     context: contextvars.Context
 
-    def expire(self) -> None:
+    def expire(self, reads: bool) -> None:
         """Its time is over; where its group is under way, whoever set no deadline goes on waiting."""
-        if not self.done() and not (self.begun and self.until == math.inf):
-            self.set_exception(_too_late(self.begun, self.reads))
+        if not self.done() and not (self.begun and self.until == NEVER):
+            self.set_exception(_too_late(self.begun, reads))

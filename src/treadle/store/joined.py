@@ -48,6 +48,11 @@ def by_driver() -> bool:
     return False
 
 
+def nobody() -> bool:
+    """Whether a call stands in no block of any Store, nor of the driver."""
+    return not _OPEN.get() and not by_driver()
+
+
 def current(store: Any) -> Any:
     """The session of the block that this call stands in; None outside of one."""
     opened = _OPEN.get()

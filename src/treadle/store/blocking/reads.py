@@ -15,6 +15,7 @@ from treadle.graph.layout import PageReader
 from treadle.graph.outcomes import Page
 from treadle.model.document import Document
 from treadle.plan import Raw
+from treadle.plan.together import ALONE, Failed
 from treadle.query.safety import Sort
 from treadle.store import shell
 from treadle.store.blocking.moment import read_both
@@ -50,8 +51,15 @@ class Reads(Writer):
     def get(self, model: type[Document], id: Any, session: Session = None, *, into: type[C]) -> C | None: ...
     def get(self, model: type[Document], id: Any, session: Session = None, *, into: Any = None) -> Any:
         """The document with this id, or None."""
-        card = None if into is None else self._card(model, into)
-        return self._read(self._calls(model).get(id, card), session)
+        calls, card = self._calls(model), None if into is None else self._card(model, into)
+        if session is None and card is None and (prompt := calls.prompt) is not None and self._free_to_read:
+            command = prompt.get(id)
+            if command is not None:
+                raw = self.runner.together(command)
+                if raw is ALONE or type(raw) is Failed:
+                    raw = self.runner.settled(command, raw)
+                return None if raw is None else prompt.load(raw)
+        return self._read(calls.get(id, card), session)
 
     @overload
     def require(

@@ -166,7 +166,13 @@ class Store(Operations):
 
     def insert(self, document: D, session: Session = None) -> D:
         """Store a new document; what is returned is what is stored, maintained fields included."""
-        return self._write(self._calls_of(document).insert(document), session)
+        calls = self._calls_of(document)
+        if session is None and (prompt := calls.prompt) is not None and self._free_to_write:
+            command = prompt.insert(document)
+            if command is not None:
+                self._at_once(prompt, command)
+                return document
+        return self._write(calls.insert(document), session)
 
     def insert_many(
         self, documents: Iterable[D], session: Session = None, *, ordered: bool = True
@@ -193,7 +199,14 @@ class Store(Operations):
         array_filters: Sequence[Any] | None = None,
     ) -> D | None:
         """Update one document with MongoDB's operators; the document after, or before, or None."""
-        plan = self._calls(model).update(id_or_filter, update, sort, returns, array_filters)
+        calls = self._calls(model)
+        simple = session is None and sort is None and array_filters is None and returns == "after"
+        if simple and (prompt := calls.prompt) is not None and self._free_to_write:
+            command = prompt.update(id_or_filter, update)
+            if command is not None:
+                document: D | None = prompt.after(self._at_once(prompt, command))
+                return document
+        plan = calls.update(id_or_filter, update, sort, returns, array_filters)
         return self._write(plan, session)
 
     def update_many(self, model: type[Document], filter: Any, update: Any, session: Session = None) -> int:

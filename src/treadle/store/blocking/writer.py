@@ -26,8 +26,9 @@ from treadle.graph.layout import Layout
 from treadle.graph.limits import Limits
 from treadle.graph.versions import WriteVersions
 from treadle.model.document import Document
-from treadle.plan import Distant, Plan
+from treadle.plan import Call, Distant, Plan
 from treadle.plan.capabilities import Capabilities, greet, read_capabilities
+from treadle.plan.together import ALONE, Failed
 from treadle.store import deadline, joined, shell
 from treadle.store.blocking.runner import Runner
 from treadle.store.combine import Combiner
@@ -105,6 +106,19 @@ class Writer:
             return self.runner.call(plan)
         return self._write_with_care(plan, session)
 
+    def _at_once(self, prompt: Any, command: Call) -> Any:
+        """The outcome of a write that is one command; or its error, in the caller's words."""
+        try:
+            outcome = self.runner.together(command)
+            if outcome is ALONE or type(outcome) is Failed:
+                return self.runner.settled(command, outcome)
+        except Exception as error:
+            better = prompt.refusal(error, command)
+            if better is error:
+                raise
+            raise better from error
+        return outcome
+
     def _write_with_care(self, plan: Plan[R], session: Session) -> R:
         with deadline.within(self._seconds), shell.encoding():
             if self._known is None or self.database.client.topology_description is not self._topology:
@@ -119,6 +133,16 @@ class Writer:
             if within is None or not within.in_transaction:
                 return self.runner.run(plan, within)
             return self._write_inside(plan, within)
+
+    @property
+    def _free_to_read(self) -> bool:
+        """Whether a read of a caller without a session takes no care, and may go together with others."""
+        return self._seconds is None and self._greeted and self.runner.shares and joined.nobody()
+
+    @property
+    def _free_to_write(self) -> bool:
+        """The same of a write."""
+        return self._seconds is None and self._steady and self.runner.shares and joined.nobody()
 
     @property
     def _steady(self) -> bool:
