@@ -20,6 +20,7 @@ from treadle.engine.work import NotAlone
 from treadle.errors import DataError, UsageError
 from treadle.graph.card import Card
 from treadle.graph.pattern import Entry
+from treadle.model.codec import Codec
 from treadle.model.document import Document
 from treadle.model.shown import quoted
 from treadle.model.storable import check_batch, check_depth, require_encodable, too_deep
@@ -82,13 +83,16 @@ def dump(entry: Entry[D], document: D, altered: list[Any]) -> Raw:
     return raw
 
 
-def dump_all(entry: Entry[D], documents: Sequence[D], altered: list[Any]) -> list[Raw]:
-    """The documents to store; refuses what the server would."""
+def dump_all(
+    entry: Entry[D], documents: Sequence[D], altered: list[Any], codec: Codec[D] | None = None
+) -> list[Raw]:
+    """The documents to store, by the entry's codec or another; refuses what the server would."""
+    codec = codec or entry.codec
     try:
-        raws = entry.codec.dump_all(documents, altered)
+        raws = codec.dump_all(documents, altered)
     except RecursionError:
         raise too_deep(entry.model.__name__) from None
-    if not entry.codec.bounded_depth:
+    if not codec.bounded_depth:
         for raw in raws:
             check_depth(raw, entry.model.__name__)
     return raws

@@ -11,6 +11,7 @@ model holds is stored. A serializer that is not for JSON only is heeded.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from threading import RLock
 from typing import Any, TypeVar
@@ -55,6 +56,13 @@ def codec_of(model: type[M]) -> Codec[M]:
             except BaseException:
                 del _CODECS[model]
                 raise
+    return codec
+
+
+def without_id(model: type[M]) -> Codec[M]:
+    """A codec whose `dump` leaves out the id of a document, and so does not make a generated one."""
+    codec = copy.copy(codec_of(model))
+    codec._dump = compile_dump(codec, with_id=False)
     return codec
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, TypeAdapter
@@ -39,13 +40,14 @@ def _whole_model_serializer(model: type[BaseModel]) -> Dump:
     return dump
 
 
-def compile_dump(codec: Codec[Any]) -> Dump:
-    """What makes the document to store of a model."""
+def compile_dump(codec: Codec[Any], *, with_id: bool = True) -> Dump:
+    """What makes the document to store of a model; without its id, that is not made either."""
     decorators = codec.model.__pydantic_decorators__
     if decorators.model_serializers:
         codec.bounded_depth = False
         return _whole_model_serializer(codec.model)
-    return _dict_display(codec, _with_serializers(codec.model))
+    fields = codec.fields if with_id else tuple(each for each in codec.fields if each.stored != "_id")
+    return _dict_display(codec, fields, _with_serializers(codec.model))
 
 
 def _with_serializers(model: type[BaseModel]) -> set[str]:
@@ -60,14 +62,14 @@ def serialized_otherwise(codec: Codec[Any], field: StoredField) -> bool:
     return bool(whole) or field.shape.kind == "custom" or field.name in _with_serializers(codec.model)
 
 
-def _dict_display(codec: Codec[Any], custom: set[str]) -> Dump:
+def _dict_display(codec: Codec[Any], fields: Sequence[StoredField], custom: set[str]) -> Dump:
     """Generate one dict display that reads the fields out of `__dict__`."""
     names: dict[str, Any] = {"to_bson": to_bson, "utc": UTC, "date_to_bson": date_to_bson}
     names |= {"lazy": LazyObjectId, "made": made}
     parts = []
     prelude: list[str] = []
     stamps = stamps_of(codec.model)
-    for number, field in enumerate(codec.fields):
+    for number, field in enumerate(fields):
         value = f"d[{field.name!r}]"
         if field.stored in stamps:
             # The kind or the version; a model may show it, but not choose it.
@@ -111,7 +113,7 @@ def _dict_display(codec: Codec[Any], custom: set[str]) -> Dump:
         lines += [f"    r[{name!r}] = {value!r}" for name, value in undeclared.items()]
     if codec.model.__pydantic_root_model__:
         lines.append("    r = r['root']")
-    for field in codec.fields:
+    for field in fields:
         if omitted_when_none(field):
             lines.append(f"    if r[{field.stored!r}] is None: del r[{field.stored!r}]")
     lines.append("    return r")

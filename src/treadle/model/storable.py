@@ -144,7 +144,9 @@ def check_batch(documents: Sequence[Mapping[str, Any]], model: str) -> None:
     step = max(1, len(documents) // SAMPLES_MAX)
     try:
         sampled = documents[::step]
-        size = sum(len(bson.encode(each, codec_options=CODEC_OPTIONS)) for each in sampled)
+        # Several in one call, which is quicker and counts some bytes more.
+        parts = (sampled[at : at + 16] for at in range(0, len(sampled), 16))
+        size = sum(len(bson.encode({"": part}, codec_options=CODEC_OPTIONS)) for part in parts)
         if size / len(sampled) * len(documents) <= BATCH_SAFE_BYTES:
             return
         for document in documents:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pymongo import MongoClient
 
+from tests import faults
 from tests.patterns.bucket.sensors import at, reading_in
 from treadle import Document
 
@@ -32,3 +34,12 @@ def filled(run):
         return store, measured
 
     return fill
+
+
+@pytest.fixture
+def heard(server, database):
+    """A database whose client notes its commands, and can do something just before one of them."""
+    listener = faults.Heard()
+    with MongoClient[Any](server.uri, event_listeners=[listener]) as client:
+        client.admin.command("ping")
+        yield client[database.name], listener

@@ -1,15 +1,12 @@
-"""Appends: many in one transaction, in vain or not; what is unique under races; values that do not fit."""
+"""Appends: what is unique under races; values that do not fit."""
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from pymongo import MongoClient
 
-from tests import faults
 from treadle import Bucket, DataError, Document, Store, UsageError
 
 START = datetime(2026, 1, 1, 10, tzinfo=UTC)
@@ -32,113 +29,12 @@ def at(minutes: float) -> datetime:
     return START + timedelta(minutes=minutes)
 
 
-@pytest.fixture
-def heard(server, database):
-    """A database whose client notes its commands, and can do something just before one of them."""
-    listener = faults.Heard()
-    with MongoClient[Any](server.uri, event_listeners=[listener]) as client:
-        client.admin.command("ping")
-        yield client[database.name], listener
-
-
 def batch(reading: Any, minutes: Any, sensors: int = 6) -> list[Any]:
     return [
         reading(sensor_id=f"s{number}", ts=at(minute), temp=minute)
         for minute in minutes
         for number in range(sensors)
     ]
-
-
-# -- many appends at once ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", ["rows", "columns"])
-def test_many_appends_share_one_transaction(layout, heard):
-    database, listener = heard
-    reading = reading_in(layout)
-    store = Store(database, [reading])
-    store.setup()
-    store.insert_many(batch(reading, range(10)))
-    listener.clear()
-    store.insert_many(batch(reading, range(10, 20)))
-    assert ["update", "commitTransaction"] == listener.names
-    assert 120 == store.count(reading)
-    assert [] == store.verify()
-
-
-def test_appends_that_meet_another_writer_are_made_one_by_one(heard, database):
-    """The other one holds a bucket in a transaction; ours gives way, and loses nothing."""
-    through, listener = heard
-    reading = reading_in()
-    store = Store(through, [reading])
-    store.setup()
-    store.insert_many(batch(reading, range(10)))
-    other = Store(database, [reading])
-    session = database.client.start_session()
-    session.start_transaction()
-    other.insert(reading(sensor_id="s2", ts=at(30), temp=30), session=session)
-    listener.clear()
-    timer = threading.Timer(0.2, session.commit_transaction)
-    timer.start()
-    store.insert_many(batch(reading, range(10, 20)))
-    timer.join()
-    session.end_session()
-    assert "abortTransaction" in listener.names
-    assert "commitTransaction" not in listener.names
-    assert 121 == store.count(reading)
-    assert [] == store.verify()
-    # Whoever was in the way may still be there: the next call does not try again, the one after it does.
-    for expected in [False, True]:
-        listener.clear()
-        store.insert_many(batch(reading, range(20, 30)))
-        assert expected == ("commitTransaction" in listener.names)
-
-
-def test_a_full_bucket_among_many_appends_goes_on_in_the_next(heard, database):
-    through, listener = heard
-    reading = reading_in(limit=20)
-    store = Store(through, [reading])
-    store.setup()
-    store.insert_many(batch(reading, range(10)))
-    Store(database, [reading]).insert_many(batch(reading, range(10, 18), sensors=1))
-    listener.clear()
-    store.insert_many(batch(reading, range(20, 25)))
-    assert "abortTransaction" in listener.names
-    assert 98 == store.count(reading)
-    assert [20, 3] == [
-        each["count"] for each in database.readings.find({"sensor_id": "s0"}).sort("_treadle.sequence", 1)
-    ]
-    assert [] == store.verify()
-    # It is known now which buckets are full, so nothing is tried in vain.
-    store.insert_many(batch(reading, range(25, 29)))
-    listener.clear()
-    store.insert_many(batch(reading, range(29, 35)))
-    assert "abortTransaction" not in listener.names
-    assert [] == store.verify()
-
-
-def test_threads_with_many_appends_are_exact(database):
-    reading = reading_in("columns", limit=40)
-    store = Store(database, [reading])
-    store.setup()
-    failed: list[BaseException] = []
-
-    def write() -> None:
-        try:
-            for number in range(5):
-                store.insert_many(batch(reading, range(number * 10, number * 10 + 10)))
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=write) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [] == failed
-    assert 6 * 5 * 60 == store.count(reading)
-    assert 40 >= max(each["count"] for each in database.readings.find())
-    assert [] == store.verify()
 
 
 # -- unique ------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import bson
-from bson import ObjectId
 from pymongo.errors import OperationFailure
 
 from treadle.engine.contention import in_pieces
@@ -27,14 +26,11 @@ from treadle.model.shown import shown
 from treadle.patterns.bucket.contents import unknown_fields
 from treadle.patterns.bucket.grouping import Batch, group, keep, split_large
 from treadle.patterns.bucket.reading import Scan
-from treadle.patterns.bucket.spec import Spec
+from treadle.patterns.bucket.spec import ANY_ID, Spec
 from treadle.patterns.bucket.writing import Writer
 from treadle.plan import Plan, Raw, count_documents, delete_many, find, insert_many, server_facts
 from treadle.plan.capabilities import Capabilities
 from treadle.query.keys import freeze
-
-# In place of an id that the reading will not keep.
-_ANY_ID = ObjectId(b"\0" * 12)
 
 # What is said of a document that no reading can be made of.
 NOT_ADOPTED = "document-invalid"
@@ -158,7 +154,7 @@ class BucketAdoption(Adoption):
         unknown = document.keys() - {RESERVED} - self.spec.codec.by_stored.keys() - {"_id"}
         if unknown and self.spec.layout != "rows":
             return unknown_fields(self.spec, unknown)
-        return super()._problem(document if self.spec.stores_id else {**document, "_id": _ANY_ID})
+        return super()._problem(document if self.spec.stores_id else {**document, "_id": ANY_ID})
 
     def _move(self, source: str, documents: list[Raw]) -> Plan[int]:
         """One transaction per bucket; on a server without any, only if repetitions are noticed."""

@@ -198,7 +198,7 @@ class Changer:
         def attempt() -> Plan[bool]:
             if not (yield from self._write_back(opened, picked, staying)):
                 return False
-            whole = dict.fromkeys((*self.spec.outer_names, "_id"))
+            whole = dict.fromkeys(self.spec.outer_names)
             batches = group(self.spec, [{**whole, **copy.deepcopy(each)} for each in leaving])
             duplicates = yield from self.writer.append(batches, careful=True)
             if duplicates and not drop_duplicates:

@@ -17,9 +17,6 @@ from treadle.patterns.bucket.spec import TIME_BITS, YEAR_ONE, Form, Spec, moment
 from treadle.plan import Raw
 from treadle.query.keys import freeze
 
-# An id from its bytes without the checks of its constructor, as unpickling does.
-_new_id = ObjectId.__new__
-
 
 @dataclass(slots=True)
 class Batch:
@@ -65,7 +62,7 @@ def group(
     groups: dict[Any, tuple[Batch, Callable[[Raw], None], int]] = {}
     for place, raw in zip(places or range(len(raws)), raws, strict=False):
         if drop_id:
-            del raw["_id"]
+            raw.pop("_id", None)
         outer = (raw.pop(only),) if only is not None else tuple([raw.pop(name) for name in names])
         count = round(raw[time].timestamp() * 1000)
         start = None if span is None else count - (count - origin) % span
@@ -81,9 +78,7 @@ def group(
         if tracked:
             group[0].places.append(place)
         if documents is not None and drop_id:
-            identity = _new_id(ObjectId)
-            identity.__setstate__((group[2] + count).to_bytes(12, "big"))
-            documents[place].__dict__["id"] = identity
+            documents[place].__dict__["id"] = ObjectId((group[2] + count).to_bytes(12, "big"))
     return [group[0] for group in groups.values()]
 
 
@@ -94,7 +89,6 @@ def _group_one_key(spec: Spec, raws: Sequence[Raw], documents: Sequence[Any]) ->
     groups: dict[Any, tuple[Callable[[Raw], None], Callable[[int], None], int, Batch]] = {}
     last, count, start = None, 0, 0
     for document, raw in zip(documents, raws, strict=True):
-        del raw["_id"]
         key, when = raw.pop(only), raw[time]
         if when != last:
             # Readings of many series often have the same time.
@@ -107,9 +101,7 @@ def _group_one_key(spec: Spec, raws: Sequence[Raw], documents: Sequence[Any]) ->
             group = groups[key, start] = batch.readings.append, batch.counts.append, first, batch
         group[0](raw)
         group[1](count)
-        identity = _new_id(ObjectId)
-        identity.__setstate__((group[2] + count).to_bytes(12, "big"))
-        document.__dict__["id"] = identity
+        document.__dict__["id"] = ObjectId((group[2] + count).to_bytes(12, "big"))
     return [group[3] for group in groups.values()]
 
 

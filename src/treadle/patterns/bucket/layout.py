@@ -21,7 +21,7 @@ from treadle.patterns.bucket.changing import Change, Pair, applied
 from treadle.patterns.bucket.grouping import group
 from treadle.patterns.bucket.matching import Selection, select
 from treadle.patterns.bucket.prepare import flat_view
-from treadle.patterns.bucket.spec import Spec, milliseconds, moment
+from treadle.patterns.bucket.spec import ANY_ID, Spec, milliseconds, moment
 from treadle.patterns.bucket.upkeep import BucketUpkeep
 from treadle.plan import Plan, Raw, Read, is_inside, server_facts
 from treadle.query.safety import Sort, clean_update
@@ -80,13 +80,13 @@ class BucketLayout(BucketUpkeep[D]):
     def _insert(self, given: list[D], *, together: bool) -> Plan[Stored[D]]:
         entry = self.entry
         altered: list[Any] = []
-        raws = crud.dump_all(entry, given, altered)
+        raws = crud.dump_all(entry, given, altered, self.spec.dumping)
         check_batch(raws, self.spec.label)
         self._require_types(raws)
         results = given
         if altered:
             results = [
-                crud.as_stored(entry, document, self.spec.identified(raw), altered)
+                crud.as_stored(entry, document, self.spec.identified({**raw}), altered)
                 for document, raw in zip(given, raws, strict=True)
             ]
         for document in given:
@@ -112,7 +112,7 @@ class BucketLayout(BucketUpkeep[D]):
             for kind in set(map(type, map(itemgetter(name), raws))) - fitting:
                 first = next(raw for raw in raws if type(raw[name]) is kind)
                 try:
-                    self.entry.codec.load(copy.deepcopy(first))
+                    self.entry.codec.load(copy.deepcopy({"_id": ANY_ID, **first}))
                 except DataError as error:
                     raise UsageError(
                         f"a {self.spec.label} does not fit its own model ({error.message}); build it "

@@ -25,7 +25,7 @@ from bson.decimal128 import Decimal128
 from treadle.errors import DeclarationError
 from treadle.graph.pattern import Entry, Place
 from treadle.model.bson_types import CODEC_OPTIONS, RESERVED, UTC
-from treadle.model.codec import StoredField
+from treadle.model.codec import StoredField, without_id
 from treadle.model.document import Document
 from treadle.plan import Raw
 from treadle.query.paths import ARRAYS, resolve
@@ -44,6 +44,8 @@ MONDAY = 4 * 24 * 3600 * 1000
 YEAR_ONE = 62_135_596_800_000
 TIME_BITS = 49
 HASH_BITS = 47
+# In place of an id that a reading will not keep.
+ANY_ID = ObjectId(b"\0" * 12)
 
 
 def milliseconds(moment: dt.datetime) -> int:
@@ -108,6 +110,8 @@ class Spec:
         self.key_names = tuple(each.stored for each in self.keys)
         self.outer_names = (*self.key_names, *(each.stored for each in self.metadata))
         self.stores_id = declared.ids == "stored" or (declared.ids is None and _declares_id(entry.model))
+        # An id that is derived need not be made before.
+        self.dumping = codec if self.stores_id else without_id(entry.model)
         # What is not stored with each reading.
         self.outer = {*self.outer_names} if self.stores_id else {*self.outer_names, "_id"}
         inner = [each for each in codec.fields if each.stored not in self.outer and each is not self.time]

@@ -10,31 +10,49 @@ next number. Inside a transaction of the caller an error would end everything,
 so there the windows are read first.
 
 Many appends at once share one transaction, because the server commits once
-then and not once per bucket. It is tried once: whoever meets another writer or
-a full bucket there writes one by one after all.
+then and not once per bucket. It reads the buckets first, and those with room
+are then updated by their `_id` alone, which takes the server half as long as
+with conditions. Nobody can fill one meanwhile without making the transaction
+fail. It is tried once: whoever meets another writer or a full bucket there
+writes one by one after all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+from bson import ObjectId
 from pymongo.errors import BulkWriteError, OperationFailure
 
 from treadle.errors import DataError, UsageError
 from treadle.graph.limits import Limits
 from treadle.model.bson_types import RESERVED
-from treadle.patterns.bucket.contents import aggregate_of, column, columns_of_batch, stats_of, values_of
+from treadle.patterns.bucket.contents import (
+    aggregate_of,
+    column,
+    columns_of_batch,
+    start_of,
+    stats_of,
+    values_of,
+)
 from treadle.patterns.bucket.grouping import Batch, part_of, split_large
 from treadle.patterns.bucket.placing import Placer
-from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Spec, milliseconds, moment
-from treadle.plan import Plan, Raw, bulk_write, insert_many, transact, update_one, wait
+from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Form, Spec, milliseconds, moment, state
+from treadle.plan import Plan, Raw, bulk_write, find, insert_many, transact, update_one, wait
 from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import BAD_VALUE, DUPLICATE_KEY, TOO_LARGE, is_increment_overflow, refusals
+from treadle.query.keys import freeze
 
 # How many readings make it worth to try a new bucket first, and how many appends a transaction.
 FRESH_MIN = 8
 TOGETHER_MIN = 4
+# How many appends it takes, for each condition that finds their buckets, to make it worth to look first.
+LOOK_UP_MIN = 16
+
+
+NO_BUCKETS: Mapping[Any, Raw] = MappingProxyType({})
 
 
 class Writer:
@@ -48,6 +66,8 @@ class Writer:
         # Of a window: the last bucket, and how many readings it has at least.
         self._last: dict[Any, tuple[int, int]] = {}
         self._alone = self._alone_next = 0
+        # Whether a value of a key can be one of several in a condition; a mapping could pass for an operator.
+        self._looks_up = all(each.shape.kind == "scalar" for each in spec.keys)
 
     # -- appending ----------------------------------------------------------------------
 
@@ -132,7 +152,8 @@ class Writer:
                 # Another writer came between, or a reply was lost; the transaction has done nothing.
                 raise _InVain
             tried = True
-            yield from self._append_all(batches)
+            buckets = yield from self._look_up(batches)
+            yield from self._append_all(batches, buckets)
 
         try:
             yield from transact(attempt)
@@ -147,9 +168,55 @@ class Writer:
         self._alone = self._alone_next = min(self.limits.bucket_alone_max, 2 * self._alone_next or 1)
         return batches
 
-    def _append_all(self, batches: Sequence[Batch]) -> Plan[None]:
-        operations = [UpdateOne(*self._operation(batch), upsert=True) for batch in batches]
-        yield from bulk_write(self.collection, operations, ordered=False)
+    def _append_all(self, batches: Sequence[Batch], buckets: Mapping[Any, Raw] = NO_BUCKETS) -> Plan[None]:
+        """The appends in one command; `buckets` are those that nobody else can change meanwhile."""
+        spec, count, limit = self.spec, self.spec.names.count, self.spec.limit
+        operations = []
+        for batch in batches:
+            bucket = buckets.get(_place(batch.outer, batch.start, batch.sequence)) if buckets else None
+            if bucket is not None and limit is not None:
+                # Several of the batches may be for the same one.
+                bucket[count] += len(batch.readings)
+                bucket = bucket if bucket[count] <= limit else None
+            filter = self._filter(batch) if bucket is None else {"_id": bucket["_id"]}
+            operations.append(UpdateOne(filter, self._update(batch), upsert=bucket is None))
+        yield from bulk_write(spec.collection, operations, ordered=False)
+
+    def _look_up(self, batches: Sequence[Batch]) -> Plan[dict[Any, Raw]]:
+        """The buckets at which batches aim, by their places; none where it is not worth to look."""
+        spec, names = self.spec, self.spec.names
+        conditions = self._conditions(batches) if self._looks_up else []
+        if not conditions:
+            return {}
+        projection = dict.fromkeys((*spec.outer_names, names.start, names.count, SEQUENCE), 1)
+        held = self._holds_arrays(spec.open_form)
+        buckets = yield from find(self.collection, {"$or": conditions, **held}, projection)
+        return {
+            _place(
+                [each.get(name) for name in spec.outer_names], start_of(spec, each), state(each, "sequence")
+            ): each
+            for each in buckets
+            if type(each["_id"]) is ObjectId and type(each.get(names.count)) is int
+        }
+
+    def _conditions(self, batches: Sequence[Batch]) -> list[Raw]:
+        """What finds the buckets of batches and no others; few conditions, or none."""
+        names = (*self.spec.key_names, self.spec.names.start)
+        windows = [(*batch.key, moment(batch.start or 0)) for batch in batches]
+        sequence = {"$in": [each or None for each in {batch.sequence for batch in batches}]}
+        for place, name in enumerate(names):
+            groups: dict[Any, tuple[tuple[Any, ...], list[Any]]] = {}
+            for window in windows:
+                rest = (*window[:place], *window[place + 1 :])
+                groups.setdefault(tuple(map(freeze, rest)), (rest, []))[1].append(window[place])
+            if len(groups) * LOOK_UP_MIN <= len(windows):
+                others = (*names[:place], *names[place + 1 :])
+                return [
+                    {other: {"$eq": value} for other, value in zip(others, rest, strict=True)}
+                    | {name: {"$in": values}, SEQUENCE: sequence}
+                    for rest, values in groups.values()
+                ]
+        return []
 
     def _parts(self, batches: Sequence[Batch]) -> Iterator[Sequence[Batch]]:
         """As many as one command carries."""
@@ -193,7 +260,7 @@ class Writer:
         for part in self._parts(batches):
             try:
                 if len(part) == 1:
-                    filter, update = self._operation(part[0])
+                    filter, update = self._filter(part[0]), self._update(part[0])
                     yield from update_one(self.collection, filter, update, upsert=True)
                 else:
                     yield from self._append_all(part)
@@ -227,44 +294,50 @@ class Writer:
 
     # -- one append ---------------------------------------------------------------------
 
-    def _operation(self, batch: Batch) -> tuple[Raw, Raw]:
-        """Filter and update of one append."""
+    def _filter(self, batch: Batch) -> Raw:
+        """The bucket of a batch, if it has room."""
         spec, names = self.spec, self.spec.names
         assert batch.start is not None
-        readings, start = batch.readings, batch.start
-        number = len(readings)
         filter: Raw = {
             name: {"$eq": value} for name, value in zip(spec.outer_names, batch.outer, strict=True)
         }
-        filter[names.start] = {"$eq": moment(start)}
+        filter[names.start] = {"$eq": moment(batch.start)}
         filter[SEQUENCE] = {"$eq": batch.sequence} if batch.sequence else {"$exists": False}
         if spec.limit is not None:
-            filter[names.count] = {"$lte": spec.limit - number}
-        time = spec.time.stored
-        if batch.form == "rows":
-            filter[names.readings] = {"$type": "array"}
-            push: Raw = {names.readings: {"$each": readings}}
-        else:
-            filter[f"{names.readings}.{time}"] = {"$type": "array"}
-            held = columns_of_batch(spec, start, readings, batch.counts)
-            push = {f"{names.readings}.{name}": {"$each": values} for name, values in held.items()}
-        update: Raw = {"$push": push, "$inc": {names.count: number}}
-        fresh: Raw = {}
-        if spec.span is not None:
-            fresh[names.end] = moment(spec.last(start))
-        else:
-            latest = max(reading[time] for reading in readings)
-            update["$max"] = {names.end: latest}
+            filter[names.count] = {"$lte": spec.limit - len(batch.readings)}
+        filter |= self._holds_arrays(batch.form)
+        if spec.span is None:
             # Two values, or an upsert would store the one.
             filter[NEXT] = {"$exists": False} if batch.next is None else {"$in": [None, moment(batch.next)]}
-            if batch.next is not None:
-                fresh[NEXT] = moment(batch.next)
-        if fresh:
-            update["$setOnInsert"] = fresh
         if spec.unique is not None:
             self._guard_unique(filter, batch)
+        return filter
+
+    def _holds_arrays(self, form: Form) -> Raw:
+        """The condition that a bucket is of this form, so that readings can be pushed."""
+        readings = self.spec.names.readings
+        path = readings if form == "rows" else f"{readings}.{self.spec.time.stored}"
+        return {path: {"$type": "array"}}
+
+    def _update(self, batch: Batch) -> Raw:
+        """What adds the readings of a batch to its bucket, or opens it."""
+        spec, names = self.spec, self.spec.names
+        assert batch.start is not None
+        readings, start = batch.readings, batch.start
+        if batch.form == "rows":
+            push: Raw = {names.readings: {"$each": readings}}
+        else:
+            held = columns_of_batch(spec, start, readings, batch.counts)
+            push = {f"{names.readings}.{name}": {"$each": values} for name, values in held.items()}
+        update: Raw = {"$push": push, "$inc": {names.count: len(readings)}}
+        if spec.span is not None:
+            update["$setOnInsert"] = {names.end: moment(spec.last(start))}
+        else:
+            update["$max"] = {names.end: max(reading[spec.time.stored] for reading in readings)}
+            if batch.next is not None:
+                update["$setOnInsert"] = {NEXT: moment(batch.next)}
         self._add_statistics(update, readings, batch.wide)
-        return filter, update
+        return update
 
     def _add_statistics(self, update: Raw, readings: Sequence[Raw], wide: bool) -> None:
         prefix = self.spec.names.stats
@@ -296,6 +369,11 @@ class Writer:
         path = f"{self.spec.names.readings}.{unique.stored}"
         # Beside the condition on its type, if the field is the time.
         filter.setdefault("$and", []).append({path: {"$nin": present}})
+
+
+def _place(outer: Sequence[Any], start: int | None, sequence: int | None) -> Any:
+    """What says which bucket is meant; equal where the server takes all parts for equal."""
+    return (*map(freeze, outer), start, sequence or 0)
 
 
 def pause(attempt: int, seconds: float, limits: Limits) -> Plan[None]:
