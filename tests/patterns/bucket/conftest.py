@@ -37,7 +37,7 @@ def filled(run):
 
 
 @pytest.fixture
-def heard(server, database):
+def overheard(server, database):
     """A database whose client notes its commands, and can do something just before one of them."""
     listener = faults.Heard()
     with MongoClient[Any](server.uri, event_listeners=[listener]) as client:

@@ -19,8 +19,8 @@ MANY = LOOK_UP_MIN + 4
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns"])
-def test_many_appends_share_one_transaction(layout, heard):
-    database, listener = heard
+def test_many_appends_share_one_transaction(layout, overheard):
+    database, listener = overheard
     reading = reading_in(layout)
     store = Store(database, [reading])
     store.setup()
@@ -32,9 +32,9 @@ def test_many_appends_share_one_transaction(layout, heard):
     assert [] == store.verify()
 
 
-def test_appends_that_meet_another_writer_are_made_one_by_one(heard, database):
+def test_appends_that_meet_another_writer_are_made_one_by_one(overheard, database):
     """The other one holds a bucket in a transaction; ours gives way, and loses nothing."""
-    through, listener = heard
+    through, listener = overheard
     reading = reading_in()
     store = Store(through, [reading])
     store.setup()
@@ -60,8 +60,8 @@ def test_appends_that_meet_another_writer_are_made_one_by_one(heard, database):
         assert expected == ("commitTransaction" in listener.names)
 
 
-def test_a_full_bucket_among_many_appends_goes_on_in_the_next(heard, database):
-    through, listener = heard
+def test_a_full_bucket_among_many_appends_goes_on_in_the_next(overheard, database):
+    through, listener = overheard
     reading = reading_in(limit=20)
     store = Store(through, [reading])
     store.setup()
@@ -111,11 +111,11 @@ def test_threads_with_many_appends_are_exact(database):
 
 
 @pytest.fixture
-def opened(heard, database):
+def opened(overheard, database):
     """A store with a bucket of ten readings for each of many sensors, and one of another process."""
 
     def open_buckets(layout: str = "rows", **options: Any) -> Any:
-        through, listener = heard
+        through, listener = overheard
         reading = reading_in(layout, **options)
         store = Store(through, [reading])
         store.setup()
@@ -181,7 +181,7 @@ def test_a_bucket_that_is_packed_or_full_when_it_is_looked_for_goes_on_in_the_ne
     assert [] == store.verify(reading)
 
 
-def test_readings_go_only_into_a_bucket_of_their_own_series_and_metadata(heard, database):
+def test_readings_go_only_into_a_bucket_of_their_own_series_and_metadata(overheard, database):
     """Whatever this process remembers: others gave the bucket another key, or other metadata."""
 
     class Reading(
@@ -195,7 +195,7 @@ def test_readings_go_only_into_a_bucket_of_their_own_series_and_metadata(heard, 
         unit: str = "C"
         n: int = 1
 
-    through, listener = heard
+    through, listener = overheard
     store = Store(through, [Reading])
     store.setup()
     many = [{"site": "a", "sensor": number} for number in range(MANY)]
@@ -212,12 +212,12 @@ def test_readings_go_only_into_a_bucket_of_their_own_series_and_metadata(heard, 
     assert [] == store.verify()
 
 
-def test_keys_that_only_the_server_takes_for_equal_share_the_room_of_their_bucket(heard, database):
+def test_keys_that_only_the_server_takes_for_equal_share_the_room_of_their_bucket(overheard, database):
     class Reading(Document, collection="readings", bucket=Bucket(key="part", time="ts", span=HOUR, limit=20)):
         part: Decimal
         ts: datetime
 
-    through, listener = heard
+    through, listener = overheard
     store = Store(through, [Reading])
     store.setup()
     parts = [Decimal(number) for number in range(1, MANY)]

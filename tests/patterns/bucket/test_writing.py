@@ -40,9 +40,9 @@ def batch(reading: Any, minutes: Any, sensors: int = 6) -> list[Any]:
 # -- unique ------------------------------------------------------------------------------------------
 
 
-def test_what_is_unique_does_not_slip_into_a_second_bucket(heard, database):
+def test_what_is_unique_does_not_slip_into_a_second_bucket(overheard, database):
     """Another writer fills the bucket with a reading that this batch wanted to put into the next one."""
-    through, listener = heard
+    through, listener = overheard
     reading = reading_in(limit=5, unique="ts")
     store, other = Store(through, [reading]), Store(database, [reading])
     store.setup()
