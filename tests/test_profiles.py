@@ -14,10 +14,11 @@ import pytest
 from pymongo import MongoClient
 
 from tests.cli.invoke import invoke
-from tests.profiles import PROFILES, ProfileProxy
+from tests.profiles import PROFILES, Profile, ProfileProxy, stream_of
 from tests.test_every_pattern import SAMPLES, stored
-from treadle import Count, Document, Id, Store, Sum, TreadleError
+from treadle import Count, Document, Id, Store, Sum, TreadleError, UsageError, migration
 from treadle.server.local import LocalServer
+from treadle.upkeep.migrations import swap
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 TREES = {"ancestor_array", "child_references", "materialized_path", "parent_reference"}
@@ -155,6 +156,48 @@ def test_the_worker_follows_a_stream_of_the_whole_cluster(azure, client):
     assert [(1, 20), (1, 1)] == [(each.sales, each.total) for each in store.get_many(Shop, [one.id, two.id])]
     assert [] == store.verify()
     assert 0 == store.worker().lag().events
+
+
+def test_a_swap_follows_a_stream_of_the_whole_cluster(azure, client):
+    """No declaration uses streams there, so it looks for them when it is called."""
+
+    class Shelf(Document, collection="shelves", version=2):
+        width: int
+
+    migration(Shelf, from_version=1, up=[{"$set": {"width": "$size"}}, {"$unset": "size"}])
+    through, database = azure
+    database.shelves.insert_many([{"_id": number, "size": number} for number in range(20)])
+    store, build = Store(through.database, [Shelf]), swap._build
+
+    def written_meanwhile(run, shadow):
+        yield from build(run, shadow)
+        database.shelves.insert_one({"_id": 20, "size": 20})
+        database.shelves.delete_one({"_id": 3})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(swap, "_build", written_meanwhile)
+        assert store.migrate(Shelf, strategy="swap").finished
+    there = {each["_id"]: each["width"] for each in database.shelves.find({"schema_version": 2})}
+    assert {number: number for number in range(21) if number != 3} == there
+    assert 20 == database.shelves.count_documents({})
+
+
+def test_a_swap_is_refused_where_there_are_no_streams(server, database):
+    class Shelf(Document, collection="shelves", version=2):
+        width: int
+
+    migration(Shelf, from_version=1, up=[{"$set": {"width": "$size"}}, {"$unset": "size"}])
+
+    def refuse(body):
+        return None if stream_of(body) is None else (136, "change streams are not enabled")
+
+    profile = Profile("without streams", refuse)
+    with ProfileProxy(server, profile) as proxy, MongoClient(proxy.uri) as client:
+        store = Store(client[database.name], [Shelf])
+        for dry_run in (True, False):
+            with pytest.raises(UsageError, match="this server has no change streams") as refused:
+                store.migrate(Shelf, strategy="swap", dry_run=dry_run)
+            assert "migration-option" == refused.value.code
 
 
 def test_a_source_that_moved_twice_is_not_left_where_it_was_in_between(azure):

@@ -16,7 +16,7 @@ from treadle import Count, DataError, Document, Id, Indexed, Store, UsageError, 
 from treadle.graph.limits import Limits
 from treadle.plan.server_errors import SWAPPING
 from treadle.upkeep.change_stream import present_place
-from treadle.upkeep.migrations import changed, swap
+from treadle.upkeep.migrations import changed, closing, swap
 from treadle.upkeep.migrations.run import lease_of
 
 NUMBER = 300
@@ -55,9 +55,9 @@ def readers(database: Any) -> list[dict[str, Any]]:
     return documents
 
 
-def held_up(store: Any, kept: dict[str, Any]) -> Any:
+def held_up(store: Any, kept: dict[str, Any], token: int = 0) -> Any:
     place = yield from present_place(store.graph.limits)
-    yield from swap._hold_up("readers", kept, place)
+    yield from closing.close("readers", closing.Closing(token, kept, place))
 
 
 def described(database: Any) -> tuple[Any, Any]:
@@ -78,7 +78,6 @@ def test_all_documents_change_and_the_collection_stays_what_it_was(run: Any, dat
     assert {f"reader {number}" for number in range(NUMBER)} == {each.full_name for each in store.find(Reader)}
     assert 0 == database.readers.count_documents({"name": {"$exists": True}})
     assert [] == [name for name in database.list_collection_names() if name.startswith("treadle.swap.")]
-    assert [] == list(database["treadle.swaps"].find())
     # And down again.
     assert store.migrate(Reader, to=1, strategy="swap").finished
     assert {1: NUMBER} == store.migration_status(Reader)
@@ -265,7 +264,7 @@ def test_a_swap_that_was_killed_holds_nobody_up(readers: list[dict[str, Any]], d
     """The collection refuses writes, and nobody is left to end that: whoever comes next does."""
     store = Store(database, [Reader])
     before = described(database)
-    kept = {name: before[0][name] for name in swap.KEPT_OPTIONS if name in before[0]}
+    kept = closing.kept(before[0])
     for mend in (
         store.recover,
         store.setup,
@@ -290,7 +289,7 @@ def test_deletions_just_before_the_rename_hold(
 ) -> None:
     """Nothing can be stored in their place before they are done again, and a kill does not undo them."""
     before, deleted, listener = described(database), readers[5]["_id"], faults.Heard()
-    restore = swap.restore
+    let_through = swap._let_through
 
     def meanwhile(*arguments: Any) -> Any:
         if database.readers.count_documents({"_id": deleted, "full_name": {"$exists": True}}):
@@ -299,10 +298,10 @@ def test_deletions_just_before_the_rename_hold(
                 database.readers.update_one({"_id": deleted}, {"$set": {"visits": 5}}, upsert=True)
             if killed:
                 raise RuntimeError("killed")
-        return restore(*arguments)
+        return let_through(*arguments)
 
     refused: list[Any] = []
-    monkeypatch.setattr(swap, "restore", meanwhile)
+    monkeypatch.setattr(swap, "_let_through", meanwhile)
     with MongoClient[Any](server.uri, event_listeners=[listener]) as client:
         store = Store(client[database.name], [Reader])
         listener.before(["renameCollection"], 0, lambda: database.readers.delete_one({"_id": deleted}))
@@ -314,7 +313,6 @@ def test_deletions_just_before_the_rename_hold(
     assert before == described(database)
     assert 0 == database.readers.count_documents({"_id": deleted})
     assert NUMBER - 1 == database.readers.count_documents({"schema_version": 3})
-    assert [] == list(database["treadle.swaps"].find())
 
 
 def test_what_is_inserted_again_before_the_hold_is_not_deleted(database: Any) -> None:
@@ -324,7 +322,7 @@ def test_what_is_inserted_again_before_the_hold_is_not_deleted(database: Any) ->
     place = store.runner.run(present_place(store.graph.limits))
     database.readers.delete_one({"_id": again["_id"]})
     database.readers.insert_one(again)
-    store.runner.run(swap._hold_up("readers", {}, place))
+    store.runner.run(closing.close("readers", closing.Closing(0, {}, place)))
     store.recover()
     assert [again] == list(database.readers.find())
 
@@ -334,7 +332,7 @@ def test_nobody_lets_writes_through_while_a_swap_is_under_way(database: Any) -> 
     """Else they would go to the collection that is about to be replaced, and be lost."""
     store = Store(database, [Reader])
     before = described(database)
-    kept = {name: before[0][name] for name in swap.KEPT_OPTIONS if name in before[0]}
+    kept = closing.kept(before[0])
     lease = lease_of("readers", store.graph.limits, "another host:1:1/swap", lambda owner: False)
     assert store.runner.run(lease.take())
     store.runner.run(held_up(store, kept))
@@ -355,16 +353,16 @@ def test_nobody_lets_writes_through_while_a_swap_is_under_way(database: Any) -> 
 def test_what_is_no_longer_held_up_is_not_renamed(
     hindrance: str, database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, hold_up = Store(database, [Reader]), swap._hold_up
+    store, close = Store(database, [Reader]), swap.close
 
-    def hindered(collection: str, kept: Any, *others: Any) -> Any:
-        yield from hold_up(collection, kept, *others)
+    def hindered(collection: str, noted: Any) -> Any:
+        yield from close(collection, noted)
         if hindrance == "validator":
-            yield from swap.database_command({"collMod": collection, **kept})
+            yield from swap.database_command({"collMod": collection, **noted.former})
         else:
             database["treadle.leases"].update_one({"_id": "migrate:readers"}, {"$inc": {"n": 1}})
 
-    monkeypatch.setattr(swap, "_hold_up", hindered)
+    monkeypatch.setattr(swap, "close", hindered)
     before = described(database)
     with pytest.raises(DataError) as refused:
         store.migrate(Reader, strategy="swap")
@@ -397,4 +395,4 @@ def test_what_cannot_be_swapped_is_refused_by_name(database: Any) -> None:
         assert "migration-option" == refused.value.code
     with pytest.raises(UsageError, match="'update' or 'swap'"):
         store.migrate(Note, strategy="other")  # type: ignore[arg-type]
-    assert SWAPPING in str(swap.REFUSING)
+    assert SWAPPING in str(closing.REFUSING)

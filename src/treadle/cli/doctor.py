@@ -451,6 +451,18 @@ def _time_zones(server: Server) -> Answer:
     return ok("as in Python's zoneinfo", wrong={})
 
 
+def _swaps(server: Server) -> Answer:
+    """What migrations by swap left behind that were killed or cancelled."""
+    from treadle.store.blocking.runner import Runner
+    from treadle.upkeep.migrations.closing import abandoned
+
+    left = Runner(server.client[server.database]).run(abandoned())
+    if left:
+        advice = "a migration by swap was killed; recover() of a Store removes it and lets writes through"
+        return warn(", ".join(name for names in left.values() for name in names), advice, left=left)
+    return ok("nothing left behind", left={})
+
+
 CHECKS: Mapping[str, Callable[[Server], Answer]] = {
     check.__name__[1:]: check
     for check in (
@@ -470,6 +482,7 @@ CHECKS: Mapping[str, Callable[[Server], Answer]] = {
         _tz_aware,
         _clock_skew,
         _time_zones,
+        _swaps,
         _capabilities,
     )
 }

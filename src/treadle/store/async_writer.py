@@ -66,6 +66,7 @@ class AsyncWriter:
         )
         self.database = database
         self._known: Capabilities | None = None
+        self._uses = set(self.graph.uses)
         # Whether a server must have change streams; whether nobody has looked yet for the unique indexes.
         self._streams = any(rule.maintain == "stream" for rule in self.graph.rules)
         self._unready = any(
@@ -228,6 +229,16 @@ class AsyncWriter:
         assert self._known is not None
         return self._known
 
+    async def _capabilities_with(self, *names: str) -> Capabilities:
+        """The same, also of what no declaration uses."""
+        known = await self._capabilities()
+        if self._uses.issuperset(names):
+            return known
+        found = await self.runner.run(read_capabilities(self._uses.union(names)))
+        self._known = known = self.graph.check_server(found)
+        self._uses.update(names)
+        return known
+
     async def _look(self) -> None:
         """See what the server can do, and refuse one that lacks what a declaration needs.
 
@@ -240,7 +251,7 @@ class AsyncWriter:
         primaries = shell.primaries(topology) or self._primaries
         if self._known is None or primaries != self._primaries:
             try:
-                found = await self.runner.run(read_capabilities(self.graph.uses))
+                found = await self.runner.run(read_capabilities(self._uses))
             except PyMongoError:
                 if self._known is None:
                     raise
@@ -265,15 +276,15 @@ class AsyncWriter:
         return done + await self.runner.run(upkeep.retries.retry_all(self.graph, await self._capabilities()))
 
     async def _end_swaps(self) -> int:
-        """Let collections take writes again whose migration by swap was killed; how many."""
+        """Undo what migrations by swap left that were killed or cancelled; how many things."""
         async with self._owning() as owner:
             return await self.runner.run(
-                upkeep.migrations.swap.restore_all(self.graph.limits, owner, shell.is_dead)
+                upkeep.migrations.closing.restore_all(self.graph.limits, owner, shell.is_dead)
             )
 
     @asynccontextmanager
     async def _ending_swaps(self) -> AsyncGenerator[None]:
-        """Where a swap is cancelled, in the moment in which nobody writes, let writes through again."""
+        """Where a swap is cancelled, let writes through again, and drop its new collection."""
         try:
             yield
         except Exception:

@@ -39,7 +39,7 @@ from treadle.upkeep.change_stream import has_pre_images, keeps_former_states
 from treadle.upkeep.collection_schema import collection_schema
 from treadle.upkeep.events import Watch
 from treadle.upkeep.late_data import needs_before
-from treadle.upkeep.migrations.swap import REFUSING
+from treadle.upkeep.migrations.closing import closing_of
 
 log = logger(__name__)
 # Whether validators that began with warnings are made binding, or those that are there are left alone.
@@ -169,7 +169,7 @@ def set_up_validator(
     change = yield from set_up_collection(entry, existing, schema, actions)
     if change is None or validation.is_newer(entry, change[0]["validator"]):
         return
-    if change[0]["validator"] == REFUSING:
+    if closing_of(change[0]) is not None:
         # Its documents are being swapped just now; whoever does that puts the validator back.
         return
     now, options = change

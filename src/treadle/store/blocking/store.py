@@ -301,7 +301,8 @@ class Store(Operations):
         one: quicker where all of them change. For a moment inserts and updates wait.
         """
         batch = self.graph.limits.migration_batch if batch is None else batch
-        entry, server = self.graph.entry(model), self._capabilities()
+        entry = self.graph.entry(model)
+        server = self._capabilities_with("streams") if strategy == "swap" else self._capabilities()
         if dry_run:
             options = upkeep.migrations.run.Options(
                 "", shell.is_dead, batch, None, retry, stop, progress, strategy

@@ -65,6 +65,7 @@ class Writer:
         self.runner = Runner(database, self._capabilities, self._share, self.graph.limits, self.graph.shards)
         self.database = database
         self._known: Capabilities | None = None
+        self._uses = set(self.graph.uses)
         # Whether a server must have change streams; whether nobody has looked yet for the unique indexes.
         self._streams = any(rule.maintain == "stream" for rule in self.graph.rules)
         self._unready = any(
@@ -224,6 +225,16 @@ class Writer:
         assert self._known is not None
         return self._known
 
+    def _capabilities_with(self, *names: str) -> Capabilities:
+        """The same, also of what no declaration uses."""
+        known = self._capabilities()
+        if self._uses.issuperset(names):
+            return known
+        found = self.runner.run(read_capabilities(self._uses.union(names)))
+        self._known = known = self.graph.check_server(found)
+        self._uses.update(names)
+        return known
+
     def _look(self) -> None:
         """See what the server can do, and refuse one that lacks what a declaration needs.
 
@@ -236,7 +247,7 @@ class Writer:
         primaries = shell.primaries(topology) or self._primaries
         if self._known is None or primaries != self._primaries:
             try:
-                found = self.runner.run(read_capabilities(self.graph.uses))
+                found = self.runner.run(read_capabilities(self._uses))
             except PyMongoError:
                 if self._known is None:
                     raise
@@ -261,15 +272,15 @@ class Writer:
         return done + self.runner.run(upkeep.retries.retry_all(self.graph, self._capabilities()))
 
     def _end_swaps(self) -> int:
-        """Let collections take writes again whose migration by swap was killed; how many."""
+        """Undo what migrations by swap left that were killed or cancelled; how many things."""
         with self._owning() as owner:
             return self.runner.run(
-                upkeep.migrations.swap.restore_all(self.graph.limits, owner, shell.is_dead)
+                upkeep.migrations.closing.restore_all(self.graph.limits, owner, shell.is_dead)
             )
 
     @contextmanager
     def _ending_swaps(self) -> Generator[None]:
-        """Where a swap is cancelled, in the moment in which nobody writes, let writes through again."""
+        """Where a swap is cancelled, let writes through again, and drop its new collection."""
         try:
             yield
         except Exception:

@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treadle.upkeep.migrations import log, once, perform, run, swap
+    from treadle.upkeep.migrations import closing, log, once, perform, run, swap
 
-__all__ = ["log", "once", "perform", "run", "swap"]
+__all__ = ["closing", "log", "once", "perform", "run", "swap"]
 
 
 def __getattr__(name: str) -> Any:

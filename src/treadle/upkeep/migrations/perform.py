@@ -35,6 +35,7 @@ from treadle.plan.capabilities import Capabilities
 from treadle.plan.decoding import RawId, Unreadable
 from treadle.plan.server_errors import ILLEGAL_OPERATION, is_about_one_document, message_of, translate
 from treadle.upkeep.jobs import Job
+from treadle.upkeep.migrations.closing import restore
 from treadle.upkeep.migrations.log import logged
 from treadle.upkeep.migrations.ranges import migrate_range
 from treadle.upkeep.migrations.run import (
@@ -47,9 +48,10 @@ from treadle.upkeep.migrations.run import (
     put_aside,
     runs,
     set_aside,
+    taken_over,
     write_each,
 )
-from treadle.upkeep.migrations.swap import check_swap, restore, swap
+from treadle.upkeep.migrations.swap import check_swap, swap
 
 ONLY_IN_A_TRANSACTION = (
     "it is too large to be compared with what was read, so that storing it takes a transaction, which a "
@@ -72,8 +74,10 @@ def migrate(run: Run) -> Plan[Migrated]:
         run.options.report.tending = run.lease.renew
         run.options.report.stopping = run.options.stop
     try:
-        yield from restore(run.entry.collection, run.limits)
+        yield from restore(run.entry.collection, run.lease, run.limits)
         finished = yield from (swap(run) if run.options.strategy == "swap" else _passes(run))
+    except lease.LeaseLost:
+        raise taken_over(run) from None
     except Exception:
         yield from run.lease.release()
         raise

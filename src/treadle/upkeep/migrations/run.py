@@ -10,7 +10,7 @@ from pymongo.errors import BulkWriteError
 
 from treadle.engine.lease import Lease
 from treadle.engine.set_aside import SET_ASIDE, note_aside
-from treadle.errors import UsageError
+from treadle.errors import DataError, UsageError
 from treadle.graph.gather import freeze
 from treadle.graph.graph import Graph
 from treadle.graph.limits import Limits
@@ -165,9 +165,22 @@ def runs(
     return made
 
 
+def lease_name(collection: str) -> str:
+    return f"migrate:{collection}"
+
+
 def lease_of(collection: str, limits: Limits, owner: str, is_dead: Callable[[str], bool]) -> Lease:
     """What only one process at a time holds who migrates a collection."""
-    return Lease(limits, f"migrate:{collection}", limits.migration_lease_seconds, owner, is_dead)
+    return Lease(limits, lease_name(collection), limits.migration_lease_seconds, owner, is_dead)
+
+
+def taken_over(run: Run) -> DataError:
+    """What to raise where the lease is another's by now."""
+    return DataError(
+        f"another process took over the migration of {run.entry.collection}, because this one did not "
+        "renew its lease in time; nothing was changed",
+        code="migration-running",
+    )
 
 
 def _members(entry: Entry[Any]) -> list[tuple[Entry[Any], Lineage]]:

@@ -13,25 +13,24 @@ Whatever fails before the rename leaves the old collection as it was. Indexes,
 validator and options are those of the old collection.
 
 All of it is done under the lease of the migration. Nobody lets writes through
-again while that is held, and whoever has lost it renames nothing.
+again while that is held, and whoever has lost it renames nothing (`closing.py`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from bson import json_util
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure, PyMongoError
 
 from treadle.engine.convert import convert
-from treadle.engine.indexes import existing_collections, existing_indexes
+from treadle.engine.indexes import existing_indexes
+from treadle.engine.lease import LeaseLost
 from treadle.engine.pages import chunks
 from treadle.errors import DataError, UsageError
 from treadle.graph.gather import freeze
-from treadle.graph.limits import Limits
 from treadle.plan import (
     Plan,
     Raw,
@@ -40,42 +39,36 @@ from treadle.plan import (
     database_command,
     delete_many,
     find,
-    find_one,
     meanwhile,
-    update_one,
     wait,
 )
 from treadle.plan.operations import ReplaceOne
 from treadle.plan.server_errors import (
     DROPPED,
     DUPLICATE_KEY,
-    HISTORY_LOST,
     PASSING,
-    SWAPPING,
     codes_of,
     is_about_one_document,
     is_passing,
     message_of,
     refusals,
 )
-from treadle.upkeep.change_stream import (
-    BEATS,
-    UPHEAVALS,
-    ChangeStream,
-    beat,
-    first_stages,
-    present_place,
-)
+from treadle.upkeep.change_stream import present_place
 from treadle.upkeep.migrations.changed import Changed
+from treadle.upkeep.migrations.closing import (
+    KEPT_OPTIONS,
+    Closing,
+    close,
+    closing_of,
+    drop,
+    kept,
+    listed,
+    reopen,
+    shadow_of,
+)
 from treadle.upkeep.migrations.ranges import of_version, pipelines
-from treadle.upkeep.migrations.run import Run, counted, lease_of
+from treadle.upkeep.migrations.run import Run, counted, taken_over
 
-# What the validators of collections were that take no writes just now, as extended JSON.
-SWAPS = "treadle.swaps"
-# Refuses everything; the words are in the server's answer.
-REFUSING = {"$expr": {"$eq": [SWAPPING, ""]}}
-CLOSED = {"validator": REFUSING, "validationLevel": "strict", "validationAction": "error"}
-KEPT_OPTIONS = ("validator", "validationLevel", "validationAction")
 # When so few documents changed since the last look, the rest is done while nobody writes.
 FEW = 200
 ROUNDS_MAX = 20
@@ -93,7 +86,7 @@ def check_swap(run: Run) -> None:
         reason = "its collection holds other kinds too"
     elif run.graph.shards is not None and run.entry.collection in run.graph.shards.keys:
         reason = "its collection is sharded"
-    elif not run.server.transactions:
+    elif not run.server.transactions or run.server.streams is None:
         reason = "this server has no change streams"
     elif any(callable(way) for way, _, _ in pipelines(run, functions=True)):
         reason = "a step is a Python function, and the server can run pipelines only"
@@ -109,9 +102,7 @@ def check_swap(run: Run) -> None:
 def swap(run: Run) -> Plan[bool]:
     """Bring all documents to the version by a new collection; whether it was not told to stop."""
     collection = run.entry.collection
-    shadow = _shadow(collection, run.lease.token)
-    existing = yield from existing_collections()
-    options = existing.get(collection, {}).get("options")
+    options = yield from _options(collection)
     if options is None:
         return True
     if options.get("capped") or options.get("timeseries"):
@@ -119,33 +110,38 @@ def swap(run: Run) -> Plan[bool]:
             f"{collection} is capped or a time series and cannot be renamed; leave strategy= out",
             code="migration-option",
         )
-    yield from _drop_shadows(collection, existing)
-    changed, numbers = Changed(collection, run.limits), count()
-    cancelled = False
+    shadow, changed = shadow_of(collection, run.lease.token), Changed(collection, run.limits)
     try:
-        place = yield from present_place(run.limits)
-        yield from changed.open(place)
-        # By a majority, so that whatever has an earlier place can be seen by now.
-        yield from database_command({"create": shadow, **_unkept(options)})
-        # The stream is read meanwhile: the server's history need not reach back to the beginning.
-        yield from meanwhile(lambda: _build(run, shadow), lambda: _look(run, changed, next(numbers)))
-        return (yield from _follow_and_rename(run, changed, shadow, options))
-    except OperationFailure as error:
-        if not is_about_one_document(error):
+        finished = yield from _swapped(run, changed, shadow, options)
+    except Exception as error:
+        yield from _tidy(changed, shadow)
+        if not isinstance(error, OperationFailure) or not is_about_one_document(error):
             raise
         raise DataError(
             f"a document of {collection} cannot be migrated ({message_of(error)}), so that the collection "
             "cannot be swapped; nothing was changed. Without strategy= it is set aside, and the rest goes on",
             code="migration-failed",
         ) from error
-    except GeneratorExit:
-        # A plan that was cancelled can ask for nothing more; `restore_all` ends it.
-        cancelled = True
-        raise
-    finally:
-        if not cancelled:
-            yield from changed.close()
-            yield from _drop(shadow)
+    yield from _tidy(changed, shadow)
+    return finished
+
+
+def _swapped(run: Run, changed: Changed, shadow: str, options: Raw) -> Plan[bool]:
+    numbers = count()
+    place = yield from present_place(run.limits)
+    yield from changed.open(place)
+    # By a majority, so that whatever has an earlier place can be seen by now.
+    yield from database_command({"create": shadow, **_unkept(options)})
+    # The stream is read meanwhile: the server's history need not reach back to the beginning.
+    yield from meanwhile(lambda: _build(run, shadow), lambda: _look(run, changed, next(numbers)))
+    return (yield from _follow_and_rename(run, changed, shadow, _unkept(options)))
+
+
+def _tidy(changed: Changed, shadow: str) -> Plan[None]:
+    """Leave nothing behind; if that fails, or after a cancellation, `restore_all` does it."""
+    for each in (changed.close(), drop(shadow)):
+        with contextlib.suppress(PyMongoError):
+            yield from each
 
 
 def _build(run: Run, shadow: str) -> Plan[None]:
@@ -178,8 +174,8 @@ def _look(run: Run, changed: Changed, number: int) -> Plan[None]:
     yield from changed.look()
 
 
-def _follow_and_rename(run: Run, changed: Changed, shadow: str, options: Raw) -> Plan[bool]:
-    collection, made = run.entry.collection, _unkept(options)
+def _follow_and_rename(run: Run, changed: Changed, shadow: str, made: Raw) -> Plan[bool]:
+    collection, token = run.entry.collection, run.lease.token
     for number in count(1):
         if run.options.stop is not None and run.options.stop():
             return False
@@ -193,40 +189,82 @@ def _follow_and_rename(run: Run, changed: Changed, shadow: str, options: Raw) ->
         else:
             if found <= FEW or number >= ROUNDS_MAX:
                 break
-    yield from _still_held(run)
-    options = yield from _options(collection)
-    if _unkept(options) != made or options.get("validator") == REFUSING:
+    options = (yield from _options(collection)) or {}
+    if _unkept(options) != made or closing_of(options) is not None:
         raise changed.taken_away()
-    kept = {name: options[name] for name in KEPT_OPTIONS if name in options}
-    place = yield from present_place(run.limits)
-    yield from _hold_up(collection, kept, place, run.lease.token)
+    assert token is not None
+    closing = Closing(token, kept(options), (yield from present_place(run.limits)))
+    yield from _still_held(run)
+    sent = False
     try:
-        yield from _catch_up(run, changed, shadow, last=True)
+        yield from close(collection, closing)
+        # Whoever was paused in between has held others up for nothing.
         yield from _still_held(run)
-        there = yield from _options(collection)
-        same = _unkept(there) == made and (yield from _indexes(collection)) == indexes
-        if there.get("validator") != REFUSING or not same:
+        yield from _catch_up(run, changed, shadow, last=True)
+        if (yield from _indexes(collection)) != indexes:
             raise changed.taken_away()
-        yield from database_command({"collMod": shadow, **CLOSED})
-        try:
-            yield from _rename(shadow, collection)
-        except OperationFailure as error:
-            if not codes_of(error) & DROPPED:
-                raise
-            # By whoever let writes through again meanwhile.
+        yield from close(shadow, closing)
+        yield from _still_held(run)
+        name, there = yield from listed({"name": {"$in": [collection, shadow]}})
+        options = there.get(collection, {}).get("options", {})
+        held_up = closing_of(options)
+        if shadow not in there or _unkept(options) != made or held_up is None or held_up.token != token:
+            raise changed.taken_away()
+        sent = True
+        yield from _rename(name, shadow, collection)
+    except Exception as error:
+        if sent and isinstance(error, OperationFailure) and codes_of(error) & DROPPED:
+            # By whoever has the lease by now.
+            sent, lost = False, changed.taken_away()
+            yield from _surely_let_through(run, closing, renamed=False)
             yield from _still_held(run)
-            raise changed.taken_away() from error
-    except Exception:
-        yield from _surely_restore(run)
+            raise lost from error
+        yield from _surely_let_through(run, closing, renamed=sent)
         raise
-    yield from _surely_restore(run)
+    yield from _surely_let_through(run, closing, renamed=True)
     run.done, run.left = run.total, 0
     return True
 
 
-def _options(collection: str) -> Plan[Raw]:
-    options: Raw = (yield from existing_collections()).get(collection, {}).get("options", {})
-    return options
+def _let_through(run: Run, closing: Closing, renamed: bool) -> Plan[None]:
+    """End what this run holds up.
+
+    Without the lease, it takes its validator back where it set that too late. But
+    after the rename, whoever has the lease has deletions to do again before that.
+    """
+    collection = run.entry.collection
+    there = closing_of((yield from _options(collection)) or {})
+    if there is None or there.token > closing.token:
+        return
+    try:
+        # Also a validator that a run before set too late.
+        yield from reopen(collection, closing, run.lease, run.limits)
+    except LeaseLost:
+        if there.token == closing.token and not renamed:
+            yield from database_command({"collMod": collection, **closing.former})
+
+
+def _surely_let_through(run: Run, closing: Closing, *, renamed: bool) -> Plan[None]:
+    """Let writes through again, also where the server fails over just then."""
+    for pause in (*RESTORE_PAUSES, None):
+        try:
+            return (yield from _let_through(run, closing, renamed))
+        except PyMongoError as error:
+            if pause is None or not (is_passing(error) or codes_of(error) & PASSING):
+                raise
+        yield from wait(pause)
+
+
+def _rename(database: str, shadow: str, collection: str) -> Plan[None]:
+    command: Raw = {"renameCollection": f"{database}.{shadow}", "to": f"{database}.{collection}"}
+    command |= {"dropTarget": True, "writeConcern": {"w": "majority"}}
+    yield from database_command(command, admin=True)
+
+
+def _options(collection: str) -> Plan[Raw | None]:
+    """The options of a collection; None where there is none."""
+    _, there = yield from listed({"name": collection})
+    return there[collection].get("options", {}) if collection in there else None
 
 
 def _unkept(options: Raw) -> Raw:
@@ -238,11 +276,7 @@ def _still_held(run: Run) -> Plan[None]:
     """Refuse to go on with what another process is at by now."""
     yield from run.lease.renew()
     if not run.lease.held:
-        raise DataError(
-            f"another process took over the migration of {run.entry.collection}, because this one did not "
-            "renew its lease in time; nothing was changed",
-            code="migration-running",
-        )
+        raise taken_over(run)
 
 
 def _copy(run: Run, shadow: str) -> Plan[None]:
@@ -321,109 +355,3 @@ def _write_again(run: Run, shadow: str, keys: Sequence[Any], *, raises: bool = F
         return []
     yield from delete_many(shadow, {"_id": {"$in": refused}})
     return refused
-
-
-def _delete_again(collection: str, place: Raw, limits: Limits) -> Plan[None]:
-    """Delete once more what was deleted since and not inserted again."""
-    stream, awaited = ChangeStream(), (yield from beat())
-    gone: dict[Any, Any] = {}
-    yield from stream.open(first_stages(place, [collection, BEATS]))
-    for _ in range(limits.schedule_events_max):
-        for event in (yield from stream.read(limits.schedule_events_page, limits.worker_await_seconds)):
-            if event["operationType"] in UPHEAVALS:
-                # The rename; some servers end the stream with it.
-                continue
-            key = event["documentKey"]["_id"]
-            if key == awaited:
-                yield from stream.close()
-            elif event["ns"]["coll"] == collection:
-                gone.pop(freeze(key), None)
-                if event["operationType"] == "delete":
-                    gone[freeze(key)] = key
-        if stream.cursor is None:
-            break
-    for some in chunks(list(gone.values()), limits.read_keys_max):
-        yield from delete_many(collection, {"_id": {"$in": some}})
-    yield from delete_many(BEATS, {"_id": awaited})
-
-
-def _hold_up(collection: str, kept: Raw, place: Raw, token: int | None = None) -> Plan[None]:
-    """Let the server refuse inserts and updates; those under way are waited for."""
-    was = json_util.dumps({"validator": {}, **kept})
-    note = {"$set": {"was": was, "place": place, "token": token}}
-    yield from update_one(SWAPS, {"_id": collection}, note, upsert=True)
-    yield from database_command({"collMod": collection, **CLOSED})
-
-
-def restore(collection: str, limits: Limits, token: int | None = None) -> Plan[None]:
-    """Let a collection take writes again, after a swap or one that did not come to its end.
-
-    With a token, only if it was the swap under that one. A process that was paused
-    just before its rename finds nothing to rename any more.
-    """
-    row = yield from find_one(SWAPS, {"_id": collection} | ({} if token is None else {"token": token}))
-    if row is None:
-        return
-    if token is None:
-        yield from _drop_shadows(collection, (yield from existing_collections()))
-    else:
-        yield from _drop(_shadow(collection, token))
-    there = yield from _options(collection)
-    if there.get("validator") == REFUSING:
-        try:
-            yield from _delete_again(collection, row["place"], limits)
-        except OperationFailure as error:
-            if error.code not in HISTORY_LOST:
-                raise
-        was = {"validationLevel": "strict", "validationAction": "error", **json_util.loads(row["was"])}
-        yield from database_command({"collMod": collection, **was})
-    yield from delete_many(SWAPS, {"_id": collection})
-
-
-def _surely_restore(run: Run) -> Plan[None]:
-    """Let writes through again, also where the server fails over just then."""
-    for pause in (*RESTORE_PAUSES, None):
-        try:
-            return (yield from restore(run.entry.collection, run.limits, run.lease.token))
-        except PyMongoError as error:
-            if pause is None or not (is_passing(error) or codes_of(error) & PASSING):
-                raise
-        yield from wait(pause)
-
-
-def restore_all(limits: Limits, owner: str, is_dead: Callable[[str], bool]) -> Plan[int]:
-    """The same for every collection that nobody is migrating; how many there were."""
-    done = 0
-    for row in (yield from find(SWAPS, {}, {"_id": 1})):
-        lease = lease_of(row["_id"], limits, owner, is_dead)
-        if (yield from lease.take()):
-            yield from restore(row["_id"], limits)
-            yield from lease.release()
-            done += 1
-    return done
-
-
-def _rename(shadow: str, collection: str) -> Plan[None]:
-    listed = yield from database_command({"listCollections": 1, "filter": {"name": shadow}}, writes=False)
-    name = listed["cursor"]["ns"].partition(".$cmd")[0]
-    command = {"renameCollection": f"{name}.{shadow}", "to": f"{name}.{collection}", "dropTarget": True}
-    yield from database_command({**command, "writeConcern": {"w": "majority"}}, admin=True)
-
-
-def _shadow(collection: str, token: int | None) -> str:
-    """The new collection of one run alone: one that lost its lease may still write to its own."""
-    return f"treadle.swap.{token}.{collection}"
-
-
-def _drop_shadows(collection: str, existing: Iterable[str]) -> Plan[None]:
-    for name in existing:
-        if re.fullmatch(rf"treadle\.swap\.\d+\.{re.escape(collection)}", name):
-            yield from _drop(name)
-
-
-def _drop(name: str) -> Plan[None]:
-    try:
-        yield from database_command({"drop": name})
-    except OperationFailure as error:
-        if not codes_of(error) & DROPPED:
-            raise
