@@ -22,14 +22,14 @@ from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
 from treadle.model.bson_types import RESERVED
 from treadle.model.document import Document
-from treadle.model.lazy_id import promise, reveal
+from treadle.model.lazy_id import Promise, promise, reveal
 from treadle.model.storable import check_batch
 from treadle.plan import (
+    Call,
     Plan,
     Raw,
     find,
     insert_many,
-    insert_one,
     is_inside,
     server_facts,
     transact,
@@ -66,26 +66,30 @@ class Insert(Work[list[D]]):
         self.entry = entry
         self.documents = list(documents)
         derived = self._derived = derivation(entry)
-        # Nobody refers to an id that nobody can know, unless the documents refer to each other.
-        among_themselves = any(rule.target.collection == entry.collection for rule in derived.copied)
-        self.promises = [None if among_themselves else promise(document) for document in self.documents]
-        altered: list[list[Any]] = [[] for _ in self.documents]
-        raws = [crud.dump(entry, *each) for each in zip(self.documents, altered, strict=True)]
-        for raw, promised in zip(raws, self.promises, strict=True):
+        self.promises: list[Promise | None] = []
+        # The documents as later reads will show them, if Treadle maintains nothing in them.
+        self.as_stored: list[D] = []
+        raws: list[Raw] = []
+        fresh: list[bool] = []
+        for document in self.documents:
+            # Nobody refers to an id that nobody can know, unless the documents refer to each other.
+            promised = None if derived.among_themselves else promise(document)
+            altered: list[Any] = []
+            raw = crud.dump(entry, document, altered)
             if promised is not None:
                 raw["_id"] = promised.value
-        # The documents as later reads will show them, if Treadle maintains nothing in them.
-        self.as_stored = [
-            crud.as_stored(entry, *each) for each in zip(self.documents, raws, altered, strict=True)
-        ]
+            self.as_stored.append(crud.as_stored(entry, document, raw, altered))
+            raw.pop(RESERVED, None)
+            self.promises.append(promised)
+            raws.append(raw)
+            fresh.append(promised is not None)
         if len(raws) > 1:
             check_batch(raws, entry.model.__name__)
-        fresh = [promised is not None for promised in self.promises]
         self.batch = Batch(raws, fresh, given={rule: list(each) for rule, each in (given or {}).items()})
-        for raw in raws:
-            raw.pop(RESERVED, None)
-            for path, value in derived.blanks.items():
-                put(raw, path, copy.deepcopy(value))
+        if derived.blanks:
+            for raw in raws:
+                for path, value in derived.blanks.items():
+                    put(raw, path, copy.deepcopy(value))
         for rule in derived.prepares:
             self.batch.notes[rule] = [rule.prepare(raw) for raw in raws]
 
@@ -93,17 +97,9 @@ class Insert(Work[list[D]]):
     def alone(self) -> bool:
         """Whether one plain command will do."""
         derived = self._derived
-        known = not all(self.batch.fresh)
-        return not (
-            derived.fed
-            or derived.records
-            or derived.formulas
-            or derived.locals
-            or any(rule.guards_source for rule in derived.copies)
-            or (known and (derived.written or derived.copied))
-            or derived.names
-            or not all(rule.inserts_alone(self.batch) for rule in derived.inserting)
-        )
+        if derived.followed or ((derived.written or derived.copied) and not all(self.batch.fresh)):
+            return False
+        return all(rule.inserts_alone(self.batch) for rule in derived.inserting)
 
     @property
     def size(self) -> int:
@@ -131,9 +127,11 @@ class Insert(Work[list[D]]):
     def body(self, graph: Graph, server: Capabilities, ledger: Ledger) -> Plan[list[Raw]]:
         entry, derived, raws = self.entry, self._derived, self.batch.raws
         yield from ledger.note_new(entry, [raw["_id"] for raw in raws])
-        new = [raw for raw, fresh in zip(raws, self.batch.fresh, strict=True) if fresh]
-        # Nobody knows the id of a fresh one; its name anybody may.
-        gathered = [(self.batch.known, derived.written), (new, derived.named)]
+        gathered: list[tuple[list[Raw], list[GatherRule]]] = []
+        if derived.written:
+            new = [raw for raw, fresh in zip(raws, self.batch.fresh, strict=True) if fresh]
+            # Nobody knows the id of a fresh one; its name anybody may.
+            gathered = [(self.batch.known, derived.written), (new, derived.named)]
         for replacement in entry.replacements:
             for raw in raws:
                 # An earlier attempt may have turned it.
@@ -157,16 +155,18 @@ class Insert(Work[list[D]]):
         """Store the documents, with what rules put into them and write beside them."""
         entry, derived, batch = self.entry, self._derived, self.batch
         batch.order = None
-        yield from stamp(entry, batch.raws, new=True)
+        if derived.touches[True]:
+            yield from stamp(entry, batch.raws, new=True)
         states = {}
         for rule in derived.before_insert:
             states[rule] = yield from rule.before_insert(batch, ledger)
         if derived.fills:
             yield from fill_own(entry, [(None, raw) for raw in batch.raws])
-        (yield from ledger.sides(entry)).store(batch.raws)
+        if entry.replacements:
+            (yield from ledger.sides(entry)).store(batch.raws)
         with crud.translated(entry.model.__name__, batch.raws, entry):
             if len(batch.raws) == 1:
-                yield from insert_one(entry.collection, batch.raws[0])
+                yield Call(entry.collection, "insert_one", (batch.raws[0],))
             elif undo or not ledger.transactional:
                 yield from crud.insert_or_undo(entry.collection, batch.order or batch.raws)
             else:

@@ -55,7 +55,8 @@ class Ledger:
 
     def of(self, collection: str) -> list[Change]:
         """The net changes of a collection."""
-        return list(self.changes.get(collection, {}).values())
+        changes = self.changes.get(collection)
+        return list(changes.values()) if changes else []
 
     def unrecorded(self, rule: Rule) -> list[Change]:
         """The changes of a rule's own documents since it was last asked to record them."""

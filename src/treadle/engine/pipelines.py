@@ -63,6 +63,17 @@ class Derivation:
         self.named = [rule for rule in self.written if rule.to is not None]
         self.names = bool(self.named) or any(rule.to != "_id" for rule in self.copied)
         self.records = entry.answering("record")
+        # Whether its documents hold copies of each other.
+        self.among_themselves = any(rule.target.collection == entry.collection for rule in self.copied)
+        # Whether something follows from each insert, whatever it holds.
+        self.followed = bool(
+            self.fed
+            or self.records
+            or self.formulas
+            or self.locals
+            or self.names
+            or any(rule.guards_source for rule in self.copies)
+        )
         # Whether changes of what Treadle maintains in its documents must be noted in the commit.
         self.noted = entry.noted
         self.last_level: float = max((rule.level for rule in self.feeds), default=0)
@@ -89,7 +100,8 @@ def update_pipeline(
         stages.append({"$set": second})
     if sides:
         stages = [*sides.stages(), *stages, *sides.stages()]
-    return [*stages, *formula_stages(target)]
+    formulas = formula_stages(target)
+    return [*stages, *formulas] if formulas else stages
 
 
 def changed_fields(before: Raw, after: Raw) -> Raw:
@@ -121,4 +133,8 @@ def _formula_stages(target: Entry[Any]) -> list[Raw]:
 
 def stamps_of(rules: Sequence[GatherRule]) -> Raw:
     """The dates of computation that an update of these rules' values sets."""
-    return {stamp: "$$NOW" for rule in rules for stamp in rule.stamps()}
+    stamps: Raw = {}
+    for rule in rules:
+        for stamp in rule.stamps():
+            stamps[stamp] = "$$NOW"
+    return stamps

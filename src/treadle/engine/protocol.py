@@ -89,7 +89,8 @@ class WriteProtocol:
         return (yield from self._whole(work, combine))
 
     def _whole(self, work: Work[R], combine: bool) -> Plan[R]:
-        yield from self._commit_here()
+        if self._commit is None:
+            yield from self._commit_here()
         if self.unfinished and not (yield from is_inside()):
             # What still cannot be finished is left to the next write.
             with contextlib.suppress(PyMongoError):
@@ -156,7 +157,7 @@ class WriteProtocol:
 
         With a `ledger` its changes are only noted there, for `settle`.
         """
-        commit = yield from self._commit_here()
+        commit = self._commit or (yield from self._commit_here())
         if inside:
             (work,) = works
             return [(yield from ByTransaction(self.graph, commit.server).inside(work, ledger))]

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,18 +17,19 @@ from pymongo.errors import OperationFailure
 
 from treadle.engine.deletes import follow_references
 from treadle.engine.fill import fill_copies, guard
-from treadle.engine.ledger import Ledger, evaluate
+from treadle.engine.ledger import Contributions, Ledger, evaluate
 from treadle.engine.named import ids_named, names_of, refuse_renaming, renamed
 from treadle.engine.older import as_current, may_be_older
 from treadle.engine.pipelines import changed_fields, derivation, formula_stages, stamps_of, update_pipeline
 from treadle.engine.recompute import recompute
 from treadle.engine.set_aside import set_aside
+from treadle.engine.sides import NONE
 from treadle.graph.change import Change
 from treadle.graph.derived import CopyRule
 from treadle.graph.gather import RECOMPUTE, GatherRule
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Entry, Rule
-from treadle.plan import Plan, Raw, bulk_write, by_id, delete_many, find, update_many, update_one
+from treadle.plan import NO_OPTIONS, Call, Plan, Raw, bulk_write, by_id, delete_many, find, update_many
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import CONVERSION_FAILURE, codes_of
@@ -55,10 +55,29 @@ class _Effect:
     """What the changes do to one target, per rule."""
 
     key: Any
-    removed: dict[GatherRule, list[Any]] = field(default_factory=dict)
-    added: dict[GatherRule, list[Any]] = field(default_factory=dict)
+    # What is removed, and what is added.
+    moves: dict[GatherRule, tuple[list[Any], list[Any]]] = field(default_factory=dict)
     # The rules by which it is to be recomputed, whatever the difference.
     anew: set[GatherRule] = field(default_factory=set)
+    # What its update sets, and what follows from that.
+    first: dict[str, Any] = field(default_factory=dict)
+    second: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, rule: GatherRule) -> tuple[list[Any], list[Any]]:
+        """What is noted for one rule so far."""
+        move = self.moves.get(rule)
+        if move is None:
+            move = self.moves[rule] = ([], [])
+        return move
+
+
+def _effect_on(key: Any, effects: dict[Any, _Effect]) -> _Effect:
+    """What is noted for one target so far."""
+    frozen = freeze(key)
+    effect = effects.get(frozen)
+    if effect is None:
+        effect = effects[frozen] = _Effect(key)
+    return effect
 
 
 def react(
@@ -66,15 +85,20 @@ def react(
 ) -> Plan[list[FanOut]]:
     """Bring every target up to date; the fan-outs that are too large for here."""
     later: list[FanOut] = []
-    yield from record(ledger, graph.spreading)
+    if graph.spreading:
+        yield from record(ledger, graph.spreading)
     for stage in graph.stages:
         effects: dict[Entry[Any], dict[Any, _Effect]] = {}
         for entry, gathers, on_server in stage.gathers:
             changes = ledger.of(entry.collection)
             if changes:
-                changes, stale = yield from _in_current_version(entry, changes)
-                present = [change.id for change in changes if change.after is not None] if on_server else []
-                answers = yield from evaluate(on_server, present)
+                stale: set[Any] = set()
+                if may_be_older(entry.root):
+                    changes, stale = yield from _in_current_version(entry, changes)
+                answers: Contributions = {}
+                if on_server:
+                    present = [change.id for change in changes if change.after is not None]
+                    answers = yield from evaluate(on_server, present)
                 for gather in gathers:
                     of_target = effects.setdefault(gather.target, {})
                     if gather.to is None:
@@ -91,7 +115,8 @@ def react(
             for change in ledger.of(rule.source.collection):
                 yield from _forsake(rule, change, ledger)
                 later.extend((yield from _copy(rule, change, ledger, copies_max)))
-    yield from record(ledger, graph.recording)
+    if graph.recording:
+        yield from record(ledger, graph.recording)
     return later
 
 
@@ -119,13 +144,13 @@ def _collect(
         if stale and freeze(change.id) in stale:
             # Whoever wrote it in the older version may have counted it or not.
             for key, _ in [*old, *new]:
-                effects.setdefault(freeze(key), _Effect(key)).anew.add(rule)
+                _effect_on(key, effects).anew.add(rule)
         elif old == new and _types(old) == _types(new):
             continue
         for key, value in old:
-            effects.setdefault(freeze(key), _Effect(key)).removed.setdefault(rule, []).append(value)
+            _effect_on(key, effects).of(rule)[0].append(value)
         for key, value in new:
-            effects.setdefault(freeze(key), _Effect(key)).added.setdefault(rule, []).append(value)
+            _effect_on(key, effects).of(rule)[1].append(value)
 
 
 def _by_id(rule: GatherRule, by_name: dict[Any, _Effect], effects: dict[Any, _Effect]) -> Plan[None]:
@@ -136,11 +161,11 @@ def _by_id(rule: GatherRule, by_name: dict[Any, _Effect], effects: dict[Any, _Ef
         if name not in ids:
             missing.append(named.key)
             continue
-        effect = effects.setdefault(freeze(ids[name]), _Effect(ids[name]))
+        effect = _effect_on(ids[name], effects)
         effect.anew |= named.anew
-        for rules, own in ((named.removed, effect.removed), (named.added, effect.added)):
-            for each, values in rules.items():
-                own.setdefault(each, []).extend(values)
+        for each, moved in named.moves.items():
+            for own, values in zip(effect.of(each), moved, strict=True):
+                own.extend(values)
     # Whoever takes one of these names must meet this transaction.
     yield from guard(rule.target.collection, filter(may_be_id, missing))
 
@@ -150,14 +175,12 @@ def _rename(rule: GatherRule, ledger: Ledger, effects: dict[Any, _Effect]) -> Pl
     changes = renamed(rule, ledger.of(rule.target.collection))
     changed = [each for each in changes if each.after is not None and rule.target.holds(each.after)]
     for change in changed:
-        effects.setdefault(freeze(change.id), _Effect(change.id)).anew.add(rule)
+        _effect_on(change.id, effects).anew.add(rule)
     yield from guard(rule.target.collection, names_of([rule], [each.after or {} for each in changed]))
 
 
 def _in_current_version(entry: Entry[Any], changes: list[Change]) -> Plan[tuple[list[Change], set[Any]]]:
     """Changes as the current version has them, and the frozen ids of those that were older before."""
-    if not may_be_older(entry.root):
-        return changes, set()
     befores = yield from as_current(entry.root, [change.before or {} for change in changes])
     afters = yield from as_current(entry.root, [change.after or {} for change in changes])
     stale: set[Any] = set()
@@ -186,20 +209,19 @@ def _update_targets(
     target: Entry[Any], effects: dict[Any, _Effect], level: int, server: Capabilities, ledger: Ledger
 ) -> Plan[None]:
     """One update per target, all its rules in it."""
-    sets: dict[Any, tuple[dict[str, Any], dict[str, Any]]] = {}
+    changed: list[_Effect] = []
     anew: dict[GatherRule, list[Any]] = {}
     # A target that this very transaction inserted, or brought back, may have counted the same sources then.
     new: set[Any] = set()
     if target.group is None:
         new = {freeze(change.id) for change in ledger.of(target.collection) if _came(target, change)}
     for frozen, effect in effects.items():
-        first: dict[str, Any] = {}
-        second: dict[str, Any] = {}
         moved: list[GatherRule] = []
-        for rule in {**effect.removed, **effect.added, **dict.fromkeys(effect.anew)}:
-            removed, added = effect.removed.get(rule, []), effect.added.get(rule, [])
+        for rule in effect.anew:
+            effect.of(rule)
+        for rule, (removed, added) in effect.moves.items():
             difference: Any = RECOMPUTE
-            if frozen not in new and rule not in effect.anew:
+            if not (new and frozen in new) and rule not in effect.anew:
                 difference = rule.difference(removed, added, server)
             if difference is None:
                 continue
@@ -208,30 +230,30 @@ def _update_targets(
                 anew.setdefault(rule, []).append(effect.key)
             else:
                 parts, following = rule.apply(difference)
-                first.update(parts)
-                second.update(following)
+                effect.first.update(parts)
+                effect.second.update(following)
         if moved:
-            sets[frozen] = ({**first, **stamps_of(moved)}, second)
-    if not sets:
+            effect.first.update(stamps_of(moved))
+            changed.append(effect)
+    if not changed:
         return
-    for rules, keys in _together(anew):
-        for frozen, values in (yield from recompute(rules, keys, server)).items():
+    for rules, some in _together(anew) if anew else ():
+        for frozen, values in (yield from recompute(rules, some, server)).items():
             yield from _leave_out_unfit(rules, effects[frozen], values)
-            sets[frozen][0].update({path: {"$literal": value} for path, value in values.items()})
-    keys = [effects[frozen].key for frozen in sets]
-    derived = derivation(target)
-    followed = derived.last_level > level
-    sides = yield from ledger.sides(target)
-    updates = {
-        frozen: update_pipeline(target, first, second, sides) for frozen, (first, second) in sets.items()
-    }
+            effects[frozen].first.update({path: {"$literal": value} for path, value in values.items()})
+    keys = [effect.key for effect in changed]
+    followed = derivation(target).last_level > level
+    sides = (yield from ledger.sides(target)) if target.replacements else NONE
+    updates = [
+        (effect.key, update_pipeline(target, effect.first, effect.second, sides)) for effect in changed
+    ]
     before = (yield from read(target, keys)) if followed else {}
     if followed:
         yield from ledger.note_before(target, [each["_id"] for each in before.values()])
     if target.group is not None:
-        yield from _update_groups(target, effects, updates, level)
+        yield from _update_groups(target, changed, updates, level)
     else:
-        matched, _ = yield from update_each(target, list(zip(keys, updates.values(), strict=True)))
+        matched, _ = yield from update_each(target, updates)
         if matched < len(updates):
             # Some targets do not exist (yet); whoever inserts one must meet this transaction.
             yield from guard(target.collection, keys)
@@ -246,7 +268,7 @@ def _leave_out_unfit(rules: Sequence[GatherRule], effect: _Effect, values: dict[
     """
     for rule in rules:
         if not all(rule.fits(values.get(path)) for path in rule.empty()):
-            if rule.spoils(effect.added.get(rule, ())):
+            if rule.spoils(effect.of(rule)[1]):
                 raise rule.too_large()
             for path in rule.empty():
                 values.pop(path, None)
@@ -262,7 +284,7 @@ def _came(target: Entry[Any], change: Change) -> bool:
 
 
 def _update_groups(
-    target: Entry[Any], effects: dict[Any, _Effect], updates: dict[Any, list[Raw]], level: int
+    target: Entry[Any], effects: Sequence[_Effect], updates: Sequence[tuple[Any, list[Raw]]], level: int
 ) -> Plan[None]:
     """Update the documents of groups: make those whose first source came, remove those whose last went."""
     group = target.group
@@ -270,15 +292,14 @@ def _update_groups(
     makes: set[int] = set()
     shrinking = []
     blank: Raw = {"$set": group.blank()}
-    for frozen, pipeline in updates.items():
-        effect = effects[frozen]
-        gone, come = len(effect.removed.get(group, ())), len(effect.added.get(group, ()))
+    for effect, (key, pipeline) in zip(effects, updates, strict=True):
+        gone, come = map(len, effect.of(group))
         if gone > come:
-            shrinking.append(effect.key)
+            shrinking.append(key)
         if level == group.level and come > 0:
             makes.add(len(operations))
             pipeline = [blank, *pipeline]
-        operations.append((effect.key, pipeline))
+        operations.append((key, pipeline))
     _, new = yield from update_each(target, operations, makes)
     if new and target.having(CopyRule):
         yield from fill_new(target, new)
@@ -308,36 +329,25 @@ def update_each(
 
     The updates at the positions `makes` make a document where there is none.
     """
-    with _telling_overflow(target):
-        return (yield from _update_each(target, updates, makes))
-
-
-@contextmanager
-def _telling_overflow(target: Entry[Any]) -> Generator[None]:
-    """Say which sum would not fit, where the server only says that a number does not."""
     try:
-        yield
+        if len(updates) == 1:
+            # The driver's bulk machinery costs as much as a whole update.
+            ((key, pipeline),) = updates
+            options = {"upsert": True} if makes else NO_OPTIONS
+            one = yield Call(target.collection, "update_one", (target.at(key), pipeline), options)
+            return one.matched_count, [] if one.upserted_id is None else [one.upserted_id]
+        operations = [
+            UpdateOne(target.at(key), pipeline, upsert=number in makes)
+            for number, (key, pipeline) in enumerate(updates)
+        ]
+        result = yield from bulk_write(target.collection, operations, ordered=False)
+        return result.matched_count, list((result.upserted_ids or {}).values())
     except OperationFailure as error:
+        # Say which sum would not fit, where the server only says that a number does not.
         whole = [rule for rule in target.having(GatherRule) if not rule.fits(math.inf)]
         if CONVERSION_FAILURE not in codes_of(error) or not whole or derivation(target).formulas:
             raise
         raise whole[0].too_large() from error
-
-
-def _update_each(
-    target: Entry[Any], updates: Sequence[tuple[Any, list[Raw]]], makes: Collection[int]
-) -> Plan[tuple[int, list[Any]]]:
-    if len(updates) == 1:
-        # The driver's bulk machinery costs as much as a whole update.
-        ((key, pipeline),) = updates
-        one = yield from update_one(target.collection, target.at(key), pipeline, upsert=bool(makes))
-        return one.matched_count, [] if one.upserted_id is None else [one.upserted_id]
-    operations = [
-        UpdateOne(target.at(key), pipeline, upsert=number in makes)
-        for number, (key, pipeline) in enumerate(updates)
-    ]
-    result = yield from bulk_write(target.collection, operations, ordered=False)
-    return result.matched_count, list((result.upserted_ids or {}).values())
 
 
 def _together(anew: dict[GatherRule, list[Any]]) -> list[tuple[list[GatherRule], list[Any]]]:

@@ -136,6 +136,8 @@ def _final(works: Sequence[Work[Any]], outcomes: Sequence[Any]) -> Plan[list[Any
 
 def merge(works: Sequence[Work[Any]]) -> list[tuple[Work[Any], list[Work[Any]]]]:
     """Each work with its parts: works that follow each other, such as inserts of one model, become one."""
+    if len(works) == 1:
+        return [(works[0], list(works))]
     merged: list[tuple[Work[Any], list[Work[Any]]]] = []
     for work in works:
         last, parts = merged[-1] if merged else (work, [])

@@ -311,6 +311,10 @@ class GatherRule(Rule):
 class CountingRule(GatherRule):
     """How many sources there are."""
 
+    @cached_property
+    def _counted(self) -> Raw:
+        return {"$ifNull": [f"${self.path}", 0]}
+
     def value(self, raw: Raw) -> int:
         return 1
 
@@ -324,7 +328,7 @@ class CountingRule(GatherRule):
         return len(added) - len(removed) or None
 
     def apply(self, difference: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {self.path: {"$add": [{"$ifNull": [f"${self.path}", 0]}, difference]}}, {}
+        return {self.path: {"$add": [self._counted, difference]}}, {}
 
     def accumulators(self) -> dict[str, Any]:
         return {"count": {"$sum": 1}}

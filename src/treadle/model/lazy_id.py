@@ -73,6 +73,8 @@ def _give_value(identity: Any, value: ObjectId | None, kind: type[ObjectId]) -> 
 class Promise:
     """The id of a document that is being inserted; made before anybody could know it."""
 
+    __slots__ = ("identity", "value")
+
     def __init__(self, identity: Any, value: ObjectId) -> None:
         self.identity = identity
         # To be stored; looking at it tells nobody anything.
@@ -96,9 +98,11 @@ def promise(document: Any) -> Promise | None:
 
 def reveal(promises: Iterable[Promise | None]) -> list[ObjectId]:
     """Make promised ids ordinary ones; those that somebody has looked at before."""
-    known = [each.value for each in promises if each is not None and each.known]
+    known = []
     for each in promises:
         if each is not None:
+            if each.known:
+                known.append(each.value)
             made(each.identity)
     return known
 

@@ -266,6 +266,8 @@ class AsyncRunner:
             return await self._listed(command, session, own=True)
         if type(command) is Transact:
             return await self.transact(command.make, session)
+        if type(command) is Share and self._share is not None:
+            return await self._share(command.work, command.alone, session)
         if type(command) is DatabaseCommand:
             return await self._command(command, session)
         if type(command) is Aside:
@@ -281,8 +283,6 @@ class AsyncRunner:
             return await self._facts()
         if type(command) is IsInside:
             return session is not None and session.in_transaction
-        if type(command) is Share and self._share is not None:
-            return await self._share(command.work, command.alone, session)
         if type(command) is Wait:
             return await asyncio.sleep(deadline.pause(command.seconds))
         raise TypeError(f"{command!r} is not a command that this runner knows")
@@ -355,24 +355,29 @@ class AsyncRunner:
         """Run the plan that `make` makes in a transaction, or in the one under way."""
         if session is not None and session.in_transaction:
             return await self.run(make(), session)
-        return await self.in_transaction(lambda current: self.run(make(), current), session)
+        return await self._committed(lambda current: self.run(make(), current), session)
 
-    async def in_transaction(
-        self, work: Callable[[AsyncClientSession], Awaitable[R]], session: Session = None
-    ) -> R:
-        """What `work` returns, committed; run again after a conflict or an election."""
+    async def in_transaction(self, work: Callable[[AsyncClientSession], Awaitable[R]]) -> R:
+        """What a caller's `work` returns, committed; run again after a conflict or an election."""
+
+        async def attempt(current: AsyncClientSession) -> R:
+            self.transactions.begin(current)
+            result = await work(current)
+            self.transactions.require_open(current)
+            return result
+
+        return await self._committed(attempt, None)
+
+    async def _committed(self, work: Callable[[AsyncClientSession], Awaitable[R]], session: Session) -> R:
         if session is None:
             async with self.database.client.start_session() as own:
-                return await self.in_transaction(work, own)
+                return await self._committed(work, own)
 
         async def attempt(current: AsyncClientSession) -> R:
             # Before each attempt: what was given up meanwhile may be what this one waits for.
             if self._abandoned:
                 await self._end_abandoned()
-            self.transactions.begin(current)
-            result = await work(current)
-            self.transactions.require_open(current)
-            return result
+            return await work(current)
 
         try:
             return await in_transaction(session, attempt, self._limits)

@@ -22,6 +22,7 @@ class Transactions:
     """The transactions of one Store's callers, by their sessions."""
 
     def __init__(self) -> None:
+        # Of the sessions that anybody has asked for.
         self._changes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         # Sessions of Treadle's own blocks, and those of them that can commit nothing any more.
         self._blocks: WeakSet[Any] = WeakSet()
@@ -34,12 +35,14 @@ class Transactions:
 
     def note(self, session: Any, command: Call) -> None:
         """Note a write; not one that only makes others wait."""
+        if not self._changes or session not in self._changes:
+            return
         if not command.collection.startswith("treadle.") and _BUMP not in command.arguments[1:2]:
-            self._changes[session] = self._changes.get(session, 0) + 1
+            self._changes[session] += 1
 
     def changes(self, session: Any) -> int:
-        """How many writes a session has sent so far."""
-        return self._changes.get(session, 0)
+        """How many writes a session has sent since this was first asked."""
+        return self._changes.setdefault(session, 0)
 
     def end(self, session: Any) -> None:
         """Note that nothing of the transaction can be committed."""

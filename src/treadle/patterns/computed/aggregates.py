@@ -30,7 +30,7 @@ from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
 from treadle.query.comparison import DECIMALS, exact_sum
 from treadle.query.keys import ReferenceKey, freeze
-from treadle.query.paths import field_references, inside, resolve, value_at
+from treadle.query.paths import field_references, getter, inside, resolve, value_at
 from treadle.query.safety import clean
 from treadle.query.update_values import DECIMAL_SAFE, takes
 from treadle.values import frozen
@@ -165,6 +165,7 @@ class FieldRule(ComputedRule):
                 f"{place.label} needs the field of {self.source.model.__name__} that it is computed from",
                 code="source-field-missing",
             )
+        self._value_of = getter(self.value_path)
 
     def _pair_with_key(self, place: Place, path: Any) -> None:
         depth = path.array_depth
@@ -201,7 +202,7 @@ class FieldRule(ComputedRule):
         return super().server_side or self.expression is not None
 
     def value(self, raw: Raw) -> Any:
-        return value_at(raw, self.value_path)
+        return self._value_of(raw)
 
     def element_value(self, element: Any) -> Any:
         return value_at(element, self.element_path)
@@ -302,6 +303,9 @@ class AverageRule(NumberRule):
         super().__init__(place, graph, declared)
         require_optional(place)
         self.state = f"{STATE}.{self.path}"
+        self._sum, self._count = f"${self.state}.sum", f"${self.state}.count"
+        quotient = {"$divide": [self._sum, self._count]}
+        self._following = {self.path: {"$cond": [{"$gt": [self._count, 0]}, quotient, None]}}
 
     def empty(self) -> dict[str, Any]:
         return {self.path: None, self.state: {"sum": self.numbers.zero, "count": 0}}
@@ -315,11 +319,10 @@ class AverageRule(NumberRule):
     def apply(self, difference: tuple[list[Any], int]) -> tuple[dict[str, Any], dict[str, Any]]:
         change, count = difference
         parts = {
-            f"{self.state}.sum": self.numbers.add(f"${self.state}.sum", change),
-            f"{self.state}.count": {"$add": [{"$ifNull": [f"${self.state}.count", 0]}, count]},
+            self._sum[1:]: self.numbers.add(self._sum, change),
+            self._count[1:]: {"$add": [{"$ifNull": [self._count, 0]}, count]},
         }
-        quotient = {"$divide": [f"${self.state}.sum", f"${self.state}.count"]}
-        return parts, {self.path: {"$cond": [{"$gt": [f"${self.state}.count", 0]}, quotient, None]}}
+        return parts, self._following
 
     def accumulators(self) -> dict[str, Any]:
         return {
@@ -434,6 +437,10 @@ RULES: dict[type, Callable[..., Rule]] = {
 }
 
 
+# Text that is no number: an error, and only where it is evaluated.
+NOT_HELD: Raw = {"$toLong": {"$concat": ["not ", {"$toString": "$$n"}]}}
+
+
 class _Numbers:
     """Arithmetic in the declared type of the target."""
 
@@ -445,11 +452,14 @@ class _Numbers:
 
     def add(self, current: str, difference: Sequence[Any]) -> Any:
         """The expression for the current value plus the difference."""
-        terms = [{"$literal": value} for value in difference]
-        total: Any = {"$add": [{"$ifNull": [current, self.zero]}, *terms]}
+        total: Any = {"$add": [{"$ifNull": [current, self.zero]}]}
+        for value in difference:
+            total["$add"].append({"$literal": value})
         if self.python is decimal.Decimal:
             total = {"$toDecimal": total}
-        return self._held(total) if any(map(self.spoils, difference)) else total
+            if not any(map(self.spoils, difference)):
+                return total
+        return self._held(total) if difference else total
 
     @cached_property
     def _bounded(self) -> bool:
@@ -475,21 +485,24 @@ class _Numbers:
         # Whatever is smaller is rounded away where a sum is about to go beyond.
         return not _is_finite(value) or abs(from_bson(value)) > DECIMAL_SAFE
 
-    def _held(self, value: Any) -> Any:
-        """A number, but an error where the field cannot hold it."""
+    @cached_property
+    def _held_if(self) -> Raw:
+        """The condition for a number `$$n` that the field can hold; empty where it holds any."""
         if self.python is int:
             # To the server what is no number is less than any, and equals itself.
             within = [{"$gt": ["$$n", -float(INT64)]}, {"$lt": ["$$n", float(INT64)]}]
             whole = {"$and": [*within, {"$eq": ["$$n", {"$trunc": "$$n"}]}]}
-            held = {"$or": [{"$in": [{"$type": "$$n"}, ["int", "long"]]}, whole]}
-        elif self._bounded:
-            odd = [self._typed(each) for each in ("NaN", "Infinity", "-Infinity")]
-            held = {"$not": [{"$in": ["$$n", odd]}]}
-        else:
+            return {"$or": [{"$in": [{"$type": "$$n"}, ["int", "long"]]}, whole]}
+        if not self._bounded:
+            return {}
+        odd = [self._typed(each) for each in ("NaN", "Infinity", "-Infinity")]
+        return {"$not": [{"$in": ["$$n", odd]}]}
+
+    def _held(self, value: Any) -> Any:
+        """A number, but an error where the field cannot hold it."""
+        if not self._held_if:
             return value
-        # Text that is no number, and only where it is evaluated.
-        fail = {"$toLong": {"$concat": ["not ", {"$toString": "$$n"}]}}
-        return {"$let": {"vars": {"n": value}, "in": {"$cond": [held, "$$n", fail]}}}
+        return {"$let": {"vars": {"n": value}, "in": {"$cond": [self._held_if, "$$n", NOT_HELD]}}}
 
     def stored(self, value: Any) -> Any:
         """A value that the server computed, in the declared type."""
@@ -517,6 +530,9 @@ def _is_number(value: Any) -> bool:
 
 def _subtract(removed: Sequence[Any], added: Sequence[Any]) -> Any:
     """The terms to add, one per numeric type, so that the server mixes them as it does."""
+    if not removed and len(added) == 1 and type(added[0]) is int and -INT64 <= added[0] < INT64:
+        # The same in short, for the most frequent case.
+        return [added[0]] if added[0] else []
     old, new = list(filter(_is_number, removed)), list(filter(_is_number, added))
     if any(isinstance(value, float) for value in old):
         return RECOMPUTE

@@ -265,6 +265,8 @@ class Runner:
             return self._listed(command, session, own=True)
         if type(command) is Transact:
             return self.transact(command.make, session)
+        if type(command) is Share and self._share is not None:
+            return self._share(command.work, command.alone, session)
         if type(command) is DatabaseCommand:
             return self._command(command, session)
         if type(command) is Aside:
@@ -280,8 +282,6 @@ class Runner:
             return self._facts()
         if type(command) is IsInside:
             return session is not None and session.in_transaction
-        if type(command) is Share and self._share is not None:
-            return self._share(command.work, command.alone, session)
         if type(command) is Wait:
             return time.sleep(deadline.pause(command.seconds))
         raise TypeError(f"{command!r} is not a command that this runner knows")
@@ -348,22 +348,29 @@ class Runner:
         """Run the plan that `make` makes in a transaction, or in the one under way."""
         if session is not None and session.in_transaction:
             return self.run(make(), session)
-        return self.in_transaction(lambda current: self.run(make(), current), session)
+        return self._committed(lambda current: self.run(make(), current), session)
 
-    def in_transaction(self, work: Callable[[ClientSession], R], session: Session = None) -> R:
-        """What `work` returns, committed; run again after a conflict or an election."""
+    def in_transaction(self, work: Callable[[ClientSession], R]) -> R:
+        """What a caller's `work` returns, committed; run again after a conflict or an election."""
+
+        def attempt(current: ClientSession) -> R:
+            self.transactions.begin(current)
+            result = work(current)
+            self.transactions.require_open(current)
+            return result
+
+        return self._committed(attempt, None)
+
+    def _committed(self, work: Callable[[ClientSession], R], session: Session) -> R:
         if session is None:
             with self.database.client.start_session() as own:
-                return self.in_transaction(work, own)
+                return self._committed(work, own)
 
         def attempt(current: ClientSession) -> R:
             # Before each attempt: what was given up meanwhile may be what this one waits for.
             if self._abandoned:
                 self._end_abandoned()
-            self.transactions.begin(current)
-            result = work(current)
-            self.transactions.require_open(current)
-            return result
+            return work(current)
 
         try:
             return in_transaction(session, attempt, self._limits)
