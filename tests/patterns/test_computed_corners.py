@@ -208,3 +208,35 @@ def test_a_fraction_is_not_added_to_an_integer(run):
         with pytest.raises(DataError, match=r"Counted\.total"):
             store.insert(Loose(whole_id="a", n=odd))
     assert 2 == store.get(Counted, "a").total
+
+
+class Vote(Document, collection="votes"):
+    poll: str
+    worth: Any = None
+
+
+class Poll(Document, collection="polls"):
+    id: str
+    total: Annotated[int, Sum(Vote, "worth", by="poll")] = 0
+    mean: Annotated[float | None, Average(Vote, "worth", by="poll")] = None
+
+
+@pytest.mark.parametrize(
+    ("worth", "total", "mean"),
+    [
+        (0, 0, 0.0),
+        (7, 7, 7.0),
+        (2**62, 2**62, float(2**62)),
+        (True, 0, None),
+        (None, 0, None),
+        ("7", 0, None),
+    ],
+)
+def test_a_first_value_is_added_as_the_server_would_sum_it(run, worth, total, mean):
+    """One number alone is added in short; a zero counts for an average, what is no number does not."""
+    store = run.store([Vote, Poll])
+    store.insert(Poll(id="p"))
+    store.insert(Vote(poll="p", worth=worth))
+    poll = store.get(Poll, "p")
+    assert (total, mean) == (poll.total, poll.mean)
+    assert [] == store.verify()
