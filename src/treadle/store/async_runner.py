@@ -381,14 +381,26 @@ class AsyncRunner:
 
         try:
             return await in_transaction(session, attempt, self._limits)
-        except PyMongoError as error:
-            if isinstance(error, ConnectionFailure) or error.timeout:
-                # Nobody can tell whether the server heard that it is over.
-                self._abandoned.append(session.session_id)
-                if deadline.remaining() is None and not isinstance(error, ServerSelectionTimeoutError):
-                    with deadline.instead(self._limits.abort_seconds):
-                        await self._end_abandoned()
-            raise shell.clear(error) from error.__cause__
+        except BaseException as error:
+            await self.let_go(session, error)
+            if isinstance(error, PyMongoError):
+                raise shell.clear(error) from error.__cause__
+            raise
+
+    async def let_go(self, session: AsyncClientSession, error: BaseException) -> None:
+        """End a failed transaction of which nobody can tell whether the server heard that it is over."""
+        lost = isinstance(error, ConnectionFailure) or (isinstance(error, PyMongoError) and error.timeout)
+        # Cancelled, perhaps before the commit or the abort was sent.
+        cut_off = not isinstance(error, Exception)
+        if session.has_ended or not (lost or cut_off or session._server_session.dirty):
+            return
+        self._abandoned.append(session.session_id)
+        # The driver would lend it to other writes, and these would be interrupted when it is ended.
+        session._server_session.mark_dirty()
+        waits = deadline.remaining() is None and not isinstance(error, ServerSelectionTimeoutError)
+        if waits or cut_off:
+            with deadline.instead(self._limits.abort_seconds):
+                await self._end_abandoned()
 
     async def end_refused(self, session: AsyncClientSession) -> None:
         """Let nothing of a caller's transaction be committed, of which a call was refused half way."""

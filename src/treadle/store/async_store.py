@@ -426,14 +426,18 @@ class AsyncStore(AsyncOperations):
                 self.runner.transactions.require_open(session)
             except BaseException as error:
                 await abort(session, self.graph.limits, error)
+                await self.runner.let_go(session, error)
                 if isinstance(error, PyMongoError) and shell.clear(error) is not error:
                     raise shell.clear(error) from None
                 raise
             if session.in_transaction:
                 try:
                     await commit(session, Retries(self.graph.limits))
-                except PyMongoError as error:
-                    raise shell.clear(error) from error.__cause__
+                except BaseException as error:
+                    await self.runner.let_go(session, error)
+                    if isinstance(error, PyMongoError):
+                        raise shell.clear(error) from error.__cause__
+                    raise
 
     @asynccontextmanager
     async def deferred(self) -> AsyncGenerator[AsyncClientSession]:

@@ -45,14 +45,23 @@ async def in_transaction(
 
 
 async def commit(session: AsyncClientSession, retries: Retries) -> None:
-    """Commit, again while nobody can tell whether it was."""
+    """Commit, again while nobody can tell whether it was; then the first error, which says so."""
+    lost: PyMongoError | None = None
     while True:
         try:
             return await session.commit_transaction()
         except PyMongoError as error:
-            out_of_time = isinstance(error, (ServerSelectionTimeoutError, ExecutionTimeout))
-            if not is_outcome_unknown(error) or out_of_time or retries.over():
+            if is_transient(error) and not is_outcome_unknown(error):
+                # The server says that it never was, and never will be.
                 raise
+            unknown = is_outcome_unknown(error)
+            if lost is None and not unknown:
+                raise
+            # A later one may say for certain that nothing was committed, and means its own attempt.
+            lost = lost or error
+            out_of_time = isinstance(error, (ServerSelectionTimeoutError, ExecutionTimeout))
+            if out_of_time or retries.over() or not (unknown or lacks_sessions(error)):
+                raise lost from None
         await asyncio.sleep(retries.pause(random.random()))
 
 

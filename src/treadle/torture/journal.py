@@ -8,9 +8,10 @@ whose outcome is unknown. Counters have a least and a greatest amount.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,8 +26,10 @@ Cell = tuple[str, Any]
 ABSENT = None
 
 
-def outcome_of(error: Exception) -> Outcome:
+def outcome_of(error: BaseException) -> Outcome:
     """What an error says about its write: that nothing of it was written, or that nobody knows."""
+    if isinstance(error, asyncio.CancelledError):
+        return "unknown"
     if getattr(error, "code", None) == "write-outcome-unknown" or is_outcome_unknown(error):
         return "unknown"
     if isinstance(error, TreadleError) or is_transient(error):
@@ -42,6 +45,8 @@ class Journal:
     """Shared by all writers; each cell belongs to one of them."""
 
     states: dict[Cell, set[Any]] = field(default_factory=dict)
+    # Of those whose outcome is unknown: they may arrive after a later write.
+    late: defaultdict[Cell, set[Any]] = field(default_factory=lambda: defaultdict(set))
     least: Counter[Cell] = field(default_factory=Counter)
     greatest: Counter[Cell] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -58,7 +63,7 @@ class Journal:
             raise KeyError(cell)
         return next(iter(states))
 
-    def note(self, outcome: Outcome, error: Exception | None = None) -> None:
+    def note(self, outcome: Outcome, error: BaseException | None = None) -> None:
         with self._lock:
             self.outcomes[outcome] += 1
             if error is not None:
@@ -70,8 +75,9 @@ class Journal:
         """Note what a write made of its cells."""
         for cell, state in changes.items():
             if outcome == "acknowledged":
-                self.states[cell] = {state}
+                self.states[cell] = {state} | self.late[cell]
             elif outcome == "unknown":
+                self.late[cell].add(state)
                 self.states[cell] = self.states.get(cell, {ABSENT}) | {state}
             else:
                 self.states.setdefault(cell, {ABSENT})

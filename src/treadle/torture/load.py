@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal
@@ -27,9 +27,11 @@ from treadle.torture.models import (
     CUSTOMERS,
     MODELS,
     PRODUCTS,
+    TALLIES,
     Club,
     Customer,
     Product,
+    Tally,
     User,
 )
 from treadle.torture.writers import Step, Writer
@@ -63,6 +65,7 @@ class Load:
         self.store.insert_many([Customer(id=number, name="first") for number in range(CUSTOMERS)])
         self.store.insert_many([Product(id=number) for number in range(PRODUCTS)])
         self.store.insert_many([Club(id=number) for number in range(CLUBS)])
+        self.store.insert_many([Tally(id=number) for number in range(TALLIES)])
         for number in range(CUSTOMERS):
             self.journal.states["customers", number] = {"first"}
 
@@ -133,18 +136,18 @@ class Load:
                 steps = writer.steps()
                 step = next(steps)
                 while not self._stopping.is_set():
-                    error: Exception | None = None
+                    error: BaseException | None = None
                     try:
                         with hurry(step):
-                            await step.call(store)
-                    except Exception as raised:
+                            await cancelling(step.call(store), step.cancelled_after)
+                    except (Exception, asyncio.CancelledError) as raised:
                         error = raised
                     step = steps.send(self._noted(error))
                     await asyncio.sleep(PAUSE_SECONDS)
 
             await asyncio.gather(worker.run(), *(write(writer) for writer in self.writers))
 
-    def _noted(self, error: Exception | None) -> Outcome:
+    def _noted(self, error: BaseException | None) -> Outcome:
         outcome: Outcome = "acknowledged" if error is None else outcome_of(error)
         self.journal.note(outcome, error)
         return outcome
@@ -187,6 +190,16 @@ class Load:
 def hurry(step: Step) -> AbstractContextManager[None]:
     """The deadline of a step's caller."""
     return deadline.within(step.seconds)
+
+
+async def cancelling(call: Awaitable[Any], seconds: float | None) -> Any:
+    """What a call gives whose task is cancelled when it takes longer."""
+    if seconds is None:
+        return await call
+    task = asyncio.ensure_future(call)
+    await asyncio.wait([task], timeout=seconds)
+    task.cancel()
+    return await task
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> bool:

@@ -144,9 +144,23 @@ class Tool(Item, kind="tool"):
     weight: int = 1
 
 
+class Note(Document, collection="notes"):
+    """Nothing follows from it: concurrent calls share commands."""
+
+    id: str
+    edits: int = 0
+
+
+class Tally(Document, collection="tallies"):
+    """The same, with documents that all writers add to."""
+
+    id: int
+    total: int = 0
+
+
 MODELS: list[type[Document]] = [
     Order, Customer, Review, Product, Sale, DailySales, ScheduledSales, Category, Club, Reading, User,
-    Item, Book, Tool,
+    Item, Book, Tool, Note, Tally,
 ]  # fmt: skip
-CUSTOMERS = PRODUCTS = CLUBS = 8
+CUSTOMERS = PRODUCTS = CLUBS = TALLIES = 8
 SHOPS = 4

@@ -48,7 +48,7 @@ def check(database: Any, journal: Journal) -> Account:
         if not name.startswith(("system.", "treadle."))
     }
     _check_cells(documents, journal, account)
-    _check_counters(documents["products"], journal, account)
+    _check_counters(documents, journal, account)
     for derived in (_products, _customers, _sales, _tree, _clubs, _buckets, _users):
         for what in derived(documents):
             account.note("drift", what)
@@ -74,6 +74,8 @@ def _stored(documents: dict[str, list[Any]]) -> Iterable[tuple[Any, Any]]:
         yield ("items", each["_id"]), (each["type"], each["title"])
     for each in documents["users"]:
         yield ("users", each["_id"]), each["name"]
+    for each in documents["notes"]:
+        yield ("notes", each["_id"]), each["edits"]
     for each in documents["clubs"]:
         for member in _members(documents, each):
             yield ("members", (each["_id"], member)), True
@@ -101,20 +103,16 @@ def _check_cells(documents: dict[str, list[Any]], journal: Journal, account: Acc
             account.note(kind, f"{cell} is {stored[0]}, and may be {allowed}")
 
 
-def _check_counters(products: list[Any], journal: Journal, account: Account) -> None:
-    for product in products:
-        for name in ("likes", "views"):
-            cell, stored = (name, product["_id"]), product[name]
-            if stored < journal.least[cell]:
-                account.note(
-                    "lost", f"{cell}: {stored} of {journal.least[cell]}", journal.least[cell] - stored
-                )
-            if stored > journal.greatest[cell]:
-                account.note(
-                    "doubled",
-                    f"{cell}: {stored} of at most {journal.greatest[cell]}",
-                    stored - journal.greatest[cell],
-                )
+def _check_counters(documents: dict[str, list[Any]], journal: Journal, account: Account) -> None:
+    stored: dict[Any, int] = {("tallies", each["_id"]): each["total"] for each in documents["tallies"]}
+    for product in documents["products"]:
+        stored |= {(name, product["_id"]): product[name] for name in ("likes", "views")}
+    for cell, amount in stored.items():
+        least, greatest = journal.least[cell], journal.greatest[cell]
+        if amount < least:
+            account.note("lost", f"{cell}: {amount} of {least}", least - amount)
+        if amount > greatest:
+            account.note("doubled", f"{cell}: {amount} of at most {greatest}", amount - greatest)
 
 
 # -- what follows from it --------------------------------------------------------------------------

@@ -6,6 +6,7 @@ to be awaited; whoever performs the steps knows.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
@@ -20,23 +21,29 @@ from treadle.torture.models import (
     PRODUCTS,
     SHOPS,
     START,
+    TALLIES,
     Book,
     Category,
     Club,
     Customer,
+    Note,
     Order,
     Product,
     Reading,
     Review,
     Sale,
+    Tally,
     Tool,
     User,
 )
 
 BATCH = 4
-# How many of the calls have a deadline, and how long it is.
+# How many of the calls have a deadline, and how many tasks are cancelled.
 HASTY = 0.1
-HASTY_SECONDS = 1.0
+CANCELLED = 0.05
+# Seconds until then.
+HURRY_SECONDS_MIN = 0.01
+HURRY_SECONDS_MAX = 2.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,8 @@ class Step:
     counts: tuple[Cell, int] | None = None
     # The deadline of a caller in a hurry.
     seconds: float | None = None
+    # When its task is cancelled, where there are tasks.
+    cancelled_after: float | None = None
 
 
 class Writer:
@@ -61,7 +70,7 @@ class Writer:
         self.kinds = [
             self.order, self.reviews, self.review_again, self.gone, self.rename, self.sale, self.category,
             self.move, self.member, self.reading, self.like, self.view, self.item, self.user, self.paid,
-            self.pair,
+            self.pair, self.note, self.edit, self.tally,
         ]  # fmt: skip
 
     def steps(self) -> Generator[Step, Outcome]:
@@ -71,11 +80,17 @@ class Writer:
             if step is None:
                 continue
             if self.random.random() < HASTY:
-                step = replace(step, seconds=HASTY_SECONDS)
+                step = replace(step, seconds=self.hurry())
+            if self.random.random() < CANCELLED:
+                step = replace(step, cancelled_after=self.hurry())
             outcome = yield step
             self.journal.write(outcome, step.changes)
             if step.counts is not None:
                 self.journal.count(outcome, *step.counts)
+
+    def hurry(self) -> float:
+        """So many seconds as a caller waits; short ones are as frequent as long ones."""
+        return math.exp(self.random.uniform(math.log(HURRY_SECONDS_MIN), math.log(HURRY_SECONDS_MAX)))
 
     # -- cells -------------------------------------------------------------------------------------
 
@@ -166,7 +181,9 @@ class Writer:
         )
 
     def gone(self) -> Step | None:
-        kind, model = self.random.choice((("reviews", Review), ("orders", Order), ("sales", Sale)))
+        kind, model = self.random.choice(
+            (("reviews", Review), ("orders", Order), ("sales", Sale), ("notes", Note))
+        )
         found = self.mine(kind)
         if found is None:
             return None
@@ -180,6 +197,23 @@ class Writer:
             amount=self.random.randint(1, 100),
         )
         return Step(lambda store: store.insert(sale), {("sales", sale.id): (sale.shop, sale.at, sale.amount)})
+
+    def note(self) -> Step:
+        key = self.fresh()
+        return Step(lambda store: store.insert(Note(id=key)), {("notes", key): 0})
+
+    def edit(self) -> Step | None:
+        found = self.mine("notes")
+        if found is None:
+            return None
+        key, edits = found
+        update = {"$inc": {"edits": 1}}
+        return Step(lambda store: store.update(Note, key, update), {("notes", key): edits + 1})
+
+    def tally(self) -> Step:
+        key, amount = self.random.randrange(TALLIES), self.random.randint(1, 3)
+        update = {"$inc": {"total": amount}}
+        return Step(lambda store: store.update(Tally, key, update), counts=(("tallies", key), amount))
 
     # -- layouts ---------------------------------------------------------------------------------------
 

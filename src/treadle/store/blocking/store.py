@@ -407,14 +407,18 @@ class Store(Operations):
                 self.runner.transactions.require_open(session)
             except BaseException as error:
                 abort(session, self.graph.limits, error)
+                self.runner.let_go(session, error)
                 if isinstance(error, PyMongoError) and shell.clear(error) is not error:
                     raise shell.clear(error) from None
                 raise
             if session.in_transaction:
                 try:
                     commit(session, Retries(self.graph.limits))
-                except PyMongoError as error:
-                    raise shell.clear(error) from error.__cause__
+                except BaseException as error:
+                    self.runner.let_go(session, error)
+                    if isinstance(error, PyMongoError):
+                        raise shell.clear(error) from error.__cause__
+                    raise
 
     @contextmanager
     def deferred(self) -> Generator[ClientSession]:
