@@ -37,6 +37,7 @@ class Limits:
     retry_pause_seconds: float = 0.005  # the first pause between two attempts
     retry_pause_max_seconds: float = 0.5  # the longest
     abort_seconds: float = 0.5  # how long a transaction that failed is given to let go of its documents
+    let_go_seconds: float = 3.0  # how long its caller waits, if there is time, where that was not heard
     give_way_max: int = 20  # how often a write lets something larger finish first
     contended_attempts_max: int = 3  # attempts after which a transaction among many writers is cut to pieces
     contended_pieces: int = 8  # how many pieces

@@ -392,7 +392,8 @@ class Runner:
         session._server_session.mark_dirty()
         waits = deadline.remaining() is None and not isinstance(error, ServerSelectionTimeoutError)
         if waits or cut_off:
-            with deadline.instead(self._limits.abort_seconds):
+            # The driver needs half a second to find a server again whose connection was lost.
+            with deadline.instead(self._limits.let_go_seconds):
                 self._end_abandoned()
 
     def end_refused(self, session: ClientSession) -> None:
