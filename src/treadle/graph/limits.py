@@ -181,7 +181,7 @@ class Limits:
     tree_ancestors_max: int = 100_000  # entries of ancestor arrays that it stores in one commit
     tree_batch: int = 1_000  # nodes whose children are read at a time
     tree_ranges_batch: int = 100  # subtrees that are read at a time by their paths
-    tree_graph_levels: int = 4  # levels that $graphLookup is asked for; deeper ones are read by batches
+    tree_graph_levels: int = 3  # levels that $graphLookup is asked for; deeper ones are read by batches
     tree_depth_max: int = 10_000  # levels after which a tree is taken for a cycle
     tree_nested_max: int = 100_000  # nodes that nested() gives at once
     tree_ended_max: int = 50  # large moves and removals whose outcome is remembered for their callers

@@ -8,6 +8,7 @@ The representation that was declared first is the one that is read.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from pymongo import ASCENDING
@@ -26,6 +27,8 @@ from treadle.values import frozen
 Stream: TypeAlias = "Read | Levels | list[Raw]"
 NODE = "__treadle_node"
 DEPTH = "__treadle_depth"
+# Nodes of a level that one reply of the server holds; by itself it sends the first hundred alone.
+REPLY_NODES = 1_000
 # Nodes that a $lookup or a $graphLookup found, as documents of their own.
 _UNWRAP: list[Raw] = [{"$unwind": f"${NODE}"}, {"$replaceRoot": {"newRoot": f"${NODE}"}}]
 
@@ -76,7 +79,7 @@ class Pending:
     def anew(self) -> Read:
         """The first query, where `$graphLookup` had not enough memory."""
         self._depth = 1
-        return below_batch(self._stream.tree, [self._stream.key])
+        return _in_few_replies(below_batch(self._stream.tree, [self._stream.key]))
 
     def next(self) -> Read | None:
         """The next query; None at the end."""
@@ -89,10 +92,10 @@ class Pending:
         self._depth = len(self._levels)
         if self._depth > self._limits.tree_depth_max:
             raise cycle_error(self._stream.tree)
-        if self._by_parent:
-            return below_batch(self._stream.tree, batch)
         tree = self._stream.tree
-        return Read(tree.collection, "find", (tree.living({"_id": {"$in": batch}}),))
+        if self._by_parent:
+            return _in_few_replies(below_batch(tree, batch))
+        return _in_few_replies(Read(tree.collection, "find", (tree.living({"_id": {"$in": batch}}),)))
 
 
 def too_large(tree: Tree) -> DataError:
@@ -223,7 +226,13 @@ def descendants(
     most = tree.entry.limits.tree_graph_levels
     levels = most if max_depth is None else min(max_depth, most)
     read = _aggregate(tree, _graph(tree, key, levels, depthField=DEPTH), None, None)
-    return Levels(tree, key, read, max_depth)
+    return Levels(tree, key, _in_few_replies(read), max_depth)
+
+
+def _in_few_replies(read: Read) -> Read:
+    """The same read, whose nodes come many at a time."""
+    name = "batch_size" if read.method == "find" else "batchSize"
+    return replace(read, options={**read.options, name: REPLY_NODES})
 
 
 def _searched(tree: Tree) -> Raw:
