@@ -16,7 +16,7 @@ from treadle.graph.operations import Returns
 from treadle.graph.outcomes import Summary
 from treadle.model.document import Document
 from treadle.model.storable import check_batch
-from treadle.patterns.bucket import reading
+from treadle.patterns.bucket import reading, series
 from treadle.patterns.bucket.changing import Change, Pair, applied
 from treadle.patterns.bucket.grouping import group
 from treadle.patterns.bucket.matching import Selection, select
@@ -179,12 +179,12 @@ class BucketLayout(BucketUpkeep[D]):
         return reads.PipelineReader(self.entry, command, into)
 
     def summary(self, key: Any, start: Any, end: Any) -> Plan[list[Summary]]:
-        return reading.summary(self.spec, key, start, end)
+        return series.summary(self.spec, key, start, end)
 
     def tuples(
         self, key: Any, start: Any, end: Any, fields: Sequence[str] | None
     ) -> Plan[list[tuple[Any, ...]]]:
-        return reading.tuples(self.spec, key, start, end, fields)
+        return series.tuples(self.spec, key, start, end, fields)
 
     # -- changing -------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from treadle.model.document import Document
 from treadle.model.indexed import Indexed
 from treadle.patterns.bucket.adoption import SeriesAdoption
 from treadle.patterns.bucket.contents import column
-from treadle.patterns.bucket.reading import adapted, bounds, chosen_fields, field_summary, make_aware
+from treadle.patterns.bucket.series import adapted, bounds, chosen_fields, field_summary, make_aware
 from treadle.patterns.bucket.spec import as_tuple, check_choices, check_time_and_expiry, moment, refusal
 from treadle.plan import (
     Plan,

@@ -8,37 +8,26 @@ first; with a limit it keeps only as many as will be shown.
 
 from __future__ import annotations
 
-import datetime as dt
-import decimal
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any
-from uuid import UUID
 
 import bson
-from bson import ObjectId
-from bson.decimal128 import Decimal128
 
 from treadle.engine.pages import Note, readable_page
 from treadle.errors import UsageError
 from treadle.graph.layout import SKIPPED
-from treadle.graph.outcomes import FieldSummary, Summary
-from treadle.model.adapt import adapter_of
-from treadle.model.bson_types import CODEC_OPTIONS, date_to_bson, from_bson
-from treadle.model.codec import Codec, StoredField
-from treadle.patterns.bucket.contents import FIRST, LAST, column, columns_of, form_of, readings_of
-from treadle.patterns.bucket.matching import Opened, Selection, on_server, open_buckets, select, times_filter
-from treadle.patterns.bucket.spec import EPOCH, Spec, milliseconds, moment
+from treadle.model.bson_types import CODEC_OPTIONS
+from treadle.patterns.bucket.matching import Opened, Selection, on_server, open_buckets, select
+from treadle.patterns.bucket.spec import Spec, milliseconds, moment
 from treadle.plan import Plan, Raw, Read, aggregate, find
 from treadle.plan.decoding import RawId
 from treadle.query.comparison import order_key
 from treadle.query.keys import freeze
 from treadle.query.paths import ARRAYS, Path, top, value_at, values_at
-from treadle.query.safety import Sort, clean, sort_keys
-
-NAIVE_EPOCH = EPOCH.replace(tzinfo=None)
+from treadle.query.safety import Sort, sort_keys
 
 
 class Reader:
@@ -391,159 +380,3 @@ class Scan:
             if rows:
                 return rows
         return []
-
-
-# -- the readings of one series ---------------------------------------------------------------
-
-
-def tuples(
-    spec: Spec, key: Any, start: Any, end: Any, fields: Sequence[str] | None
-) -> Plan[list[tuple[Any, ...]]]:
-    """Readings of one series as tuples: the time, then the fields; from `start` to before `end`."""
-    chosen, naive = chosen_fields(spec.codec, fields, {*spec.outer, spec.time.stored})
-    names = [each.stored for each in chosen]
-    selection = _series(spec, key, start, end)
-    buckets = yield from find(
-        spec.collection, selection.buckets, sort=[(spec.names.start, 1)], naive=naive, allow_disk_use=True
-    )
-    first, last = selection.times
-    rows: list[tuple[Any, ...]] = []
-    for bucket in buckets:
-        if naive:
-            make_aware(bucket, spec.names.start, spec.names.end)
-        part = _tuples_of(spec, bucket, names, naive)
-        if bucket.get(spec.names.start, FIRST) < first or bucket.get(spec.names.end, LAST) > last:
-            part = [row for row in part if first <= row[0] <= last]
-        rows += part
-    rows.sort(key=itemgetter(0))
-    return adapted(spec.codec, chosen, rows)
-
-
-def _series(spec: Spec, key: Any, start: Any, end: Any) -> Selection:
-    """All readings of one series in a range of time."""
-    selection = Selection({}, *bounds(start, end))
-    selection.buckets = {"$and": [spec.key_filter(key_values(spec, key)), *times_filter(spec, selection)]}
-    return selection
-
-
-def _tuples_of(spec: Spec, bucket: Raw, names: Sequence[str], naive: bool) -> list[tuple[Any, ...]]:
-    if form_of(spec, bucket) == "rows":
-        rows = bucket[spec.names.readings]
-        try:
-            times = list(map(itemgetter(spec.time.stored), rows))
-            columns = {name: column(rows, name) for name in names}
-            if naive:
-                times = [EPOCH + (each - NAIVE_EPOCH) for each in times]
-        except (KeyError, TypeError, AttributeError):
-            # No reading, no time, text in its place, or a date beyond Python's years.
-            readings_of(spec, bucket)
-            raise
-    else:
-        times, columns = columns_of(spec, bucket)
-    columns |= {name: [bucket.get(name)] * len(times) for name in names if name in spec.outer_names}
-    nothing = [None] * len(times)
-    return list(zip(times, *(columns.get(name, nothing) for name in names), strict=True))
-
-
-def make_aware(raw: Raw, *names: str) -> None:
-    """Give dates their time zone, by distance, which is quicker than to replace it."""
-    for name in names:
-        if isinstance(value := raw.get(name), dt.datetime):
-            raw[name] = EPOCH + (value - NAIVE_EPOCH)
-
-
-def chosen_fields(
-    codec: Codec[Any], names: Sequence[str] | None, outer: set[str]
-) -> tuple[list[StoredField], bool]:
-    """The fields that a caller named, or all that are measured; and whether none of them can hold a date."""
-    for name in names or ():
-        if name not in codec.by_name or codec.by_name[name].stored == "_id":
-            raise UsageError(f"{codec.model.__name__} has no field {name!r} to read", code="filter-invalid")
-    if names is None:
-        fields = [each for each in codec.fields if each.stored not in outer]
-    else:
-        fields = [codec.by_name[name] for name in names]
-    return fields, all(each.shape.kind == "scalar" and each.shape.python in _DATELESS for each in fields)
-
-
-_DATELESS = (bool, int, float, str, bytes, decimal.Decimal, ObjectId, UUID)
-
-
-def adapted(
-    codec: Codec[Any], fields: Sequence[StoredField], rows: list[tuple[Any, ...]]
-) -> list[tuple[Any, ...]]:
-    """A time and values of these fields per row, as Python has them."""
-    adapters = [None, *(adapter_of(codec, each.shape) for each in fields)]
-    if not any(adapters):
-        return rows
-    return [
-        tuple(
-            value if value is None or adapt is None else adapt(value)
-            for value, adapt in zip(row, adapters, strict=True)
-        )
-        for row in rows
-    ]
-
-
-def bounds(start: Any, end: Any) -> tuple[int | None, int | None]:
-    """The first and last millisecond from `start` to before `end`."""
-    for given in (start, end):
-        if given is not None and not isinstance(given, dt.datetime):
-            raise UsageError(
-                f"{given!r} is no datetime; a range goes from one to another", code="filter-invalid"
-            )
-    low = None if start is None else milliseconds(date_to_bson(start, []))
-    high = None if end is None else milliseconds(date_to_bson(end, [])) - 1
-    return low, high
-
-
-def key_values(spec: Spec, key: Any) -> tuple[Any, ...]:
-    """The stored key of a series that a caller named: a value, a tuple, or a mapping of fields."""
-    names = [field.name for field in spec.keys]
-    if isinstance(key, dict) and set(key) == set(names):
-        values = [key[name] for name in names]
-    elif len(names) == 1:
-        values = [key]
-    elif isinstance(key, (tuple, list)) and len(key) == len(names):
-        values = list(key)
-    else:
-        raise UsageError(
-            f"{key!r} does not say which {spec.label} series is meant; give ({', '.join(names)})",
-            code="filter-invalid",
-        )
-    return tuple(clean(value) for value in values)
-
-
-# -- summaries ------------------------------------------------------------------------------
-
-
-def summary(spec: Spec, key: Any, start: Any, end: Any) -> Plan[list[Summary]]:
-    """One entry per bucket of a series that meets the range, in order; readings are not read."""
-    names = spec.names
-    buckets = yield from find(
-        spec.collection,
-        _series(spec, key, start, end).buckets,
-        {names.start: 1, names.end: 1, names.count: 1, names.stats: 1, "_id": 0},
-        sort=[(names.start, 1)],
-        limit=spec.limits.bucket_summaries_max,
-        naive=True,
-        allow_disk_use=True,
-    )
-    summaries = []
-    for bucket in buckets:
-        make_aware(bucket, names.start, names.end)
-        number, held = bucket[names.count], bucket.get(names.stats)
-        stats = {stat.python: field_summary(value_at(held, stat.path) or {}, number) for stat in spec.stats}
-        summaries.append(Summary(bucket[names.start], bucket[names.end], number, stats))
-    return summaries
-
-
-def field_summary(stored: Raw, count: int) -> FieldSummary:
-    """Statistics as Python knows them, with the average."""
-    low, high, total = stored.get("min"), stored.get("max"), stored.get("sum")
-    if isinstance(total, Decimal128) or isinstance(low, Decimal128):
-        low, high, total = map(from_bson, (low, high, total))
-    number = stored.get("count", count)
-    if low is None or not number:
-        return FieldSummary(None, None, 0 if total is None else total, None)
-    return FieldSummary(low, high, total, total / number)
