@@ -14,6 +14,8 @@ from bson import ObjectId
 from pydantic import BaseModel
 from pymongo import MongoClient
 from pymongo.database import Database
+from pymongo.read_concern import ReadConcern
+from pymongo.write_concern import WriteConcern
 
 from benchmarks.harness import Contender, Context, Goal, Group
 from treadle import Average, Count, Document, ExtendedReference, Id, Store, Subset, Sum
@@ -114,6 +116,60 @@ def _by_hand(database: Database[Any], product_id: Any) -> None:
         session.with_transaction(work)
 
 
+def _same_by_hand(database: Database[Any], review: Review) -> None:
+    """What Treadle sends, written out: of a model, at the same concerns, right whatever is stored before.
+
+    Numbers that are missing or no longer exact, an item that is there already, a
+    group that is empty, and a revision by which recomputations meet it.
+    """
+    raw = review.model_dump()
+    identity = raw["_id"] = raw.pop("id")
+    card = {key: raw[key] for key in ("_id", "rating", "text", "date")}
+    others = {
+        "input": {"$ifNull": ["$recent", []]},
+        "as": "item",
+        "cond": {"$not": [{"$in": ["$$item._id", {"$literal": [identity]}]}]},
+    }
+    merged = {"$concatArrays": [{"$filter": others}, {"$literal": [card]}]}
+    whole = [{"$gt": ["$$n", -(2.0**63)]}, {"$lt": ["$$n", 2.0**63]}, {"$eq": ["$$n", {"$trunc": "$$n"}]}]
+    held = {"$or": [{"$in": [{"$type": "$$n"}, ["int", "long"]]}, {"$and": whole}]}
+    refused = {"$toLong": {"$concat": ["not ", {"$toString": "$$n"}]}}
+    total = {"$add": [{"$ifNull": ["$rating_total", 0]}, {"$literal": raw["rating"]}]}
+    mean = "_treadle.state.avg_rating"
+    update = [
+        {
+            "$set": {
+                "review_count": {"$add": [{"$ifNull": ["$review_count", 0]}, 1]},
+                "rating_total": {"$let": {"vars": {"n": total}, "in": {"$cond": [held, "$$n", refused]}}},
+                f"{mean}.sum": {"$add": [{"$ifNull": [f"${mean}.sum", 0.0]}, {"$literal": raw["rating"]}]},
+                f"{mean}.count": {"$add": [{"$ifNull": [f"${mean}.count", 0]}, 1]},
+                "recent": {
+                    "$slice": [{"$sortArray": {"input": merged, "sortBy": {"date": -1, "_id": 1}}}, 5]
+                },
+                "_treadle.n": {"$add": [{"$ifNull": ["$_treadle.n", 0]}, 1]},
+            }
+        },
+        {
+            "$set": {
+                "avg_rating": {
+                    "$cond": [
+                        {"$gt": [f"${mean}.count", 0]},
+                        {"$divide": [f"${mean}.sum", f"${mean}.count"]},
+                        None,
+                    ]
+                }
+            }
+        },
+    ]
+
+    def work(session: Any) -> None:
+        database["reviews"].insert_one(raw, session=session)
+        database["products"].update_one({"_id": raw["product_id"]}, update, session=session)
+
+    with database.client.start_session() as session:
+        session.with_transaction(work, ReadConcern("snapshot"), WriteConcern("majority"))
+
+
 def _review(product_id: Any) -> Review:
     return Review(product_id=product_id, rating=4, text="good", date=DATE)
 
@@ -121,6 +177,7 @@ def _review(product_id: Any) -> Review:
 def _insert_one(context: Context) -> list[Contender]:
     store, database = _open(context)
     times = context.scale(60, 10)
+    same = "the same three commands by hand, of a model"
 
     def prepare() -> Any:
         return store.insert(Product(name="p")).id
@@ -128,6 +185,11 @@ def _insert_one(context: Context) -> list[Contender]:
     def by_hand(product_id: Any) -> Any:
         for _ in range(times):
             _by_hand(database, product_id)
+        return product_id
+
+    def same_by_hand(product_id: Any) -> Any:
+        for _ in range(times):
+            _same_by_hand(database, _review(product_id))
         return product_id
 
     def by_treadle(product_id: Any) -> Any:
@@ -144,7 +206,8 @@ def _insert_one(context: Context) -> list[Contender]:
 
     return [
         Contender("PyMongo by hand", prepare, by_hand, times, check=check),
-        Contender("Treadle", prepare, by_treadle, times, goal=Goal(1.10), check=check),
+        Contender(same, prepare, same_by_hand, times, check=check),
+        Contender("Treadle", prepare, by_treadle, times, goal=Goal(1.10, limit=same), check=check),
     ]
 
 
@@ -305,6 +368,17 @@ def _rename(orders: int) -> Callable[[Context], list[Contender]]:
                     session.with_transaction(partial(_rename_by_hand, database, ann.id, name))
             return names[-1]
 
+        def same_by_hand(names: list[str]) -> str:
+            """The least that a rename can be of which nobody knows beforehand that it changes nothing."""
+            for name in names:
+                with database.client.start_session() as session:
+                    session.with_transaction(
+                        lambda current, name=name: database["customers"].find_one_and_update(
+                            {"_id": ann.id}, {"$set": {"name": name}}, session=current
+                        )
+                    )
+            return names[-1]
+
         def by_treadle(names: list[str]) -> str:
             for name in names:
                 store.update(Customer, ann.id, {"$set": {"name": name}})
@@ -319,19 +393,24 @@ def _rename(orders: int) -> Callable[[Context], list[Contender]]:
         def check(name: str) -> None:
             assert number == database["orders"].count_documents({"customer.name": name})
 
+        def current() -> list[str]:
+            return [database["customers"].find_one({"_id": ann.id})["name"]] * times
+
         whole, each = "Treadle, rename and copies", number * times
         limit = "" if times == 1 else "rename and copies in a transaction, by hand"
+        least = "" if times == 1 else "to the same name in a transaction, by hand"
         made = [
             Contender("bare update_many of the copies", prepare, bare, each, check=check),
             *([Contender(limit, prepare, by_hand, each, check=check)] if limit else []),
             Contender(whole, prepare, by_treadle, each, goal=Goal(1.35, limit=limit), check=check),
+            *([Contender(least, current, same_by_hand, each, baseline=whole)] if least else []),
             Contender(
                 "Treadle, to the same name",
-                lambda: [database["customers"].find_one({"_id": ann.id})["name"]] * times,
+                current,
                 by_treadle,
                 each,
                 baseline=whole,
-                goal=Goal(0.3, limit="" if times == 1 else "2 of the 4 round trips are left"),
+                goal=Goal(0.3, limit=least),
             ),
         ]
         if times == 1:
