@@ -84,6 +84,9 @@ class Combiner:
             self._busy = True
         if mine is None and self._last_size == 1:
             try:
+                if not self._lingers:
+                    # One plain command, which runs no transaction that could meet another's.
+                    return self._alone(work)
                 with turn:
                     return self._alone(work)
             finally:
@@ -217,6 +220,9 @@ class Combiner:
             if self._lingers and turn is not None and turn is not self._turn:
                 # Others have gone past it.
                 self._passed -= 1
+                return
+            if not self._waiting:
+                self._busy = False
                 return
             group = self._next()
         if group:
