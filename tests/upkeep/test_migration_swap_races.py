@@ -10,9 +10,9 @@ from bson import ObjectId
 from pymongo import AsyncMongoClient, MongoClient
 
 from tests import faults
-from treadle import AsyncStore, DataError, Document, Indexed, Store, migration
+from treadle import AsyncStore, DataError, Document, Indexed, PartlyDone, Store, migration
 from treadle.engine.lease import LONG_AGO
-from treadle.plan.server_errors import QUERY_PLAN_KILLED
+from treadle.plan.server_errors import QUERY_PLAN_KILLED, SWAPPING
 from treadle.upkeep.migrations import swap
 
 NUMBER = 20
@@ -195,3 +195,101 @@ def test_a_swap_that_is_cancelled_lets_writes_through(
     asyncio.run(scenario())
     database.seats.insert_one({"row": 1, "schema_version": 2})
     assert NUMBER + 1 == len(guests(database))
+
+
+# -- what others read and write meanwhile -----------------------------------------------------------
+
+
+@pytest.fixture
+def many(database: Any) -> list[Any]:
+    """More than come in the first reply of a server; ids of several types."""
+    keys = [*range(120), *(f"seat {number}" for number in range(120)), *(ObjectId() for _ in range(60))]
+    database.seats.insert_many([{"_id": key, "row": 1, "schema_version": 2} for key in keys])
+    return keys
+
+
+class Place(Document, collection="seats"):
+    id: Any
+    row: int
+
+
+def swapped(database: Any) -> None:
+    """Another collection takes the place of the one that is read."""
+    database.other.insert_many(list(database.seats.find()))
+    database.other.replace_one({"_id": 1_000}, {"row": 1, "schema_version": 2}, upsert=True)
+    database.other.rename("seats", dropTarget=True)
+
+
+@pytest.mark.parametrize(("sort", "limit"), [("_id", None), ("-_id", None), ("_id", 200)])
+def test_a_read_in_the_order_of_ids_goes_on_after_a_swap(
+    run: Any, many: list[Any], database: Any, sort: str, limit: int | None
+) -> None:
+    store = run.store([Place])
+    results = store.find(Place, sort=sort, limit=limit)
+    keys = [next(results).id for _ in range(3)]
+    swapped(database)
+    keys += [each.id for each in results]
+    expected = [each["_id"] for each in database.seats.find().sort("_id", -1 if sort == "-_id" else 1)]
+    if sort == "-_id":
+        expected.remove(1_000)
+        keys = [key for key in keys if key != 1_000]
+    assert expected[:limit] == keys
+
+
+def test_a_read_in_another_order_says_that_it_was_interrupted(
+    run: Any, many: list[Any], database: Any
+) -> None:
+    store = run.store([Place])
+    for read in (lambda: store.find(Place), lambda: store.aggregate(Place, [{"$match": {"row": 1}}])):
+        results = read()
+        next(results)
+        swapped(database)
+        with pytest.raises(DataError, match="read them again") as refused:
+            list(results)
+        assert "read-interrupted" == refused.value.code
+
+
+def failing(database: Any, command: str) -> Any:
+    """The next such command of the client fails as one does whose collection was replaced."""
+    data = {"failCommands": [command], "errorCode": QUERY_PLAN_KILLED}
+    return {"configureFailPoint": "failCommand", "mode": {"times": 1}, "data": data}
+
+
+def test_what_is_ended_before_it_gave_anything_is_sent_again(
+    run: Any, many: list[Any], database: Any
+) -> None:
+    store, admin = run.store([Place]), database.client.admin
+    store.setup()
+    calls = [
+        ("find", lambda: len(list(store.find(Place))), len(many)),
+        ("aggregate", lambda: len(list(store.aggregate(Place, [{"$match": {"row": 1}}]))), len(many)),
+        ("findAndModify", lambda: store.update(Place, 5, {"$inc": {"row": 1}}).row, 2),
+        ("findAndModify", lambda: store.delete(Place, 6).id, 6),
+    ]
+    for command, call, expected in calls:
+        before = admin.command(failing(database, command))["count"]
+        try:
+            actual = call()
+        finally:
+            after = admin.command({**failing(database, command), "mode": "off"})["count"]
+        assert (expected, 1) == (actual, after - before)
+
+
+def test_an_update_of_many_is_not_sent_again_when_some_of_it_is_done(run: Any, database: Any) -> None:
+    """A swap may begin to hold writes up in the middle of it: what was changed would be changed twice."""
+    store = run.store([Place])
+    database.seats.insert_many([{"_id": number, "row": number} for number in range(10)])
+    held_up = {"$expr": {"$or": [{"$lt": ["$_id", 5]}, {"$eq": [SWAPPING, ""]}]}}
+    database.command({"collMod": "seats", "validator": held_up})
+    with pytest.raises(PartlyDone, match="being swapped") as refused:
+        store.update_many(Place, {"row": {"$gte": 0}}, {"$inc": {"row": 1}})
+    assert "partly-done" == refused.value.code
+    assert [*range(1, 6), *range(5, 10)] == [each["row"] for each in database.seats.find().sort("_id", 1)]
+
+
+def test_a_write_in_a_callers_transaction_is_refused_by_name(database: Any) -> None:
+    store = Store(database, [Place])
+    database.create_collection("seats", validator={"$expr": {"$eq": [SWAPPING, ""]}})
+    with pytest.raises(DataError, match="being swapped") as refused, store.transaction():
+        store.insert(Place(id=1, row=1))
+    assert "write-held-up" == refused.value.code

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Generic, TypeVar
 
-from bson.errors import InvalidBSON
 from pymongo.asynchronous.client_session import AsyncClientSession
 
 from treadle.errors import DataError
 from treadle.graph.layout import PageReader
 from treadle.model.storable import ENCODING_ERRORS, not_storable
-from treadle.plan.decoding import after, readable_of
+from treadle.plan.resuming import ENDED, Reading
 from treadle.store import shell
 from treadle.store.async_runner import AsyncRunner
 
@@ -57,31 +56,33 @@ async def read_pages(
     """
     if first is not None:
         await first()
-    read = 0
-    command = await runner.aimed(reader.command, session)
-    try:
-        with shell.encoding():
-            opened = await runner.opened(command, session)
+    reading = Reading(await runner.aimed(reader.command, session))
+    while True:
+        try:
+            with shell.encoding():
+                opened = await runner.opened(reading.command, session, raw=reading.apart)
+        except ENDED as error:
+            reading.go_on(error, _is_inside(session))
+            continue
         async with opened as cursor:
             while not reader.done:
                 try:
-                    raws = await cursor.to_list(reader.page)
+                    page = await cursor.to_list(reader.page)
+                except ENDED as error:
+                    reading.go_on(error, _is_inside(session))
+                    break
                 except ENCODING_ERRORS as error:
-                    raise not_storable(error, command.collection) from error
-                read += len(raws)
-                for document in await runner.read(reader.take(raws, len(raws) < reader.page), session):
+                    raise not_storable(error, reading.command.collection) from error
+                raws, unreadable = reading.take(page)
+                for document in await runner.read(reader.take(raws, len(page) < reader.page), session):
                     yield document
-        return
-    except InvalidBSON:
-        # One document hides all that came with it; from here on each is decoded by itself.
-        pass
-    async with await runner.opened(after(command, read), session, raw=True) as cursor:
-        while not reader.done:
-            page = await cursor.to_list(reader.page)
-            raws, unreadable = readable_of(command, page)
-            for document in await runner.read(reader.take(raws, len(page) < reader.page), session):
-                yield document
-            if unreadable is not None and noted is None:
-                raise unreadable
-            if unreadable is not None and noted is not None:
-                noted.append(unreadable)
+                if unreadable is not None and noted is None:
+                    raise unreadable
+                if unreadable is not None and noted is not None:
+                    noted.append(unreadable)
+            else:
+                return
+
+
+def _is_inside(session: AsyncClientSession | None) -> bool:
+    return session is not None and session.in_transaction

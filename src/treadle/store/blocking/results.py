@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import Generic, TypeVar
 
-from bson.errors import InvalidBSON
 from pymongo.client_session import ClientSession
 
 from treadle.errors import DataError
 from treadle.graph.layout import PageReader
 from treadle.model.storable import ENCODING_ERRORS, not_storable
-from treadle.plan.decoding import after, readable_of
+from treadle.plan.resuming import ENDED, Reading
 from treadle.store import shell
 from treadle.store.blocking.runner import Runner
 
@@ -58,31 +57,32 @@ def read_pages(
     """
     if first is not None:
         first()
-    read = 0
-    command = runner.aimed(reader.command, session)
-    try:
-        with shell.encoding():
-            opened = runner.opened(command, session)
+    reading = Reading(runner.aimed(reader.command, session))
+    while True:
+        try:
+            with shell.encoding():
+                opened = runner.opened(reading.command, session, raw=reading.apart)
+        except ENDED as error:
+            reading.go_on(error, _is_inside(session))
+            continue
         with opened as cursor:
             while not reader.done:
                 try:
-                    raws = cursor.to_list(reader.page)
+                    page = cursor.to_list(reader.page)
+                except ENDED as error:
+                    reading.go_on(error, _is_inside(session))
+                    break
                 except ENCODING_ERRORS as error:
-                    raise not_storable(error, command.collection) from error
-                read += len(raws)
-                for document in runner.read(reader.take(raws, len(raws) < reader.page), session):
-                    yield document
-        return
-    except InvalidBSON:
-        # One document hides all that came with it; from here on each is decoded by itself.
-        pass
-    with runner.opened(after(command, read), session, raw=True) as cursor:
-        while not reader.done:
-            page = cursor.to_list(reader.page)
-            raws, unreadable = readable_of(command, page)
-            for document in runner.read(reader.take(raws, len(page) < reader.page), session):
-                yield document
-            if unreadable is not None and noted is None:
-                raise unreadable
-            if unreadable is not None and noted is not None:
-                noted.append(unreadable)
+                    raise not_storable(error, reading.command.collection) from error
+                raws, unreadable = reading.take(page)
+                yield from runner.read(reader.take(raws, len(page) < reader.page), session)
+                if unreadable is not None and noted is None:
+                    raise unreadable
+                if unreadable is not None and noted is not None:
+                    noted.append(unreadable)
+            else:
+                return
+
+
+def _is_inside(session: ClientSession | None) -> bool:
+    return session is not None and session.in_transaction

@@ -48,7 +48,7 @@ from treadle.plan import (
 )
 from treadle.plan.capabilities import Capabilities, read_capabilities
 from treadle.plan.decoding import RAW_CODEC_OPTIONS, Unreadable, codec_options, decoded, undecoded
-from treadle.plan.server_errors import QUERY_PLAN_KILLED, is_passing, is_swapping
+from treadle.plan.server_errors import QUERY_PLAN_KILLED, is_passing, was_held_up
 from treadle.plan.together import ALONE, Failed, Shareable, lane_of, perform_together
 from treadle.store import deadline, joined, shell
 from treadle.store.background import alongside
@@ -203,10 +203,9 @@ class Runner:
             return self._reread(command, session, collection, error)
         except OperationFailure as error:
             inside = session is not None and session.in_transaction
-            if inside or not is_swapping(error):
+            if inside or not was_held_up(error, command.method):
                 raise
             refused = error
-        # Refused as a whole, so that it may be sent again.
         retries = Retries(self._limits)
         while not retries.over():
             time.sleep(retries.pause(random.random()))
@@ -215,7 +214,7 @@ class Runner:
                     *command.arguments, session=session, **command.options
                 )
             except OperationFailure as error:
-                if not is_swapping(error):
+                if not was_held_up(error, command.method):
                     raise
         raise refused
 
