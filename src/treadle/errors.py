@@ -111,10 +111,13 @@ class PartlyDone(DataError):
 
     def __init__(self, model: str, done: int | None, cause: Exception, *, code: str = "partly-done") -> None:
         reason = cause.message if isinstance(cause, TreadleError) else str(cause)
+        for claim in ("; nothing was changed", "; nothing of it was written"):
+            # Of the whole that is not true.
+            reason = reason.removesuffix(claim)
         number = f"{done} were" if done is not None else "some may have been"
         super().__init__(
             f"not all {model} documents were written: {number} before one was refused, and stay so; it was "
-            f"refused because {reason.removesuffix('; nothing was changed')}",
+            f"refused because {reason}",
             code=code,
         )
         self.done = done

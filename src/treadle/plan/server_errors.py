@@ -177,7 +177,9 @@ def surely_not_committed(error: BaseException) -> bool:
     """Whether a failed transaction certainly left nothing behind, so that it may be run again."""
     # A write concern that was not met says nothing against the commit itself.
     return isinstance(error, Exception) and not (
-        isinstance(error, WriteConcernError) or is_outcome_unknown(error)
+        isinstance(error, WriteConcernError)
+        or is_outcome_unknown(error)
+        or getattr(error, "code", None) == "write-outcome-unknown"
     )
 
 

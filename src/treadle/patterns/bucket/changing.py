@@ -27,8 +27,19 @@ from treadle.patterns.bucket.grouping import group
 from treadle.patterns.bucket.matching import Opened, Selection, on_server, open_buckets
 from treadle.patterns.bucket.reading import Scan
 from treadle.patterns.bucket.spec import Spec
-from treadle.patterns.bucket.writing import Writer, pause
-from treadle.plan import Plan, Raw, bulk_write, delete_one, find, find_one, server_facts, transact, update_one
+from treadle.patterns.bucket.writing import Writer, partly, pause
+from treadle.plan import (
+    Plan,
+    Raw,
+    bulk_write,
+    delete_one,
+    find,
+    find_one,
+    is_inside,
+    server_facts,
+    transact,
+    update_one,
+)
 from treadle.plan.operations import DeleteOne
 from treadle.query.comparison import DECIMALS, order_key
 from treadle.query.keys import freeze, same_key
@@ -55,6 +66,7 @@ class Changer:
     ) -> Plan[tuple[int, list[Pair]]]:
         """Change what the selection means; how many, and the pairs of the last bucket that was changed."""
         count = 0
+        inside = yield from is_inside()
         pairs: list[Pair] = []
         # Readings that this very change moved into buckets which it has yet to visit.
         arrived: Counter[bytes] = Counter()
@@ -64,7 +76,8 @@ class Changer:
             for each in opened:
                 if not each.picked:
                     continue
-                pairs = yield from self._change(each, selection, change, only_first, arrived)
+                changing = self._change(each, selection, change, only_first, arrived)
+                pairs = yield from partly(self.spec.label, 0 if inside else count, changing)
                 count += len(pairs)
                 if pairs and only_first:
                     return count, pairs

@@ -21,12 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from bson import ObjectId
 from pymongo.errors import BulkWriteError, OperationFailure
 
-from treadle.errors import DataError, UsageError
+from treadle.errors import DataError, PartlyDone, TreadleError, UsageError
 from treadle.graph.limits import Limits
 from treadle.model.bson_types import RESERVED
 from treadle.patterns.bucket.contents import (
@@ -42,8 +42,17 @@ from treadle.patterns.bucket.placing import Placer
 from treadle.patterns.bucket.spec import CLOSED, NEXT, SEQUENCE, Form, Spec, milliseconds, moment, state
 from treadle.plan import Plan, Raw, bulk_write, find, insert_many, transact, update_one, wait
 from treadle.plan.operations import UpdateOne
-from treadle.plan.server_errors import BAD_VALUE, DUPLICATE_KEY, TOO_LARGE, is_increment_overflow, refusals
+from treadle.plan.server_errors import (
+    BAD_VALUE,
+    DUPLICATE_KEY,
+    TOO_LARGE,
+    is_increment_overflow,
+    refusals,
+    surely_not_committed,
+)
 from treadle.query.keys import freeze
+
+R = TypeVar("R")
 
 # How many readings make it worth to try a new bucket first, and how many appends a transaction.
 FRESH_MIN = 8
@@ -77,8 +86,9 @@ class Writer:
         `careful` reads the windows before it writes, as a transaction needs;
         `together` allows a transaction of our own.
         """
-        spec, limits = self.spec, self.limits
+        spec, limits, inside = self.spec, self.limits, careful
         duplicates: list[int] = []
+        total, done = _readings(batches), 0
         careful = careful or spec.unique is not None or spec.span is None
         pending: list[Batch] = []
         located: list[Batch] = []
@@ -103,14 +113,17 @@ class Writer:
             pending, located = [*failed, *later], []
             if not pending:
                 return duplicates
+            # In a transaction of the caller's nothing stays.
+            done = 0 if inside else total - len(duplicates) - _readings(pending)
             if failed:
                 # Others were quicker; each time one of them got on.
-                yield from pause(attempt, limits.bucket_pause_seconds, limits)
-        raise DataError(
+                yield from partly(spec.label, done, pause(attempt, limits.bucket_pause_seconds, limits))
+        error = DataError(
             f"readings of {spec.label} found no bucket in {limits.bucket_attempts_max} attempts; "
             "run verify, and setup() if the unique index is missing",
             code="bucket-contended",
         )
+        raise PartlyDone(spec.label, done, error) if done else error
 
     def _guess(self, batch: Batch) -> list[Batch]:
         """Aim at the last bucket that this process knows of the window, or at a new one.
@@ -380,6 +393,20 @@ def pause(attempt: int, seconds: float, limits: Limits) -> Plan[None]:
     """Wait for other writers after an attempt in vain, from the fourth on and longer each time."""
     if attempt > 2:
         yield from wait(min(limits.bucket_pause_max_seconds, seconds * 1.5 ** (attempt - 3)))
+
+
+def partly(label: str, done: int, plan: Plan[R]) -> Plan[R]:
+    """Perform a plan; where it is refused, say how many readings were stored before."""
+    try:
+        return (yield from plan)
+    except TreadleError as error:
+        if not done or not surely_not_committed(error):
+            raise
+        raise PartlyDone(label, done, error) from error
+
+
+def _readings(batches: Sequence[Batch]) -> int:
+    return sum(len(batch.readings) for batch in batches)
 
 
 class _InVain(Exception):
