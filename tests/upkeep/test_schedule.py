@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Annotated, Any
 
 import pytest
+from bson import ObjectId
 from bson.decimal128 import Decimal128
 
 from tests.upkeep.daily_sales import (
@@ -99,6 +100,35 @@ def test_late_data_reopens_exactly_its_windows(store, database):
         if each["_treadle"]["n"] != revisions.get(each["_id"])
     }
     assert {2} == touched
+
+
+@pytest.mark.since("6.0", "pre-images tell which windows changed")
+def test_the_windows_of_the_newest_sources_are_guessed_and_all_others_still_found(heard):
+    """One stream is opened instead of two; what the guess misses, or what is no insert, the stream tells."""
+    database, listener = heard
+    store = Store(database, [Sale, DailySales], limits=Limits(schedule_events_first=10))
+    store.setup()
+    kept = database.sales.insert_many([raw(n % 2, "1", 2026, 2, 1 + n % 9) for n in range(36)]).inserted_ids
+    store.run_due(now=NOON)
+    # The ids of another window are older, as those of a client whose clock is behind.
+    database.sales.insert_many(
+        [{"_id": ObjectId(bytes([n]) * 12), **raw(0, "7", 2026, 2, 6)} for n in range(3)]
+    )
+    later = int(kept[-1].generation_time.timestamp()) + 60
+    made = [ObjectId(later.to_bytes(4, "big") + bytes([n]) * 8) for n in range(12)]
+    database.sales.insert_many([{"_id": key, **raw(0, "5", 2026, 2, 2)} for key in made])
+    # Into the window that is passed over.
+    database.sales.delete_one({"_id": kept[10]})
+    database.sales.update_one({"_id": kept[19]}, {"$set": {"amount": Decimal128("50")}})
+    database.sales.update_one({"_id": kept[2]}, {"$set": {"created_at": at(2026, 2, 12)}})
+    listener.clear()
+    (ran,) = store.run_due(now=NOON + HOURLY)
+    assert not ran.whole
+    opened = [body for name, body in listener.commands if name == "aggregate" and body["aggregate"] == 1]
+    assert 1 == len(opened)
+    assert [] == store.verify()
+    days = {each["day"].day for each in database.daily_summaries.find({"_treadle.n": {"$gt": 1}})}
+    assert {2, 3, 6} == days
 
 
 @pytest.mark.since("6.0", "pre-images tell which windows changed")

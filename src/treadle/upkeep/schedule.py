@@ -224,7 +224,7 @@ class Scheduler:
             yield from require_indexes([group])
         bounds = yield from bounds_at(group, now)
         known: Bounds | None = row.get("bounds")
-        declared = _declared(job)
+        declared = entry.once(("declared", job.name), lambda: _declared(job))
         if known is not None and len(known) == len(bounds):
             # What was closed once stays so, also for a clock that is set back.
             bounds = [
@@ -241,7 +241,9 @@ class Scheduler:
         else:
             position = yield from present_place(self.graph.limits)
             if not why and known is not None and row.get("position") is not None:
-                changed = yield from changed_since(entry, self.server, row["position"], known)
+                changed = yield from changed_since(
+                    entry, self.server, row["position"], known, row.get("last_run")
+                )
                 why = changed.unknown or ""
                 position = changed.position or position
                 keys = [key for key in changed.keys.values() if is_closed(key, known)]
