@@ -12,7 +12,7 @@ from treadle.cli.output import counted, print_json, require_writable, say
 from treadle.errors import UsageError
 
 if TYPE_CHECKING:
-    from treadle.advisor.plans.folder import Applied
+    from treadle.advisor.plans.folder import Applied, ChangePlan
 
 
 def plan(
@@ -89,7 +89,12 @@ def plan(
         }
         shown |= {"left_out": chosen.left_out, "by_application": chosen.by_application}
         print_json({**shown, "steps": chosen.steps, "seconds": chosen.seconds})
-        return
+    else:
+        _tell(chosen, folder, reads, recorded.redacted)
+
+
+def _tell(chosen: ChangePlan, folder: Path, reads: int, redacted: bool) -> None:
+    """Say what was planned, what was not, and what comes next."""
     say(f"{folder} plans {counted(len(chosen.findings), 'finding')}: {', '.join(chosen.findings)}.")
     for each in chosen.left_out:
         say(f"Left out {each.key}: {each.reason}")
@@ -97,7 +102,7 @@ def plan(
         say(f"For the application, {found.key}: {found.why} README.md has its declaration.")
     for number, step in enumerate(chosen.steps, 1):
         say(f"{number}. {step.name}, about {step.seconds:,.0f} s: {step.what}")
-    if recorded.redacted:
+    if redacted:
         say("For treadle prove record once more, without --redact, and give it that as --workload.")
     else:
         say(f"reads.workload in it holds {counted(reads, 'recorded read')} with their values (mode 0600).")

@@ -69,17 +69,7 @@ def serve(
         raise UsageError(
             f"the dashboard needs {error.name}; run pip install 'treadle[web]'", code="extra-missing"
         ) from None
-    if token is None and not is_loopback(host):
-        raise UsageError(
-            f"--host {host} serves other machines, which takes a token; set TREADLE_TOKEN or --token",
-            code="token-missing",
-        )
-    if token is not None and len(token) < TOKEN_LENGTH_MIN:
-        raise UsageError(
-            f"the token is shorter than {TOKEN_LENGTH_MIN} characters, so that it can be guessed; make one "
-            "with: openssl rand -hex 24",
-            code="token-missing",
-        )
+    _require_token(token, host, is_loopback(host))
     store = load_store(app_name)
     listener = _listen(host, port)
     dashboard = create(
@@ -102,6 +92,21 @@ def serve(
     )
     with listener:
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _require_token(token: str | None, host: str, own: bool) -> None:
+    """Refuse to serve other machines without a token, and a token that can be guessed."""
+    if token is None and not own:
+        raise UsageError(
+            f"--host {host} serves other machines, which takes a token; set TREADLE_TOKEN or --token",
+            code="token-missing",
+        )
+    if token is not None and len(token) < TOKEN_LENGTH_MIN:
+        raise UsageError(
+            f"the token is shorter than {TOKEN_LENGTH_MIN} characters, so that it can be guessed; make one "
+            "with: openssl rand -hex 24",
+            code="token-missing",
+        )
 
 
 def _listen(host: str, port: int) -> socket.socket:

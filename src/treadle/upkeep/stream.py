@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from bson.errors import InvalidBSON
-from pymongo.errors import ConnectionFailure, DuplicateKeyError, OperationFailure, PyMongoError
+from pymongo.errors import DuplicateKeyError, OperationFailure, PyMongoError
 
 from treadle.engine.contention import divides, in_pieces
 from treadle.engine.lease import Lease, LeaseLost
@@ -22,10 +22,10 @@ from treadle.errors import UsageError
 from treadle.graph.graph import Graph
 from treadle.graph.pattern import Rule
 from treadle.model.logs import logger
-from treadle.plan import Plan, Raw, bulk_write, delete_many, find_one, find_one_and_update, update_one, wait
+from treadle.plan import Plan, Raw, bulk_write, delete_many, find_one, find_one_and_update, wait
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.decoding import RawId
-from treadle.plan.server_errors import CHANGE_STREAM_FATAL, HISTORY_LOST, TOO_LARGE, is_passing
+from treadle.plan.server_errors import CHANGE_STREAM_FATAL, HISTORY_LOST, TOO_LARGE
 from treadle.upkeep import contributions, controls
 from treadle.upkeep.apply import Finish, apply
 from treadle.upkeep.backfill import Backfill
@@ -42,7 +42,7 @@ from treadle.upkeep.change_stream import (
 )
 from treadle.upkeep.dirty import Dirty, mark_targets
 from treadle.upkeep.events import Watch
-from treadle.upkeep.headroom import headroom, read_window
+from treadle.upkeep.leading import Leader
 from treadle.upkeep.position import COLLECTION, first_row, signature
 from treadle.upkeep.replay import Replay
 from treadle.upkeep.retries import retry_all
@@ -56,7 +56,7 @@ OWN = frozenset({BEATS, CONTROLS})
 log = logger(__name__)
 
 
-class Follower:
+class Follower(Leader):
     """The state of one worker, and the plans that move it on."""
 
     def __init__(
@@ -70,38 +70,26 @@ class Follower:
         is_dead: Callable[[str], bool],
     ) -> None:
         require_streams(graph, server)
+        lease = Lease(graph.limits, name, graph.limits.worker_lease_seconds, owner, is_dead, session)
+        super().__init__(name, lease, graph.limits)
         self.graph = graph
-        self.limits = graph.limits
         self.server = server
-        self.name = name
-        self.lease = Lease(graph.limits, name, graph.limits.worker_lease_seconds, owner, is_dead, session)
         self.watch: Watch
         self._signatures: dict[Rule, str] = {}
         self._unbuilt: set[str] = set()
-        self.position: Raw = {}
         self._ahead: Raw = {}
-        # Collections whose backfill is pending; the row calls them `owed`.
-        self.backfills: list[Raw] = []
         # Rules that are not followed here: paused, or catching up by themselves.
         self._stopped: set[Rule] = set()
         self._replays: list[Replay] = []
-        # Totals since this worker began, and what of them is not yet saved.
-        self.totals: dict[str, int] = {}
-        self._counts: dict[str, int] = {}
         self._stream = ChangeStream()
         # What targets have gathered, for as long as the stream is read on.
         self._totals = Totals(graph.limits.worker_totals_max)
-        self._unsaved = 0
-        self._quiet = 0
         # An event that is too large is looked for one by one, and then read without its documents.
         self._narrow = 0
         self._raw = False
         self._beats: set[Any] = set()
         # How often the position was given up for a later one, so that beats may have been skipped.
         self._skipped = 0
-        self._warned: set[str] = set()
-        self._tended = 0
-        self._low = False
 
     # -- leading --------------------------------------------------------------------------
 
@@ -182,85 +170,6 @@ class Follower:
             self._stopped |= rules
             waiting += [] if row["paused"] else [row]
         self._replays = [Replay(self.graph, self.server, row, kept, self._stopped) for row in waiting]
-
-    def resign(self) -> Plan[None]:
-        """Save the position and let others lead."""
-        try:
-            if self.lease.token is not None:
-                if self._unsaved:
-                    yield from self._save()
-                yield from self._write_if_leading({"$set": {"led.resigned": True}})
-            yield from self.lease.release()
-        except LeaseLost:
-            self.lease.token = None
-
-    def _save(self, changes: Raw | None = None) -> Plan[None]:
-        """Keep the position, and that it is kept."""
-        yield from self._write_row(changes)
-        self._saved()
-
-    def _write_row(self, changes: Raw | None = None) -> Plan[None]:
-        """Write the position and the pending backfills, if this worker still leads."""
-        sets: Raw = {**(changes or {}), **self.position, "owed": self.backfills, "error": None}
-        update: Raw = {"$set": sets, "$currentDate": {"saved": True}}
-        if self._counts:
-            update["$inc"] = {f"counts.{name}": number for name, number in self._counts.items()}
-        yield from self._write_if_leading(update)
-
-    def _fence(self) -> Plan[None]:
-        """Really write the position's row, so that a transaction of a leader that was replaced fails."""
-        yield from self._write_if_leading({"$inc": {"fenced": 1}})
-
-    def _write_if_leading(self, update: Raw) -> Plan[None]:
-        held = yield from update_one(COLLECTION, {"_id": self.name, "n": self.lease.token}, update)
-        if not held.matched_count:
-            raise LeaseLost
-
-    def _saved(self) -> None:
-        self._counts = {}
-        self._unsaved = 0
-        self._quiet = 0
-
-    def _count(self, name: str, number: int = 1) -> None:
-        self._counts[name] = self._counts.get(name, 0) + number
-        self.totals[name] = self.totals.get(name, 0) + number
-
-    def _warn(self, kind: str, message: str, once: str | None = None) -> None:
-        """Count something noteworthy, and log it; with `once` not again before things went well."""
-        self._count(kind)
-        if once is None or once not in self._warned:
-            log.warning("%s", message)
-        if once is not None:
-            self._warned.add(once)
-
-    def _note_failure(self, error: Exception) -> Plan[None]:
-        """Let `status` say that the worker fails; the next batch that succeeds takes it back."""
-        if isinstance(error, ConnectionFailure) or is_passing(error):
-            # This could not be written either, and passes.
-            return
-        # What the server says may quote a document.
-        kind = f"{type(error).__name__}, code {getattr(error, 'code', None)}"
-        try:
-            yield from self._write_if_leading({"$set": {"error": kind}})
-        except (PyMongoError, LeaseLost):
-            return
-        self._unsaved += 1
-
-    def tend(self) -> Plan[None]:
-        """Hold the lease for longer, beside the work, and watch how much of the server's history is left."""
-        yield from self.lease.renew()
-        self._tended += 1
-        if not self.lease.held or self._tended % self.limits.worker_headroom_renewals:
-            return
-        room = headroom((yield from read_window()), self.position)
-        if room is not None and room.low and not self._low:
-            self._warn(
-                "headroom_low",
-                f"the server's history reaches back {room.seconds:.0f} s from where the worker stands, of "
-                f"{room.window_seconds:.0f} s; when it is overtaken, everything must be verified: find out "
-                "why the worker is behind, or give the server a larger oplog",
-            )
-        self._low = room is not None and room.low
 
     def _warn_of(self, error: Exception) -> None:
         self._stream = ChangeStream()
