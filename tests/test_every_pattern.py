@@ -31,7 +31,8 @@ import treadle
 import treadle.patterns
 from tests import outside
 from treadle import Document, Id
-from treadle.graph.graph import Graph, declarations
+from treadle.graph.declarations import declarations
+from treadle.graph.graph import Graph
 from treadle.graph.pattern import Pattern, Rule
 from treadle.patterns.approximation.rule import Approximate
 from treadle.patterns.archive.rule import Archive

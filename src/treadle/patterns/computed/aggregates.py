@@ -11,34 +11,25 @@ value leaves: subtraction of floats does not undo addition.
 from __future__ import annotations
 
 import decimal
-import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from functools import cached_property
 from typing import Any, ClassVar
-
-from bson.decimal128 import Decimal128
 
 from treadle.errors import DataError, DeclarationError
 from treadle.graph.binding import check_maintenance, sibling
 from treadle.graph.derived import FormulaRule, require_optional
 from treadle.graph.gather import RECOMPUTE, CountingRule, GatherRule, maintenance_of, origin
 from treadle.graph.pattern import STATE, Maintain, ModelReference, Models, Pattern, Place, Rule
-from treadle.model.bson_types import from_bson
 from treadle.model.shape import Shape
+from treadle.patterns.computed.numbers import Numbers, is_number, quotient, subtract
 from treadle.plan import Plan, Raw, find
 from treadle.plan.capabilities import Capabilities
-from treadle.query.comparison import DECIMALS, exact_sum
+from treadle.query.comparison import exact_sum
 from treadle.query.keys import ReferenceKey, freeze
 from treadle.query.paths import field_references, getter, inside, resolve, value_at
 from treadle.query.safety import clean
-from treadle.query.update_values import DECIMAL_SAFE, takes
+from treadle.query.update_values import takes
 from treadle.values import frozen
-
-INT64 = 2**63
-# Sums of numbers with at most so many digits before and after the point are never rounded.
-DIGITS_SAFE = 12
-_WIDE = decimal.Context(prec=100, traps=[decimal.InvalidOperation])
 
 
 @frozen
@@ -226,7 +217,7 @@ class NumberRule(FieldRule):
 
     def __init__(self, place: Place, graph: Models, declared: _OfField) -> None:
         super().__init__(place, graph, declared)
-        self.numbers = _Numbers(place, self.path)
+        self.numbers = Numbers(place, self.path)
         _require_type(place, self.kinds, self.meaning)
         self._check_source()
 
@@ -276,7 +267,7 @@ class SumRule(NumberRule):
         return {self.path: self.numbers.zero}
 
     def difference(self, removed: Sequence[Any], added: Sequence[Any], server: Capabilities) -> Any:
-        return _subtract(removed, added)
+        return subtract(removed, added)
 
     def apply(self, difference: list[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         return {self.path: self.numbers.add(f"${self.path}", difference)}, {}
@@ -311,10 +302,10 @@ class AverageRule(NumberRule):
         return {self.path: None, self.state: {"sum": self.numbers.zero, "count": 0}}
 
     def difference(self, removed: Sequence[Any], added: Sequence[Any], server: Capabilities) -> Any:
-        change = _subtract(removed, added)
+        change = subtract(removed, added)
         if change is None or change is RECOMPUTE:
             return change
-        return change, sum(map(_is_number, added)) - sum(map(_is_number, removed))
+        return change, sum(map(is_number, added)) - sum(map(is_number, removed))
 
     def apply(self, difference: tuple[list[Any], int]) -> tuple[dict[str, Any], dict[str, Any]]:
         change, count = difference
@@ -339,7 +330,7 @@ class AverageRule(NumberRule):
         if not group or not group["count"]:
             return self.empty()
         total, count = self.numbers.stored(group["sum"]), group["count"]
-        return {self.path: _quotient(total, count), self.state: {"sum": total, "count": count}}
+        return {self.path: quotient(total, count), self.state: {"sum": total, "count": count}}
 
     def finish_expressions(self, group: Mapping[str, str]) -> dict[str, Any]:
         total, count = self.numbers.stored_expression(group["sum"]), {"$ifNull": [group["count"], 0]}
@@ -435,143 +426,6 @@ RULES: dict[type, Callable[..., Rule]] = {
     Min: ExtremeRule,
     Max: ExtremeRule,
 }
-
-
-# Text that is no number: an error, and only where it is evaluated.
-NOT_HELD: Raw = {"$toLong": {"$concat": ["not ", {"$toString": "$$n"}]}}
-
-
-class _Numbers:
-    """Arithmetic in the declared type of the target."""
-
-    def __init__(self, place: Place, path: str) -> None:
-        self.python = place.field.shape.python
-        self._place, self._path = place, path
-        zeros: dict[Any, Any] = {decimal.Decimal: Decimal128("0"), float: 0.0}
-        self.zero = zeros.get(self.python, 0)
-
-    def add(self, current: str, difference: Sequence[Any]) -> Any:
-        """The expression for the current value plus the difference."""
-        total: Any = {"$add": [{"$ifNull": [current, self.zero]}]}
-        for value in difference:
-            total["$add"].append({"$literal": value})
-        if self.python is decimal.Decimal:
-            total = {"$toDecimal": total}
-            if not any(map(self.spoils, difference)):
-                return total
-        return self._held(total) if difference else total
-
-    @cached_property
-    def _bounded(self) -> bool:
-        """Whether the field refuses what is infinite or no number."""
-        codec = self._place.entry.codec
-        return not all(takes(codec, self._path, self._typed(each)) for each in ("Infinity", "NaN"))
-
-    def _typed(self, value: str) -> Any:
-        return Decimal128(value) if self.python is decimal.Decimal else float(value)
-
-    def fits(self, value: Any) -> bool:
-        """Whether the field can hold a result."""
-        if self.python is int:
-            # The server goes on in doubles where integers end.
-            exact = isinstance(value, int) or (_is_finite(value) and abs(from_bson(value)) < INT64)
-            return exact and (isinstance(value, int) or takes(self._place.entry.codec, self._path, value))
-        return _is_finite(value) or not self._bounded
-
-    def spoils(self, value: Any) -> bool:
-        """Whether a result may not fit because of this one value."""
-        if self.python is not decimal.Decimal or not _is_number(value):
-            return True
-        # Whatever is smaller is rounded away where a sum is about to go beyond.
-        return not _is_finite(value) or abs(from_bson(value)) > DECIMAL_SAFE
-
-    @cached_property
-    def _held_if(self) -> Raw:
-        """The condition for a number `$$n` that the field can hold; empty where it holds any."""
-        if self.python is int:
-            # To the server what is no number is less than any, and equals itself.
-            within = [{"$gt": ["$$n", -float(INT64)]}, {"$lt": ["$$n", float(INT64)]}]
-            whole = {"$and": [*within, {"$eq": ["$$n", {"$trunc": "$$n"}]}]}
-            return {"$or": [{"$in": [{"$type": "$$n"}, ["int", "long"]]}, whole]}
-        if not self._bounded:
-            return {}
-        odd = [self._typed(each) for each in ("NaN", "Infinity", "-Infinity")]
-        return {"$not": [{"$in": ["$$n", odd]}]}
-
-    def _held(self, value: Any) -> Any:
-        """A number, but an error where the field cannot hold it."""
-        if not self._held_if:
-            return value
-        return {"$let": {"vars": {"n": value}, "in": {"$cond": [self._held_if, "$$n", NOT_HELD]}}}
-
-    def stored(self, value: Any) -> Any:
-        """A value that the server computed, in the declared type."""
-        if self.python is decimal.Decimal and isinstance(value, (int, float)):
-            return Decimal128(repr(value))
-        if self.python is float and isinstance(value, int):
-            return float(value)
-        return value
-
-    def stored_expression(self, value: str) -> Any:
-        """The same as `stored`, for the server."""
-        known: Any = {"$ifNull": [value, self.zero]}
-        if self.python is not int:
-            known = {"$toDecimal" if self.python is decimal.Decimal else "$toDouble": known}
-        return self._held(known)
-
-
-def _is_finite(value: Any) -> bool:
-    return value.to_decimal().is_finite() if isinstance(value, Decimal128) else math.isfinite(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, Decimal128)) and not isinstance(value, bool)
-
-
-def _subtract(removed: Sequence[Any], added: Sequence[Any]) -> Any:
-    """The terms to add, one per numeric type, so that the server mixes them as it does."""
-    if not removed and len(added) == 1 and type(added[0]) is int and -INT64 <= added[0] < INT64:
-        # The same in short, for the most frequent case.
-        return [added[0]] if added[0] else []
-    old, new = list(filter(_is_number, removed)), list(filter(_is_number, added))
-    if any(isinstance(value, float) for value in old):
-        return RECOMPUTE
-    terms: list[Any] = []
-    whole = sum(value for value in new if isinstance(value, int)) - sum(
-        value for value in old if isinstance(value, int)
-    )
-    if whole:
-        if not -INT64 <= whole < INT64:
-            return RECOMPUTE
-        terms.append(whole)
-    fractions = [value for value in new if isinstance(value, float)]
-    if fractions:
-        terms.append(sum(fractions))
-    plus = [value.to_decimal() for value in new if isinstance(value, Decimal128)]
-    minus = [value.to_decimal() for value in old if isinstance(value, Decimal128)]
-    # The sum may have been rounded to 34 digits, which subtraction does not undo.
-    if any(not value.is_finite() or (minus and _is_extreme(value)) for value in [*plus, *minus]):
-        return RECOMPUTE
-    exact = decimal.Decimal(0)
-    for value in [*plus, *(each.copy_negate() for each in minus)]:
-        exact = _WIDE.add(exact, value)
-    if exact:
-        try:
-            terms.append(Decimal128(exact))
-        except decimal.DecimalException:
-            return RECOMPUTE
-    return terms if terms or len(old) != len(new) else None
-
-
-def _is_extreme(value: decimal.Decimal) -> bool:
-    exponent = value.as_tuple().exponent
-    return value.adjusted() > DIGITS_SAFE or (isinstance(exponent, int) and exponent < -DIGITS_SAFE)
-
-
-def _quotient(total: Any, count: int) -> Any:
-    if isinstance(total, Decimal128):
-        return Decimal128(DECIMALS.divide(total.to_decimal(), decimal.Decimal(count)))
-    return total / count
 
 
 def _require_type(place: Place, kinds: tuple[type, ...], rule: str) -> None:

@@ -25,7 +25,8 @@ from treadle.graph.outcomes import Finding
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.patterns.tree import order, state
 from treadle.patterns.tree.fields import Tree
-from treadle.patterns.tree.placing import hold_parents, rewrite
+from treadle.patterns.tree.placing import hold_parents
+from treadle.patterns.tree.rewriting import rewrite
 from treadle.patterns.tree.segments import join, path_above, split
 from treadle.patterns.tree.unfinished import finish
 from treadle.plan import Plan, Raw, find, transact, update_many

@@ -19,16 +19,9 @@ from treadle.graph.pattern import REVISION
 from treadle.patterns.tree import order
 from treadle.patterns.tree.fields import Tree
 from treadle.patterns.tree.pace import Pace, Step
-from treadle.patterns.tree.placing import (
-    hold_parents,
-    listing,
-    new_path,
-    rewrite,
-    rewrite_all,
-    segment_taken,
-    unlisting,
-)
+from treadle.patterns.tree.placing import hold_parents
 from treadle.patterns.tree.reads import first_key, parent_of
+from treadle.patterns.tree.rewriting import listing, new_path, rewrite, rewrite_all, segment_taken, unlisting
 from treadle.patterns.tree.segments import SEPARATOR, at_most, below, path_above, split
 from treadle.plan import Plan, Raw, by_id, find, find_one, find_one_and_update, update_one
 from treadle.query.safety import sort_keys

@@ -35,18 +35,9 @@ from treadle.patterns.tree import order, state
 from treadle.patterns.tree.apart import absent
 from treadle.patterns.tree.fields import MOVING, UNSTATED, Tree, TreeRule, node_missing, parent_missing
 from treadle.patterns.tree.pace import Pace, Step
-from treadle.patterns.tree.placing import (
-    below_parent,
-    complete,
-    hold_parents,
-    listing,
-    new_path,
-    rewrite,
-    rewrite_all,
-    segment_errors,
-    unlisting,
-)
+from treadle.patterns.tree.placing import below_parent, complete, hold_parents
 from treadle.patterns.tree.reads import lineage, parent_of
+from treadle.patterns.tree.rewriting import listing, new_path, rewrite, rewrite_all, segment_errors, unlisting
 from treadle.patterns.tree.segments import below, check_segment, split
 from treadle.plan import Plan, Raw, by_id, find, find_one_and_update, update_one
 from treadle.plan.capabilities import Capabilities

@@ -18,7 +18,7 @@ from treadle.graph.outcomes import Finding
 from treadle.patterns.tree import state
 from treadle.patterns.tree.apart import absent
 from treadle.patterns.tree.fields import UNSTATED, Tree
-from treadle.patterns.tree.placing import rewrite
+from treadle.patterns.tree.rewriting import rewrite
 from treadle.plan import Plan, Raw, aggregate, by_id, find, find_one
 from treadle.query.keys import freeze, same_key
 from treadle.query.paths import put, value_at

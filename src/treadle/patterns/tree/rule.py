@@ -23,7 +23,7 @@ from treadle.graph.graph import Graph
 from treadle.graph.outcomes import Finding
 from treadle.graph.pattern import TRANSACTIONS, Models, Pattern, Place, Rule
 from treadle.model.shown import quoted
-from treadle.patterns.tree import apart, inspection, order, placing, state
+from treadle.patterns.tree import apart, inspection, order, placing, rewriting, state
 from treadle.patterns.tree.bulk import in_pieces
 from treadle.patterns.tree.fields import UNSTATED, Role, Tree, TreePlace, TreeRule
 from treadle.patterns.tree.handle import TreeHandle
@@ -249,7 +249,7 @@ class NodeRule(TreeRule, HierarchyRule):
 
     def translate(self, error: Exception) -> Exception | None:
         """The clear error where two siblings would have the same segment."""
-        return placing.segment_error(self.tree, error) if self._leads else None
+        return rewriting.segment_error(self.tree, error) if self._leads else None
 
     # -- large moves ---------------------------------------------------------------------------------
 
