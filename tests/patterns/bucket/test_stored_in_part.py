@@ -31,6 +31,16 @@ class Once(
     at: datetime
 
 
+class Measured(
+    Document,
+    collection="measured",
+    bucket=Bucket(key="sensor", time="at", span=timedelta(minutes=1), stats="value"),
+):
+    sensor: int
+    at: datetime
+    value: int = 0
+
+
 def at(minutes: int, seconds: int = 0) -> Reading:
     return Reading(sensor=1, at=START + timedelta(minutes=minutes, seconds=seconds))
 
@@ -92,3 +102,40 @@ def test_a_deadline_that_passes_between_two_attempts_does_not_deny_the_first(
     assert 1 == raised.value.done
     assert "nothing of it was written" not in str(raised.value)
     writer.placer.locate = locate
+
+
+@pytest.mark.parametrize("each", [1, 8], ids=["appended", "as new buckets"])
+def test_readings_beside_one_that_the_server_refuses_are_not_denied(database: Any, each: int) -> None:
+    """Eight make a bucket that is inserted; fewer are appended, here without a transaction of many."""
+    store = Store(database, [Measured])
+    store.setup()
+    database.command("collMod", "measured", validator={"sensor": {"$ne": 1}})
+    some = [Measured(sensor=sensor, at=START) for sensor in range(3) for _ in range(each)]
+    with pytest.raises(PartlyDone, match="validator of Measured's collection refused") as raised:
+        store.insert_many(some)
+    assert 2 * each == raised.value.done == store.count(Measured)
+    assert [] == store.verify()
+
+
+@pytest.mark.parametrize("ends", ["refused", "damaged"])
+def test_readings_that_were_changed_before_another_bucket_ended_it_are_counted(
+    database: Any, ends: str
+) -> None:
+    store = Store(database, [Measured], limits=Limits(bucket_page=1))
+    store.setup()
+    store.insert_many([Measured(sensor=sensor, at=START) for sensor in (1, 1, 2)])
+    collection = database["measured"]
+    if ends == "refused":
+        rule = {"$or": [{"sensor": 1}, {"stats.value.sum": 0}]}
+        database.command("collMod", "measured", validator=rule)
+    else:
+        database.command("collMod", "measured", validator={})
+        collection.update_one({"sensor": 2}, {"$set": {"readings": "none"}})
+    with pytest.raises(PartlyDone) as raised:
+        store.update_many(Measured, {}, {"$set": {"value": 5}})
+    assert 2 == raised.value.done
+    assert 10 == collection.find_one({"sensor": 1})["stats"]["value"]["sum"]
+    with pytest.raises(DataError) as inside, store.transaction():
+        store.update_many(Measured, {}, {"$set": {"value": 7}})
+    assert not isinstance(inside.value, PartlyDone)
+    assert 10 == collection.find_one({"sensor": 1})["stats"]["value"]["sum"]

@@ -196,7 +196,7 @@ class BucketAdoption(Adoption):
         number = len(part.places)
 
         def attempt() -> Plan[int]:
-            if (yield from self.writer.write([part])):
+            if (yield from self.writer.write([part], [])):
                 return 0
             if len((yield from self._unchanged(source, part.places, documents))) < number:
                 raise _Taken

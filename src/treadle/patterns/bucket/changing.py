@@ -65,8 +65,15 @@ class Changer:
         self, selection: Selection, change: Change, *, only_first: bool = False
     ) -> Plan[tuple[int, list[Pair]]]:
         """Change what the selection means; how many, and the pairs of the last bucket that was changed."""
-        count = 0
         inside = yield from is_inside()
+        done: list[int] = []
+        changing = self._change_all(selection, change, only_first, done)
+        pairs = yield from partly(self.spec.label, [] if inside else done, changing)
+        return sum(done), pairs
+
+    def _change_all(
+        self, selection: Selection, change: Change, only_first: bool, done: list[int]
+    ) -> Plan[list[Pair]]:
         pairs: list[Pair] = []
         # Readings that this very change moved into buckets which it has yet to visit.
         arrived: Counter[bytes] = Counter()
@@ -76,12 +83,11 @@ class Changer:
             for each in opened:
                 if not each.picked:
                     continue
-                changing = self._change(each, selection, change, only_first, arrived)
-                pairs = yield from partly(self.spec.label, 0 if inside else count, changing)
-                count += len(pairs)
+                pairs = yield from self._change(each, selection, change, only_first, arrived)
+                done.append(len(pairs))
                 if pairs and only_first:
-                    return count, pairs
-        return count, pairs
+                    return pairs
+        return pairs
 
     def _change(
         self,

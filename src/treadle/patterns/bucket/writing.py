@@ -46,9 +46,11 @@ from treadle.plan.server_errors import (
     BAD_VALUE,
     DUPLICATE_KEY,
     TOO_LARGE,
+    is_about_one_document,
     is_increment_overflow,
     refusals,
     surely_not_committed,
+    translate,
 )
 from treadle.query.keys import freeze
 
@@ -86,9 +88,16 @@ class Writer:
         `careful` reads the windows before it writes, as a transaction needs;
         `together` allows a transaction of our own.
         """
-        spec, limits, inside = self.spec, self.limits, careful
+        done: list[int] = []
+        appending = self._append(batches, done, careful=careful, together=together)
+        # In a transaction of the caller's nothing stays.
+        return (yield from partly(self.spec.label, [] if careful else done, appending))
+
+    def _append(
+        self, batches: Sequence[Batch], done: list[int], *, careful: bool, together: bool
+    ) -> Plan[list[int]]:
+        spec, limits = self.spec, self.limits
         duplicates: list[int] = []
-        total, done = _readings(batches), 0
         careful = careful or spec.unique is not None or spec.span is None
         pending: list[Batch] = []
         located: list[Batch] = []
@@ -98,32 +107,29 @@ class Writer:
             else:
                 located += self._guess(batch)
         if any(batch.fresh for batch in located):
-            located = yield from self._write_fresh(located)
+            located = yield from self._write_fresh(located, done)
         # Whether they gain by a transaction, and are not too much for one.
         few = TOGETHER_MIN <= len(located) <= limits.bucket_together_max
         if together and not careful and few and sum(each.size for each in located) <= limits.bucket_bytes_max:
-            located = yield from self._write_together(located)
+            located = yield from self._write_together(located, done)
         for attempt in range(limits.bucket_attempts_max):
             later: list[Batch] = []
             for batch in pending:
                 now, rest = yield from self.placer.locate(batch, duplicates)
                 located += now
                 later += rest
-            failed = yield from self.write(located)
+            failed = yield from self.write(located, done)
             pending, located = [*failed, *later], []
             if not pending:
                 return duplicates
-            # In a transaction of the caller's nothing stays.
-            done = 0 if inside else total - len(duplicates) - _readings(pending)
             if failed:
                 # Others were quicker; each time one of them got on.
-                yield from partly(spec.label, done, pause(attempt, limits.bucket_pause_seconds, limits))
-        error = DataError(
+                yield from pause(attempt, limits.bucket_pause_seconds, limits)
+        raise DataError(
             f"readings of {spec.label} found no bucket in {limits.bucket_attempts_max} attempts; "
             "run verify, and setup() if the unique index is missing",
             code="bucket-contended",
         )
-        raise PartlyDone(spec.label, done, error) if done else error
 
     def _guess(self, batch: Batch) -> list[Batch]:
         """Aim at the last bucket that this process knows of the window, or at a new one.
@@ -152,7 +158,7 @@ class Writer:
         name = self.spec.known(batch.outer), batch.start
         self._last[name] = batch.sequence, count + len(batch.readings)
 
-    def _write_together(self, batches: list[Batch]) -> Plan[list[Batch]]:
+    def _write_together(self, batches: list[Batch], done: list[int]) -> Plan[list[Batch]]:
         """Perform the appends in one transaction; all of them again if that was in vain."""
         if self._alone:
             self._alone -= 1
@@ -175,6 +181,7 @@ class Writer:
         except BulkWriteError as error:
             self.collisions(error)
         else:
+            done += _numbers(batches)
             self._alone_next = 0
             return []
         # Each time twice as many calls do without a transaction.
@@ -236,7 +243,7 @@ class Writer:
         most = self.limits.bucket_operations_max
         return (batches[at : at + most] for at in range(0, len(batches), most))
 
-    def _write_fresh(self, batches: Sequence[Batch]) -> Plan[list[Batch]]:
+    def _write_fresh(self, batches: Sequence[Batch], done: list[int]) -> Plan[list[Batch]]:
         """Insert what are probably new buckets; the batches that are still to be appended."""
         rest = [batch for batch in batches if not batch.fresh]
         for part in self._parts([batch for batch in batches if batch.fresh]):
@@ -244,7 +251,9 @@ class Writer:
                 yield from insert_many(
                     self.collection, [self._bucket(batch) for batch in part], ordered=False
                 )
+                done += _numbers(part)
             except BulkWriteError as error:
+                done += _numbers(part, error)
                 # Another process opened it; the ordinary append comes next.
                 rest += [part[each["index"]] for each in self.collisions(error)]
         return rest
@@ -267,8 +276,8 @@ class Writer:
             **({RESERVED: {"sequence": batch.sequence}} if batch.sequence else {}),
         }
 
-    def write(self, batches: Sequence[Batch]) -> Plan[list[Batch]]:
-        """Perform the appends; those that found no room."""
+    def write(self, batches: Sequence[Batch], done: list[int]) -> Plan[list[Batch]]:
+        """Perform the appends; those that found no room. Notes in `done` how many readings were stored."""
         failed: list[Batch] = []
         for part in self._parts(batches):
             try:
@@ -277,7 +286,9 @@ class Writer:
                     yield from update_one(self.collection, filter, update, upsert=True)
                 else:
                     yield from self._append_all(part)
+                done += _numbers(part)
             except OperationFailure as error:
+                done += _numbers(part, error)
                 for each in self.collisions(error):
                     batch = part[each.get("index", 0)]
                     self._note_collision(batch, each["code"])
@@ -395,18 +406,25 @@ def pause(attempt: int, seconds: float, limits: Limits) -> Plan[None]:
         yield from wait(min(limits.bucket_pause_max_seconds, seconds * 1.5 ** (attempt - 3)))
 
 
-def partly(label: str, done: int, plan: Plan[R]) -> Plan[R]:
+def partly(label: str, done: Sequence[int], plan: Plan[R]) -> Plan[R]:
     """Perform a plan; where it is refused, say how many readings were stored before."""
     try:
         return (yield from plan)
-    except TreadleError as error:
-        if not done or not surely_not_committed(error):
+    except (TreadleError, OperationFailure) as error:
+        refused = isinstance(error, TreadleError) or is_about_one_document(error)
+        if not any(done) or not refused or not surely_not_committed(error):
             raise
-        raise PartlyDone(label, done, error) from error
+        raise PartlyDone(label, sum(done), translate(error, label)) from error
 
 
-def _readings(batches: Sequence[Batch]) -> int:
-    return sum(len(batch.readings) for batch in batches)
+def _numbers(batches: Sequence[Batch], error: OperationFailure | None = None) -> list[int]:
+    """How many readings of each batch were stored by a command in any order, some of which was refused."""
+    refused: set[int] = set()
+    if error is not None:
+        if not isinstance(error, BulkWriteError):
+            return []
+        refused = {each["index"] for each in refusals(error)}
+    return [len(batch.readings) for number, batch in enumerate(batches) if number not in refused]
 
 
 class _InVain(Exception):
