@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pymongo
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import AutoReconnect, ConfigurationError, ExecutionTimeout, OperationFailure, PyMongoError
 from pymongo.synchronous.client_session import ClientSession
 
@@ -145,4 +147,63 @@ def test_a_transaction_whose_abort_is_lost_holds_nothing(server: Any, store: Sto
         lossy.with_transaction(lambda session: None)
         with pymongo.timeout(30):
             store.update(Note, 1, {"$inc": {"edits": 1}})
+    assert 1 == store.require(Note, 1).edits
+
+
+def test_the_second_attempt_of_the_driver_itself_does_not_say_that_nothing_was_committed(
+    server: Any, store: Store
+) -> None:
+    """A new primary may know nothing of the commit, and have no majority behind it that would tell."""
+    name, heard = store.database.name, faults.Heard()
+    with (
+        faults.Proxy(server) as proxy,
+        MongoClient[Any](proxy.uri, appname="twice", event_listeners=[heard]) as client,
+    ):
+        lossy = Store(client[name], [Note])
+        lossy.update(Note, 1, {"$inc": {"edits": 1}})
+        no_such: dict[str, Any] = {"errorCode": 251, "errorLabels": []}
+        refused = faults.fail_point(
+            store.database.client,
+            heard,
+            skip=1,
+            times=1,
+            app="twice",
+            commands=["commitTransaction"],
+            **no_such,
+        )
+        with proxy.drop_reply(0, names=["commitTransaction"]), refused:
+            lossy.with_transaction(edit(lossy))
+    assert 2 == store.require(Note, 1).edits
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_was_given_up_is_ended_by_the_next_if_one_is_cancelled_while_it_does_so(
+    server: Any, store: Store, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    command = AsyncDatabase.command
+    cuts = [asyncio.CancelledError(), ExecutionTimeout("too late", 50)][:times]
+
+    async def cut_off(database: AsyncDatabase[Any], document: Any, *arguments: Any, **options: Any) -> Any:
+        if "killSessions" in document and cuts:
+            raise cuts.pop()
+        return await command(database, document, *arguments, **options)
+
+    async def scenario() -> None:
+        async with AsyncMongoClient[Any](server.uri) as client, client.start_session() as session:
+            awaited = AsyncStore(client[store.database.name], [Note])
+            await session.start_transaction()
+            await awaited.update(Note, 1, {"$inc": {"edits": 1}}, session=session)
+            awaited.runner._abandoned.append(session.session_id)
+            for _ in range(times):
+                with contextlib.suppress(asyncio.CancelledError):
+                    await awaited.runner._end_abandoned()
+            assert [session.session_id] == list(awaited.runner._abandoned)
+            with pymongo.timeout(30):
+                await awaited.with_transaction(
+                    lambda current: awaited.update(Note, 1, {"$inc": {"edits": 1}}, session=current)
+                )
+
+    monkeypatch.setattr(AsyncDatabase, "command", cut_off)
+    with long_transactions(store.database.client):
+        asyncio.run(scenario())
     assert 1 == store.require(Note, 1).edits

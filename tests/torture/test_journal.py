@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pymongo.errors import (
     AutoReconnect,
+    BulkWriteError,
     DuplicateKeyError,
     NetworkTimeout,
     OperationFailure,
@@ -34,6 +35,9 @@ def labelled(error: Any, label: str) -> Any:
         (AutoReconnect("gone"), "unknown"),
         (NetworkTimeout("late"), "unknown"),
         (WriteConcernError("late", 64), "unknown"),
+        (BulkWriteError({"writeErrors": [], "writeConcernErrors": [{"code": 64}]}), "unknown"),
+        (BulkWriteError({"writeErrors": [{"code": 11000}], "writeConcernErrors": [{"code": 64}]}), "unknown"),
+        (BulkWriteError({"writeErrors": [{"code": 11000}], "writeConcernErrors": []}), "refused"),
         (labelled(AutoReconnect("gone"), "TransientTransactionError"), "refused"),
         (labelled(OperationFailure("gone", 50), "UnknownTransactionCommitResult"), "unknown"),
     ],

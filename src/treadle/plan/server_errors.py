@@ -173,11 +173,17 @@ def is_passing(error: BaseException) -> bool:
     return bool(codes_of(error) & (FAILED_OVER | {BACKGROUND_OPERATION})) or lacks_sessions(error)
 
 
+def lacks_majority(error: BaseException) -> bool:
+    """Whether something was written, but nobody knows whether it stays: its write concern was not met."""
+    details: Raw = getattr(error, "details", None) or {}
+    return isinstance(error, WriteConcernError) or bool(details.get("writeConcernErrors"))
+
+
 def surely_not_committed(error: BaseException) -> bool:
     """Whether a failed transaction certainly left nothing behind, so that it may be run again."""
     # A write concern that was not met says nothing against the commit itself.
     return isinstance(error, Exception) and not (
-        isinstance(error, WriteConcernError)
+        lacks_majority(error)
         or is_outcome_unknown(error)
         or getattr(error, "code", None) == "write-outcome-unknown"
     )
@@ -269,7 +275,7 @@ def is_about_one_document(error: BaseException) -> bool:
         return isinstance(error, (BSONError, *ODD_VALUES))
     if not isinstance(error, OperationFailure):
         return isinstance(error, ENCODING_ERRORS)
-    if isinstance(error, WriteConcernError) or is_transient(error) or is_outcome_unknown(error):
+    if lacks_majority(error) or is_transient(error) or is_outcome_unknown(error):
         return False
     if error.has_error_label("RetryableWriteError"):
         return False

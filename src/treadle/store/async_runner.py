@@ -414,11 +414,14 @@ class AsyncRunner:
 
         Else it would be locked until the server's own limit for a transaction has passed.
         """
-        abandoned = [self._abandoned.popleft() for _ in range(len(self._abandoned))]
+        abandoned, over = [self._abandoned.popleft() for _ in range(len(self._abandoned))], False
         try:
             await self.database.client.admin.command({"killSessions": abandoned})
-        except OperationFailure:
+            over = True
+        except PyMongoError as error:
             # Without the right to do so, the server's own limit does it.
-            return
-        except PyMongoError:
-            self._abandoned.extend(abandoned)
+            over = isinstance(error, OperationFailure) and not error.timeout
+        finally:
+            if not over:
+                # Out of time or cancelled, too: they may be what others wait for.
+                self._abandoned.extend(abandoned)

@@ -15,10 +15,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pymongo.errors import ConnectionFailure, PyMongoError, WriteConcernError
+from pymongo.errors import ConnectionFailure, PyMongoError
 
 from treadle.errors import TreadleError
-from treadle.plan.server_errors import is_outcome_unknown, is_transient
+from treadle.plan.server_errors import is_outcome_unknown, is_transient, lacks_majority
 
 Outcome = Literal["acknowledged", "refused", "unknown"]
 Cell = tuple[str, Any]
@@ -35,7 +35,7 @@ def outcome_of(error: BaseException) -> Outcome:
     if isinstance(error, TreadleError) or is_transient(error):
         return "refused"
     if isinstance(error, PyMongoError):
-        lost = isinstance(error, (ConnectionFailure, WriteConcernError)) or error.timeout
+        lost = isinstance(error, ConnectionFailure) or lacks_majority(error) or error.timeout
         return "unknown" if lost else "refused"
     raise error
 

@@ -17,7 +17,13 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import ExecutionTimeout, PyMongoError, ServerSelectionTimeoutError
 
 from treadle.graph.limits import Limits
-from treadle.plan.server_errors import is_outcome_unknown, is_swapping, is_transient, lacks_sessions
+from treadle.plan.server_errors import (
+    OUTCOME_UNKNOWN,
+    is_outcome_unknown,
+    is_swapping,
+    is_transient,
+    lacks_sessions,
+)
 from treadle.store import deadline, shell, turn
 from treadle.store.deadline import Retries
 
@@ -54,6 +60,10 @@ def commit(session: ClientSession, retries: Retries) -> None:
                 # The server says that it never was, and never will be.
                 raise
             unknown = is_outcome_unknown(error)
+            if lost is None and not unknown and session._transaction.attempt > 1:
+                # The driver has sent it twice by itself, and tells of the second time alone.
+                error._add_error_label(OUTCOME_UNKNOWN)
+                unknown = True
             if lost is None and not unknown:
                 raise
             # A later one may say for certain that nothing was committed, and means its own attempt.
