@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import pytest
 from bson import Decimal128, ObjectId
+from pydantic import BaseModel
 
-from treadle import Average, Count, DataError, Document, Max, Min, Rollup, Sum
+from treadle import Average, Count, DataError, Document, Max, Min, Rollup, Subset, Sum
 
 
 class Like(Document, collection="likes"):
@@ -239,4 +240,64 @@ def test_a_first_value_is_added_as_the_server_would_sum_it(run, worth, total, me
     store.insert(Vote(poll="p", worth=worth))
     poll = store.get(Poll, "p")
     assert (total, mean) == (poll.total, poll.mean)
+    assert [] == store.verify()
+
+
+# -- what Python takes for equal and the server does not ----------------------------------------------
+
+
+class Mark(BaseModel):
+    said: Any = None
+
+
+class Opinion(Document, collection="opinions"):
+    about: Any = None
+    said: Any = None
+
+
+class Topic(Document, collection="topics"):
+    id: Any
+    votes: Annotated[int, Count(Opinion, by="about")] = 0
+    total: Annotated[int, Sum(Opinion, "said", by="about")] = 0
+    last: Annotated[list[Mark], Subset(Opinion, by="about", sort="-said", size=2)] = []
+
+
+class Tally(Document, collection="tallies", rollup=Rollup(Opinion, keys={"about": "about"})):
+    about: Any = None
+    votes: Annotated[int, Count()] = 0
+
+
+@pytest.mark.parametrize(
+    ("former", "later"),
+    [(True, 1), (0.0, False), ({"a": 1, "b": 2}, {"b": 2, "a": 1}), ({"a": 1}, {"a": True})],
+)
+@pytest.mark.parametrize("maintain", ["update", "replace"])
+def test_a_source_that_moves_to_a_key_that_python_takes_for_the_same_is_followed(
+    run, former, later, maintain
+):
+    store = run.store([Opinion, Topic, Tally])
+    store.setup()
+    store.insert_many([Topic(id=former), Topic(id=later)])
+    opinion = store.insert(Opinion(about=former, said=1))
+    if maintain == "update":
+        store.update(Opinion, opinion.id, {"$set": {"about": later}})
+    else:
+        store.replace(Opinion(id=opinion.id, about=later, said=1))
+    assert {0: 0, 1: 1} == {
+        number: store.get(Topic, each).votes for number, each in enumerate((former, later))
+    }
+    (tally,) = store.find(Tally)
+    assert (repr(later), 1) == (repr(tally.about), tally.votes)
+    assert [] == store.verify()
+
+
+def test_a_value_that_python_takes_for_the_same_is_copied(run):
+    store = run.store([Opinion, Topic])
+    store.setup()
+    store.insert(Topic(id=1))
+    opinion = store.insert(Opinion(about=1, said=1))
+    store.update(Opinion, opinion.id, {"$set": {"said": True}})
+    topic = store.get(Topic, 1)
+    assert [True] == [each.said for each in topic.last if each.said is True]
+    assert 0 == topic.total
     assert [] == store.verify()

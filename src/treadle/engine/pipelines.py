@@ -12,6 +12,7 @@ from treadle.graph.gather import GatherRule
 from treadle.graph.kinds import scoped_formula
 from treadle.graph.pattern import REVISION, Entry, Touch
 from treadle.plan import Raw
+from treadle.query.comparison import identical
 
 BUMP: Raw = {REVISION: {"$add": [{"$ifNull": [f"${REVISION}", 0]}, 1]}}
 
@@ -106,7 +107,9 @@ def update_pipeline(
 
 def changed_fields(before: Raw, after: Raw) -> Raw:
     """The fields of a document that a write changes, as literals for a `$set`."""
-    return {name: {"$literal": value} for name, value in after.items() if before.get(name) != value}
+    return {
+        name: {"$literal": value} for name, value in after.items() if not identical(before.get(name), value)
+    }
 
 
 def formula_stages(target: Entry[Any]) -> list[Raw]:

@@ -33,8 +33,8 @@ from treadle.plan import NO_OPTIONS, Call, Plan, Raw, bulk_write, by_id, delete_
 from treadle.plan.capabilities import Capabilities
 from treadle.plan.operations import UpdateOne
 from treadle.plan.server_errors import CONVERSION_FAILURE, codes_of
-from treadle.query.comparison import same
-from treadle.query.keys import freeze, may_be_id
+from treadle.query.comparison import identical, same
+from treadle.query.keys import freeze, may_be_id, same_key
 from treadle.query.paths import outermost
 from treadle.values import frozen as frozen_value
 
@@ -145,7 +145,7 @@ def _collect(
             # Whoever wrote it in the older version may have counted it or not.
             for key, _ in [*old, *new]:
                 _effect_on(key, effects).anew.add(rule)
-        elif old == new and _types(old) == _types(new):
+        elif _unchanged(old, new):
             continue
         for key, value in old:
             _effect_on(key, effects).of(rule)[0].append(value)
@@ -200,9 +200,12 @@ def _in_current_version(entry: Entry[Any], changes: list[Change]) -> Plan[tuple[
     return current, stale
 
 
-def _types(contributions: Sequence[tuple[Any, Any]]) -> list[type]:
-    # In Python True equals 1; a sum on the server does not count it.
-    return [type(value) for _, value in contributions]
+def _unchanged(old: Sequence[tuple[Any, Any]], new: Sequence[tuple[Any, Any]]) -> bool:
+    # Not by Python's `==`: True equals 1 there, and documents have no order.
+    return len(old) == len(new) and all(
+        same_key(one, other) and identical(before, after)
+        for (one, before), (other, after) in zip(old, new, strict=True)
+    )
 
 
 def _update_targets(
