@@ -132,6 +132,17 @@ def test_the_windows_of_the_newest_sources_are_guessed_and_all_others_still_foun
 
 
 @pytest.mark.since("6.0", "pre-images tell which windows changed")
+def test_ids_of_a_clock_that_is_far_ahead_reopen_their_window_once(store, database):
+    database.sales.insert_one(raw(0, "1", 2026, 3, 1))
+    store.run_due(now=NOON)
+    key = ObjectId.from_datetime(at(2099, 1, 1))
+    database.sales.insert_one({"_id": key, **raw(0, "2", 2026, 3, 2)})
+    assert [1] == [ran.written for ran in store.run_due(now=NOON + HOURLY)]
+    assert [0] == [ran.written for ran in store.run_due(now=NOON + 2 * HOURLY)]
+    assert {(0, 1): (1, 1), (0, 2): (1, 2)} == summaries(database)
+
+
+@pytest.mark.since("6.0", "pre-images tell which windows changed")
 @pytest.mark.parametrize("passed", [1, 2, 40])
 def test_inserts_into_windows_that_are_known_are_passed_over(heard, passed):
     """But nothing else: not the next instant, not what is changed or deleted, and no other window."""

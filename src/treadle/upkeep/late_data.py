@@ -44,6 +44,8 @@ from treadle.upkeep.closed import Bounds, closed_match, is_closed
 
 # As precise as the date in an ObjectId.
 SECOND = dt.timedelta(seconds=1)
+# How far the clock of whoever makes ids may be ahead.
+AHEAD_MAX = dt.timedelta(hours=1)
 
 
 def needs_before(graph: Graph) -> list[str]:
@@ -74,7 +76,7 @@ def changed_since(
         before = keeps_former_states(server)
         window = _single_window(group) if server.cluster_time else None
         if window is not None and last_run is not None:
-            changed.keys = yield from _newest(group, bounds, last_run)
+            changed.keys = yield from _newest(group, bounds, last_run, awaited.generation_time)
         yield from _read(group, partial(_stages, group, bounds, before), window, position, awaited, changed)
     except InvalidBSON:
         changed.unknown = "a changed document cannot be decoded"
@@ -144,7 +146,9 @@ def _read(
     changed.unknown = "the stream did not come to an end"
 
 
-def _newest(group: GroupRule, bounds: Bounds, last_run: dt.datetime) -> Plan[dict[Any, list[Any]]]:
+def _newest(
+    group: GroupRule, bounds: Bounds, last_run: dt.datetime, now: dt.datetime
+) -> Plan[dict[Any, list[Any]]]:
     """The closed groups of the sources that were made last, going by their ids, since the last run.
 
     A guess at which windows late data came into: to read its first event the
@@ -152,8 +156,10 @@ def _newest(group: GroupRule, bounds: Bounds, last_run: dt.datetime) -> Plan[dic
     was there before is computed once more.
     """
     since = ObjectId.from_datetime(last_run + SECOND)
+    # What a wrong clock made would be the newest in each run for years.
+    until = ObjectId.from_datetime(now + AHEAD_MAX)
     newest: list[Raw] = [
-        {"$match": {"_id": {"$gte": since}}},
+        {"$match": {"_id": {"$gte": since, "$lt": until}}},
         {"$sort": {"_id": -1}},
         {"$limit": group.target.limits.schedule_events_first},
     ]
