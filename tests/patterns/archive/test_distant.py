@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
+from pymongo.errors import BulkWriteError
 
 from tests import victim
 from tests.patterns.archive.distant import AT_ONCE, NOW, NUMBER, OLD, YEAR, models, move_until_killed
@@ -249,3 +250,15 @@ def test_an_index_that_is_there_already_may_be_stored_in_another_way(database, a
     store.insert(Part(id=1, specs={"color": "red"}, date=OLD))
     assert 1 == store.archive(Part, now=NOW)
     assert [1] == [each.id for each in store.find(Part, {"specs.color": "red"}, archived=True)]
+
+
+def test_copies_that_no_majority_confirmed_do_not_pass_for_copied(opened: Any) -> None:
+    """Some of them are there already, from an attempt before; what is deleted here must stay there."""
+    store, sale, _ = opened
+    rule = next(each for each in store.graph.entry(sale).rules if hasattr(each, "into"))
+    plan = distant._copy(rule, [{"_id": 1}, {"_id": 2}], "token")
+    next(plan)
+    there, unconfirmed = {"index": 0, "code": 11000}, {"code": 64}
+    error = BulkWriteError({"writeErrors": [there], "writeConcernErrors": [unconfirmed]})
+    with pytest.raises(BulkWriteError):
+        plan.throw(error)

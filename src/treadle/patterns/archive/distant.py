@@ -56,7 +56,7 @@ from treadle.plan import (
     update_many,
     wait,
 )
-from treadle.plan.server_errors import DUPLICATE_KEY
+from treadle.plan.server_errors import DUPLICATE_KEY, lacks_majority
 from treadle.query.keys import freeze
 from treadle.query.paths import put, value_at
 
@@ -172,7 +172,8 @@ def _copy(rule: ArchivePlaces, documents: Sequence[Raw], token: Any) -> Plan[Non
         yield from bulk_write(rule.into, [InsertOne(each) for each in copies], ordered=False)
     except BulkWriteError as error:
         refused = (error.details or {}).get("writeErrors", [])
-        if not refused or any(each["code"] != DUPLICATE_KEY for each in refused):
+        # What a majority has not confirmed may be gone there after it is deleted here.
+        if lacks_majority(error) or not refused or any(each["code"] != DUPLICATE_KEY for each in refused):
             raise
 
 
