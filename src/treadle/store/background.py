@@ -40,9 +40,10 @@ def repeating(seconds: float, call: Callable[[], object]) -> Generator[None]:
 @contextlib.asynccontextmanager
 async def repeating_async(seconds: float, call: Callable[[], Awaitable[object]]) -> AsyncGenerator[None]:
     """The same in a task."""
+    done = False
 
     async def repeat() -> None:
-        while True:
+        while not done:
             await asyncio.sleep(seconds)
             with contextlib.suppress(PyMongoError):
                 await call()
@@ -51,6 +52,8 @@ async def repeating_async(seconds: float, call: Callable[[], Awaitable[object]])
     try:
         yield
     finally:
+        # Said as well, for a call that is just ending may swallow the cancellation.
+        done = True
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
@@ -97,6 +100,8 @@ async def alongside_async(call: Callable[[], Awaitable[object]]) -> AsyncGenerat
     try:
         yield
     except BaseException:
+        # Said as well, for a call that is just ending may swallow the cancellation.
+        done = True
         task.cancel()
         # An error of its own is not the one to raise.
         await asyncio.gather(task, return_exceptions=True)
