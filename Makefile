@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-servers fuzz lint mypy pyright shell hashes bench torture docs clean
+.PHONY: help demo test test-quick test-all test-pairs test-of test-servers fuzz lint mypy pyright shell hashes bench torture docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?/  make \1	/' | expand -t 20
@@ -34,28 +34,42 @@ $(VENV)/installed-bench: $(VENV)/installed
 demo: $(VENV)/installed-demo ## show Treadle on a naive shop, in about a minute
 	$(RUN)/treadle demo
 
-test: lint ## check everything: lint, types, tests against a real server
-	$(RUN)/python -m pytest -n 2
+# Slow tests begin first, and a process that has none left takes over tests of the other.
+PYTEST := $(RUN)/python -m pytest -n 2 --dist=worksteal --durations=15
+
+test-quick: $(VENV)/installed ## what needs no server, and one path through each pattern: under 90 seconds
+	$(PYTEST) -m "quick or not (server or heavy or all)"
+
+test: lint ## lint, types, and tests on a real server: under 10 minutes on two cores
+	$(PYTEST) --junitxml=build/tests.xml
+
+test-all: lint ## both Stores, all pairs, all faults, all kills, mutants, MongoDB 6.0.27, three members, a browser, …: up to 60 minutes
+	TREADLE_TIER=all TREADLE_STORES=both TREADLE_FAULTS=all TREADLE_PAIRS=most $(PYTEST) --junitxml=build/tests-all.xml
 	$(MAKE) test-servers
 
-# One file per pattern, the worker and schedules, and crash points, on the oldest server and on a newer one.
-OTHER_SERVERS := 5.0.4 6.0.27
+test-pairs: $(VENV)/installed ## every pair of features in every mode; about an hour
+	TREADLE_PAIRS=all $(PYTEST) tests/test_pairs.py
+
+test-of: $(VENV)/installed ## the tests of one module: make test-of F=src/treadle/engine/lease.py
+	@set -e; files=$$($(RUN)/python -m tests.kit.covers $(F)); $(RUN)/python -m pytest $$files
+
+# One file per pattern, the worker and schedules, and crash points, on another server.
+OTHER_SERVERS := 6.0.27
 SMOKE := tests/test_every_pattern.py $(addprefix tests/patterns/,test_computed.py test_extended_reference.py \
 	test_rollup.py test_subset.py test_polymorphic.py test_polymorphic_indexes.py tree/test_ancestor_array.py \
 	bucket/test_stored.py bucket/test_time_series.py outlier/test_stored.py approximation/test_counting.py \
 	schema_versioning/test_background.py history/test_writes.py) \
 	$(addprefix tests/upkeep/,test_stream.py test_stream_documents.py test_schedule.py test_set_up.py)
 
-test-servers: $(VENV)/installed ## a smoke set on MongoDB 5.0.4 and 6.0.27, which are downloaded once
+# An assignment fails where its command fails; "export X=$$(command)" would not.
+test-servers: $(VENV)/installed ## a smoke set on MongoDB 6.0.27, which is downloaded once
 	@set -e; for version in $(OTHER_SERVERS); do \
 		echo "MongoDB $$version"; \
-		export TREADLE_MONGOD=$$($(RUN)/python -m tests.servers $$version) TREADLE_CRASH_POINTS=few; \
-		$(RUN)/python -m pytest -n 2 -m "not heavy" $(SMOKE); \
-		$(RUN)/python -m pytest -n 2 tests/engine/test_crash_points.py -k test_a_fault_at_any_command; \
+		mongod=$$($(RUN)/python -m tests.servers $$version); \
+		export TREADLE_MONGOD="$$mongod" TREADLE_MONGOD_VERSION=$$version; \
+		$(PYTEST) -m "not heavy" $(SMOKE); \
+		$(PYTEST) tests/engine/test_crash_points.py -k test_a_fault_at_any_command; \
 	done
-
-test-quick: $(VENV)/installed ## what needs no server, and one path through each pattern
-	$(RUN)/python -m pytest -n 2 -m "quick or not (server or heavy)"
 
 fuzz: $(VENV)/installed ## random filters, models, buckets, names and cancellations, for ten minutes
 	TREADLE_FUZZ_SECONDS=600 $(RUN)/python -m pytest tests/fuzz

@@ -287,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     well = run(chosen, options, keep)
     print(f"{len(chosen)} works took {(monotonic() - began) / 60:.1f} minutes", file=sys.stderr)
     if output is None:
-        print(report.markdown(kept, {}))
+        print(report.markdown(kept, {}, {}))
     return 0 if well and not broken else 1
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from benchmarks import plot
 from benchmarks.harness import Result, Spread, time_text
-from benchmarks.stored import LONG, Entry, Stored
+from benchmarks.stored import LONG, Entry, Stored, load
 
 PLOTS = "plots"
+# The results before the redesign, which no run writes.
+BASELINE = "BASELINE.json"
 # What `make torture` came to, which takes longer than all families together.
 TORTURE = "TORTURE.md"
 COLUMNS = (
@@ -19,6 +21,7 @@ COLUMNS = (
     "quartiles",
     "ratio",
     "ratio per round",
+    "before",
     "to",
     "rounds × operations",
     "goal",
@@ -33,7 +36,12 @@ measures these families again and keeps the others.
 Contenders of a table take turns in one process, in a new order each round. Times are per operation, and
 those of one machine at one moment: judge the ratios. *Median* and *quartiles* are over the rounds. *Ratio*
 is that of the medians to the contender named under *to*; *ratio per round* gives the quartiles of the
-ratios within a round."""
+ratios within a round. *Before* is the ratio, or without one the median, in `BASELINE.json`: the state
+before the redesign."""
+
+# Family, work and contender.
+Key = tuple[str, str, str]
+Baseline = dict[Key, Result]
 
 
 def write(path: Path, stored: Stored) -> None:
@@ -51,7 +59,17 @@ def write(path: Path, stored: Stored) -> None:
             old.unlink()
     torture = path.parent / TORTURE
     lines = [torture.read_text(encoding="utf-8")] if torture.exists() else []
-    path.write_text("\n".join([markdown(stored, plots), *lines]), encoding="utf-8")
+    before = baseline(load(path.parent / BASELINE))
+    path.write_text("\n".join([markdown(stored, plots, before), *lines]), encoding="utf-8")
+
+
+def baseline(stored: Stored) -> Baseline:
+    """The results of an earlier state, by family, work and contender."""
+    return {_key(result): result for entry in stored.entries for result in entry.results}
+
+
+def _key(result: Result) -> Key:
+    return (result.group, result.work, result.contender)
 
 
 def families(stored: Stored) -> Iterable[tuple[str, list[Entry]]]:
@@ -60,7 +78,7 @@ def families(stored: Stored) -> Iterable[tuple[str, list[Entry]]]:
         yield name, list(entries)
 
 
-def markdown(stored: Stored, plots: dict[str, str]) -> str:
+def markdown(stored: Stored, plots: dict[str, str], before: Baseline) -> str:
     """The whole report; `plots` says which family has which picture."""
     lines = [INTRODUCTION, "", *_failures(stored), *_goals(stored), *_machines(stored), *_durations(stored)]
     for name, entries in families(stored):
@@ -68,16 +86,16 @@ def markdown(stored: Stored, plots: dict[str, str]) -> str:
         if name in plots:
             lines += ["", f"![{name}: medians and quartiles]({plots[name]})"]
         for entry in entries:
-            lines += ["", f"### {entry.work}", "", *_body(entry)]
+            lines += ["", f"### {entry.work}", "", *_body(entry, before)]
     return "\n".join(lines) + "\n"
 
 
-def _body(entry: Entry) -> list[str]:
+def _body(entry: Entry, before: Baseline) -> list[str]:
     if entry.failure is not None:
         return [f"**Failed**: {entry.failure}"]
     lines = [line for group in _blocks(entry.lines) for line in ("", *group)][1:]
     if entry.results:
-        lines += ["", *_table(COLUMNS, [_row(result) for result in entry.results])]
+        lines += ["", *_table(COLUMNS, [_row(result, before.get(_key(result))) for result in entry.results])]
     return lines if entry.lines else lines[1:]
 
 
@@ -182,7 +200,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _row(result: Result) -> list[str]:
+def _row(result: Result, before: Result | None) -> list[str]:
     amounts, ratios = result.microseconds, result.round_ratios
     return [
         result.contender,
@@ -190,11 +208,19 @@ def _row(result: Result) -> list[str]:
         f"{_amount(amounts.low, result)} – {_amount(amounts.high, result)}" if result.rounds > 1 else "",
         "" if result.ratio is None else _ratio(result.ratio),
         "" if ratios is None or result.rounds == 1 else _ratios(ratios),
+        _before(before),
         result.baseline or "",
         f"{result.rounds} × {result.operations:,}",
         "" if result.goal is None else str(result.goal),
         {True: "met", False: "**missed**", None: ""}[result.met],
     ]
+
+
+def _before(result: Result | None) -> str:
+    """The ratio of an earlier state, or its median where it has no ratio."""
+    if result is None:
+        return ""
+    return _amount(result.microseconds.median, result) if result.ratio is None else _ratio(result.ratio)
 
 
 def _amount(value: float, result: Result) -> str:

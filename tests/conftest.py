@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from pymongo import MongoClient
 
+from tests.kit.tiers import IS_FULL
 from treadle.server.local import LocalServer
 
-pytest_plugins = ["treadle.testing", "tests.support", "tests.since"]
+pytest_plugins = ["treadle.testing", "tests.kit.run", "tests.support", "tests.since"]
 
 # A fixed seed: what fails in CI fails here too. TREADLE_HYPOTHESIS=wide looks further.
 settings.register_profile(
@@ -32,6 +34,10 @@ SERVERS = {"server", "alone", "forgetful", "guarded"}
 @pytest.fixture(scope="session")
 def server(server: LocalServer) -> Iterator[Any]:
     """The server of the tests, or another engine's likeness of it: TREADLE_PROFILE names one."""
+    if expected := os.environ.get("TREADLE_MONGOD_VERSION"):
+        with MongoClient[Any](server.uri) as client:
+            version = client.server_info()["version"]
+        assert expected == version, f"asked for MongoDB {expected}, but {version} is running"
     profile = os.environ.get("TREADLE_PROFILE")
     if not profile:
         yield server
@@ -43,9 +49,14 @@ def server(server: LocalServer) -> Iterator[Any]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that need the server, and put the heavy ones last."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that need the server, leave out those of `make test-all`, and put the slow ones first."""
     for item in items:
         if SERVERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("server")
-    items.sort(key=lambda item: item.get_closest_marker("heavy") is not None)
+    later = [item for item in items if not IS_FULL and item.get_closest_marker("all")]
+    if later:
+        config.hook.pytest_deselected(items=later)
+        left_out = set(later)
+        items[:] = [item for item in items if item not in left_out]
+    items.sort(key=lambda item: item.get_closest_marker("heavy") is None)

@@ -60,7 +60,7 @@ def test_goals_are_said_to_be_met_or_missed(run: Any, tmp_path: Path) -> None:
     assert missed in report
     assert "| bounded | 4.00 times by hand (4.00 – 4.00) | ≤ 2.00 | 2.40: bare |" in report
     assert (
-        "| Treadle <fast> | 1.05 ms | 1.05 ms – 1.05 ms | 1.05 | 1.05 – 1.05 | by hand | 3 × 1 | ≤ 1.10 | met |"
+        "| Treadle <fast> | 1.05 ms | 1.05 ms – 1.05 ms | 1.05 | 1.05 – 1.05 |  | by hand | 3 × 1 | ≤ 1.10 | met |"
         in report
     )
     assert "| ≤ 2.00 | **missed** |" in report
@@ -70,6 +70,19 @@ def test_goals_are_said_to_be_met_or_missed(run: Any, tmp_path: Path) -> None:
     drawn = ElementTree.parse(tmp_path / "plots" / "one.svg")
     texts = {element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")}
     assert {"one", "work", "by hand", "Treadle <fast>", "goal ≤ 1.10", "1.05 ms (1.05×)"} <= texts
+
+
+def test_the_report_shows_the_ratio_before_and_no_run_writes_it(run: Any, tmp_path: Path) -> None:
+    run([Group("one", "work", first, rounds=3)])
+    before = json.loads((tmp_path / "RESULTS.json").read_text(encoding="utf-8"))
+    for result in before["entries"][0]["results"]:
+        result["ratio"] = None if result["ratio"] is None else 1.5
+    baseline = json.dumps(before)
+    (tmp_path / report.BASELINE).write_text(baseline, encoding="utf-8")
+    _, text = run([Group("one", "work", first, rounds=3)])
+    assert "| 1.05 | 1.05 – 1.05 | 1.50 | by hand |" in text
+    assert "| by hand | 1.00 ms | 1.00 ms – 1.00 ms |  |  | 1.00 ms |" in text
+    assert baseline == (tmp_path / report.BASELINE).read_text(encoding="utf-8")
 
 
 @pytest.mark.heavy
@@ -176,4 +189,4 @@ def test_a_script_gives_lines_tables_and_goals(
 def test_what_is_measured_only_where_it_is_named_is_no_part_of_the_whole() -> None:
     entries = [Entry(name, "work", "", seconds, {}) for name, seconds in (("one", 90.0), (LONG, 600.0))]
     told = "took 1.5 minutes. `long`, which is measured only where it is named, took 10.0 more."
-    assert f"All works, as they are stored here, {told}" in report.markdown(Stored(entries), {})
+    assert f"All works, as they are stored here, {told}" in report.markdown(Stored(entries), {}, {})

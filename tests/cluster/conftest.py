@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import pytest
 from pymongo import AsyncMongoClient, MongoClient
 
+from tests.kit.run import AsyncRun
 from treadle.server.cluster import Cluster, Member
 from treadle.store.blocking.store import Store
-from treadle.testing import AsyncRun
 
 Open = Callable[..., Any]
 
@@ -49,7 +50,9 @@ def lagging(cluster: Cluster) -> Generator[Member]:
 
 
 @pytest.fixture(params=["sync", "async"])
-def open_store(request: pytest.FixtureRequest, cluster: Cluster, name: str) -> Generator[Open]:
+def open_store(
+    request: pytest.FixtureRequest, cluster: Cluster, name: str, event_loop: asyncio.AbstractEventLoop
+) -> Generator[Open]:
     """Opens stores whose calls block, on each of the two shells in turn; options are the client's."""
     clients: list[MongoClient[Any]] = []
     runs: list[AsyncRun] = []
@@ -58,14 +61,14 @@ def open_store(request: pytest.FixtureRequest, cluster: Cluster, name: str) -> G
         if request.param == "sync":
             clients.append(MongoClient(cluster.uri, **options))
             return Store(clients[-1][name], models, limits=limits)
-        run = AsyncRun(cluster.uri, name)
-        run._client = AsyncMongoClient(cluster.uri, **options)
-        run.database = run._client[name]
+        client: AsyncMongoClient[Any] = AsyncMongoClient(cluster.uri, **options)
+        run = AsyncRun(event_loop, client[name])
         runs.append(run)
         return run.store(models, limits=limits)
 
     yield open_
     for run in runs:
-        run.close()
+        run.end_tasks()
+        run.wait(run.database.client.close())
     for client in clients:
         client.close()

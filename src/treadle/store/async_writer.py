@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from bson import ObjectId
@@ -262,6 +263,13 @@ class AsyncWriter:
             topology = self.database.client.topology_description
             primaries = shell.primaries(topology)
         self._topology, self._primaries = topology, primaries
+
+    def _assume(self, known: Capabilities) -> None:
+        """Take what another Store learned of this server, and probe nothing until a failover."""
+        self._known = self.graph.check_server(replace(known, database=self.database.name))
+        self._greeted = True
+        self._topology = self.database.client.topology_description
+        self._primaries = shell.primaries(self._topology)
 
     async def _recover(self) -> int:
         if self._known is None:

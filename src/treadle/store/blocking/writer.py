@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from bson import ObjectId
@@ -258,6 +259,13 @@ class Writer:
             topology = self.database.client.topology_description
             primaries = shell.primaries(topology)
         self._topology, self._primaries = topology, primaries
+
+    def _assume(self, known: Capabilities) -> None:
+        """Take what another Store learned of this server, and probe nothing until a failover."""
+        self._known = self.graph.check_server(replace(known, database=self.database.name))
+        self._greeted = True
+        self._topology = self.database.client.topology_description
+        self._primaries = shell.primaries(self._topology)
 
     def _recover(self) -> int:
         if self._known is None:
