@@ -98,7 +98,7 @@ bench: $(VENV)/installed-bench ## measure; write benchmarks/RESULTS.md and the t
 
 FAILOVERS ?= 200
 torture: $(VENV)/installed ## three servers on this machine, and 200 failovers under load (FAILOVERS=…)
-	$(RUN)/python -m treadle.torture --failovers $(FAILOVERS) --report build/torture.txt
+	$(RUN)/python -m benchmarks.torture --failovers $(FAILOVERS) --report build/torture.txt
 
 docs: $(VENV)/installed ## build the site into build/site; a broken link is an error
 	$(RUN)/python docs/write_cli_reference.py

@@ -8,10 +8,10 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import pytest
+from benchmarks.torture.replica_set import Cluster, Member
 from pymongo import AsyncMongoClient, MongoClient
 
 from tests.kit.run import AsyncRun
-from treadle.server.cluster import Cluster, Member
 from treadle.store.blocking.store import Store
 
 Open = Callable[..., Any]

@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 import pymongo
 import pytest
+from benchmarks.torture.replica_set import Cluster
 from pymongo import MongoClient, monitoring
 from pymongo.errors import PyMongoError
 
 from tests.cluster.conftest import Open
 from treadle import Approximate, Count, Document, Indexed, Store
 from treadle.plan.capabilities import NOWHERE
-from treadle.server.cluster import Cluster
 
 pytestmark = [pytest.mark.heavy, pytest.mark.server]
 NEVER = timedelta(hours=1)

@@ -11,11 +11,11 @@ from datetime import timedelta
 from typing import Annotated, Any
 
 import pytest
+from benchmarks.torture.replica_set import Cluster, Member
 from pymongo.read_preferences import SecondaryPreferred
 
 from tests.cluster.conftest import Open
 from treadle import AncestorArray, Approximate, Bucket, Count, Document, Limits, Outlier, migration
-from treadle.server.cluster import Cluster, Member
 
 pytestmark = [pytest.mark.heavy, pytest.mark.server]
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)

@@ -9,17 +9,17 @@ from collections.abc import Generator
 from typing import Annotated, Any
 
 import pytest
+from benchmarks.torture.__main__ import NotEmpty, main, report, require_empty
+from benchmarks.torture.oracle import Account
+from benchmarks.torture.replica_set import Cluster
+from benchmarks.torture.rounds import FAULTS, Fault, Result, run
 from pymongo.write_concern import WriteConcern
 
 from tests import servers
-from treadle import Count, Document, Limits, Store, UsageError
+from treadle import Count, Document, Limits, Store
 from treadle.engine.lease import LeaseLost
 from treadle.plan import Plan, Raw, update_one
-from treadle.server.cluster import Cluster
 from treadle.store import shell
-from treadle.torture.__main__ import main, report, require_empty
-from treadle.torture.oracle import Account
-from treadle.torture.rounds import FAULTS, Fault, Result, run
 from treadle.upkeep.position import COLLECTION
 from treadle.upkeep.stream import Follower
 
@@ -82,7 +82,7 @@ def test_a_database_that_holds_something_is_refused(
 ) -> None:
     cluster.client[name]["anything"].insert_one({})
     uri = cluster.uri_of(name)
-    with pytest.raises(UsageError, match="is not empty"):
+    with pytest.raises(NotEmpty, match="is not empty"):
         require_empty(uri)
     assert 2 == main([uri, "--failovers", "1"])
     assert "is not empty (anything)" in capsys.readouterr().err

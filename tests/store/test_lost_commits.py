@@ -9,6 +9,7 @@ from typing import Any
 
 import pymongo
 import pytest
+from benchmarks.torture.journal import outcome_of
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.database import AsyncDatabase
@@ -19,7 +20,6 @@ from tests import faults
 from tests.support import long_transactions
 from treadle import AsyncStore, Document, Limits, Store
 from treadle.plan.server_errors import OUTCOME_UNKNOWN
-from treadle.torture.journal import outcome_of
 
 
 class Note(Document, collection="notes"):

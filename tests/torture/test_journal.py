@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from benchmarks.torture.journal import ABSENT, Journal, outcome_of
+from benchmarks.torture.rounds import longest_gap
 from pymongo.errors import (
     AutoReconnect,
     BulkWriteError,
@@ -15,8 +17,6 @@ from pymongo.errors import (
 )
 
 from treadle import TimedOut, UsageError
-from treadle.torture.journal import ABSENT, Journal, outcome_of
-from treadle.torture.rounds import longest_gap
 
 
 def labelled(error: Any, label: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import pymongo
 import pytest
+from benchmarks.torture.journal import outcome_of
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, PyMongoError
 
@@ -16,7 +17,6 @@ from tests import faults
 from tests.support import until
 from treadle import Approximate, Document, Limits, Store
 from treadle.plan import Call, Plan
-from treadle.torture.journal import outcome_of
 
 NEVER = timedelta(hours=1)
 BUFFER = "treadle.buffer.posts.likes"

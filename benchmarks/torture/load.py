@@ -19,10 +19,8 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 from pymongo.write_concern import WriteConcern
 
-from treadle import AsyncStore, Store, TreadleError
-from treadle.store import deadline
-from treadle.torture.journal import Journal, Outcome, outcome_of
-from treadle.torture.models import (
+from benchmarks.torture.journal import Journal, Outcome, outcome_of
+from benchmarks.torture.models import (
     CLUBS,
     CUSTOMERS,
     MODELS,
@@ -34,7 +32,9 @@ from treadle.torture.models import (
     Tally,
     User,
 )
-from treadle.torture.writers import Step, Writer
+from benchmarks.torture.writers import Step, Writer
+from treadle import AsyncStore, Store, TreadleError
+from treadle.store import deadline
 
 Shell = Literal["sync", "async"]
 # Between two steps of a writer, and two runs of a job.

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from treadle import Store
-from treadle.torture.journal import ABSENT, Cell, Journal, Outcome
-from treadle.torture.models import (
+from benchmarks.torture.journal import ABSENT, Cell, Journal, Outcome
+from benchmarks.torture.models import (
     CLUBS,
     CUSTOMERS,
     PRODUCTS,
@@ -36,6 +35,7 @@ from treadle.torture.models import (
     Tool,
     User,
 )
+from treadle import Store
 
 BATCH = 4
 # How many of the calls have a deadline, and how many tasks are cancelled.

@@ -1,6 +1,6 @@
 """A replica set of several members on this machine, whose members can be killed, hung and restarted.
 
-For tests of what happens when a server fails: `treadle.torture` and the
+For tests of what happens when a server fails: `benchmarks.torture` and the
 cluster tests. The caches are small and elections quick. The members end with
 this process, however it ends: a keeper process reads from a pipe that nobody
 writes to, and kills them when the pipe breaks.
@@ -24,7 +24,6 @@ from typing import Any
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
-from treadle.errors import DataError
 from treadle.server.local import find_mongod
 
 NAME = "cluster"
@@ -311,9 +310,7 @@ class Cluster:
                 last = error
             time.sleep(POLL_SECONDS)
         tails = [self._tail(member) for member in self.members if not member.runs]
-        raise DataError(
-            f"{problem} after {READY_SECONDS_MAX:.0f} s; {last} {' '.join(tails)}", code="local-server-failed"
-        )
+        raise TimeoutError(f"{problem} after {READY_SECONDS_MAX:.0f} s; {last} {' '.join(tails)}")
 
     def _tail(self, member: Member) -> str:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""`python -m treadle.torture`: the command line of the torture."""
+"""`python -m benchmarks.torture`: the command line of the torture."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from pathlib import Path
 
 from pymongo import MongoClient
 
-from treadle.errors import UsageError
-from treadle.server.cluster import Cluster
+from benchmarks.torture.replica_set import Cluster
+from benchmarks.torture.rounds import FAULTS, Remote, Result, run
 from treadle.store import shell
-from treadle.torture.rounds import FAULTS, Remote, Result, run
 
 # The faults of one slice, after which everything is compared and the next begins with an empty database.
 SLICE = 10
+
+
+class NotEmpty(Exception):
+    """The database that was named holds collections."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.report.parent.mkdir(parents=True, exist_ok=True)
                 options.report.write_text(report(results) + "\n", encoding="utf-8")
             _say(f"{done} failovers, {result.shell}: {_line(result)}")
-    except UsageError as error:
+    except NotEmpty as error:
         _say(str(error))
         return 2
     sys.stdout.write(report(results) + "\n")
@@ -45,9 +48,9 @@ def _say(line: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m treadle.torture",
+        prog="python -m benchmarks.torture",
         description="Write by every pattern while primaries fail, and account for each write afterwards.",
-        epilog="Example: python -m treadle.torture mongodb://staging/torture --step-down --failovers 20",
+        epilog="Example: python -m benchmarks.torture mongodb://staging/torture --step-down --failovers 20",
     )
     parser.add_argument("uri", nargs="?", help="an empty database of a replica set; else three local servers")
     parser.add_argument("--failovers", type=int, default=20, help="how many; 20 unless told")
@@ -96,10 +99,9 @@ def require_empty(uri: str) -> None:
     with MongoClient[dict[str, object]](uri, serverSelectionTimeoutMS=10_000) as client:
         names = client[name].list_collection_names()
     if names:
-        raise UsageError(
+        raise NotEmpty(
             f"the database {name!r} is not empty ({', '.join(sorted(names)[:5])}); name one that does not "
-            "exist yet: the torture fills it, and drops it in the end",
-            code="database-not-empty",
+            "exist yet: the torture fills it, and drops it in the end"
         )
 
 

@@ -61,7 +61,7 @@ class Product(Document, collection="products"):
     review_count: Annotated[int, Count(Review, by="product_id")] = 0
     rating_total: Annotated[int, Sum(Review, "rating", by="product_id")] = 0
     best: Annotated[int | None, Max(Review, "rating", by="product_id")] = None
-    top: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-rating", size=3)] = []  # noqa: RUF012 (Pydantic copies it)
+    top: Annotated[list[ReviewCard], Subset(Review, by="product_id", sort="-rating", size=3)] = []
     streamed: Annotated[int, Count(Review, by="product_id", maintain="stream")] = 0
     views: Annotated[int, Approximate(every=50, within=timedelta(milliseconds=200))] = 0
     likes: Annotated[int, Approximate(every=50, within=timedelta(milliseconds=200), buffer="durable")] = 0
@@ -97,12 +97,12 @@ class ScheduledSales(
 class Category(Document, collection="categories", tree=AncestorArray(parent="parent_id", ancestors="above")):
     id: str
     parent_id: str | None = None
-    above: list[str] = []  # noqa: RUF012
+    above: list[str] = []
 
 
 class Club(Document, collection="clubs"):
     id: int
-    members: Annotated[list[str], Outlier(limit=5, overflow="club_overflow", page_size=5)] = []  # noqa: RUF012
+    members: Annotated[list[str], Outlier(limit=5, overflow="club_overflow", page_size=5)] = []
     member_count: int = 0
     has_overflow: bool = False
 

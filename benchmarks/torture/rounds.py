@@ -13,12 +13,12 @@ from typing import Any
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect
 
-from treadle.server.cluster import Cluster
+from benchmarks.torture.journal import Journal
+from benchmarks.torture.load import Load, Shell, wait_for
+from benchmarks.torture.models import Product, User
+from benchmarks.torture.oracle import Account, check
+from benchmarks.torture.replica_set import Cluster
 from treadle.store.background import repeating
-from treadle.torture.journal import Journal
-from treadle.torture.load import Load, Shell, wait_for
-from treadle.torture.models import Product, User
-from treadle.torture.oracle import Account, check
 
 # Load before the first fault, and between the end of one and the next.
 BETWEEN_SECONDS = 1.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from treadle.torture.journal import ABSENT, Journal
+from benchmarks.torture.journal import ABSENT, Journal
 
 EXAMPLES_MAX = 20
 
