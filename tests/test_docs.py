@@ -108,6 +108,7 @@ def test_ten_everyday_tasks_take_fewer_lines_than_with_beanie():
     assert sum(treadle for _, treadle in lines) < sum(beanie for beanie, _ in lines)
 
 
+@pytest.mark.all
 @pytest.mark.server
 def test_the_testing_page_is_a_test_suite_that_passes(tmp_path):
     files = []
@@ -175,6 +176,7 @@ class Typist:
             self.beside = None
 
 
+@pytest.mark.all
 @pytest.mark.heavy
 @pytest.mark.server
 def test_the_tutorial_works_as_it_is_typed(tmp_path):
@@ -193,6 +195,7 @@ def test_the_tutorial_works_as_it_is_typed(tmp_path):
     assert {"setup", "verify", "repair", "watch", "migrate"} <= typed
 
 
+@pytest.mark.all
 @pytest.mark.heavy
 def test_the_tutorials_files_are_typed(tmp_path):
     """In mypy's and pyright's strict mode; what is written again later stands beside the first version."""

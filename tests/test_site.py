@@ -45,6 +45,7 @@ class Assets(HTMLParser):
                 self.found.append(value)
 
 
+@pytest.mark.all
 def test_the_site_is_whole_and_needs_no_network(tmp_path):
     """One test, because the build is what takes its time."""
     site = tmp_path / "html"

@@ -74,6 +74,7 @@ def run(bare: Path, code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.all
 def test_the_wheel_holds_the_package_whole_and_nothing_else(wheel: Path) -> None:
     assert f"treadle-{treadle.__version__}-py3-none-any.whl" == wheel.name
     source = ROOT / "src"
@@ -96,6 +97,7 @@ def test_the_wheel_holds_the_package_whole_and_nothing_else(wheel: Path) -> None
     assert "treadle = treadle.cli:main" in commands
 
 
+@pytest.mark.all
 def test_it_needs_pymongo_and_pydantic_only(bare: Path) -> None:
     """Every public name can be imported where nothing else is installed."""
     done = run(bare, "from treadle import *; import treadle; print(treadle.__file__, treadle.Store, Outlier)")
@@ -103,17 +105,20 @@ def test_it_needs_pymongo_and_pydantic_only(bare: Path) -> None:
     assert done.stdout.startswith(str(bare))
 
 
+@pytest.mark.all
 def test_the_bare_environment_really_lacks_the_extras(bare: Path) -> None:
     for name in ("typer", "rich", "pytest", "jinja2", "prometheus_client"):
         assert f"No module named '{name}'" in run(bare, f"import {name}").stderr
 
 
+@pytest.mark.all
 def test_the_command_says_what_to_install_where_the_extra_is_missing(bare: Path) -> None:
     done = run(bare, "from treadle.cli import main; sys.exit(main())")
     assert 2 == done.returncode
     assert "The command line needs typer and rich; run pip install 'treadle[cli]'.\n" == done.stderr
 
 
+@pytest.mark.all
 def test_importing_the_store_loads_no_more_than_it_needs(bare: Path) -> None:
     """What start-up costs is decided here; the times themselves are no matter of tests."""
     loaded = run(bare, "import treadle; print(*sys.modules)").stdout.split()

@@ -64,6 +64,7 @@ def page(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
         context.close()
 
 
+@pytest.mark.all
 def test_the_report_in_a_browser(report: Report, page: Any, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     file.write_text(html(report), encoding="utf-8")
@@ -99,6 +100,7 @@ def test_the_report_in_a_browser(report: Report, page: Any, tmp_path: Path) -> N
     assert page.locator("body").get_by_text(HOSTILE, exact=False).count() > 0
 
 
+@pytest.mark.all
 def test_copying_both_schemes_and_printing(report: Report, page: Any, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     file.write_text(html(report), encoding="utf-8")

@@ -454,6 +454,7 @@ def test_of_very_many_collections_the_largest_are_looked_into(database: Any) -> 
     assert "41 collections; the 4 largest" in found.notes[0]
 
 
+@pytest.mark.all
 @pytest.mark.heavy
 def test_five_thousand_collections() -> None:
     """Empty ones, made in bulk; the scan names the pattern of their names and looks into the largest."""

@@ -26,6 +26,7 @@ def comparison(before: float, after: float) -> Comparison:
     return Comparison(REQUESTS[0], "", Cost(before, 1, 1, 1), Cost(after, 1, 1, 1))
 
 
+@pytest.mark.all
 def test_the_shop_is_the_same_in_every_run_and_has_tens_of_thousands_of_documents() -> None:
     def made() -> list[list[dict[str, Any]]]:
         maker = Maker(Sizes.at(1.0))
@@ -71,6 +72,7 @@ def test_a_report_that_could_not_be_written_is_refused_before_anything_starts(
 PATTERNS = ("Extended Reference", "Computed", "Subset", "Outlier", "Bucket", "Approximation")
 
 
+@pytest.mark.all
 @pytest.mark.heavy
 @pytest.mark.server
 def test_demo_shows_what_it_claims_and_leaves_only_its_report(tmp_path: Path) -> None:
@@ -132,6 +134,7 @@ def test_demo_shows_what_it_claims_and_leaves_only_its_report(tmp_path: Path) ->
     assert [] == list(folder.iterdir())
 
 
+@pytest.mark.all
 @pytest.mark.heavy
 @pytest.mark.server
 def test_demo_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:

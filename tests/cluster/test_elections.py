@@ -22,7 +22,7 @@ from tests.cluster.conftest import Open
 from treadle import Approximate, Count, Document, Indexed, Store
 from treadle.plan.capabilities import NOWHERE
 
-pytestmark = [pytest.mark.heavy, pytest.mark.server]
+pytestmark = [pytest.mark.all, pytest.mark.heavy, pytest.mark.server]
 NEVER = timedelta(hours=1)
 # Much more than a deadline here, much less than without one.
 SOON_SECONDS = 30.0

@@ -17,7 +17,7 @@ from pymongo.read_preferences import SecondaryPreferred
 from tests.cluster.conftest import Open
 from treadle import AncestorArray, Approximate, Bucket, Count, Document, Limits, Outlier, migration
 
-pytestmark = [pytest.mark.heavy, pytest.mark.server]
+pytestmark = [pytest.mark.all, pytest.mark.heavy, pytest.mark.server]
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
 

@@ -23,7 +23,7 @@ from treadle.store import shell
 from treadle.upkeep.position import COLLECTION
 from treadle.upkeep.stream import Follower
 
-pytestmark = [pytest.mark.heavy, pytest.mark.server]
+pytestmark = [pytest.mark.all, pytest.mark.heavy, pytest.mark.server]
 SEED = 7
 
 

@@ -46,6 +46,7 @@ def test_every_story_is_judged():
     assert set(NAMES) == set(READS)
 
 
+@pytest.mark.all
 @pytest.mark.heavy
 def test_mongosh_reads_what_treadle_wrote(server, client, tmp_path, request):
     program, why = mongosh.find()

@@ -69,6 +69,7 @@ def test_without_the_password_nothing_is_read_or_written(replica_set: bool) -> N
             owner.shop.items.insert_one({"value": 1})
 
 
+@pytest.mark.all
 def test_the_password_is_in_no_command_line_message_or_environment() -> None:
     with server.start() as running:
         assert running.password_file is not None
@@ -93,6 +94,7 @@ def test_the_password_is_in_no_command_line_message_or_environment() -> None:
         assert password not in str(raised.value)
 
 
+@pytest.mark.all
 def test_the_server_runs_no_code_and_offers_no_zlib() -> None:
     with server.start() as running, MongoClient[Any](running.uri) as client:
         client.shop.items.insert_one({"value": 1})
@@ -153,6 +155,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, part: str) -> None:
     assert STRANGER == (folder / part).stat().st_uid
 
 
+@pytest.mark.all
 @as_root
 def test_a_link_of_another_user_is_refused_and_ones_own_is_followed(tmp_path: Path) -> None:
     link, folder = tmp_path / "link", tmp_path / "folder"
@@ -165,6 +168,7 @@ def test_a_link_of_another_user_is_refused_and_ones_own_is_followed(tmp_path: Pa
         server.start(link)
 
 
+@pytest.mark.all
 def test_a_folder_that_anybody_could_exchange_is_refused(tmp_path: Path) -> None:
     parent = tmp_path / "open"
     parent.mkdir()
@@ -177,6 +181,7 @@ def test_a_folder_that_anybody_could_exchange_is_refused(tmp_path: Path) -> None
         server.start(folder, replica_set=False).stop()
 
 
+@pytest.mark.all
 def test_a_lock_of_another_user_holds_nobody_up(tmp_path: Path) -> None:
     """In a folder of an older version, which anybody could enter, somebody holds every lock."""
     state = tmp_path / "treadle"
@@ -196,6 +201,7 @@ def test_a_lock_of_another_user_holds_nobody_up(tmp_path: Path) -> None:
         each.close()
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("replica_set", [True, False])
 def test_a_folder_from_before_gets_a_password_and_keeps_its_data(tmp_path: Path, replica_set: bool) -> None:
     """As version 0.1 left it: no key, no users, open to readers, with a log that others may have open."""
@@ -218,6 +224,7 @@ def test_a_folder_from_before_gets_a_password_and_keeps_its_data(tmp_path: Path,
     assert (0o700, 0o600) == (mode(tmp_path), mode(log))
 
 
+@pytest.mark.all
 def test_a_folder_that_lost_its_key_gets_another(tmp_path: Path) -> None:
     with server.start(tmp_path) as first:
         insert_in_transaction(first.uri, 1)
@@ -229,6 +236,7 @@ def test_a_folder_that_lost_its_key_gets_another(tmp_path: Path) -> None:
             assert [1] == values(running.uri)
 
 
+@pytest.mark.all
 def test_every_process_that_shares_a_folder_gets_in(tmp_path: Path) -> None:
     processes = [python(USER, str(tmp_path)) for _ in range(3)]
     uris = {process.stdout.readline().split("\t")[0] for process in processes if process.stdout}
@@ -241,6 +249,7 @@ def test_every_process_that_shares_a_folder_gets_in(tmp_path: Path) -> None:
         process.communicate("")
 
 
+@pytest.mark.all
 def test_a_server_that_an_older_version_started_is_shared_without_a_password(tmp_path: Path) -> None:
     """Its file says nothing of a key."""
     with server.start(tmp_path, arguments=["--noauth"]) as running:
@@ -263,6 +272,7 @@ def test_errors_of_a_local_store_do_not_name_the_password() -> None:
         assert all(credentials.password not in repr(each) for each in (client, store, store.database))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("source", ["system", "package", "none"])
 def test_zones_are_those_that_python_knows(tmp_path: Path, source: str) -> None:
     """Mexico keeps standard time all year since October 2022; the tables inside mongod 6.0.5 do not know."""

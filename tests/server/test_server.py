@@ -143,12 +143,14 @@ def test_a_server_ends_with_a_killed_parent(user: Any) -> None:
     assert becomes_true(lambda: not Path(folder).exists())
 
 
+@pytest.mark.all
 def test_a_server_ends_with_a_parent_that_forgets_to_stop_it(user: Any) -> None:
     process, (_, pid, folder) = user("")
     process.communicate("")
     assert (False, False) == (runs(int(pid)), Path(folder).exists())
 
 
+@pytest.mark.all
 def test_a_server_survives_the_thread_that_started_it() -> None:
     started: list[server.LocalServer] = []
     thread = threading.Thread(target=lambda: started.append(server.start()))
@@ -159,6 +161,7 @@ def test_a_server_survives_the_thread_that_started_it() -> None:
         insert_in_transaction(running.uri, 1)
 
 
+@pytest.mark.all
 def test_mongod_dies_with_a_killed_guard() -> None:
     with server.start() as running:
         os.kill(parent(running.pid), signal.SIGKILL)
@@ -166,6 +169,7 @@ def test_mongod_dies_with_a_killed_guard() -> None:
     assert not running.path.exists()
 
 
+@pytest.mark.all
 def test_a_forked_child_does_not_stop_its_parents_server(shared: server.LocalServer) -> None:
     """Neither the inherited exit handlers nor an explicit stop reach the server."""
     with MongoClient[dict[str, Any]](shared.uri) as client:
@@ -189,6 +193,7 @@ print(os.path.exists(f"/proc/{running.pid}/fd"))
     assert runs(shared.pid)
 
 
+@pytest.mark.all
 def test_a_fork_does_not_keep_the_server_of_a_killed_parent() -> None:
     forking = """
 import os, time
@@ -238,6 +243,7 @@ def test_two_processes_share_a_server_until_the_last_one_ends(user: Any) -> None
     assert becomes_true(lambda: not runs(int(pid)))
 
 
+@pytest.mark.all
 def test_processes_that_start_at_once_share_one_server(tmp_path: Path) -> None:
     processes = [python(USER, str(tmp_path)) for _ in range(3)]
     said = {process.stdout.readline() for process in processes if process.stdout}
@@ -247,6 +253,7 @@ def test_processes_that_start_at_once_share_one_server(tmp_path: Path) -> None:
     assert not runs(int(said.pop().split("\t")[1]))
 
 
+@pytest.mark.all
 def test_a_server_with_other_options_is_not_shared() -> None:
     with server.start(arguments=["--oplogSize", "8"]) as running:
         with pytest.raises(UsageError, match="replica_set=True, not False") as raised:
@@ -259,6 +266,7 @@ def test_a_server_with_other_options_is_not_shared() -> None:
         insert_in_transaction(running.uri, 1)
 
 
+@pytest.mark.all
 def test_a_standalone_server_has_no_replica_set() -> None:
     with server.start(replica_set=False) as running:
         assert f"mongodb://treadle@127.0.0.1:{running.port}/?authSource=admin" == running.address
@@ -267,6 +275,7 @@ def test_a_standalone_server_has_no_replica_set() -> None:
             assert "setName" not in client.admin.command("hello")
 
 
+@pytest.mark.all
 def test_parameters_and_arguments_reach_mongod() -> None:
     arguments = ["--oplogSize=1", "--syncdelay", "1"]
     with (
@@ -287,6 +296,7 @@ def test_an_unknown_option_is_an_error_that_names_it() -> None:
     assert "local-server-options" == raised.value.code
 
 
+@pytest.mark.all
 def test_a_killed_mongod_starts_again_where_clients_look_for_it() -> None:
     """An open client goes on, and the folder is still a temporary one."""
     with server.start() as first, MongoClient[dict[str, Any]](first.uri) as client:
@@ -299,6 +309,7 @@ def test_a_killed_mongod_starts_again_where_clients_look_for_it() -> None:
     assert (False, False) == (runs(second.pid), first.path.exists())
 
 
+@pytest.mark.all
 def test_what_a_crash_left_behind_is_no_obstacle(tmp_path: Path, user: Any) -> None:
     """mongod.lock of a killed mongod, and a server file with a process id used again."""
     process, (uri, pid, folder) = user(tmp_path)
@@ -314,6 +325,7 @@ def test_what_a_crash_left_behind_is_no_obstacle(tmp_path: Path, user: Any) -> N
         assert [1] == values(running.uri)
 
 
+@pytest.mark.all
 def test_an_unreadable_server_file_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "treadle").mkdir()
     (tmp_path / "treadle" / "server.json").write_text('{"port": 4')
@@ -321,6 +333,7 @@ def test_an_unreadable_server_file_is_no_obstacle(tmp_path: Path) -> None:
         assert [] == values(running.uri)
 
 
+@pytest.mark.all
 def test_a_full_disk_is_told_in_a_sentence() -> None:
     """In a mount namespace of its own, so that nothing stays mounted."""
     inside = """
@@ -348,6 +361,7 @@ except server.UsageError as error:
         assert "" == done.stderr
 
 
+@pytest.mark.all
 def test_a_missing_shared_library_is_named(tmp_path: Path) -> None:
     words = "error while loading shared libraries: libcrypto.so.3: cannot open shared object file"
     mongod = script(tmp_path, f"echo '{tmp_path}/mongod: {words}' >&2; exit 127")
@@ -356,6 +370,7 @@ def test_a_missing_shared_library_is_named(tmp_path: Path) -> None:
     assert "mongod-library-missing" == raised.value.code
 
 
+@pytest.mark.all
 def test_an_unknown_failure_repeats_what_mongod_said(tmp_path: Path) -> None:
     mongod = script(tmp_path, "echo the moon is in the wrong quarter; exit 7")
     with pytest.raises(UsageError, match="status 7, saying 'the moon is") as raised:
@@ -363,6 +378,7 @@ def test_an_unknown_failure_repeats_what_mongod_said(tmp_path: Path) -> None:
     assert "local-server-failed" == raised.value.code
 
 
+@pytest.mark.all
 def test_a_mongod_for_another_machine_is_told_in_a_sentence(tmp_path: Path) -> None:
     mongod = tmp_path / "mongod"
     mongod.write_bytes(b"\x7fELF for another machine")
@@ -381,12 +397,14 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
         assert "local-server-folder" == raised.value.code
 
 
+@pytest.mark.all
 def test_a_folder_that_cannot_be_written_to_is_named() -> None:
     with pytest.raises(UsageError, match="/proc/treadle cannot be used") as raised:
         server.start("/proc/treadle")
     assert "local-server-folder" == raised.value.code
 
 
+@pytest.mark.all
 def test_a_folder_of_another_mongod_is_taken_over_only_after_its_end(tmp_path: Path) -> None:
     """Its data stay, though it crashed, its set has another name, and its port is lost."""
     command = [str(server.find_mongod()), "--dbpath", str(tmp_path), "--port", "0"]
@@ -412,6 +430,7 @@ def test_a_folder_of_another_mongod_is_taken_over_only_after_its_end(tmp_path: P
         assert [1] == values(running.uri)
 
 
+@pytest.mark.all
 def test_data_of_another_version_is_told_in_a_sentence(tmp_path: Path) -> None:
     server.start(tmp_path, replica_set=False).stop()
     turtle = tmp_path / "WiredTiger.turtle"
@@ -421,6 +440,7 @@ def test_data_of_another_version_is_told_in_a_sentence(tmp_path: Path) -> None:
     assert "local-server-version" == raised.value.code
 
 
+@pytest.mark.all
 def test_a_server_needs_no_home_folder() -> None:
     """The other process has neither HOME nor any other variable of ours."""
     process = python(USER, "", HOME="/nowhere")

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from tests import mill, streamed
+from tests.kit.tiers import IS_FULL
 from treadle import Store
 
 pytestmark = pytest.mark.heavy
 
 SHOP = "tests.streamed:ROLLED"
 WAIT_SECONDS_MAX = 60.0
-KILLS = 8
+KILLS = 8 if IS_FULL else 2
 WRITES = ["insert", "update", "delete", "findAndModify", "commitTransaction"]
 RULES = ["Product.summary.review_count", "Product.best", "Order.customer", "BySite.review_count"]
 

@@ -26,6 +26,7 @@ from pymongo.errors import PyMongoError
 
 from tests import mill, streamed
 from tests.streamed import KEYS, ROLLED
+from tests.kit.tiers import IS_FULL
 from tests.support import long_transactions
 from treadle import Limits, Store
 from treadle.server import local as server
@@ -34,9 +35,7 @@ pytestmark = pytest.mark.heavy
 
 SHOP = "tests.streamed:ROLLED"
 WAIT_SECONDS_MAX = 40.0
-KILLS_OF_WORKERS = 45
-KILLS_OF_REBUILDS = 20
-KILLS_OF_SCHEDULES = 20
+KILLS_OF_WORKERS, KILLS_OF_REBUILDS, KILLS_OF_SCHEDULES = (45, 20, 20) if IS_FULL else (6, 3, 3)
 LIFE_SECONDS = (0.1, 0.4)
 # Each look at what is due is a day later than the one before.
 DAYS = itertools.count()

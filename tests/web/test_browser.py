@@ -107,6 +107,7 @@ def picture(page: Page, name: str) -> None:
         page.screenshot(path=str(Path(SCREENSHOTS) / f"dashboard-{name}.png"), full_page=True)
 
 
+@pytest.mark.all
 @pytest.mark.heavy
 def test_an_operator_follows_the_graph_pauses_a_rule_and_sees_it_catch_up(serve, page, store, database):
     worker = store.worker()
@@ -135,6 +136,7 @@ def test_an_operator_follows_the_graph_pauses_a_rule_and_sees_it_catch_up(serve,
         wait_for(lambda: database["products"].find_one({"_id": store.keys[1]})["review_count"] == 10)
 
 
+@pytest.mark.all
 @pytest.mark.heavy
 def test_an_operator_retries_what_was_set_aside_and_repairs_a_finding(serve, page, store, database):
     address = serve("--show-values")
@@ -159,6 +161,7 @@ def test_an_operator_retries_what_was_set_aside_and_repairs_a_finding(serve, pag
     picture(page, "jobs")
 
 
+@pytest.mark.all
 @pytest.mark.heavy
 def test_it_is_dark_narrow_and_usable_without_javascript(serve, browser, store, page):
     address = serve("--read-only")
