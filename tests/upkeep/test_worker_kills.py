@@ -25,8 +25,8 @@ from pymongo import MongoClient, WriteConcern
 from pymongo.errors import PyMongoError
 
 from tests import mill, streamed
-from tests.streamed import KEYS, ROLLED
 from tests.kit.tiers import IS_FULL
+from tests.streamed import KEYS, ROLLED
 from tests.support import long_transactions
 from treadle import Limits, Store
 from treadle.server import local as server
