@@ -487,9 +487,7 @@ class Product(Document, collection="products"):
 
 
 class Sale(
-    Document,
-    collection="sales",
-    archive=Archive(by="at", after=timedelta(days=365), into="sales_archive"),
+    Document, collection="sales", archive=Archive(by="at", after=timedelta(days=365), into="sales_archive")
 ):
     product: str
     at: datetime
@@ -737,11 +735,7 @@ def test_extended_reference_is_a_card_a_flat_copy_or_a_snapshot_in_an_array(shap
         "customer": {"name": "Lovelace", "tier": "gold"},
         "customer_name": "Ada",
         "lines": [
-            {
-                "product_id": loom.id,
-                "product": {"name": "Loom", "price": Decimal128("90.00")},
-                "quantity": 1,
-            }
+            {"product_id": loom.id, "product": {"name": "Loom", "price": Decimal128("90.00")}, "quantity": 1}
         ],
     } == raw(shapes, Order, order.id)
     bob = shapes.insert(Customer(name="Bob", email="bob@card"))
