@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 
 from treadle.server.local import LocalServer
 
-pytest_plugins = ["treadle.testing", "tests.support", "tests.since"]
+pytest_plugins = ["treadle.testing", "tests.support", "tests.since", "tests.kit.fault_sweep"]
 
 # A fixed seed: what fails in CI fails here too. TREADLE_HYPOTHESIS=wide looks further.
 settings.register_profile(

@@ -14,8 +14,8 @@ from bson import ObjectId
 from pydantic import BaseModel
 from pymongo import IndexModel, MongoClient
 
+from tests.kit.command_log import CommandLog
 from tests.profiles import NOT_SUPPORTED, SET_FIELDS, Profile, ProfileProxy, stages_of
-from tests.support import Heard
 from treadle import (
     AncestorArray,
     Count,
@@ -122,9 +122,9 @@ def mongos_refuses(body: Any) -> tuple[int, str] | None:
 
 
 @pytest.fixture
-def sharded(server: Any, database: Any) -> Iterator[tuple[Store, Heard]]:
+def sharded(server: Any, database: Any) -> Iterator[tuple[Store, CommandLog]]:
     """A store through the likeness of a mongos, and what it sent."""
-    listener = Heard()
+    listener = CommandLog()
     with (
         ProfileProxy(server, Profile("mongos", mongos_refuses)) as proxy,
         MongoClient(proxy.uri, event_listeners=[listener]) as client,

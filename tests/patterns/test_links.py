@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from tests.patterns.crash import FAULTS
-from tests.patterns.crash import crashing as crashing
+from tests.kit.fault_sweep import Write
 from tests.support import race
 from treadle import (
     Count,
@@ -263,28 +262,22 @@ WRITES = {
 
 @pytest.mark.heavy
 @pytest.mark.server
-@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("write", WRITES)
-def test_both_ends_are_written_or_neither(write, fault, crashing, tried):
-    store = crashing.store("links", MODELS)
-    database: Any = crashing.client["links"]
+def test_both_ends_are_written_or_neither(write, fault_sweep, record_points):
+    stores = fault_sweep.stores("links", MODELS)
+    store, database = stores.sound, stores.database
 
     def reset() -> None:
         database["school"].delete_many({})
         store.insert_many([Course(id="math"), Course(id="art")])
         store.insert_many([Student(id="ada", links=["math"]), Student(id="ben", links=["math", "art"])])
 
-    reset()
-    before = ends(database)
-    WRITES[write](store)
-    after = ends(database)
-
     def check(acknowledged: bool) -> None:
-        assert ends(database) in ([after] if acknowledged else [before, after])
         assert [] == lopsided(database)
         assert [] == store.verify()
 
-    tried(crashing.everywhere(store, fault, reset, WRITES[write], check))
+    swept = Write(write, WRITES[write], reset, check, read=lambda: ends(database))
+    record_points(fault_sweep.strike(stores, swept))
 
 
 @pytest.mark.heavy

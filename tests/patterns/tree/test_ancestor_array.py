@@ -13,8 +13,8 @@ import pytest
 from bson import ObjectId
 from pydantic import BaseModel
 
+from tests.kit.command_log import CommandLog
 from tests.patterns.tree.forest import Array, Counted, Deep, Place, Turning, names, plant
-from tests.support import Heard
 from treadle import (
     AncestorArray,
     Bucket,
@@ -139,7 +139,7 @@ def test_one_insert_costs_the_same_in_a_tree_of_any_size(heard):
         costs.append(listener.names)
         store.insert_many([Array(name=f"{n}", parent_id=ids["phones"]) for n in range(300)])
     assert [["findAndModify", "insert", "commitTransaction"]] * 2 == costs
-    assert isinstance(listener, Heard)
+    assert isinstance(listener, CommandLog)
 
 
 # -- bulk loads --------------------------------------------------------------------------------------
