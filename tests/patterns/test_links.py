@@ -14,7 +14,6 @@ from tests.support import race
 from treadle import (
     Count,
     DataError,
-    DeclarationError,
     Document,
     History,
     Insert,
@@ -224,22 +223,6 @@ def test_racing_writers_leave_no_link_from_one_end_only(database):
     race(*[lambda number=number: write(number) for number in range(4)])
     assert [] == lopsided(database)
     assert [] == stores[0].verify()
-
-
-@pytest.mark.parametrize(
-    ("annotations", "keywords", "code"),
-    [
-        ({"links": str}, {}, "links-declaration"),
-        ({"links": list[int]}, {}, "links-declaration"),
-        ({}, {}, "source-field-missing"),
-    ],
-)
-def test_a_declaration_that_makes_no_sense_is_refused(annotations, keywords, code, database):
-    body = {"__annotations__": {"id": str, **annotations}, "__module__": __name__}
-    model = type(Document)("Bad", (Document,), body, collection="bad", links=Links(**keywords))
-    with pytest.raises(DeclarationError) as raised:
-        Store(database, [model])
-    assert code == raised.value.code
 
 
 def test_a_model_without_links_says_so(run):
