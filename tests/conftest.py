@@ -9,7 +9,7 @@ from pymongo import MongoClient
 from tests.kit.tiers import IS_FULL
 from treadle.server.local import LocalServer
 
-pytest_plugins = ["treadle.testing", "tests.kit.run", "tests.support", "tests.since"]
+pytest_plugins = ["treadle.testing", "tests.kit.run", "tests.support", "tests.since", "tests.kit.fault_sweep"]
 
 # A fixed seed: what fails in CI fails here too. TREADLE_HYPOTHESIS=wide looks further.
 settings.register_profile(

@@ -16,7 +16,7 @@ from typing import Any
 import bson
 from bson.codec_options import CodecOptions, DatetimeConversion
 
-from tests.faults import HEADER, OP_MSG, Proxy, _end, _read_message
+from tests.kit.faults import HEADER, OP_MSG, Proxy, _end, _read_message
 from treadle.server.local import LocalServer
 
 Raw = dict[str, Any]

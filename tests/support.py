@@ -7,7 +7,6 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
-import sys
 import threading
 import time
 import uuid
@@ -18,83 +17,22 @@ import pytest
 from bson import ObjectId
 from hypothesis import strategies as st
 from pydantic import BaseModel, create_model
-from pymongo import MongoClient, monitoring
+from pymongo import MongoClient
 
+from tests.kit.command_log import CommandLog
 from treadle import Document, Id
-from treadle.plan.capabilities import NOWHERE
 from treadle.server.local import LocalServer, start
 
 UTC = dt.UTC
 
 
-# The sessions of probes that have begun a transaction, and not yet aborted it.
-PROBING: set[bytes] = set()
-
-
-def is_probe(event: monitoring.CommandStartedEvent) -> bool:
-    """Whether a command only asks what the server can do; each Store does so once."""
-    first = event.command.get(event.command_name)
-    inside = first.get("aggregate") if isinstance(first, dict) else first
-    session = bytes((event.command.get("lsid") or {}).get("id", b""))
-    if event.command_name == "abortTransaction" and session in PROBING:
-        PROBING.discard(session)
-        return True
-    if event.command.get("startTransaction") and first == NOWHERE:
-        PROBING.add(session)
-    return NOWHERE in (first, inside)
-
-
-class Heard(monitoring.CommandListener):
-    """The names and bodies of the commands that a client sent."""
-
-    def __init__(self) -> None:
-        self.commands: list[tuple[str, Any]] = []
-
-    def started(self, event: monitoring.CommandStartedEvent) -> None:
-        if is_probe(event):
-            return
-        if event.command_name not in ("hello", "ping", "endSessions", "saslStart", "saslContinue"):
-            self.commands.append((event.command_name, event.command))
-
-    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None: ...
-
-    def failed(self, event: monitoring.CommandFailedEvent) -> None: ...
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name, _ in self.commands]
-
-    def clear(self) -> None:
-        self.commands.clear()
-
-
 @pytest.fixture
 def heard(server: LocalServer, database: Any) -> Any:
     """A database like `database`, whose client notes each command in `.heard`."""
-    listener = Heard()
+    listener = CommandLog()
     with MongoClient(server.uri, event_listeners=[listener]) as client:
         client.admin.command("hello")
         yield client[database.name], listener
-
-
-@pytest.fixture(scope="module")
-def numbers(request: pytest.FixtureRequest) -> Generator[list[int]]:
-    """The numbers of crash points of each test of a file; their sum is said at the end."""
-    noted: list[int] = []
-    yield noted
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        sys.stdout.write(f"\n{sum(noted)} crash points tried in {request.module.__name__}\n")
-
-
-@pytest.fixture
-def tried(numbers: list[int], record_property: Any) -> Callable[[int], None]:
-    """Notes how many crash points a test tried."""
-
-    def note(points: int) -> None:
-        numbers.append(points)
-        record_property("crash_points", points)
-
-    return note
 
 
 def lacking(store: Any, **missing: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any
 
 import pytest
@@ -10,18 +9,11 @@ import pytest
 from tests.outside import Page, Slug
 from tests.support import race
 from treadle import (
-    Approximate,
-    Bucket,
     Count,
-    DeclarationError,
     Document,
-    Formula,
-    Id,
-    Outlier,
     Store,
     UsageError,
 )
-from treadle.graph.graph import Graph
 from treadle.graph.pattern import Pattern, Place, Rule
 from treadle.plan import is_inside, update_many
 
@@ -142,23 +134,6 @@ def test_setup_makes_its_index(run, database):
     assert [("section", 1), ("slug", 1)] == index["key"]
 
 
-class Inert(Pattern):
-    pattern = "inert"
-
-    def bind(self, place: Place, graph: object) -> Rule:
-        return Rule(place)
-
-
-def test_a_rule_that_nothing_carries_out_is_refused():
-    class Odd(Document, collection="odd"):
-        owner_id: Id
-        field: Annotated[str, Inert()] = ""
-
-    with pytest.raises(DeclarationError, match=r"Odd\.field: Rule") as caught:
-        Graph([Odd])
-    assert "rule-not-carried-out" == caught.value.code
-
-
 class Whole(Pattern):
     pattern = "whole"
     keyword = "whole"
@@ -239,41 +214,6 @@ def test_a_rule_of_a_kind_is_asked_also_when_its_base_is_deleted(run, database):
     assert 1 == database.media.count_documents({})
 
 
-def test_a_value_in_python_does_not_read_what_treadle_maintains():
-    class Shout(Document, collection="shouts"):
-        text: str
-        loud: Annotated[str | None, Formula({"$toUpper": "$text"})] = None
-        slug: Annotated[str | None, Slug("loud")] = None
-
-    with pytest.raises(DeclarationError, match=r"Shout\.slug") as caught:
-        Graph([Shout])
-    assert "local-derived" == caught.value.code
-
-
-def test_a_class_keyword_that_is_no_pattern_is_refused():
-    with pytest.raises(DeclarationError, match="whole='no'") as caught:
-
-        class Odd(Document, collection="odd", whole="no"): ...
-
-    assert "keyword-unknown" == caught.value.code
-
-
-def test_a_class_in_place_of_a_pattern_is_refused():
-    """The parentheses were forgotten."""
-
-    class Odd(Document, collection="odd", whole=Whole): ...
-
-    with pytest.raises(DeclarationError, match="with its parentheses") as caught:
-        Graph([Odd])
-    assert "pattern-keyword" == caught.value.code
-
-
-def test_a_misspelt_keyword_is_refused_also_when_it_is_empty():
-    with pytest.raises(DeclarationError, match="did you mean 'indexes'"):
-
-        class Odd(Document, collection="odd", indexs=[]): ...
-
-
 class Mending(Rule):
     """Sets a field where it is missing, without any proof."""
 
@@ -303,42 +243,3 @@ def test_rebuild_asks_a_rule_that_only_mends(run, database):
     database.odd.insert_many([{}, {}])
     assert 2 == store.rebuild()
     assert [1] == database.odd.distinct("mended")
-
-
-class Nameless(Rule):
-    def run_due(self, server: Any, now: Any, dry_run: bool) -> Any:
-        yield from ()
-
-
-class Due(Pattern):
-    pattern = "due"
-    keyword = "due"
-
-    def bind(self, place: Place, graph: object) -> Rule:
-        return Nameless(place)
-
-
-def test_work_that_would_never_be_due_is_refused():
-    class Odd(Document, collection="odd", due=Due()): ...
-
-    with pytest.raises(DeclarationError) as caught:
-        Graph([Odd])
-    assert "rule-not-carried-out" == caught.value.code
-
-
-@pytest.mark.parametrize("field", [Annotated[int, Approximate()], Annotated[list[int], Outlier(3, "more")]])
-def test_readings_have_no_counters_and_no_arrays(field):
-    bucket = Bucket(key="sensor", time="at", limit=3)
-    fields = {"__annotations__": {"sensor": str, "at": datetime, "odd": field}, "odd": 0}
-    with pytest.raises(DeclarationError) as caught:
-        Graph([type("Odd", (Document,), fields, collection="odd", bucket=bucket)])
-    assert "layout-derived" == caught.value.code
-
-
-def test_a_pattern_of_the_whole_model_on_a_field_is_refused():
-    class Odd(Document, collection="odd"):
-        field: Annotated[str, Whole()] = ""
-
-    with pytest.raises(DeclarationError, match=r"class keyword whole=Whole") as caught:
-        Graph([Odd])
-    assert "pattern-keyword" == caught.value.code

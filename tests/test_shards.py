@@ -14,17 +14,13 @@ from bson import ObjectId
 from pydantic import BaseModel
 from pymongo import IndexModel, MongoClient
 
+from tests.kit.command_log import CommandLog
 from tests.profiles import NOT_SUPPORTED, SET_FIELDS, Profile, ProfileProxy, stages_of
-from tests.support import Heard
 from treadle import (
-    AncestorArray,
     Count,
-    DeclarationError,
     Document,
     ExtendedReference,
     Id,
-    Indexed,
-    Outlier,
     Store,
     Subset,
     Sum,
@@ -122,9 +118,9 @@ def mongos_refuses(body: Any) -> tuple[int, str] | None:
 
 
 @pytest.fixture
-def sharded(server: Any, database: Any) -> Iterator[tuple[Store, Heard]]:
+def sharded(server: Any, database: Any) -> Iterator[tuple[Store, CommandLog]]:
     """A store through the likeness of a mongos, and what it sent."""
-    listener = Heard()
+    listener = CommandLog()
     with (
         ProfileProxy(server, Profile("mongos", mongos_refuses)) as proxy,
         MongoClient(proxy.uri, event_listeners=[listener]) as client,
@@ -200,56 +196,6 @@ def test_verify_waits_for_what_a_cold_shard_holds_up():
     assert limits.cold_shard_seconds == limits.verify_look_seconds * (
         _looks(Capabilities(sharded=True), limits) - one
     )
-
-
-def test_what_cannot_work_across_shards_is_refused_by_name(database):
-    class Unique(Document, collection="unique", shard_key=("region",)):
-        region: str
-        email: Annotated[str, Indexed(unique=True)]
-
-    class Tree(
-        Document, collection="trees", shard_key=("name",), tree=AncestorArray(parent="up", ancestors="above")
-    ):
-        name: str
-        up: Id | None = None
-        above: list[Id] = []
-
-    class Fan(Document, collection="fans", shard_key=("name",)):
-        name: str
-        followers: Annotated[list[int], Outlier(limit=3, overflow="more")] = []
-
-    class Missing(Document, collection="missing", shard_key=("reigon",)):
-        region: str
-
-    class Nullable(Document, collection="nullable", shard_key=("region",)):
-        region: str | None = None
-
-    class Plain(Document, collection="plain"):
-        customer_id: Id
-        customer: Annotated[Card | None, ExtendedReference(Customer, by="customer_id")] = None
-
-    class TooMuch(Document, collection="too_much"):
-        region: str
-        plain_id: Id
-        card: Annotated[
-            str | None, ExtendedReference(Plain, by=("region", "plain_id"), field="customer_id")
-        ] = None
-
-    for models, code, words in (
-        ([Unique], "shard-key-index", "unique index 'email_1' does not begin with that"),
-        ([Tree], "shard-key-pattern", "ancestor-array cannot be kept in trees"),
-        ([Fan], "shard-key-pattern", "outlier cannot be kept in fans"),
-        ([Missing], "shard-key-invalid", "did you mean 'region'"),
-        ([Nullable], "shard-key-invalid", "may be None"),
-        ([Plain, *MODELS], "shard-key-reference", 'by=("region", …)'),
-        ([TooMuch, Plain, *MODELS], "shard-key-reference", "shard"),
-    ):
-        with pytest.raises(DeclarationError) as refused:
-            Store(database, models)
-        assert code == refused.value.code
-        assert words in str(refused.value)
-    with pytest.raises(DeclarationError, match="takes a tuple of field names"):
-        type(Document)("Bad", (Document,), {"__module__": __name__}, collection="bad", shard_key="region")
 
 
 def test_an_upsert_must_say_into_which_shard(database):

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
-from tests.support import Heard
+from tests.kit.command_log import CommandLog
 from treadle import (
     Average,
     Count,
@@ -304,7 +304,7 @@ def test_verify_only_reads(server, database):
     customer = store.insert(Customer(name="there"))
     store.insert_many([Order(customer_id=customer.id), Order(customer_id=ObjectId())])
     database.orders.update_one({"customer_id": customer.id}, {"$set": {"name": "wrong"}})
-    heard = Heard()
+    heard = CommandLog()
     with MongoClient(server.uri, event_listeners=[heard]) as client:
         looking = Store(client[database.name], DESK)
         looking.recover()

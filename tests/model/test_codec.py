@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, RootModel, c
 from pymongo import MongoClient
 
 from tests.support import Colour, Leaf, Point, models_with_documents
-from treadle import DataError, DeclarationError, Document, Id, Indexed, Store, UsageError
+from treadle import DataError, Document, Id, Indexed, Store, UsageError
 from treadle.model.bson_types import CODEC_OPTIONS
 from treadle.model.codec import codec_of
 
@@ -228,34 +228,6 @@ def test_none_under_a_unique_index_is_left_out(run):
     assert 3 == store.count(Book)
 
 
-@pytest.mark.parametrize(
-    "annotation",
-    [dt.date | dt.datetime, set[int] | list[int], Colour | str, dt.timedelta | float, dt.time | str],
-)
-def test_union_members_that_are_stored_alike_are_refused(annotation):
-    model = type(Document)(
-        "Thing",
-        (Document,),
-        {"__annotations__": {"value": annotation}, "__module__": __name__},
-        collection="things",
-    )
-    with pytest.raises(DeclarationError, match=r"Thing\.value") as caught:
-        codec_of(model)
-    assert "union-ambiguous" == caught.value.code
-
-
-def test_types_without_a_bson_form_are_refused_at_declaration():
-    class Opaque:
-        pass
-
-    class Thing(Document, collection="things"):
-        model_config = ConfigDict(arbitrary_types_allowed=True)
-        value: Opaque
-
-    with pytest.raises(DeclarationError, match=r"Thing\.value is a Opaque"):
-        codec_of(Thing)
-
-
 def test_a_stored_document_that_does_not_fit_is_named_without_its_values(run, database):
     class User(Document, collection="users"):
         age: int
@@ -269,15 +241,6 @@ def test_a_stored_document_that_does_not_fit_is_named_without_its_values(run, da
     assert "age" in str(caught.value)
     assert str(stored.id) in str(caught.value)
     assert "secret" not in str(caught.value)
-
-
-def test_stored_names_that_clash_are_refused():
-    class Thing(Document, collection="things"):
-        a: int
-        b: int = Field(alias="a")
-
-    with pytest.raises(DeclarationError, match="both stored as 'a'"):
-        codec_of(Thing)
 
 
 class Weight(enum.Enum):

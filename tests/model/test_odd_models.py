@@ -33,7 +33,7 @@ from pydantic.alias_generators import to_camel
 from pymongo import TEXT, IndexModel
 from pymongo.collation import Collation
 
-from treadle import DataError, DeclarationError, Document, Id, Indexed, Store, Sum, UsageError
+from treadle import DataError, Document, Indexed, Store, Sum, UsageError
 from treadle.model.codec import codec_of
 
 
@@ -204,15 +204,6 @@ def test_a_validator_that_returns_something_else_opens_the_schema(database):
     store.insert(Split(tags="a,b"))
 
 
-@pytest.mark.parametrize(
-    "annotation",
-    [int | dt.timedelta, list[dt.date] | list[dt.datetime], dict[str, dt.date] | dict[str, dt.datetime]],
-)
-def test_more_unions_that_cannot_be_told_apart(annotation):
-    with pytest.raises(DeclarationError, match="stored alike"):
-        codec_of(model_of(annotation))
-
-
 def test_an_alias_generator_leaves_the_id_alone(run, database):
     class Camel(Document, collection="odd"):
         model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True)
@@ -372,15 +363,6 @@ def test_sorts_may_be_mappings_and_none_is_no_filter_for_bulk_writes(run):
     assert 2 == store.count(model)
 
 
-@pytest.mark.parametrize("annotation", [Id | None, list[int]])
-def test_ids_that_mongodb_does_not_take_are_refused(database, annotation):
-    model = type(Document)(
-        "Odd", (Document,), {"__annotations__": {"id": annotation}, "__module__": __name__}, collection="odd"
-    )
-    with pytest.raises(DeclarationError, match=r"Odd\.id"):
-        Store(database, [model])
-
-
 def test_leaving_a_find_early_closes_its_cursor(heard):
     database, listener = heard
     model = model_of(int)
@@ -447,11 +429,6 @@ def test_a_filter_that_cannot_be_sent_is_a_clear_error(run):
     ):
         with pytest.raises(UsageError, match="cannot be stored"):
             call()
-
-
-def test_indexes_that_are_none_are_refused_at_declaration():
-    with pytest.raises(DeclarationError, match="IndexModel"):
-        type(Document)("Odd", (Document,), {"__module__": __name__}, collection="odd", indexes=["x"])
 
 
 class Net(BaseModel):

@@ -17,12 +17,10 @@ from tests.profiles import Profile, ProfileProxy
 from treadle import (
     Attributes,
     Count,
-    DeclarationError,
     Document,
     History,
     Measured,
     Store,
-    Sum,
     UsageError,
 )
 
@@ -323,15 +321,6 @@ def test_kinds_with_attributes_are_found_by_their_base(run, database):
     assert [] == store.verify()
 
 
-def test_kinds_that_store_one_name_in_two_ways_are_refused(run):
-    class Game(Item, kind="game"):
-        pages: dict[str, int] = {}
-
-    with pytest.raises(DeclarationError) as raised:
-        run.store([Item, Book, Game])
-    assert "maintained-type" == raised.value.code
-
-
 def test_the_validator_refuses_what_is_no_pair(store, database):
     from pymongo.errors import WriteError
 
@@ -358,23 +347,6 @@ def test_what_others_wrote_is_read_and_doubled_names_are_found(store, database):
     assert [] == store.verify()
     assert [{"k": "color", "v": "blue"}, {"k": "size", "v": 1}] == stored(database)
     assert {"color": "blue", "size": 1} == store.get(Product, 1).specs
-
-
-@pytest.mark.parametrize(
-    ("annotation", "code"),
-    [
-        (Annotated[list[str], Attributes()], "maintained-type"),
-        (Annotated[dict[int, str], Attributes()], "maintained-type"),
-        (list[Sheet], "maintained-type"),
-        (Annotated[int, Sum(Product, "specs.size", by="id")], "attributes-path"),
-    ],
-)
-def test_a_declaration_that_makes_no_sense_is_refused(annotation, code, database):
-    body = {"__annotations__": {"id": int, "field": annotation}, "field": None, "__module__": __name__}
-    model = type(Document)("Bad", (Document,), body, collection="bad")
-    with pytest.raises(DeclarationError) as raised:
-        Store(database, [Product, model])
-    assert code == raised.value.code
 
 
 @pytest.mark.heavy

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from treadle import Collect, DeclarationError, Document, Rollup
+from treadle import Collect, Document
 
 STEPS = 80
 SIZE = 3
@@ -170,32 +170,3 @@ def test_a_source_that_holds_something_else_stops_no_write(run, database):
     store.repair()
     assert [3] == store.get(Product, 1).amounts
     assert [] == store.verify()
-
-
-@pytest.mark.parametrize(
-    ("annotation", "field", "options", "code"),
-    [
-        (int, "tag", {}, "maintained-type"),
-        (list[int], "tag", {}, "maintained-type"),
-        (list[str] | None, "tag", {}, "maintained-type"),
-        (list[str], "tag", {"size": 0}, "pattern-keyword"),
-        (list[str], "tag", {"size": 5000}, "pattern-keyword"),
-        (list[str], "tug", {}, "source-field-missing"),
-    ],
-)
-def test_what_cannot_be_collected_is_refused(run, annotation, field, options, code):
-    class Other(Document, collection="others"):
-        tags: Annotated[annotation, Collect(Use, field, by="product", **options)] = None  # type: ignore[valid-type]
-        id: int
-
-    with pytest.raises(DeclarationError, match=code):
-        run.store([Use, Other])
-
-
-def test_a_rollup_does_not_collect(run):
-    class ByTag(Document, collection="by_tag", rollup=Rollup(Use, keys={"id": "tag"})):
-        id: str
-        products: Annotated[list[int], Collect("product")] = []
-
-    with pytest.raises(DeclarationError, match="rollup-source"):
-        run.store([Use, ByTag])

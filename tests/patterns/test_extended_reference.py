@@ -11,7 +11,6 @@ from pydantic import BaseModel, Field
 
 from treadle import (
     DataError,
-    DeclarationError,
     Document,
     ExtendedReference,
     Formula,
@@ -513,67 +512,6 @@ def test_a_poison_document_is_set_aside_and_the_rest_goes_on(run, database, copi
     assert [orders[2].id] == [finding.document_id for finding in store.verify()]
     assert "set aside" in caplog.text
     assert 0 == database[intents.COLLECTION].count_documents({})
-
-
-# -- declarations that cannot work ---------------------------------------------------------
-
-
-def declared(annotation, *, by_type=Id):
-    return type(Document)(
-        "Broken",
-        (Document,),
-        {
-            "__annotations__": {"customer_id": by_type, "customer": annotation},
-            "__module__": __name__,
-            "customer": None,
-        },
-        collection="broken",
-    )
-
-
-class TypoCard(BaseModel):
-    teir: str
-
-
-class WrongCard(BaseModel):
-    name: int
-
-
-@pytest.mark.parametrize(
-    ("annotation", "by_type", "code", "words"),
-    [
-        (Annotated[TypoCard | None, ExtendedReference(Customer, by="customer_id")], Id, "embedded-field-missing", "did you mean 'tier'"),
-        (Annotated[CustomerCard | None, ExtendedReference(Customer, by="custmer_id")], Id, "reference-field-missing", "did you mean 'customer_id'"),
-        (Annotated[CustomerCard | None, ExtendedReference("Custmer", by="customer_id")], Id, "source-unknown", "did you mean 'Customer'"),
-        (Annotated[CustomerCard | None, ExtendedReference(Product, by="customer_id")], Id, "source-unknown", "add it to models="),
-        (Annotated[WrongCard | None, ExtendedReference(Customer, by="customer_id")], Id, "maintained-type", "'name' as a int, but Customer.name is a str"),
-        (Annotated[str | None, ExtendedReference(Customer, by="customer_id")], Id, "maintained-type", "no card"),
-        (Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")], str, "reference-type", "ObjectId"),
-        (Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id", policy="sink")], Id, "pattern-keyword", "policy"),
-        (Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id", on_delete="clear")], Id, "maintained-type", "None"),
-    ],
-)  # fmt: skip
-def test_declarations_that_cannot_work_are_refused_when_the_store_is_made(
-    database, annotation, by_type, code, words
-):
-    with pytest.raises(DeclarationError, match=words) as caught:
-        Store(database, [Customer, declared(annotation, by_type=by_type)])
-    assert code == caught.value.code
-    assert "Broken.customer" in str(caught.value)
-
-
-def test_a_circle_is_refused(database):
-    class A(Document, collection="a"):
-        b_id: Id
-        b: Annotated[str | None, ExtendedReference("B", by="b_id", field="a")] = None
-
-    class B(Document, collection="b"):
-        a_id: Id
-        a: Annotated[str | None, ExtendedReference(A, by="a_id", field="b")] = None
-
-    with pytest.raises(DeclarationError, match=r"A\.b -> B\.a -> A\.b") as caught:
-        Store(database, [A, B])
-    assert "maintenance-cycle" == caught.value.code
 
 
 def test_a_document_may_refer_to_its_own_collection(run):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import pytest
 from pydantic import BaseModel
 
-from treadle import DeclarationError, Document, ExtendedReference, Id
-from treadle.graph.graph import Graph
+from treadle import Document, ExtendedReference, Id
 
 
 class Work(Document, collection="works"):
@@ -44,20 +42,3 @@ def test_a_flat_copy_of_a_list(run, database):
     assert 1 == store.repair()
     store.update(Work, work.id, {"$set": {"tags": []}})
     assert [] == store.get(Use, use.id).tags
-
-
-class Parts(Document, collection="parts"):
-    lines: list[Line] = []
-
-
-@pytest.mark.parametrize(
-    ("annotation", "field", "source"),
-    [(str | None, "tags", Work), (list[int], "tags", Work), (list[list[str]], "lines.tags", Parts)],
-)
-def test_a_list_is_no_single_value(annotation, field, source):
-    class Bad(Document, collection="bad"):
-        ref: Id
-        value: Annotated[annotation, ExtendedReference(source, by="ref", field=field)] = None
-
-    with pytest.raises(DeclarationError):
-        Graph([Work, Parts, Bad])

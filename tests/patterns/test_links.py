@@ -9,13 +9,11 @@ from typing import Annotated, Any
 
 import pytest
 
-from tests.patterns.crash import FAULTS
-from tests.patterns.crash import crashing as crashing
+from tests.kit.fault_sweep import Write
 from tests.support import race
 from treadle import (
     Count,
     DataError,
-    DeclarationError,
     Document,
     History,
     Insert,
@@ -227,22 +225,6 @@ def test_racing_writers_leave_no_link_from_one_end_only(database):
     assert [] == stores[0].verify()
 
 
-@pytest.mark.parametrize(
-    ("annotations", "keywords", "code"),
-    [
-        ({"links": str}, {}, "links-declaration"),
-        ({"links": list[int]}, {}, "links-declaration"),
-        ({}, {}, "source-field-missing"),
-    ],
-)
-def test_a_declaration_that_makes_no_sense_is_refused(annotations, keywords, code, database):
-    body = {"__annotations__": {"id": str, **annotations}, "__module__": __name__}
-    model = type(Document)("Bad", (Document,), body, collection="bad", links=Links(**keywords))
-    with pytest.raises(DeclarationError) as raised:
-        Store(database, [model])
-    assert code == raised.value.code
-
-
 def test_a_model_without_links_says_so(run):
     class Plain(Document, collection="plain"):
         name: str = ""
@@ -263,28 +245,22 @@ WRITES = {
 
 @pytest.mark.heavy
 @pytest.mark.server
-@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("write", WRITES)
-def test_both_ends_are_written_or_neither(write, fault, crashing, tried):
-    store = crashing.store("links", MODELS)
-    database: Any = crashing.client["links"]
+def test_both_ends_are_written_or_neither(write, fault_sweep, record_points):
+    stores = fault_sweep.stores("links", MODELS)
+    store, database = stores.sound, stores.database
 
     def reset() -> None:
         database["school"].delete_many({})
         store.insert_many([Course(id="math"), Course(id="art")])
         store.insert_many([Student(id="ada", links=["math"]), Student(id="ben", links=["math", "art"])])
 
-    reset()
-    before = ends(database)
-    WRITES[write](store)
-    after = ends(database)
-
     def check(acknowledged: bool) -> None:
-        assert ends(database) in ([after] if acknowledged else [before, after])
         assert [] == lopsided(database)
         assert [] == store.verify()
 
-    tried(crashing.everywhere(store, fault, reset, WRITES[write], check))
+    swept = Write(write, WRITES[write], reset, check, read=lambda: ends(database))
+    record_points(fault_sweep.strike(stores, swept))
 
 
 @pytest.mark.heavy

@@ -19,7 +19,6 @@ from treadle import (
     Average,
     Count,
     DataError,
-    DeclarationError,
     Document,
     ExtendedReference,
     Formula,
@@ -391,26 +390,3 @@ def test_an_index_that_is_declared_is_enough(run, database):
     assert {"_id_", "code_1"} == set(database["countries"].index_information())
     store.insert(Town(country="pt"))
     assert 1 == store.insert(Country(code="pt")).towns
-
-
-@pytest.mark.parametrize(
-    ("to", "code"),
-    [
-        ("emails", "reference-key"),
-        ("mail", "reference-key"),
-        ("age", "reference-type"),
-        ("posts", "reference-key"),
-    ],
-)
-def test_what_cannot_name_a_document_is_refused_by_name(run, to, code):
-    class Person(Document, collection="people"):
-        emails: list[str] = []
-        age: int = 0
-        posts: Annotated[str | None, Formula({"$toString": "$age"})] = None
-
-    class Post(Document, collection="posts"):
-        person: str
-        age: Annotated[int | None, ExtendedReference(Person, by="person", to=to, field="age")] = None
-
-    with pytest.raises(DeclarationError, match=code):
-        run.store([Person, Post])

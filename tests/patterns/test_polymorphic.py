@@ -16,13 +16,12 @@ from tests.patterns.stock import (
     Book,
     Comic,
     Customer,
-    CustomerCard,
     Electronics,
     Item,
     Media,
     Voucher,
 )
-from treadle import DataError, DeclarationError, Document, ExtendedReference, Id, Store, UsageError
+from treadle import DataError, Document, Store, UsageError
 
 
 def stocked(run: Any) -> tuple[Any, list[Any]]:
@@ -330,20 +329,3 @@ def test_the_validator_refuses_what_no_member_is(run, database, payment):
     run.store([Bill]).setup()
     with pytest.raises(Exception, match="validation"):
         database["bills"].insert_one({"payment": payment})
-
-
-def test_patterns_inside_a_union_are_refused_and_not_forgotten(database):
-    class Line(BaseModel):
-        t: Literal["line"] = "line"
-        customer_id: Id
-        customer: Annotated[CustomerCard | None, ExtendedReference(Customer, by="customer_id")] = None
-
-    class Note(BaseModel):
-        t: Literal["note"] = "note"
-
-    class Paper(Document, collection="papers"):
-        parts: list[Line | Note] = []
-
-    with pytest.raises(DeclarationError) as caught:
-        Store(database, [Customer, Paper])
-    assert "pattern-in-union" == caught.value.code

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel
 
-from treadle import Count, DeclarationError, Document, Formula, Id, Indexed
+from treadle import Count, Document, Formula, Id, Indexed
 
 
 class Loan(Document, collection="loans"):
@@ -92,18 +92,3 @@ def test_it_can_become_another_kind(opened, database):
     store.change_kind(Film(id=old, title="Film of it"), Book)
     assert "film" == database["items"].find_one({"_id": old})["type"]
     assert {"New"} == {each.title for each in store.find(Book)}
-
-
-def test_a_default_that_is_no_kind_is_refused(run):
-    class Thing(Document, collection="things", discriminator="type", default_kind="none"):
-        pass
-
-    class One(Thing, kind="one"):
-        pass
-
-    with pytest.raises(DeclarationError, match="kind-invalid"):
-        run.store([Thing, One])
-    with pytest.raises(DeclarationError, match="kind-invalid"):
-
-        class Odd(Document, collection="odd", default_kind="one"):
-            pass

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pytest
 from pydantic import ConfigDict
-from pymongo import IndexModel, MongoClient
+from pymongo import IndexModel
 
 from tests.patterns.stock import MODELS, Book, Comic, Customer, Electronics, Item, Voucher
 from tests.since import server_version
@@ -153,46 +153,6 @@ def test_a_search_without_a_text_index_is_refused(run):
 
 
 # -- declarations ------------------------------------------------------------------------------------
-
-
-def test_declarations_that_cannot_work_are_refused_early():
-    def refused(make: Any) -> str:
-        with pytest.raises(DeclarationError) as caught:
-            make()
-        return caught.value.code
-
-    def kind_without_discriminator() -> None:
-        class A(Document, collection="a", kind="x"): ...
-
-    def other_discriminator() -> None:
-        class A(Item, kind="x", discriminator="other"): ...
-
-    def bad_kind() -> None:
-        class A(Item, kind=""): ...
-
-    def bad_name() -> None:
-        class A(Document, collection="a", discriminator="a.b"): ...
-
-    assert "kind-invalid" == refused(kind_without_discriminator)
-    assert "kind-invalid" == refused(other_discriminator)
-    assert "kind-invalid" == refused(bad_kind)
-    assert "stored-name-invalid" == refused(bad_name)
-
-    class Twin(Item, kind="book"): ...
-
-    class OtherId(Item, kind="numbered"):
-        id: int
-
-    class Wrong(Item, kind="wrong"):
-        type: Literal["right"] = "right"
-
-    class Level(Item, kind="level", validation="strict"): ...
-
-    store = MongoClient("mongodb://localhost:1", connect=False)["x"]
-    assert "kind-twice" == refused(lambda: Store(store, [Book, Twin]))
-    assert "id-invalid" == refused(lambda: Store(store, [Item, OtherId]))
-    assert "kind-invalid" == refused(lambda: Store(store, [Item, Wrong]))
-    assert "kind-invalid" == refused(lambda: Store(store, [Item, Level]))
 
 
 def test_a_model_may_show_its_kind(run):

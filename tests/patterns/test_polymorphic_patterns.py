@@ -17,7 +17,6 @@ from treadle import (
     Average,
     Count,
     DataError,
-    DeclarationError,
     Document,
     ExtendedReference,
     Formula,
@@ -223,18 +222,6 @@ def test_two_kinds_may_maintain_the_same_field_in_their_own_ways(run):
     store.replace(File(id=files[0].id, parent_id=folder.id, size=10))
     assert 14 == store.get(Node, folder.id).size
     assert [] == store.verify()
-
-
-def test_a_maintained_field_cannot_be_redeclared_by_a_kind(database):
-    class Base(Document, collection="bases", discriminator="t"):
-        n: Annotated[int, Count(Review, by="product_id")] = 0
-
-    class Kind(Base, kind="k"):
-        n: Annotated[int, Sum(Review, "stars", by="product_id")] = 0
-
-    with pytest.raises(DeclarationError) as caught:
-        Store(database, [Review, Base, Kind])
-    assert "path-maintained-twice" == caught.value.code
 
 
 def test_a_reference_may_not_block_a_deletion_of_another_kind(run):

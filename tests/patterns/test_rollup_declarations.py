@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Annotated, Any
 
 import pytest
 from bson.decimal128 import Decimal128
-from pydantic import BaseModel
 
 from tests.patterns.sales import CategoryStats, DailySales, Product, Sale, at, rows, sale
 from treadle import (
     Count,
-    Day,
-    DeclarationError,
     Document,
     Formula,
-    Hour,
-    Minute,
     Rollup,
-    Store,
-    Sum,
-    Total,
     UsageError,
-    Week,
 )
 
 # -- what callers may not do -------------------------------------------------------------------------
@@ -97,96 +86,3 @@ def test_set_up_makes_the_indexes(run, database):
         each["key"] for each in database.sales.index_information().values()
     ]
     assert {"_id_"} == set(database.category_stats.index_information()), "the id is unique already"
-
-
-# -- declarations ------------------------------------------------------------------------------------
-
-
-def refused(**keywords: Any) -> DeclarationError:
-    """The error of a Store whose rollup is declared in a wrong way."""
-    fields = {"__annotations__": {"product_id": int, "day": dt.datetime}, "__module__": __name__}
-    fields["__annotations__"].update(keywords.pop("fields", {}))
-    fields.update(keywords.pop("values", {}))
-    declared = keywords.pop("rollup", None) or Rollup(
-        keywords.pop("source", Sale), keys=keywords.pop("keys"), **keywords
-    )
-    with pytest.raises(DeclarationError) as raised:
-        model = type(Document)("Wrong", (Document,), fields, collection="wrong", rollup=declared)
-        Store.__new__(Store)
-        from treadle.graph.graph import Graph
-
-        Graph([Sale, DailySales, model])
-    return raised.value
-
-
-class Figures(BaseModel):
-    count: Annotated[int, Count()] = 0
-    unit: str
-
-
-BOTH = {"product_id": "product_id", "day": Day("created_at")}
-
-
-@pytest.mark.parametrize(
-    ("code", "keywords"),
-    [
-        ("rollup-keys", {"keys": {}}),
-        ("rollup-keys", {"keys": {"nothing": "product_id"}}),
-        ("source-field-missing", {"keys": {"product_id": "produkt_id", "day": Day("created_at")}}),
-        ("rollup-keys", {"keys": {"product_id": "shop", "day": Day("created_at")}}),
-        ("rollup-keys", {"keys": {"product_id": "product_id", "day": Day("amount")}}),
-        ("rollup-keys", {"keys": {"product_id": Day("created_at"), "day": Day("created_at")}}),
-        ("rollup-keys", {"keys": {"product_id": "product_id", "day": Day("created_at", timezone="Mars/North")}}),
-        ("rollup-keys", {"keys": {"product_id": Total()}}),
-        ("rollup-keys", {"keys": {"name": Total(5)}, "fields": {"name": str}}),
-        ("rollup-keys", {"keys": {"day": Minute("created_at", size=7)}}),
-        ("rollup-keys", {"keys": {"day": Hour("created_at", size=5)}}),
-        ("rollup-keys", {"keys": {"day": Day("created_at", size=0)}}),
-        ("rollup-keys", {"keys": {"day": Day("created_at", size=True)}}),
-        ("rollup-keys", {"keys": {"day": Day("created_at", offset=dt.timedelta(days=1))}}),
-        ("rollup-keys", {"keys": {"day": Day("created_at", offset=dt.timedelta(hours=-1))}}),
-        ("rollup-keys", {"keys": {"day": Day("created_at", offset=6)}}),
-        ("rollup-keys", {"keys": {"day": Day("created_at", offset=dt.timedelta(microseconds=1))}}),
-        ("rollup-keys", {"keys": {"day": Week("created_at", begins="someday")}}),
-        ("rollup-keys", {"keys": {"on": Day("created_at", offset=dt.timedelta(hours=6))}, "fields": {"on": dt.date}}),
-        ("rollup-keys", {"keys": {"on": Minute("created_at")}, "fields": {"on": dt.date}}),
-        ("rollup-keys", {"keys": {"product_id": "product_id", "day": 5}}),
-        ("rollup-keys", {"keys": {**BOTH, "id": "shop"}}),
-        ("rollup-keys", {"keys": BOTH, "fields": {"id": str}}),
-        ("rollup-field", {"keys": BOTH, "fields": {"note": str}}),
-        ("rollup-field", {"keys": BOTH, "fields": {"figures": Figures}}),
-        ("rollup-keys", {"keys": {**BOTH, "on": Day("created_at", timezone="Asia/Tokyo")}, "fields": {"on": dt.date}}),
-        ("rollup-source", {"keys": BOTH, "fields": {"n": Annotated[int, Count(DailySales)]}}),
-        ("rollup-source", {"keys": BOTH, "fields": {"n": Annotated[int, Count(by="product_id")]}}),
-        ("source-field-missing", {"keys": BOTH, "fields": {"n": Annotated[Decimal, Sum()]}}),
-        ("source-field-missing", {"keys": BOTH, "fields": {"n": Annotated[Decimal, Sum("amuont")]}}),
-        ("pattern-keyword", {"keys": BOTH, "maintain": "sometimes"}),
-        ("pattern-keyword", {"keys": BOTH, "maintain": "schedule"}),
-        ("pattern-keyword", {"keys": BOTH, "fields": {"n": Annotated[int, Count(maintain="stream")]}}),
-        ("maintenance-cycle", {"source": "Wrong", "keys": {"product_id": "product_id"}}),
-        ("source-unknown", {"source": "Slae", "keys": BOTH}),
-    ],
-)  # fmt: skip
-def test_a_wrong_declaration_is_refused(code, keywords):
-    assert code == refused(**keywords).code
-
-
-def test_an_aggregate_without_a_source_belongs_into_a_rollup():
-    class Lost(Document, collection="lost"):
-        count: Annotated[int, Count()] = 0
-
-    from treadle.graph.graph import Graph
-
-    with pytest.raises(DeclarationError, match="only inside a rollup") as raised:
-        Graph([Lost])
-    assert "source-unknown" == raised.value.code
-
-
-@pytest.mark.parametrize("field", [None, 3])
-def test_a_window_is_of_a_field(run, field):
-    class Daily(Document, collection="daily", rollup=Rollup(Sale, keys={"day": Day(field)})):
-        day: dt.datetime
-        count: Annotated[int, Count()] = 0
-
-    with pytest.raises(DeclarationError, match="source-field-missing"):
-        run.store([Sale, Daily])

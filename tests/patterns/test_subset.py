@@ -10,7 +10,7 @@ from bson import ObjectId
 from pydantic import BaseModel
 
 from tests.support import lacking
-from treadle import DeclarationError, Document, Id, Store, Subset
+from treadle import Document, Id, Store, Subset
 
 
 def day(number: int) -> dt.datetime:
@@ -166,24 +166,3 @@ def test_new_children_cost_one_update_and_no_read(heard):
     listener.clear()
     store.insert(Review(product_id=parent.id))
     assert ["insert", "update", "commitTransaction"] == listener.names
-
-
-@pytest.mark.parametrize(
-    ("pattern", "kind", "code"),
-    [
-        (Subset(Review, by="product_id", sort="-dat", size=3), list[ReviewCard], "source-field-missing"),
-        (Subset(Review, by="product_id", sort="-date", size=0), list[ReviewCard], "pattern-keyword"),
-        (Subset(Review, by="product_id", sort="-date", size=3), ReviewCard, "maintained-type"),
-        (Subset(Review, by="nope", sort="-date", size=3), list[ReviewCard], "reference-field-missing"),
-    ],
-)
-def test_declarations_that_cannot_work(database, pattern, kind, code):
-    model = type(Document)(
-        "Broken",
-        (Document,),
-        {"__annotations__": {"cards": Annotated[kind, pattern]}, "__module__": __name__},
-        collection="broken",
-    )
-    with pytest.raises(DeclarationError, match=r"Broken\.cards") as caught:
-        Store(database, [Review, model])
-    assert code == caught.value.code

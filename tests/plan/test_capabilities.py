@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from datetime import datetime
 from typing import Annotated, Any
 
 import pytest
@@ -13,15 +11,9 @@ from pymongo.errors import AutoReconnect, OperationFailure
 from tests.support import shared_server
 from treadle import (
     Count,
-    DeclarationError,
     Document,
-    ExtendedReference,
-    History,
     Id,
-    Indexed,
-    ParentReference,
     Store,
-    TimeSeries,
     UsageError,
 )
 from treadle.plan.capabilities import EVERYTHING, NOWHERE, Capabilities, described_by, read_capabilities
@@ -34,34 +26,6 @@ class Review(Document, collection="reviews"):
 class Product(Document, collection="products"):
     name: str = ""
     reviews: Annotated[int, Count(Review, by="product_id")] = 0
-
-
-class Node(Document, collection="nodes", tree=ParentReference(parent="parent_id")):
-    parent_id: Id | None = None
-
-
-class Reading(Document, collection="readings", timeseries=TimeSeries(time="ts", key="sensor")):
-    sensor: str
-    ts: datetime
-
-
-class Policy(Document, collection="policies", history=History(collection="former", maintain="stream")):
-    title: str = ""
-
-
-class Carrier(Document, collection="carriers"):
-    code: Annotated[str | None, Indexed(unique=True)] = None
-    title: str = ""
-
-
-class Shipment(Document, collection="shipments"):
-    carrier: str | None = None
-    title: Annotated[
-        str | None,
-        ExtendedReference(
-            Carrier, by="carrier", to="code", field="title", maintain="stream", on_delete="clear"
-        ),
-    ] = None
 
 
 HELLO = {"maxWireVersion": 17, "setName": "rs0", "logicalSessionTimeoutMinutes": 30}
@@ -149,25 +113,6 @@ def test_a_refusal_says_that_it_is_missing():
     unknown = OperationFailure("no such command", 59)
     found = answered({"hello": HELLO, **dict.fromkeys(("explain", "update_one", "killSessions"), unknown)})
     assert not any((found.graph_lookups, found.merges, found.retryable_writes, found.kill_sessions))
-
-
-@pytest.mark.parametrize(
-    ("model", "missing", "code", "words"),
-    [
-        (Node, "graph_lookups", "capability-missing", "Node (tree=): parent-reference needs $graphLookup"),
-        (Node, "transactions", "transactions-needed", "Node (tree=): parent-reference needs transactions"),
-        (Reading, "time_series", "capability-missing", "declare bucket= instead"),
-        (Policy, "pre_images", "capability-missing", 'declare maintain="write"'),
-        (Shipment, "pre_images", "capability-missing", "Shipment.title: extended-reference needs pre-images"),
-    ],
-)
-def test_what_a_declaration_needs_is_refused_by_name(database, model, missing, code, words):
-    store = Store(database, [model, Carrier])
-    known = dataclasses.replace(store.runner.run(read_capabilities()), **{missing: False})
-    with pytest.raises(DeclarationError) as refused:
-        store.graph.check_server(known)
-    assert code == refused.value.code
-    assert words in str(refused.value)
 
 
 def test_a_server_without_retryable_writes_is_refused(database):

@@ -10,7 +10,8 @@ import pytest
 from pydantic import BaseModel
 from pymongo import MongoClient
 
-from tests.support import Heard, shared_server
+from tests.kit.command_log import CommandLog
+from tests.support import shared_server
 from treadle import (
     AncestorArray,
     AsyncStore,
@@ -65,7 +66,7 @@ MODELS = [Line, Product, ByAmount, Node]
 
 
 def test_each_target_is_written_once(server, database):
-    listener = Heard()
+    listener = CommandLog()
     with MongoClient(server.uri, event_listeners=[listener]) as client:
         store = Store(client[database.name], MODELS)
         store.setup()

@@ -14,14 +14,12 @@ from tests.support import race, shared_server
 from treadle import (
     AncestorArray,
     Approximate,
-    Bucket,
     ChildReferences,
     Conflict,
     Count,
     CreatedAt,
     DataError,
     Day,
-    DeclarationError,
     Document,
     DuplicateKey,
     ExtendedReference,
@@ -448,47 +446,6 @@ def test_a_standalone_server_keeps_it_all() -> None:
             store.insert_many([Person(name="x", email="1"), Person(name="y", email="1")])
         assert 1 == store.count(Person)
         assert [] == store.verify()
-
-
-# -- declarations ------------------------------------------------------------------------------------
-
-
-def test_declarations_that_cannot_work_are_refused(database):
-    class Missing(Document, collection="a", revision="nowhere"):
-        pass
-
-    class Text(Document, collection="b", revision="number"):
-        number: str = ""
-
-    class Required(Document, collection="c", soft_delete="gone"):
-        gone: dt.datetime
-
-    class Base(Document, collection="d", discriminator="kind"):
-        pass
-
-    class Sub(Base, kind="sub"):
-        at: Annotated[dt.datetime | None, UpdatedAt()] = None
-
-    class Reading(
-        Document,
-        collection="e",
-        bucket=Bucket(key="sensor", time="ts", span=dt.timedelta(hours=1)),
-        soft_delete="gone",
-    ):
-        sensor: str
-        ts: dt.datetime
-        gone: dt.datetime | None = None
-
-    for model, code in [
-        (Missing, "source-field-missing"),
-        (Text, "maintained-type"),
-        (Required, "maintained-type"),
-        (Sub, "kind-invalid"),
-        (Reading, "layout-derived"),
-    ]:
-        with pytest.raises(DeclarationError) as caught:
-            Store(database, [model])
-        assert code == caught.value.code
 
 
 # -- beside other patterns ------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.errors import AutoReconnect, ConfigurationError, ExecutionTimeout, OperationFailure, PyMongoError
 from pymongo.synchronous.client_session import ClientSession
 
-from tests import faults
+from tests.kit import faults
+from tests.kit.command_log import CommandLog
 from tests.support import long_transactions
 from treadle import AsyncStore, Document, Limits, Store
 from treadle.plan.server_errors import OUTCOME_UNKNOWN
@@ -154,7 +155,7 @@ def test_the_second_attempt_of_the_driver_itself_does_not_say_that_nothing_was_c
     server: Any, store: Store
 ) -> None:
     """A new primary may know nothing of the commit, and have no majority behind it that would tell."""
-    name, heard = store.database.name, faults.Heard()
+    name, heard = store.database.name, CommandLog()
     with (
         faults.Proxy(server) as proxy,
         MongoClient[Any](proxy.uri, appname="twice", event_listeners=[heard]) as client,

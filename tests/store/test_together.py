@@ -13,19 +13,20 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Annotated, Any
 
 import pymongo
 import pytest
 from bson import ObjectId
 from pydantic import BaseModel
-from pymongo import AsyncMongoClient, MongoClient, common
+from pymongo import AsyncMongoClient, MongoClient
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from tests import faults
-from tests.support import Heard
+from tests.kit.command_log import CommandLog
+from tests.kit.fault_sweep import FaultSweep
+from tests.kit.faults import CLOSED, LOST_REPLIES, Fault
 from treadle import (
     AsyncStore,
     DataError,
@@ -37,7 +38,6 @@ from treadle import (
     TimedOut,
     UsageError,
 )
-from treadle.server.local import start
 
 WAIT_SECONDS_MAX = 50
 AGE_MAX = 100
@@ -77,7 +77,7 @@ class Crowd:
     def __init__(
         self, uri: str, database: str, tasks: bool, limits: Limits = PATIENT, heard: Any = None
     ) -> None:
-        self.heard = heard or Heard()
+        self.heard = heard or CommandLog()
         self.tasks = tasks
         self.runner = asyncio.Runner() if tasks else None
         kind: Any = AsyncMongoClient if tasks else MongoClient
@@ -110,7 +110,7 @@ class Crowd:
     def together(self, kind: str, jobs: Sequence[Job], collection: str = "people") -> list[Any]:
         """The results or errors of calls that queue behind one that is under way, then go together."""
         lane = self.lane(kind, collection)
-        self.heard.clear()
+        self.heard.commands.clear()
         return self._tasks(lane, jobs) if self.runner is not None else self._threads(lane, jobs)
 
     def all_at_once(self, jobs: Sequence[Job]) -> list[Any]:
@@ -931,99 +931,82 @@ def test_steps_of_threads_with_deadlines(server: Any, database: Any) -> None:
 # -- crash points ---------------------------------------------------------------------------------
 
 
-CLOSED = {"closeConnection": True}
-FAULTS: list[tuple[str, dict[str, Any]]] = [
-    ("closed", {"times": 1, **CLOSED}),
-    ("closed-twice", {"times": 2, **CLOSED}),
-    ("shutting-down", {"times": 2, "errorCode": 91, "errorLabels": ["RetryableWriteError"]}),
-    ("conflict", {"times": 1, "errorCode": 112, "errorLabels": ["TransientTransactionError"]}),
-    ("concern", {"times": 1, "writeConcernError": {"code": 64, "errmsg": "waiting timed out"}}),
-    ("reply-lost", {"times": 1, "proxy": True}),
-    ("reply-lost-twice", {"times": 2, "proxy": True}),
+FAULTS = [
+    Fault("closed", CLOSED),
+    Fault("closed-twice", CLOSED, times=2),
+    Fault("shutting-down", {"errorCode": 91, "errorLabels": ["RetryableWriteError"]}, times=2),
+    Fault("conflict", {"errorCode": 112, "errorLabels": ["TransientTransactionError"]}),
+    Fault("concern", {"writeConcernError": {"code": 64, "errmsg": "waiting timed out"}}),
+    *LOST_REPLIES,
 ]
 KINDS = ["insert_one", "find", "find_one_and_update", "find_one_and_delete"]
-TASK_FAULTS = [each for each in FAULTS if each[0] in ("closed", "conflict", "reply-lost")]
-COMMANDS_MAX = 12
 CALLERS = 4
 
 
-@pytest.fixture(scope="module")
-def struck() -> Iterator[tuple[Any, faults.Proxy]]:
-    interval, common.MIN_HEARTBEAT_INTERVAL = common.MIN_HEARTBEAT_INTERVAL, 0.005
-    parameters = {"enableTestCommands": 1, "transactionLifetimeLimitSeconds": 3}
-    with start(parameters=parameters) as server, faults.Proxy(server) as proxy:
-        yield server, proxy
-    common.MIN_HEARTBEAT_INTERVAL = interval
-
-
 @pytest.mark.heavy
-@pytest.mark.server
+@pytest.mark.parametrize("tasks", [False, True], ids=["threads", "tasks"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("name", "fault"), FAULTS, ids=[name for name, _ in FAULTS])
 def test_a_fault_at_each_command_of_a_group(
-    struck: tuple[Any, faults.Proxy], kind: str, name: str, fault: dict[str, Any]
+    fault_sweep: FaultSweep, kind: str, tasks: bool, record_points: Any
 ) -> None:
-    """Who was answered has what it was told, once; who was not has it once or not at all."""
-    _strike(struck, kind, fault, tasks=False)
+    """Who was answered has what it was told, once; who was not has it once or not at all.
 
-
-@pytest.mark.heavy
-@pytest.mark.server
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("name", "fault"), TASK_FAULTS, ids=[name for name, _ in TASK_FAULTS])
-def test_a_fault_at_each_command_of_two_groups_under_way(
-    struck: tuple[Any, faults.Proxy], kind: str, name: str, fault: dict[str, Any]
-) -> None:
-    _strike(struck, kind, fault, tasks=True)
-
-
-def _strike(struck: tuple[Any, faults.Proxy], kind: str, fault: dict[str, Any], tasks: bool) -> None:
-    server, proxy = struck
-    data = {key: value for key, value in fault.items() if key not in ("times", "proxy")}
-    heard = faults.Heard()
-    uri = proxy.uri if "proxy" in fault else f"{server.uri}&serverMonitoringMode=poll"
-    points = 0
-    # Of tasks one goes first, and two full groups beside it.
+    Of tasks one goes first, and two full groups beside it.
+    """
     callers = 7 if tasks else CALLERS
     limits = Limits(together_wait_seconds=3600, together_max=3 if tasks else 100)
-    with MongoClient[Any](server.uri) as plain, closing(Crowd(uri, "struck", tasks, limits, heard)) as crowd:
-        database = plain["struck"]
-        database.drop_collection("people")
-        Store(database, MODELS).setup()
-        one = crowd.wait(lambda: crowd.store.insert(Person(name="first")))
-        crowd.wait(lambda: crowd.store.get(Person, one.id))
-        crowd.wait(lambda: crowd.store.update(Person, one.id, {"$inc": {"age": 1}}))
-        crowd.wait(lambda: crowd.store.delete(Person, one.id))
-        for skip in range(COMMANDS_MAX):
+    database = fault_sweep.stores("struck", MODELS).database
+    log = CommandLog()
+    uris = {"": f"{fault_sweep.server.uri}&serverMonitoringMode=poll", "proxy": fault_sweep.proxy.uri}
+
+    with ExitStack() as stack:
+        crowds = {
+            way: stack.enter_context(closing(Crowd(uri, "struck", tasks, limits, log)))
+            for way, uri in uris.items()
+        }
+        for crowd in crowds.values():
+            _warm_up(crowd)
+
+        def attempt(fault: Fault, skip: int) -> bool:
+            crowd = crowds["proxy" if fault.proxy else ""]
             database.people.delete_many({})
             ids = stored(database, callers)
             new = [Person(name=str(number)) for number in range(callers)]
-            jobs: dict[str, list[Job]] = {
-                "insert_one": [lambda store, each=each: store.insert(each) for each in new],
-                "find": [lambda store, each=each: store.get(Person, each) for each in ids],
-                "find_one_and_update": [
-                    lambda store, each=each: store.update(Person, each, {"$inc": {"age": 10}}) for each in ids
-                ],
-                "find_one_and_delete": [lambda store, each=each: store.delete(Person, each) for each in ids],
-            }
-            heard.clear()
-            strike: Any = (
-                proxy.drop_reply(skip, names=faults.COMMANDS, times=fault["times"])
-                if "proxy" in fault
-                else faults.fail_point(plain, heard, skip=skip, times=fault["times"], app="struck", **data)
-            )
-            with strike:
-                results = crowd.all_at_once(jobs[kind]) if tasks else crowd.together(kind, jobs[kind])
-                met = sum(each in faults.COMMANDS for each in heard.names) > skip
-            plain.admin.command({"killAllSessions": []})
+            jobs = _jobs(kind, ids, new)
+            with fault_sweep.arm(fault, skip, log=log, app="struck") as is_met:
+                results = crowd.all_at_once(jobs) if tasks else crowd.together(kind, jobs)
+                met = is_met()
+            fault_sweep.end_sessions()
             there = {each["_id"]: each for each in database.people.find()}
             for number, (key, result) in enumerate(zip(ids, results, strict=True)):
                 _check_struck(kind, number, new[number].id if kind == "insert_one" else key, result, there)
             if not met:
                 assert not any(isinstance(each, Exception) for each in results)
-                break
-            points += 1
+            return met
+
+        points = fault_sweep.at_each_command(f"{kind} {tasks}", FAULTS, attempt)
     assert points >= 1
+    record_points(points)
+
+
+def _warm_up(crowd: Crowd) -> None:
+    """Send what only the first call of each kind sends."""
+    one = crowd.wait(lambda: crowd.store.insert(Person(name="first")))
+    crowd.wait(lambda: crowd.store.get(Person, one.id))
+    crowd.wait(lambda: crowd.store.update(Person, one.id, {"$inc": {"age": 1}}))
+    crowd.wait(lambda: crowd.store.delete(Person, one.id))
+
+
+def _jobs(kind: str, ids: list[Any], new: list[Person]) -> list[Job]:
+    jobs: dict[str, list[Job]] = {
+        "insert_one": [lambda store, each=each: store.insert(each) for each in new],
+        "find": [lambda store, each=each: store.get(Person, each) for each in ids],
+        "find_one_and_update": [
+            lambda store, each=each: store.update(Person, each, {"$inc": {"age": 10}}) for each in ids
+        ],
+        "find_one_and_delete": [lambda store, each=each: store.delete(Person, each) for each in ids],
+    }
+    return jobs[kind]
 
 
 def _check_struck(kind: str, number: int, key: Any, result: Any, there: dict[Any, Any]) -> None:

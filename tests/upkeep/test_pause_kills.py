@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests import mill, streamed
+from tests import streamed
+from tests.kit import processes
 from tests.kit.tiers import IS_FULL
 from treadle import Store
 
@@ -37,20 +38,18 @@ def shop(database: Any) -> Any:
 def test_a_rule_is_paused_the_worker_killed_restarted_and_resumed(server, database, shop):
     """At each point between two of its writes, around the pause and around the catching up."""
     writer, chance = streamed.Writer(database, 7, numbers=40), random.Random(7)
+    what = (processes.catch_up, SHOP, database.name)
     for kill in range(KILLS):
         rule = RULES[kill % len(RULES)]
         shop.pause(rule)
         writer.write(8)
         # It dies while it takes note of the pause, or works without the rule.
-        process = mill.start(mill.work_until, SHOP, server.uri, database.name, WRITES, chance.randrange(12))
-        process.join(WAIT_SECONDS_MAX)
-        assert -signal.SIGKILL == process.exitcode
+        assert processes.kill_before(server.uri, WRITES, chance.randrange(12), *what)
         assert "paused" == {each.rule: each.state for each in shop.status().rules}[rule]
         writer.write(8)
         shop.resume(rule)
         # And again while it catches up.
-        process = mill.start(mill.work_until, SHOP, server.uri, database.name, WRITES, chance.randrange(12))
-        process.join(WAIT_SECONDS_MAX)
+        processes.kill_before(server.uri, WRITES, chance.randrange(12), *what)
     database.client.admin.command({"killAllSessions": []})
     shop.worker().run_until_idle()
     shop.run_due()
@@ -87,7 +86,7 @@ def test_a_verify_that_was_killed_goes_on_and_repeats_at_most_a_page(server, dat
     database["treadle.jobs"].drop()
     wrong = [3, 44, 95]
     database["orders"].update_many({"_id": {"$in": wrong}}, {"$set": {"customer": {"fullName": "nobody"}}})
-    process = mill.start(verify_and_die, server.uri, database.name, pages)
+    process = processes.start(verify_and_die, server.uri, database.name, pages)
     process.join(WAIT_SECONDS_MAX)
     assert -signal.SIGKILL == process.exitcode
     looked: list[Any] = []

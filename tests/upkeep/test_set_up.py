@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 from pymongo import ASCENDING, DESCENDING, IndexModel
 
-from treadle import DataError, DeclarationError, Document, DuplicateKey, Indexed, Store
+from treadle import DataError, Document, DuplicateKey, Indexed, Store
 
 
 class User(
@@ -153,38 +153,3 @@ def test_an_optional_field_can_be_unique_and_sparse(run, database):
     with pytest.raises(DuplicateKey):
         store.insert(User(phone=None, nick="c", email="b@example.org"))
     assert database["users"].index_information()["nick_1"]["sparse"]
-
-
-def test_declarations_that_cannot_work():
-    class Nowhere(Document):
-        pass
-
-    class Twin(Document, collection="users"):
-        pass
-
-    for models, code in (
-        ([Nowhere], "collection-missing"),
-        ([User, Twin], "collection-shared"),
-        ([int], "model-invalid"),
-    ):
-        with pytest.raises(DeclarationError) as caught:
-            Store.__init__(object.__new__(Store), _database(), models)
-        assert code == caught.value.code
-    with pytest.raises(DeclarationError, match="did you mean 'collection'"):
-
-        class Typo(Document, colection="x"):
-            pass
-
-    for name in ("", "a$b", "system.x", "treadle.x"):
-        with pytest.raises(DeclarationError, match="collection"):
-            type(Document)("Bad", (Document,), {"__module__": __name__}, collection=name)
-    with pytest.raises(DeclarationError, match="naming='kebab'"):
-
-        class Kebab(Document, collection="x", naming="kebab"):
-            pass
-
-
-def _database():
-    from pymongo import MongoClient
-
-    return MongoClient(connect=False)["never_used"]

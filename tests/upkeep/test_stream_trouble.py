@@ -18,7 +18,8 @@ from bson import ObjectId
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
-from tests import faults, mill
+from tests.kit import faults, processes
+from tests.kit.command_log import CommandLog
 from tests.upkeep.marketplace import (
     MEGABYTE,
     MODELS,
@@ -165,7 +166,7 @@ FAILING = ["update", "findAndModify", "commitTransaction", "aggregate", "getMore
 @pytest.mark.parametrize("command", FAILING)
 def test_an_error_in_the_middle_loses_no_event(database, client, server, command):
     """What was read when it failed is read again; `run_until_idle` does not take it for done."""
-    app, heard = f"failing-{command}", faults.Heard()
+    app, heard = f"failing-{command}", CommandLog()
     with MongoClient(server.uri, appname=app, event_listeners=[heard]) as other:
         store = Store(other[database.name], MODELS)
         store.setup()
@@ -276,7 +277,7 @@ def test_sigterm_ends_the_worker_after_its_batch(server, database):
     """It resigns, so that nobody has to wait for its lease to run out."""
     store = Store(database, MODELS)
     store.setup()
-    worker = mill.start(mill.work, f"{__name__}:MODELS", server.uri, database.name)
+    worker = processes.start(processes.work, f"{__name__}:MODELS", server.uri, database.name)
     wait_for(lambda: (database["treadle.leases"].find_one() or {}).get("owner"))
     key = database["shops"].insert_one({"name": "a"}).inserted_id
     database["sales"].insert_one({"shop_id": key, "amount": 4})

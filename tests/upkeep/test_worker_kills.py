@@ -24,7 +24,8 @@ import pytest
 from pymongo import MongoClient, WriteConcern
 from pymongo.errors import PyMongoError
 
-from tests import mill, streamed
+from tests import streamed
+from tests.kit import processes
 from tests.kit.tiers import IS_FULL
 from tests.streamed import KEYS, ROLLED
 from tests.support import long_transactions
@@ -135,9 +136,9 @@ def kill_again_and_again(number: int, seed: int, *start: Any) -> None:
     """Let a process live for a moment, and the next one after it."""
     lives = random.Random(seed)
     for _ in range(number):
-        process = mill.start(*start)
+        process = processes.start(*start)
         time.sleep(lives.uniform(*LIFE_SECONDS))
-        assert -signal.SIGKILL == mill.end(process)
+        assert -signal.SIGKILL == processes.end(process)
 
 
 @pytest.mark.parametrize("way", ["former states", "ledger"])
@@ -148,17 +149,21 @@ def test_killed_workers_and_rebuilds_leave_no_drift(server, database, shop, said
             database.command({"collMod": name, "changeStreamPreAndPostImages": {"enabled": False}})
     what = (SHOP, server.uri, database.name)
     lanes = [
-        threading.Thread(target=kill_again_and_again, args=(KILLS_OF_WORKERS // 2, 1, mill.work, *what)),
-        threading.Thread(target=kill_again_and_again, args=(KILLS_OF_REBUILDS // 2, 2, mill.rebuild, *what)),
-        threading.Thread(target=kill_again_and_again, args=(KILLS_OF_SCHEDULES // 2, 3, mill.run_due, *what)),
+        threading.Thread(target=kill_again_and_again, args=(KILLS_OF_WORKERS // 2, 1, processes.work, *what)),
+        threading.Thread(
+            target=kill_again_and_again, args=(KILLS_OF_REBUILDS // 2, 2, processes.rebuild, *what)
+        ),
+        threading.Thread(
+            target=kill_again_and_again, args=(KILLS_OF_SCHEDULES // 2, 3, processes.run_due, *what)
+        ),
     ]
-    with mill.writers(server.uri, database.name, 7.0, pause=0.005), Probe(database) as probe:
+    with processes.writers(server.uri, database.name, 7.0, pause=0.005), Probe(database) as probe:
         for lane in lanes:
             lane.start()
         for lane in lanes:
             lane.join()
         # One that lives shows what the others left.
-        last = mill.start(mill.work, *what)
+        last = processes.start(processes.work, *what)
         time.sleep(1.0)
     said.setdefault("kills", []).append(
         KILLS_OF_WORKERS // 2 + KILLS_OF_REBUILDS // 2 + KILLS_OF_SCHEDULES // 2
@@ -167,18 +172,18 @@ def test_killed_workers_and_rebuilds_leave_no_drift(server, database, shop, said
     start = time.monotonic()
     wait_for(lambda: not streamed.wrong(database))
     said.setdefault("drift gone after the last writer", []).append(time.monotonic() - start)
-    assert 0 == mill.end(last, signal.SIGTERM)
+    assert 0 == processes.end(last, signal.SIGTERM)
     settled(shop, database)
 
 
 def test_a_worker_killed_at_any_command_leaves_no_drift(server, database, shop, said):
     """Just before each command in turn, transactions included, until one comes to its end."""
     writer = streamed.Writer(database, 7, numbers=60)
-    what = (SHOP, server.uri, database.name, DEADLY)
+    what = (processes.catch_up, SHOP, database.name)
     settled(shop, database)
     for skip in range(60):
         # The writer may meet what the last one had locked; this one lets go of it.
-        process = mill.start(mill.work_until, *what, skip)
+        process = processes.start(processes.die_before, server.uri, DEADLY, skip, *what)
         writer.write(15)
         process.join(WAIT_SECONDS_MAX)
         assert process.exitcode in (0, -signal.SIGKILL)
@@ -196,9 +201,8 @@ def test_a_successor_lets_go_of_what_a_killed_worker_had_locked(server, database
     settled(shop, database)
     database["reviews"].insert_one({"_id": 1000, "productKey": KEYS[0], "starRating": 5, "body": ""})
     with long_transactions(database.client):
-        process = mill.start(mill.work_until, SHOP, server.uri, database.name, ["commitTransaction"], 0)
-        process.join(WAIT_SECONDS_MAX)
-    assert -signal.SIGKILL == process.exitcode
+        what = (processes.catch_up, SHOP, database.name)
+        assert processes.kill_before(server.uri, ["commitTransaction"], 0, *what)
     # Whoever takes the lease ends the session of whoever had it; the server itself would take ten minutes.
     start = time.monotonic()
     settled(shop, database)
@@ -212,21 +216,21 @@ def test_a_successor_lets_go_of_what_a_killed_worker_had_locked(server, database
 
 def test_another_process_takes_over_at_once_after_kill_9(server, database, shop, said):
     """It stands by on the same host, and can tell that the leader has ended."""
-    what = (mill.work, SHOP, server.uri, database.name)
-    current = mill.start(*what)
+    what = (processes.work, SHOP, server.uri, database.name)
+    current = processes.start(*what)
     wait_for(lambda: leader(database))
     for _ in range(4):
-        waiting = mill.start(*what)
+        waiting = processes.start(*what)
         time.sleep(1.0)
         owner = leader(database)
         assert f":{current.pid}:" in owner
-        assert -signal.SIGKILL == mill.end(current)
+        assert -signal.SIGKILL == processes.end(current)
         taken = wait_for(lambda waiting=waiting: f":{waiting.pid}:" in (leader(database) or ""))
         assert taken < Limits().worker_lease_seconds
         said.setdefault("take-over on one host", []).append(taken)
         said.setdefault("kills", []).append(1)
         current = waiting
-    assert 0 == mill.end(current, signal.SIGTERM)
+    assert 0 == processes.end(current, signal.SIGTERM)
     settled(shop, database)
 
 
@@ -234,18 +238,18 @@ def test_another_host_takes_over_when_the_lease_has_run_out(server, database, sh
     """Nobody there can tell whether the leader has ended; the server's clock decides."""
     lease = 2.0
     options = {"limits": Limits(worker_lease_seconds=lease), "elsewhere": True}
-    first = mill.start(mill.work, SHOP, server.uri, database.name, **options)
+    first = processes.start(processes.work, SHOP, server.uri, database.name, **options)
     wait_for(lambda: leader(database))
-    second = mill.start(mill.work, SHOP, server.uri, database.name, **options)
+    second = processes.start(processes.work, SHOP, server.uri, database.name, **options)
     time.sleep(lease * 1.5)
     # Renewed for as long as it lives.
     assert f":{first.pid}:" in leader(database)
-    mill.end(first)
+    processes.end(first)
     taken = wait_for(lambda: f":{second.pid}:" in (leader(database) or ""))
     said.setdefault("take-over from another host, lease of 2 s", []).append(taken)
     said.setdefault("kills", []).append(1)
     assert taken < lease + 5 * Limits().worker_standby_seconds
-    assert 0 == mill.end(second, signal.SIGTERM)
+    assert 0 == processes.end(second, signal.SIGTERM)
     settled(shop, database)
 
 
@@ -254,36 +258,38 @@ def test_a_wrong_clock_neither_takes_a_lease_nor_holds_it_too_long(server, datab
     """A client whose clock is an hour off stands by like any other, leads, and is followed."""
     lease = 1.0
     options = {"limits": Limits(worker_lease_seconds=lease), "elsewhere": True}
-    right = mill.start(mill.work, SHOP, server.uri, database.name, **options)
+    right = processes.start(processes.work, SHOP, server.uri, database.name, **options)
     wait_for(lambda: leader(database))
-    wrong = mill.start(mill.work, SHOP, server.uri, database.name, **options, clock_seconds=clock_seconds)
+    wrong = processes.start(
+        processes.work, SHOP, server.uri, database.name, **options, clock_seconds=clock_seconds
+    )
     time.sleep(1.5 * lease)
     assert f":{right.pid}:" in leader(database)
-    mill.end(right)
+    processes.end(right)
     assert (
         wait_for(lambda: f":{wrong.pid}:" in (leader(database) or ""))
         < lease + 5 * Limits().worker_standby_seconds
     )
     database["reviews"].insert_one({"_id": 1000, "productKey": KEYS[0], "starRating": 5, "body": ""})
     wait_for(lambda: not streamed.wrong(database))
-    third = mill.start(mill.work, SHOP, server.uri, database.name, **options)
+    third = processes.start(processes.work, SHOP, server.uri, database.name, **options)
     time.sleep(1.5 * lease)
     assert f":{wrong.pid}:" in leader(database)
-    mill.end(wrong)
+    processes.end(wrong)
     assert (
         wait_for(lambda: f":{third.pid}:" in (leader(database) or ""))
         < lease + 5 * Limits().worker_standby_seconds
     )
-    assert 0 == mill.end(third, signal.SIGTERM)
+    assert 0 == processes.end(third, signal.SIGTERM)
     settled(shop, database)
 
 
 def test_a_leader_that_wakes_up_after_its_lease_does_no_harm(server, database, shop, said):
     """Stopped in the middle of its work, replaced, and woken again: fenced, nothing wrong."""
     options = {"limits": Limits(worker_lease_seconds=0.6), "elsewhere": True}
-    workers = [mill.start(mill.work, SHOP, server.uri, database.name, **options) for _ in range(2)]
+    workers = [processes.start(processes.work, SHOP, server.uri, database.name, **options) for _ in range(2)]
     wait_for(lambda: leader(database))
-    with mill.writers(server.uri, database.name, 6.0, count=2, pause=0.005):
+    with processes.writers(server.uri, database.name, 6.0, count=2, pause=0.005):
         for _ in range(4):
             owner = leader(database)
             sleeper = next(each for each in workers if f":{each.pid}:" in owner)
@@ -295,7 +301,7 @@ def test_a_leader_that_wakes_up_after_its_lease_does_no_harm(server, database, s
             time.sleep(0.3)
             assert sleeper.is_alive()
     wait_for(lambda: not streamed.wrong(database))
-    assert [0, 0] == [mill.end(each, signal.SIGTERM) for each in workers]
+    assert [0, 0] == [processes.end(each, signal.SIGTERM) for each in workers]
     settled(shop, database)
 
 
@@ -312,7 +318,7 @@ def test_a_killed_server_loses_nothing_that_was_acknowledged(tmp_path, said):
         store.setup()
         for number, key in enumerate(KEYS):
             database["products"].insert_one(streamed.product(key, number))
-        worker = mill.start(mill.work, SHOP, running.uri, "killed")
+        worker = processes.start(processes.work, SHOP, running.uri, "killed")
         wait_for(lambda: leader(database))
         acknowledged: list[Any] = []
         done = threading.Event()
@@ -351,7 +357,7 @@ def test_a_killed_server_loses_nothing_that_was_acknowledged(tmp_path, said):
         stored = {each["_id"] for each in database["reviews"].find({}, {"_id": 1})}
         assert set() == set(acknowledged) - stored
         assert worker.is_alive()
-        assert 0 == mill.end(worker, signal.SIGTERM)
+        assert 0 == processes.end(worker, signal.SIGTERM)
         settled(store, database)
 
 
@@ -383,15 +389,15 @@ def test_a_pattern_is_adopted_while_writers_go_on(server, database, said):
 
     mover = threading.Thread(target=move)
     mover.start()
-    with mill.writers(server.uri, database.name, 4.0, count=2, pause=0.01):
+    with processes.writers(server.uri, database.name, 4.0, count=2, pause=0.01):
         store.rebuild()
         said.setdefault(f"rebuild of {ADOPTED:,} under writers", []).append(time.monotonic() - start)
-        worker = mill.start(mill.work, SHOP, server.uri, database.name)
+        worker = processes.start(processes.work, SHOP, server.uri, database.name)
     done.set()
     mover.join()
     taken = wait_for(lambda: not store.worker().lag().events)
     said.setdefault("nothing left to read after the adoption", []).append(taken)
-    assert 0 == mill.end(worker, signal.SIGTERM)
+    assert 0 == processes.end(worker, signal.SIGTERM)
     store.worker().run_until_idle()
     store.run_due(now=dt.datetime(3000, 1, 1, tzinfo=dt.UTC) + dt.timedelta(days=next(DAYS)))
     assert [] == store.verify()

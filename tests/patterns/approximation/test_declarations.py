@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 from bson import ObjectId
-from pydantic import BaseModel
 
 from tests.patterns.approximation.products import NEVER, Painted, Product, store_of, stored
 from tests.support import Colour, race
@@ -77,43 +75,6 @@ def test_counts_feed_formulas_and_other_documents(run):
 
 
 # -- declarations ------------------------------------------------------------------------------------
-
-
-class Row(BaseModel):
-    n: Annotated[int, Approximate()] = 0
-
-
-class Key(BaseModel):
-    a: int
-
-
-@pytest.mark.parametrize(
-    ("annotation", "more", "code"),
-    [
-        (Annotated[int, Approximate(every=0)], {}, "pattern-keyword"),
-        # Not True alone: `Annotated` would take it for the every=1 of another test.
-        (Annotated[int, Approximate(every=True, keys_max=77)], {}, "pattern-keyword"),
-        (Annotated[int, Approximate(keys_max=0)], {}, "pattern-keyword"),
-        (Annotated[int, Approximate(within=timedelta(0))], {}, "pattern-keyword"),
-        (Annotated[int, Approximate(within=5)], {}, "pattern-keyword"),  # type: ignore[arg-type]
-        (Annotated[int, Approximate(buffer="disk")], {}, "pattern-keyword"),  # type: ignore[arg-type]
-        (Annotated[int, Approximate(collection="x")], {}, "pattern-keyword"),
-        (Annotated[int, Approximate(buffer="durable", collection="things")], {}, "collection-shared"),
-        (Annotated[int | None, Approximate()], {}, "maintained-type"),
-        (Annotated[str, Approximate()], {}, "maintained-type"),
-        (Annotated[int, Approximate(by="nothing")], {}, "reference-field-missing"),
-        (Annotated[int, Approximate(by="key")], {"key": Key}, "counter-key"),
-        (Annotated[int, Approximate(by="key")], {"key": list[int]}, "counter-key"),
-        (Annotated[int, Approximate(flushed_at="nothing")], {}, "source-field-missing"),
-        (list[Row], {}, "maintained-in-array"),
-    ],
-)
-def test_wrong_declarations_are_refused(annotation, more, code, database):
-    body = {"__annotations__": {"n": annotation, **more}, "__module__": __name__}
-    model: Any = type(Document)("Thing", (Document,), body, collection="things")
-    with pytest.raises(DeclarationError) as refused:
-        Store(database, [model])
-    assert code == refused.value.code
 
 
 class Whole(Document, collection="wholes"):

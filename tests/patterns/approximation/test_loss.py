@@ -12,10 +12,10 @@ import pymongo
 import pytest
 from bson import ObjectId
 from pydantic import BaseModel, Field
-from pymongo import MongoClient, common
+from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from tests import faults
+from tests.kit.faults import Fault, Proxy
 from tests.patterns.approximation.products import NEVER, SOON, Narrow, Painted, Product, store_of, stored
 from tests.support import race
 from treadle import Approximate, Document, Limits, Store
@@ -34,12 +34,6 @@ class Page(Document, collection="pages", naming="camel"):
     page_id: str
     approximate_metrics: Metrics = Metrics()
     tag_list: list[str] = ["new"]
-
-
-@pytest.fixture
-def briskly(monkeypatch):
-    """The driver looks for a lost server twice a second; a fault must not take that long here."""
-    monkeypatch.setattr(common, "MIN_HEARTBEAT_INTERVAL", 0.005)
 
 
 # -- ids that are not there --------------------------------------------------------------------------
@@ -192,36 +186,44 @@ def test_the_time_of_the_flush_is_stored(run, database):
 # -- faults ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["drop_reply", "close_before"])
-def test_a_batch_counts_once_whatever_is_lost(server, database, fault, field, briskly):
-    """At each command of a flush, twice, so that the driver's own retry fails too."""
-    with faults.Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
-        store = Store(client[database.name], [Product])
-        store.setup()
-        store.insert(Product(id=1))
-        counter = store.counter(Product, field)
-        expected = 0
-        for skip in range(12):
-            for times in (1, 2, 3):
-                counter.add(1, 3)
-                expected += 3
-                with getattr(proxy, fault)(skip, times=times) as plan:
-                    try:
-                        counter.flush()
-                    except PyMongoError:
-                        # Nothing is lost meanwhile, and nothing is seen twice.
-                        assert expected == counter.read(1, exact=True)
-                client.admin.command({"killAllSessions": []})
+# Up to three times, so that the retry of the driver itself fails too.
+LOSSES = [
+    Fault(f"{proxy}*{times}", proxy=proxy, times=times)
+    for times in (1, 2, 3)
+    for proxy in ("drop_reply", "close_before")
+]
+
+
+def test_a_batch_counts_once_whatever_is_lost(fault_sweep, field, record_points):
+    """At each command of a flush; what failed is flushed again, and until then nothing is lost or seen twice."""
+    stores = fault_sweep.stores("counters", [Product])
+    stores.sound.insert(Product(id=1))
+    counter = stores.behind(LOSSES[0]).counter(Product, field)
+    expected = 0
+
+    def attempt(fault: Fault, skip: int) -> bool:
+        nonlocal expected
+        counter.add(1, 3)
+        expected += 3
+        with fault_sweep.arm(fault, skip) as is_met:
+            try:
                 counter.flush()
-                assert expected == stored(database, field)
-                assert {} == counter.pending()
-            if not plan.struck:
-                break
-        assert skip > 2
+            except PyMongoError:
+                assert expected == counter.read(1, exact=True)
+            met = is_met()
+        fault_sweep.end_sessions()
+        counter.flush()
+        assert expected == stored(stores.database, field)
+        assert {} == counter.pending()
+        return met
+
+    points = fault_sweep.at_each_command(field, LOSSES, attempt)
+    assert points > 2
+    record_points(points)
 
 
-def test_a_durable_event_that_was_acknowledged_is_there_once(server, database, briskly):
-    with faults.Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
+def test_a_durable_event_that_was_acknowledged_is_there_once(server, database, fast_heartbeat):
+    with Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
         store = Store(client[database.name], [Product])
         store.setup()
         store.insert(Product(id=1))
@@ -241,9 +243,11 @@ def test_a_durable_event_that_was_acknowledged_is_there_once(server, database, b
         assert acknowledged <= stored(database, "likes") <= 8
 
 
-def test_a_flush_that_comes_by_itself_keeps_its_counts_when_it_fails(server, database, caplog, briskly):
+def test_a_flush_that_comes_by_itself_keeps_its_counts_when_it_fails(
+    server, database, caplog, fast_heartbeat
+):
     limits = Limits(counter_due_seconds=0.3, counter_pause_seconds=1e-9)
-    with faults.Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
+    with Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
         store = Store(client[database.name], [Product], limits=limits)
         store.insert(Product(id=1))
         counter = store.counter(Product, "views")
@@ -256,8 +260,8 @@ def test_a_flush_that_comes_by_itself_keeps_its_counts_when_it_fails(server, dat
         assert (20, {}) == (stored(database, "views"), counter.pending())
 
 
-def test_what_was_found_before_a_flush_failed_is_told(server, database, briskly):
-    with faults.Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
+def test_what_was_found_before_a_flush_failed_is_told(server, database, fast_heartbeat):
+    with Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
         store = Store(client[database.name], [Product], limits=Limits(counter_chunk=1))
         store.insert(Product(id=1))
         counter = store.counter(Product, "views")
@@ -274,10 +278,10 @@ def test_what_was_found_before_a_flush_failed_is_told(server, database, briskly)
 
 
 @pytest.mark.parametrize("n", [1, 2], ids=["one by one", "amounts"])
-def test_an_event_that_finds_no_room_is_refused_and_not_counted(server, database, briskly, n):
+def test_an_event_that_finds_no_room_is_refused_and_not_counted(server, database, fast_heartbeat, n):
     """With the server away the buffer stays bounded, and nobody waits for it at each event."""
     limits = Limits(counter_due_seconds=0.3, counter_fold_max=1)
-    with faults.Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
+    with Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
         store = Store(client[database.name], [Narrow], limits=limits)
         store.insert_many([Narrow(id=key) for key in range(40)])
         counter = store.counter(Narrow, "views")

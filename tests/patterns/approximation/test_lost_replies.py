@@ -13,7 +13,7 @@ from benchmarks.torture.journal import outcome_of
 from pymongo import MongoClient
 from pymongo.errors import AutoReconnect, PyMongoError
 
-from tests import faults
+from tests.kit import faults
 from tests.support import until
 from treadle import Approximate, Document, Limits, Store
 from treadle.plan import Call, Plan

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import random
 import signal
@@ -16,17 +15,18 @@ from datetime import timedelta
 from typing import Annotated, Any
 
 import pytest
-from pymongo import MongoClient, common
+from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from tests import faults, victim
+from tests.kit import processes
+from tests.kit.fault_sweep import quick_heartbeats
+from tests.kit.faults import Proxy
 from tests.support import race, shared_server
 from treadle import Approximate, Document, Limits, Store
 from treadle.server.local import LocalServer, start
 
 pytestmark = pytest.mark.heavy
 
-CONTEXT = multiprocessing.get_context("forkserver")
 NEVER = timedelta(hours=1)
 KILLS = 20
 SECONDS_MAX = 60.0
@@ -40,7 +40,7 @@ class Post(Document, collection="posts"):
 
 @pytest.fixture(scope="module")
 def fork_server() -> None:
-    victim.prepare()
+    processes.prepare()
 
 
 SCRIPT = f"""
@@ -204,14 +204,16 @@ def test_two_flushers_and_twenty_kills_lose_and_double_nothing(brief, fork_serve
     pipes: list[Any] = []
     while kills < KILLS:
         if writer is None:
-            receiving, sending = CONTEXT.Pipe(duplex=False)
-            writer = CONTEXT.Process(target=like, args=(brief.uri, "killed", 1 + started % 2, sending))
+            receiving, sending = processes.CONTEXT.Pipe(duplex=False)
+            writer = processes.CONTEXT.Process(
+                target=like, args=(brief.uri, "killed", 1 + started % 2, sending)
+            )
             writer.start()
             sending.close()
             pipes.append(receiving)
             started += 1
         while len(flushers) < 2:
-            flushers.append(CONTEXT.Process(target=flush_for_ever, args=(brief.uri, "killed")))
+            flushers.append(processes.CONTEXT.Process(target=flush_for_ever, args=(brief.uri, "killed")))
             flushers[-1].start()
         pipes[-1].poll(SECONDS_MAX)
         time.sleep(chance.uniform(0.15, 0.4))
@@ -262,10 +264,8 @@ class Page(Document, collection="pages"):
 
 @pytest.fixture(scope="module")
 def alone() -> Generator[LocalServer]:
-    interval, common.MIN_HEARTBEAT_INTERVAL = common.MIN_HEARTBEAT_INTERVAL, 0.005
-    with shared_server(replica_set=False) as server:
+    with quick_heartbeats(), shared_server(replica_set=False) as server:
         yield server
-    common.MIN_HEARTBEAT_INTERVAL = interval
 
 
 def marks(database: Any) -> int:
@@ -273,11 +273,11 @@ def marks(database: Any) -> int:
 
 
 @pytest.mark.parametrize("fault", ["drop_reply", "close_before"])
-def test_without_transactions_a_batch_counts_once(alone, fault, tried):
+def test_without_transactions_a_batch_counts_once(alone, fault, record_points):
     """The driver does not retry here; the marks in the documents tell what was done."""
     name = f"counter_{fault}"
     with (
-        faults.Proxy(alone) as proxy,
+        Proxy(alone) as proxy,
         MongoClient[Any](proxy.uri) as client,
         MongoClient[Any](alone.uri) as sound,
     ):
@@ -302,7 +302,7 @@ def test_without_transactions_a_batch_counts_once(alone, fault, tried):
         assert points > 3
         # A mark is left only where the reply to its removal was lost, and it does no harm.
         assert 0 == marks(sound[name]) or points
-        tried(points)
+        record_points(points)
         sound.drop_database(name)
 
 

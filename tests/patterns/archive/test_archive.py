@@ -33,13 +33,10 @@ from treadle import (
     Archive,
     Bucket,
     Bulk,
-    DeclarationError,
     Delete,
     Document,
     DuplicateKey,
-    Indexed,
     Insert,
-    Outlier,
     Progress,
     Replace,
     Store,
@@ -461,32 +458,6 @@ def test_a_document_that_cannot_be_stored_there_is_set_aside(run, database):
     assert 1 == database["sales"].count_documents({})
 
 
-@pytest.mark.parametrize(
-    ("annotations", "keywords", "code"),
-    [
-        ({}, {"by": "name"}, "source-field-missing"),
-        ({"name": str}, {"by": "name"}, "maintained-type"),
-        ({}, {"after": 5}, "pattern-keyword"),
-        ({}, {"archived": "maybe"}, "pattern-keyword"),
-        ({}, {"into": ""}, "pattern-keyword"),
-        ({"when": Annotated[dt.datetime, Indexed(expire_after=YEAR)]}, {}, "archive-expires"),
-        ({"tags": Annotated[list[str], Outlier(limit=3, overflow="o")]}, {}, "archive-declaration"),
-    ],
-)
-def test_a_declaration_that_makes_no_sense_is_refused(annotations, keywords, code, database):
-    declared = Archive(**{"by": "date", "after": YEAR, "into": "old", **keywords})
-    model = type(Document)(
-        "Bad",
-        (Document,),
-        {"__annotations__": {"date": dt.datetime, **annotations}, "__module__": __name__},
-        collection="bad",
-        archive=declared,
-    )
-    with pytest.raises(DeclarationError) as raised:
-        Store(database, [model])
-    assert code == raised.value.code
-
-
 def test_a_model_without_an_archive_says_so(run):
     store = run.store([Shop, Sale])
     for call in (
@@ -531,24 +502,6 @@ def test_a_bucketed_model_moves_whole_buckets(run, database):
     assert [] == store.verify()
     assert 1 == store.archive(Reading, now=NOW)
     assert 9 == len(list(store.find(Reading, archived=True)))
-
-
-def test_buckets_are_archived_by_their_time_only(database):
-    body = {
-        "__annotations__": {"ts": dt.datetime, "made": dt.datetime, "sensor": str},
-        "__module__": __name__,
-    }
-    model = type(Document)(
-        "Odd",
-        (Document,),
-        body,
-        collection="odd",
-        bucket=Bucket(key="sensor", time="ts", limit=3),
-        archive=Archive(by="made", after=YEAR, into="old_odd"),
-    )
-    with pytest.raises(DeclarationError) as raised:
-        Store(database, [model])
-    assert "archive-declaration" == raised.value.code
 
 
 @pytest.mark.parametrize("write", ["update", "replace", "delete"])

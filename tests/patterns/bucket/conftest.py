@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
-from tests import faults
+from tests.kit.command_log import CommandLog
 from tests.patterns.bucket.sensors import at, reading_in
 from treadle import Document
 
@@ -39,7 +39,7 @@ def filled(run):
 @pytest.fixture
 def overheard(server, database):
     """A database whose client notes its commands, and can do something just before one of them."""
-    listener = faults.Heard()
+    listener = CommandLog()
     with MongoClient[Any](server.uri, event_listeners=[listener]) as client:
         client.admin.command("ping")
         yield client[database.name], listener

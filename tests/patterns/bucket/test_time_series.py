@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from pymongo import IndexModel
 
-from treadle import Count, DataError, DeclarationError, Document, Indexed, TimeSeries, UsageError
-from treadle.graph.graph import Graph
+from treadle import DataError, Document, TimeSeries, UsageError
 
 START = datetime(2026, 1, 1, 10, tzinfo=UTC)
 
@@ -150,45 +148,6 @@ def test_several_keys_go_into_a_nested_model(run):
     )
     assert [(at(1), 1), (at(3), 3)] == store.readings(Nested, Meta(site="n", sensor=1))
     assert 2 == store.count(Nested, {"meta.sensor": 0})
-
-
-@pytest.mark.parametrize(
-    ("options", "fields", "keywords", "said"),
-    [
-        ({"key": ("a", "b")}, {}, {}, "nested model"),
-        ({"key": "missing"}, {}, {}, "one field"),
-        ({"time": "a"}, {}, {}, "must be a datetime"),
-        ({"granularity": "days"}, {}, {}, "'seconds' or 'minutes' or 'hours'"),
-        ({"expire_after": 5}, {}, {}, "timedelta"),
-        ({}, {}, {"validation": "strict"}, "validates nothing"),
-        ({}, {"c": Annotated[str, Indexed(unique=True)]}, {}, "unique index"),
-        ({}, {}, {"indexes": [IndexModel("a", unique=True)]}, "unique index"),
-    ],
-)
-def test_a_declaration_that_cannot_work_is_refused(options, fields, keywords, said):
-    annotations = {"a": str, "b": str, "ts": datetime, **fields}
-    series = TimeSeries(**{"time": "ts", "key": "a", **options})
-    made = type(Document)(
-        "Odd", (Document,), {"__annotations__": annotations, "__module__": __name__},
-        collection="odd", timeseries=series, **keywords,
-    )  # fmt: skip
-    with pytest.raises(DeclarationError, match=said):
-        Graph([made])
-
-
-def test_derived_data_of_readings_is_refused():
-    class Sensor(Document, collection="sensors"):
-        id: str
-        number: Annotated[int, Count(Reading, by="sensor_id")] = 0
-
-    with pytest.raises(DeclarationError, match="not stored one by one"):
-        Graph([Reading, Sensor])
-
-    class Wrong(Document, collection="wrong"):
-        value: Annotated[int, TimeSeries(time="ts")]
-
-    with pytest.raises(DeclarationError, match="class keyword timeseries="):
-        Graph([Wrong])
 
 
 def test_single_documents_are_adopted_once_even_after_a_crash(run, database, caplog):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -14,9 +11,11 @@ from uuid import UUID
 import pytest
 from bson import Binary, ObjectId
 from bson.decimal128 import Decimal128
-from pymongo import MongoClient, common
+from pymongo import MongoClient
 
-from tests import faults, victim
+from tests.kit.command_log import CommandLog
+from tests.kit.fault_sweep import Write
+from tests.kit.faults import REPLY_LOST
 from tests.support import shared_server
 from treadle import Bucket, DataError, Document, Limits, Store, UsageError
 from treadle.plan.capabilities import Capabilities
@@ -366,7 +365,7 @@ def test_adoption_loses_no_change_of_a_single_document(command, server, database
     """Somebody changes one and deletes one while they are on their way; also after they were compared."""
     reading = reading_in("rows")
     database.readings.insert_many(single(6))
-    heard = faults.Heard()
+    heard = CommandLog()
     with MongoClient[Any](server.uri, event_listeners=[heard]) as client:
         store = Store(client[database.name], [reading])
         store.setup()
@@ -385,7 +384,7 @@ def test_adoption_drops_a_repeated_reading_only_if_it_still_is_one(server, datab
     """Somebody corrects its time just before it would go."""
     reading = reading_in("rows", unique="ts")
     database.readings.insert_one({"sensor_id": "s0", "ts": at(0), "temp": 9.0})
-    heard = faults.Heard()
+    heard = CommandLog()
     with MongoClient[Any](server.uri, event_listeners=[heard]) as client:
         store = Store(client[database.name], [reading])
         store.setup()
@@ -448,15 +447,6 @@ def test_adoption_goes_on_under_writers(database):
 # -- faults ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def proxied(server):
-    interval, common.MIN_HEARTBEAT_INTERVAL = common.MIN_HEARTBEAT_INTERVAL, 0.005
-    with faults.Proxy(server) as proxy, MongoClient[Any](proxy.uri, appname="buckets") as client:
-        client.admin.command("ping")
-        yield proxy, client
-    common.MIN_HEARTBEAT_INTERVAL = interval
-
-
 ACTS: dict[str, Callable[[Any, Any], Any]] = {
     "insert": lambda store, reading: store.insert(reading(sensor_id="s", ts=at(25), temp=1)),
     "insert into a full window": lambda store, reading: store.insert_many(
@@ -472,94 +462,67 @@ ACTS: dict[str, Callable[[Any, Any], Any]] = {
     "delete_many": lambda store, reading: store.delete_many(reading, {"sensor_id": "s"}),
     "rebuild": lambda store, reading: store.rebuild(),
 }
-REPLIES_MAX = 40
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("options", [{}, {"span": None}, {"unique": "ts"}], ids=str)
 @pytest.mark.parametrize("act", list(ACTS))
-def test_a_lost_reply_stores_nothing_twice(act, options, proxied, client, database, tried):
+def test_a_lost_reply_stores_nothing_twice(act, options, fault_sweep, record_points):
     """The command was done and its client never heard of it; the driver asks again, and nothing is done twice."""
-    proxy, through = proxied
     reading = reading_in("rows", **options)
-    Store(client[database.name], [reading]).setup()
-    expected = None
-    points = 0
-    for skip in range(-1, REPLIES_MAX):
-        database.readings.delete_many({})
-        fill(Store(client[database.name], [reading]), reading, range(0, 60, 10))
-        store = Store(through[database.name], [reading])
-        store._capabilities()
-        with proxy.drop_reply(skip) if skip >= 0 else proxy.drop_reply(10_000) as plan:
-            ACTS[act](store, reading)
-        direct = Store(client[database.name], [reading])
-        assert [] == direct.verify()
-        found = seen(direct, reading)
-        expected = found if expected is None else expected
-        assert expected == found, f"the reply {skip} was lost"
-        if skip >= 0 and not plan.struck:
-            break
-        points += 1
-    tried(points)
-    assert points > 1
+    stores = fault_sweep.stores("buckets", [reading])
 
+    def reset() -> None:
+        stores.database.readings.delete_many({})
+        fill(stores.sound, reading, range(0, 60, 10))
 
-def killed(uri: str, name: str, layout: str, options: dict[str, Any], skip: int) -> None:
-    heard = faults.Heard()
-    client: MongoClient[Any] = MongoClient(uri, event_listeners=[heard])
-    store = Store(client[name], [reading_in(layout, **options)])
-    store._capabilities()
-    heard.clear()
-    heard.before(
-        ("insert", "update", "delete", "findAndModify", "commitTransaction"),
-        skip,
-        lambda: os.kill(os.getpid(), signal.SIGKILL),
+    def check(acknowledged: bool) -> None:
+        assert acknowledged
+        assert [] == stores.sound.verify()
+
+    write = Write(
+        f"{act} {options}",
+        lambda store: ACTS[act](store, reading),
+        reset,
+        check,
+        read=lambda: seen(stores.sound, reading),
     )
-    store.rebuild()
+    points = fault_sweep.strike(stores, write, [REPLY_LOST])
+    assert points > 0
+    record_points(points)
+
+
+def adopting(client: MongoClient[Any], database: str) -> Callable[[], Any]:
+    """In a process of its own: take over what another collection holds."""
+    store = Store(client[database], [reading_in("rows", adopt="old")])
+    store.recover()
+    return store.rebuild
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("layout", "options"),
-    [("packed", {}), ("columns", {"adopt": "old"}), ("rows", {})],
-    ids=["compaction", "adoption", "same"],
-)
-def test_a_rebuild_that_is_killed_is_finished_by_the_next(
-    layout, options, server, client, database, tried, monkeypatch
-):
+def test_an_adoption_that_is_killed_is_finished_by_the_next(fault_sweep, record_points):
     """kill -9 before each of its writes; nothing is lost and nothing is there twice."""
-    victim.prepare()
-    source = "old" if options else "readings"
-    reading = reading_in(layout, **options)
-    points = 0
-    for skip in (0, 1, 2, 5, 9):
-        database.readings.drop()
-        database.old.drop()
-        if layout == "packed":
-            rows = reading_in("rows")
-            Store(database, [rows]).setup()
-            fill(Store(database, [rows]), rows, range(0, 600, 7))
-        else:
-            database[source].insert_many(single(60))
-        store = Store(database, [reading])
-        store.setup()
-        total = 86 if layout == "packed" else 60
-        process = victim.CONTEXT.Process(
-            target=killed, args=(server.uri, database.name, layout, options, skip)
-        )
-        process.start()
-        process.join(60)
-        assert process.exitcode in (0, -signal.SIGKILL)
-        points += process.exitcode != 0
-        client.admin.command({"killAllSessions": []})
-        store.rebuild()
-        assert [] == store.verify()
-        assert total == store.count(reading) == len({each[:2] for each in seen(store, reading)})
-        if not process.exitcode:
-            break
-    tried(points)
-    assert points
-    assert multiprocessing.current_process().name == "MainProcess"
+    reading = reading_in("rows", adopt="old")
+    stores = fault_sweep.stores("buckets", [reading])
+
+    def reset() -> None:
+        stores.database.readings.delete_many({})
+        stores.database.old.delete_many({})
+        stores.database.old.insert_many(single(60))
+
+    def check(acknowledged: bool) -> None:
+        assert [] == stores.sound.verify()
+        assert 60 == len({each[:2] for each in seen(stores.sound, reading)})
+
+    write = Write(
+        "adoption",
+        lambda store: store.rebuild(),
+        reset,
+        check,
+        read=lambda: seen(stores.sound, reading),
+        settle=stores.sound.rebuild,
+    )
+    record_points(fault_sweep.kill(stores, write, adopting, "buckets"))
 
 
 # -- a server without transactions ----------------------------------------------------------------

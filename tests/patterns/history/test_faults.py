@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.patterns.crash import FAULTS
-from tests.patterns.crash import crashing as crashing
+from tests.kit.fault_sweep import Write
 from tests.patterns.history.models import Lean, Policy, disorder, rows
 from treadle import Store
 
@@ -34,11 +33,10 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("write", WRITES)
-def test_a_state_goes_with_its_write(write, fault, crashing, tried):
-    store = crashing.store("history", [Policy, Lean])
-    database: Any = crashing.client["history"]
+def test_a_state_goes_with_its_write(write, fault_sweep, record_points):
+    stores = fault_sweep.stores("history", [Policy, Lean])
+    store, database = stores.sound, stores.database
 
     def reset() -> None:
         for name in ("policies", "policies_history"):
@@ -49,16 +47,10 @@ def test_a_state_goes_with_its_write(write, fault, crashing, tried):
     def state() -> dict[Any, Any]:
         return {each["_id"]: each for each in database["policies"].find({}, {"_treadle": 0})}
 
-    reset()
-    before = state()
-    WRITES[write](store)
-    after = state()
-
     def check(acknowledged: bool) -> None:
-        assert state() in ([after] if acknowledged else [before, after])
         assert [] == disorder(database, Policy)
         for key, document in state().items():
             assert document == rows(database, key)[-1]["document"]
         assert [] == store.verify()
 
-    tried(crashing.everywhere(store, fault, reset, WRITES[write], check))
+    record_points(fault_sweep.strike(stores, Write(write, WRITES[write], reset, check, read=state)))

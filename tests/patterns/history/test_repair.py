@@ -7,7 +7,7 @@ import datetime as dt
 import pytest
 
 from tests.patterns.history.models import SMALL, UTC, Followed, Lean, Policy, disorder, rows, states
-from treadle import DeclarationError, Document, History, Limits
+from treadle import Document, History, Limits
 
 
 @pytest.fixture
@@ -306,28 +306,3 @@ def test_repair_does_not_mistake_what_the_worker_has_yet_to_read(run, database):
     worker.run_until_idle()
     assert list("acd") == [each["name"] for each in states(store, Followed, 1)]
     assert [] == store.verify()
-
-
-# -- declarations ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "declared",
-    [
-        {"maintain": "schedule"},
-        {"form": "half"},
-        {"keep": 0},
-        {"keep": dt.timedelta(0)},
-        {"keep": "all"},
-        {"whole_every": 0},
-    ],
-)
-def test_a_declaration_that_makes_no_sense_is_refused(declared, database):
-    from treadle import Store
-
-    model = type(Document)(
-        "Bad", (Document,), {"__module__": __name__}, collection="bad", history=History(**declared)
-    )
-    with pytest.raises(DeclarationError) as raised:
-        Store(database, [model])
-    assert "pattern-keyword" == raised.value.code

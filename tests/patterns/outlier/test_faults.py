@@ -6,30 +6,21 @@ raised is there once or not at all, and every invariant holds.
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
-import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-from pymongo import MongoClient, common
-from pymongo.errors import PyMongoError
+from pymongo import MongoClient
 
-from tests import faults, victim
+from tests.kit.fault_sweep import FaultSweep, Stores, Write
+from tests.kit.faults import LOST_REPLIES
 from tests.members import LIMIT, MODELS, Plain, items, wrong
-from tests.support import lacking, shared_server
+from tests.support import lacking
 from treadle import DataError, Store
-from treadle.server.local import LocalServer
 
 pytestmark = pytest.mark.heavy
 
-APP = "outlier"
-DATABASE = "outliers"
-COMMANDS_MAX = 60
 KEYS = (1, 2)
-CONTEXT = multiprocessing.get_context("forkserver")
 
 
 class Case(NamedTuple):
@@ -80,151 +71,62 @@ def reset(database: Any, store: Store, case: Case, model: Any) -> None:
             store.array(model, "members", 1).remove(number)
 
 
-def state(database: Any, model: Any) -> list[Any]:
-    return items(database, model, 1)
-
-
-class Bench:
-    """One server; a store through the fail point's client and one through the proxy."""
-
-    def __init__(self, server: LocalServer, proxy: faults.Proxy) -> None:
-        self.server, self.proxy = server, proxy
-        self.client: MongoClient[Any] = MongoClient(server.uri)
-        self.database = self.client[DATABASE]
-        self.heard = faults.Heard()
-        self.struck = MongoClient[Any](proxy.uri, event_listeners=[self.heard], appname=APP)
-        self.sound = Store(self.database, MODELS)
-        self.sound.setup()
-        self.store = Store(self.struck[DATABASE], MODELS)
-        self.store.recover()
-        self.points = 0
-
-    def close(self) -> None:
-        self.client.close()
-        self.struck.close()
-
-    def outcomes(self, case: Case, model: Any) -> tuple[list[Any], list[Any]]:
-        """The items before and after the write, without any fault."""
-        reset(self.database, self.sound, case, model)
-        before = state(self.database, model)
-        case.act(self.sound, model)
-        return before, state(self.database, model)
-
-    def check(self, model: Any, before: list[Any], after: list[Any], acknowledged: bool) -> None:
-        found = state(self.database, model)
-        assert found == after if acknowledged else found in (before, after)
-        assert [] == [each for key in KEYS for each in wrong(self.database, model, key)]
-        assert [] == list(self.database["treadle.intents"].find())
-
-    def strike(self, case: Case, model: Any, fault: str) -> None:
-        """The fault at each command in turn, until the write no longer meets it."""
-        before, after = self.outcomes(case, model)
-        for skip in range(COMMANDS_MAX):
-            reset(self.database, self.sound, case, model)
-            self.heard.clear()
-            acknowledged = False
-            with self._fault(fault, skip) as plan, contextlib.suppress(PyMongoError, DataError):
-                case.act(self.store, model)
-                acknowledged = True
-            self.client.admin.command({"killAllSessions": []})
-            self.store.recover()
-            if case.name == "adopt":
-                # What was not reached is reached by the next run.
-                self.sound.rebuild(model)
-            self.check(model, before, after, acknowledged)
-            if not plan.struck:
-                return
-            self.points += 1
-        raise AssertionError(f"{case.name} sends more than {COMMANDS_MAX} commands")
-
-    @contextlib.contextmanager
-    def _fault(self, fault: str, skip: int) -> Generator[Any]:
-        kind, _, times = fault.partition("*")
-        with getattr(self.proxy, kind)(skip, times=int(times or 1)) as plan:
-            yield plan
-
-
 @pytest.fixture(scope="module")
-def bench() -> Generator[Bench]:
-    interval, common.MIN_HEARTBEAT_INTERVAL = common.MIN_HEARTBEAT_INTERVAL, 0.005
-    with shared_server(transactionLifetimeLimitSeconds=3) as server, faults.Proxy(server) as proxy:
-        made = Bench(server, proxy)
-        yield made
-        made.close()
-    common.MIN_HEARTBEAT_INTERVAL = interval
+def stores(fault_sweep: FaultSweep) -> Stores:
+    return fault_sweep.stores("outliers", MODELS)
 
 
-def pairs(faults: list[str]) -> list[Any]:
-    """All models with all cases and faults would take long; each case meets each fault with one of them."""
-    return [
-        pytest.param(
-            case,
-            MODELS[(number + turn) % 4],
-            fault,
-            id=f"{case.name}-{MODELS[(number + turn) % 4].__name__}-{fault}",
-        )
-        for number, case in enumerate(CASES)
-        for turn, fault in enumerate(faults)
-    ]
+def write_of(case: Case, model: Any, stores: Stores) -> Write:
+    database = stores.database
+
+    def check(acknowledged: bool) -> None:
+        assert [] == [each for key in KEYS for each in wrong(database, model, key)]
+
+    return Write(
+        f"{case.name} {model.__name__}",
+        lambda store: case.act(store, model),
+        reset=lambda: reset(database, stores.sound, case, model),
+        check=check,
+        read=lambda: items(database, model, 1),
+        # What an adoption did not reach is reached by the next run.
+        settle=lambda: stores.sound.rebuild(model) if case.name == "adopt" else None,
+    )
 
 
-@pytest.mark.parametrize(("case", "model", "fault"), pairs(["drop_reply", "drop_reply*2"]))
-def test_a_fault_at_any_command_leaves_nothing_wrong(bench, case, model, fault, tried):
-    before = bench.points
-    bench.strike(case, model, fault)
-    tried(bench.points - before)
+# All models with all cases would take long; each case meets the faults with one of them.
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_a_fault_at_any_command_leaves_nothing_wrong(fault_sweep, stores, case, record_points):
+    write = write_of(case, MODELS[CASES.index(case) % len(MODELS)], stores)
+    record_points(fault_sweep.strike(stores, write, LOST_REPLIES))
 
 
 # -- kill -9 -----------------------------------------------------------------------------------------
 
 
-def perform(uri: str, case: str, number: int, skip: int) -> None:
-    """Perform one case in a process that kills itself before one of its writing commands."""
-    heard = faults.Heard()
-    client: MongoClient[Any] = MongoClient(uri, event_listeners=[heard])
-    store = Store(client[DATABASE], MODELS)
+def killed(client: MongoClient[Any], database: str, case: str, number: int) -> Callable[[], Any]:
+    """In a process of its own: one case."""
+    store = Store(client[database], MODELS)
     store.recover()
-    heard.clear()
-    heard.before((*victim.WRITES, "commitTransaction"), skip, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    BY_NAME[case].act(store, MODELS[number])
-
-
-@pytest.fixture(scope="module")
-def fork_server() -> None:
-    victim.prepare()
+    return lambda: BY_NAME[case].act(store, MODELS[number])
 
 
 KILLED = ["append-spills", "remove-and-refill", "insert-long"]
 
 
-@pytest.mark.parametrize("name", KILLED)
-def test_kill_9_between_any_two_commands(bench, fork_server, name, tried):
+@pytest.mark.parametrize("number", range(len(KILLED)), ids=KILLED)
+def test_kill_9_between_any_two_commands(fault_sweep, stores, number, record_points):
     """The next Store, in another process, owes nothing and finds nothing wrong."""
-    case = BY_NAME[name]
-    number = KILLED.index(name) % 4
-    model = MODELS[number]
-    before, after = bench.outcomes(case, model)
-    for skip in range(COMMANDS_MAX):
-        reset(bench.database, bench.sound, case, model)
-        process = CONTEXT.Process(target=perform, args=(bench.server.uri, name, number, skip))
-        process.start()
-        process.join(60)
-        assert process.exitcode in (0, -signal.SIGKILL)
-        bench.client.admin.command({"killAllSessions": []})
-        Store(bench.database, MODELS).recover()
-        bench.check(model, before, after, acknowledged=process.exitcode == 0)
-        if process.exitcode == 0:
-            tried(skip)
-            return
+    write = write_of(BY_NAME[KILLED[number]], MODELS[number], stores)
+    record_points(fault_sweep.kill(stores, write, killed, "outliers", KILLED[number], number))
 
 
 # -- without snapshots ---------------------------------------------------------------------------------
 
 
-def test_an_iteration_that_would_pass_items_over_says_so(bench):
+def test_an_iteration_that_would_pass_items_over_says_so(stores):
     """Items came back while it read."""
-    reset(bench.database, bench.sound, Case("", 60, lambda store, model: None), Plain)
-    own = lacking(Store(bench.database, MODELS), snapshots=False).array(Plain, "members", 1)
+    reset(stores.database, stores.sound, Case("", 60, lambda store, model: None), Plain)
+    own = lacking(Store(stores.database, MODELS), snapshots=False).array(Plain, "members", 1)
     reading = iter(own)
     next(reading)
     for number in range(3):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
+from tests.kit import faults
 from tests.members import LIMIT, Plain, Unique, UniqueRows, items, wrong
 from tests.support import race
 from treadle import AsyncStore, Store
@@ -146,8 +147,6 @@ def test_tasks_of_one_loop_share_an_array(server, database):
 
 def test_a_lost_reply_does_not_append_twice(server, database):
     """The driver sends the update again, and the server knows it."""
-    from tests import faults
-
     with faults.Proxy(server) as proxy, MongoClient[Any](proxy.uri) as client:
         store = Store(client[database.name], [Plain])
         store.setup()

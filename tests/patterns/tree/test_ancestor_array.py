@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import threading
-from datetime import datetime, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from bson import ObjectId
 from pydantic import BaseModel
 
+from tests.kit.command_log import CommandLog
 from tests.patterns.tree.forest import Array, Counted, Deep, Place, Turning, names, plant
-from tests.support import Heard
 from treadle import (
     AncestorArray,
-    Bucket,
-    Count,
     DataError,
-    DeclarationError,
     Document,
-    Id,
     Limits,
     Store,
     UsageError,
 )
-from treadle.graph.graph import Graph
 
 SHAPE = {"electronics": {"computers": {"laptops": {"gaming": {}}}, "phones": {}}, "books": {}}
 
@@ -139,7 +133,7 @@ def test_one_insert_costs_the_same_in_a_tree_of_any_size(heard):
         costs.append(listener.names)
         store.insert_many([Array(name=f"{n}", parent_id=ids["phones"]) for n in range(300)])
     assert [["findAndModify", "insert", "commitTransaction"]] * 2 == costs
-    assert isinstance(listener, Heard)
+    assert isinstance(listener, CommandLog)
 
 
 # -- bulk loads --------------------------------------------------------------------------------------
@@ -278,60 +272,6 @@ def test_nested_fields_under_other_stored_names(run, database):
 
 
 # -- declarations ------------------------------------------------------------------------------------
-
-
-def declared(tree: Any, **fields: Any) -> None:
-    kinds = {"parent_id": Id | None, "ancestors": list[Id], "name": str, **fields}
-    namespace = {"__annotations__": kinds, "parent_id": None, "ancestors": []}
-    Graph([type("Node", (Document,), namespace, collection="nodes", tree=tree)])
-
-
-@pytest.mark.parametrize(
-    ("tree", "fields", "code"),
-    [
-        (AncestorArray(parent="parent", ancestors="ancestors"), {}, "tree-field-missing"),
-        (AncestorArray(parent=None, ancestors="ancestors"), {}, "tree-field-missing"),  # type: ignore[arg-type]
-        (AncestorArray(parent="parent_id", ancestors="name"), {}, "tree-field-type"),
-        (AncestorArray(parent="parent_id", ancestors="ancestors"), {"ancestors": set[Id]}, "tree-field-type"),
-        (AncestorArray(parent="ancestors", ancestors="ancestors"), {}, "tree-field-type"),
-        (AncestorArray(parent="id", ancestors="ancestors"), {}, "tree-field-type"),
-        (AncestorArray(parent="parent_id", ancestors="ancestors"), {"parent_id": Id}, "tree-field-type"),
-        (
-            AncestorArray(parent="parent_id", ancestors="ancestors"),
-            {"parent_id": int | None},
-            "reference-type",
-        ),
-        ("parent_id", {}, "keyword-unknown"),
-        ([AncestorArray(parent="parent_id", ancestors="ancestors")] * 2, {}, "tree-declaration"),
-    ],
-)
-def test_a_wrong_declaration_is_told_early(tree, fields, code):
-    with pytest.raises(DeclarationError) as caught:
-        declared(tree, **fields)
-    assert code == caught.value.code
-
-
-def test_a_field_is_maintained_by_one_pattern_only():
-    class Node(Document, collection="nodes", tree=AncestorArray(parent="up", ancestors="above")):
-        up: Id | None = None
-        above: Annotated[list[Id], Count("Node", by="up")] = []
-
-    with pytest.raises(DeclarationError) as caught:
-        Graph([Node])
-    assert caught.value.code in ("path-maintained-twice", "pattern-type", "maintained-type")
-
-
-@pytest.mark.parametrize(
-    "keywords",
-    [{"bucket": Bucket(key="name", time="at", span=timedelta(hours=1))}],
-)
-def test_a_tree_is_of_plain_documents(keywords):
-    kinds = {"name": str, "at": datetime, "up": Id | None, "above": list[Id]}
-    namespace = {"__annotations__": kinds, "up": None, "above": []}
-    with pytest.raises(DeclarationError, match=r"collection of its own|readings have none") as caught:
-        tree = AncestorArray(parent="up", ancestors="above")
-        Graph([type("Node", (Document,), namespace, collection="nodes", tree=tree, **keywords)])
-    assert caught.value.code in ("tree-declaration", "bucket-declaration")
 
 
 def test_a_model_without_a_tree_says_how_to_have_one(run):

@@ -12,8 +12,6 @@ import pytest
 from bson import ObjectId
 from pydantic import BaseModel
 
-from tests.patterns.crash import FAULTS
-from tests.patterns.crash import crashing as crashing
 from tests.patterns.tree.forest import SMALL, Oracle
 from treadle import (
     AncestorArray,
@@ -430,34 +428,6 @@ def test_a_large_move_is_finished_in_its_own_tree(database):
     paths = {each.path for each in trees["acme"].walk()}
     assert {",new,", ",other,", *(f",new,n{number}," for number in range(6))} == paths
     assert [] == store.verify(Pathed)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("fault", FAULTS if WIDE else ["closed-twice"])
-def test_a_fault_at_any_command_of_a_move_leaves_both_trees_whole(crashing, fault):
-    store = crashing.store(f"apart_{fault.replace('-', '_')}", [Parented])
-    ids: dict[str, list[Any]] = {}
-
-    def reset() -> None:
-        store.database["parents"].delete_many({})
-        for tenant in TENANTS:
-            top = Parented(name="top", tenant=tenant)
-            nodes = [top, Parented(name="sub", parent_id=top.id), Parented(name="other", tenant=tenant)]
-            ids[tenant] = [each.id for each in store.insert_many(nodes)]
-
-    def verified(acknowledged: bool) -> None:
-        assert [] == store.verify(Parented)
-        rows = {each["_id"]: each for each in crashing.client[store.database.name]["parents"].find()}
-        for tenant in TENANTS:
-            assert set(ids[tenant]) == {key for key, row in rows.items() if row["tenant"] == tenant}
-        assert rows[ids["globex"][0]]["parent_id"] is None
-        if acknowledged:
-            assert ids["acme"][2] == rows[ids["acme"][0]]["parent_id"]
-
-    commands = crashing.everywhere(
-        store, fault, reset, lambda own: own.tree(Parented).move(ids["acme"][0], ids["acme"][2]), verified
-    )
-    assert commands > 4
 
 
 def test_paths_are_unique_per_tree_and_among_the_living(run, database):

@@ -6,8 +6,7 @@ import pytest
 from bson import ObjectId
 
 from tests.patterns.tree.forest import Listed, Turning, names, plant
-from treadle import ChildReferences, DataError, DeclarationError, Document, Id, Limits, UsageError
-from treadle.graph.graph import Graph
+from treadle import DataError, Limits, UsageError
 
 SHAPE = {"books": {"programming": {"languages": {}, "databases": {"mongodb": {}, "dbm": {}}}}, "music": {}}
 
@@ -166,13 +165,3 @@ def test_several_representations_share_a_tree(run):
     with pytest.raises(UsageError, match="maintains"):
         store.update(Turning, ids["music"], {"$set": {"ancestors": []}})
     assert [] == store.verify()
-
-
-@pytest.mark.parametrize("kind", [list[int], Id, list[list[Id]], set[Id]])
-def test_a_list_of_ids_is_needed(kind):
-    class Node(Document, collection="nodes", tree=ChildReferences(children="children")):
-        children: kind
-
-    with pytest.raises(DeclarationError) as caught:
-        Graph([Node])
-    assert caught.value.code in ("tree-field-type", "reference-type", "array-of-arrays")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import random
-import signal
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import pytest
 from pydantic import Field
 from pymongo import MongoClient
-from pymongo.errors import PyMongoError
 
-from tests import faults, victim
-from tests.faults import Heard
+from tests.kit.fault_sweep import Stores, Write
+from tests.kit.faults import LOST_REPLIES
 from tests.patterns.tree.forest import (
     FOUR,
     SMALL,
@@ -35,7 +31,6 @@ from treadle.patterns.tree.moves import Move, tree_of
 from treadle.patterns.tree.pace import Pace
 from treadle.patterns.tree.removes import Remove
 from treadle.patterns.tree.unfinished import chunk, finish
-from treadle.server.local import LocalServer
 
 SHAPE = {
     "r": {
@@ -46,9 +41,6 @@ SHAPE = {
 MOVED = ["x1", "x11", "x12", "x2", "x21", "x211", "x3"]
 # With these a move of x goes in chunks; the others write x alone.
 REWRITING = [Array, Pathed, PathedUp, Turning, Counted]
-ALL_POINTS = os.environ.get("TREADLE_CRASH_POINTS") == "all"
-KILLS_MAX = 2
-WRITES = ("insert", "update", "delete", "findAndModify", "commitTransaction")
 
 
 def begun(store: Any, model: type[Document], node: Any, parent: Any) -> Any:
@@ -402,51 +394,11 @@ def act(store: Store, model: type[Document], scenario: str) -> None:
     SCENARIOS[scenario](store, model, ids)
 
 
-def perform(uri: str, database: str, model: str, scenario: str, skip: int) -> None:
-    """In a process of its own: die before the command after `skip` others."""
-    heard = Heard()
-    with MongoClient[Any](uri, event_listeners=[heard]) as client:
-        store = Store(client[database], [MODELS[model]], limits=SMALL)
-        store.recover()
-        heard.clear()
-        heard.before(WRITES, skip, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        with contextlib.suppress(DataError):
-            act(store, MODELS[model], scenario)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fork_server() -> None:
-    victim.prepare()
-
-
-def kill(server: LocalServer, database: str, model: str, scenario: str, skip: int) -> bool:
-    process = victim.CONTEXT.Process(target=perform, args=(server.uri, database, model, scenario, skip))
-    process.start()
-    process.join(victim.SECONDS_MAX)
-    assert process.exitcode in (0, -signal.SIGKILL)
-    return process.exitcode != 0
-
-
-def refill(store: Store, model: type[Document], documents: list[Any]) -> None:
-    store.collection(model).delete_many({})
-    store.collection(model).insert_many(documents)
-
-
-def moments(
-    server: LocalServer, store: Store, model: type[Document], scenario: str, documents: list[Any]
-) -> list[int]:
-    """Before which of its writing commands to kill a write; some, the same ones each time."""
-    refill(store, model, documents)
-    heard = Heard()
-    with MongoClient[Any](server.uri, event_listeners=[heard]) as client:
-        own = Store(client[store.database.name], [model], limits=SMALL)
-        own.recover()
-        heard.clear()
-        act(own, model, scenario)
-    count = sum(name in WRITES for name in heard.names)
-    if ALL_POINTS or count <= KILLS_MAX:
-        return list(range(count))
-    return sorted(random.Random(f"{model.__name__} {scenario}").sample(range(count), KILLS_MAX))
+def killed(client: MongoClient[Any], database: str, model: str, scenario: str) -> Callable[[], Any]:
+    """In a process of its own: one write."""
+    store = Store(client[database], [MODELS[model]], limits=SMALL)
+    store.recover()
+    return lambda: act(store, MODELS[model], scenario)
 
 
 def outline(store: Store, model: type[Document]) -> set[tuple[str, ...]]:
@@ -455,69 +407,47 @@ def outline(store: Store, model: type[Document]) -> set[tuple[str, ...]]:
     return {tuple(names(tree.path(each["_id"]))) for each in store.collection(model).find({}, {"_id": 1})}
 
 
+def write_of(stores: Stores, model: type[Document], scenario: str) -> Write:
+    store = stores.sound
+    plant(store, model, SHAPE)
+    documents = list(store.collection(model).find())
+
+    def reset() -> None:
+        store.collection(model).delete_many({})
+        store.collection(model).insert_many(documents)
+
+    def check(acknowledged: bool) -> None:
+        """There is no work left, and the next write goes on from here."""
+        fresh = stores.again().sound
+        assert [] == fresh.verify()
+        assert None is fresh.runner.run(state.pending(tree_of(fresh.graph.entry(model))))
+        fresh.tree(model).insert(model(name="next"), fresh.tree(model).roots().to_list()[0].id)
+
+    return Write(
+        f"{model.__name__} {scenario}",
+        lambda own: act(own, model, scenario),
+        reset=reset,
+        check=check,
+        read=lambda: outline(store, model),
+    )
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize(("model", "scenario"), CASES)
-def test_kill_9_at_any_point_and_recovery_ends_it(server, model, scenario, tried):
+def test_kill_9_at_any_point_and_recovery_ends_it(fault_sweep, model, scenario, record_points):
     """Afterwards the tree is as before the write or as after it; nothing is in between or pending."""
-    kind_of = MODELS[model]
-    name = f"trees_{model}_{scenario}".lower()
-    with MongoClient[Any](server.uri) as client:
-        client.drop_database(name)
-        store = Store(client[name], [kind_of], limits=SMALL)
-        store.setup()
-        plant(store, kind_of, SHAPE)
-        documents = list(store.collection(kind_of).find())
-        before = outline(store, kind_of)
-        act(store, kind_of, scenario)
-        after = outline(store, kind_of)
-        assert before != after
-        points = moments(server, store, kind_of, scenario, documents)
-        for skip in points:
-            refill(store, kind_of, documents)
-            assert kill(server, name, model, scenario, skip)
-            # The dead one's transaction would keep its documents for a minute.
-            client.admin.command("killAllSessions", [])
-            fresh = Store(client[name], [kind_of], limits=SMALL)
-            fresh.recover()
-            assert [] == fresh.verify(), skip
-            assert outline(fresh, kind_of) in (before, after), skip
-            assert None is fresh.runner.run(state.pending(tree_of(fresh.graph.entry(kind_of))))
-        tried(len(points))
-        client.drop_database(name)
+    stores = fault_sweep.stores("trees", [MODELS[model]], SMALL)
+    write = write_of(stores, MODELS[model], scenario)
+    record_points(fault_sweep.kill(stores, write, killed, "trees", model, scenario))
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("scenario", ["move", "subtree", "insert", "delete"])
 @pytest.mark.parametrize("model", [Array, Listed], ids=lambda model: model.__name__)
-def test_a_lost_reply_leaves_a_tree(server, model, scenario, tried):
+def test_a_lost_reply_leaves_a_tree(fault_sweep, model, scenario, record_points):
     """What was acknowledged is there; what raised is there or not; the next write finishes what is pending."""
-    name = f"trees_lost_{model.__name__}_{scenario}".lower()
-    with (
-        faults.Proxy(server) as proxy,
-        MongoClient[Any](server.uri) as client,
-        MongoClient[Any](proxy.uri) as struck,
-    ):
-        client.drop_database(name)
-        store = Store(client[name], [model], limits=SMALL)
-        store.setup()
-        plant(store, model, SHAPE)
-        documents = list(store.collection(model).find())
-        before = outline(store, model)
-        points = moments(server, store, model, scenario, documents)
-        after = outline(store, model)
-        through = Store(struck[name], [model], limits=SMALL)
-        for skip in points:
-            refill(store, model, documents)
-            acknowledged = False
-            with proxy.drop_reply(skip, names=WRITES), contextlib.suppress(PyMongoError, DataError):
-                act(through, model, scenario)
-                acknowledged = True
-            through.recover()
-            assert [] == store.verify(), skip
-            assert outline(store, model) in ([after] if acknowledged else [before, after]), skip
-            through.tree(model).insert(model(name="next"), store.tree(model).roots().to_list()[0].id)
-        tried(len(points))
-        client.drop_database(name)
+    stores = fault_sweep.stores("trees", [model], SMALL)
+    record_points(fault_sweep.strike(stores, write_of(stores, model, scenario), LOST_REPLIES))
 
 
 def test_finishing_twice_changes_nothing(database):

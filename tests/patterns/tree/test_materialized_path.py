@@ -8,8 +8,7 @@ import pytest
 from bson import ObjectId
 
 from tests.patterns.tree.forest import Pathed, PathedUp, names, plant
-from treadle import DataError, DeclarationError, Document, Id, MaterializedPath, Store, UsageError
-from treadle.graph.graph import Graph
+from treadle import DataError, Store, UsageError
 from treadle.patterns.tree import reads, segments
 from treadle.patterns.tree.moves import tree_of
 
@@ -299,31 +298,3 @@ def test_a_second_path_of_one_name_is_refused_by_the_server_too(run, database):
     database["paths"].insert_one({"name": "d", "path": ",d,"})
     with pytest.raises(Exception, match="E11000"):
         database["paths"].insert_one({"name": "d", "path": ",d,"})
-
-
-# -- declarations ---------------------------------------------------------------------------------------
-
-
-def test_the_segment_must_be_text():
-    class Node(Document, collection="nodes", tree=MaterializedPath(path="path", segment="number")):
-        path: str = ""
-        number: int = 0
-
-    with pytest.raises(DeclarationError, match="is not text"):
-        Graph([Node])
-
-
-def test_child_lists_are_not_derived_from_paths_alone():
-    from treadle import ChildReferences
-
-    class Node(
-        Document,
-        collection="nodes",
-        tree=[MaterializedPath(path="path", segment="name"), ChildReferences(children="children")],
-    ):
-        name: str
-        path: str = ""
-        children: list[Id] = []
-
-    with pytest.raises(DeclarationError, match="parent="):
-        Graph([Node])

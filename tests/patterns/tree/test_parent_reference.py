@@ -8,8 +8,7 @@ import pytest
 from bson import ObjectId
 
 from tests.patterns.tree.forest import Array, Listed, Parented, names, plant
-from treadle import DataError, DeclarationError, Document, Id, Limits, ParentReference, Store, UsageError
-from treadle.graph.graph import Graph
+from treadle import DataError, Limits, Store, UsageError
 from treadle.patterns.tree import reads
 from treadle.patterns.tree.moves import tree_of
 
@@ -182,14 +181,3 @@ def test_bad_arguments_are_refused_at_once(store):
         tree.rename(ObjectId(), "x")
     with pytest.raises(UsageError, match="the tree of Parented"):
         tree.insert(Array(name="x"))
-
-
-def test_the_parent_may_not_lie_in_a_list():
-    class Link(Document):
-        up: Id | None = None
-
-    class Node(Document, collection="nodes", tree=ParentReference(parent="links.up")):
-        links: list[Link] = []
-
-    with pytest.raises(DeclarationError, match="lies in a list"):
-        Graph([Node])

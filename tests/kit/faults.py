@@ -8,97 +8,92 @@ in full by the server: the command was done, and its client never hears of it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 import struct
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import bson
-from pymongo import MongoClient, monitoring
+from pymongo import MongoClient
 
-from tests.support import is_probe
+from tests.kit.command_log import GREETINGS, CommandLog
 from treadle.server.local import LocalServer
 
-# What a client says about itself is not part of any write.
-CHATTER = frozenset(
-    {"hello", "ismaster", "isMaster", "ping", "endSessions", "killCursors", "buildInfo"}
-    | {"saslStart", "saslContinue"}
-)
-COMMANDS = [
-    "insert",
-    "update",
-    "delete",
-    "findAndModify",
-    "find",
-    "aggregate",
-    "getMore",
-    "commitTransaction",
-    "abortTransaction",
-]
+# The proxy counts neither these nor anything else that is not part of a write.
+UNCOUNTED = GREETINGS | {"killCursors"}
+WRITES = ("insert", "update", "delete", "findAndModify")
+COMMIT = ("commitTransaction",)
+COMMANDS = (*WRITES, "find", "aggregate", "getMore", *COMMIT, "abortTransaction")
 HEADER = struct.Struct("<iiii")
 OP_MSG = 2013
 MESSAGE_BYTES_MAX = 48_000_000
 
 
-class Heard(monitoring.CommandListener):
-    """The names of the commands that a client sent; can do something as one of them begins."""
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What goes wrong at one command: by the server's fail point, or in the proxy if it names one of its faults."""
 
-    def __init__(self) -> None:
-        self.clear()
+    name: str
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    times: int = 1
+    commands: tuple[str, ...] = COMMANDS
+    proxy: str = ""
 
-    def clear(self) -> None:
-        """Forget what was heard, and what was to be done."""
-        self.names: list[str] = []
-        self._passing = 0
-        self._at: Collection[str] = ()
-        self._act: Callable[[], Any] | None = None
 
-    def before(self, commands: Collection[str], skip: int, act: Callable[[], Any]) -> None:
-        """Call `act` once, just before one of these commands is sent, after `skip` of them."""
-        self._at, self._passing, self._act = commands, skip, act
-
-    def started(self, event: monitoring.CommandStartedEvent) -> None:
-        name = event.command_name
-        if name in CHATTER or is_probe(event):
-            return
-        self.names.append(name)
-        if self._act is None or name not in self._at:
-            return
-        if self._passing:
-            self._passing -= 1
-            return
-        act, self._act = self._act, None
-        act()
-
-    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None: ...
-
-    def failed(self, event: monitoring.CommandFailedEvent) -> None: ...
+CLOSED = {"closeConnection": True}
+REPLY_LOST = Fault("reply-lost", proxy="drop_reply")
+# The driver retries once by itself; here that fails too.
+REPLY_LOST_TWICE = Fault("reply-lost-twice", proxy="drop_reply", times=2)
+LOST_REPLIES = [REPLY_LOST, REPLY_LOST_TWICE]
+FAULTS = [
+    Fault("connection-closed", CLOSED),
+    Fault("connection-closed-twice", CLOSED, times=2),
+    Fault("conflict", {"errorCode": 112, "errorLabels": ["TransientTransactionError"]}),
+    Fault("conflict-unlabelled", {"errorCode": 112, "errorLabels": []}),
+    Fault("shutting-down", {"errorCode": 91, "errorLabels": ["RetryableWriteError"]}, times=2),
+    Fault("interrupted", {"errorCode": 11600, "errorLabels": ["RetryableWriteError"]}),
+    *LOST_REPLIES,
+    Fault("request-lost", proxy="close_before"),
+]
+COMMIT_FAULTS = [
+    Fault("commit-closed-thrice", CLOSED, times=3, commands=COMMIT),
+    Fault("commit-reply-lost-thrice", proxy="drop_reply", times=3, commands=COMMIT),
+    Fault("commit-timed-out", {"writeConcernError": {"code": 64, "errmsg": "waiting timed out"}}, 2, COMMIT),
+    Fault("commit-stepping-down", {"writeConcernError": {"code": 91, "errmsg": "shutdown"}}, 1, COMMIT),
+    Fault("commit-unsatisfiable", {"writeConcernError": {"code": 100, "errmsg": "too few"}}, 1, COMMIT),
+    Fault("commit-refused", {"errorCode": 20, "errorLabels": []}, 1, COMMIT),
+]
 
 
 @contextlib.contextmanager
 def fail_point(
     client: MongoClient[Any],
-    heard: Heard,
+    log: CommandLog,
     *,
     skip: int,
     times: int,
     app: str,
-    commands: Collection[str] = tuple(COMMANDS),
+    commands: Collection[str] = COMMANDS,
     **data: Any,
-) -> Iterator[None]:
+) -> Iterator[Callable[[], bool]]:
     """After `skip` of these commands of the client named `app`, the next `times` fail as `data` says.
 
+    Yields whether it came to that.
+
     The fail point can skip, or fail some times, but not both; so it is set
-    when the listener hears that the command in question is about to be sent.
+    when the log sees that the command in question is about to be sent. There is
+    one fail point per server; the name of the client tells whose commands fail.
     """
     document = {"failCommands": list(commands), "appName": app, **data}
     on = {"configureFailPoint": "failCommand", "mode": {"times": times}, "data": document}
-    heard.before(commands, skip, lambda: client.admin.command(on))
+    answers: list[Any] = []
+    log.before(commands, skip, lambda: answers.append(client.admin.command(on)))
     try:
-        yield
+        yield lambda: bool(answers)
     finally:
-        heard.clear()
+        log.clear()
         client.admin.command({"configureFailPoint": "failCommand", "mode": "off"})
 
 
@@ -108,7 +103,7 @@ class Proxy:
     def __init__(self, server: LocalServer) -> None:
         self._target = server.port
         self._lock = threading.Lock()
-        self._plan: _Plan | None = None
+        self._strike: Strike | None = None
         self._open: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -131,23 +126,23 @@ class Proxy:
                 _close(each)
 
     @contextlib.contextmanager
-    def drop_reply(self, skip: int, *, names: Collection[str] = (), times: int = 1) -> Iterator[_Plan]:
+    def drop_reply(self, skip: int, *, names: Collection[str] = (), times: int = 1) -> Iterator[Strike]:
         """Let the command after `skip` others be done, and lose its reply with the connection."""
-        yield from self._planned(_Plan(skip, times, frozenset(names), forward=True))
+        yield from self._arm(Strike(skip, times, frozenset(names), forward=True))
 
     @contextlib.contextmanager
-    def close_before(self, skip: int, *, names: Collection[str] = (), times: int = 1) -> Iterator[_Plan]:
+    def close_before(self, skip: int, *, names: Collection[str] = (), times: int = 1) -> Iterator[Strike]:
         """Lose the command after `skip` others, before the server sees it."""
-        yield from self._planned(_Plan(skip, times, frozenset(names), forward=False))
+        yield from self._arm(Strike(skip, times, frozenset(names), forward=False))
 
-    def _planned(self, plan: _Plan) -> Iterator[_Plan]:
+    def _arm(self, strike: Strike) -> Iterator[Strike]:
         with self._lock:
-            self._plan = plan
+            self._strike = strike
         try:
-            yield plan
+            yield strike
         finally:
             with self._lock:
-                self._plan = None
+                self._strike = None
 
     def _accept(self) -> None:
         while True:
@@ -178,8 +173,8 @@ class Proxy:
             _, number, _, _ = HEADER.unpack_from(message)
             name = command_name(message)
             with self._lock:
-                struck = self._plan is not None and self._plan.strikes(name)
-                forward = struck and self._plan is not None and self._plan.forward
+                struck = self._strike is not None and self._strike.strikes(name)
+                forward = struck and self._strike is not None and self._strike.forward
             if struck and not forward:
                 return
             if struck:
@@ -195,7 +190,7 @@ class Proxy:
             client.sendall(message)
 
 
-class _Plan:
+class Strike:
     """Which commands are struck; counts those that pass."""
 
     def __init__(self, skip: int, times: int, names: frozenset[str], forward: bool) -> None:
@@ -207,7 +202,7 @@ class _Plan:
 
     def strikes(self, name: str) -> bool:
         """Whether to strike this command; called once for each, in order."""
-        if name in CHATTER or (self._names and name not in self._names):
+        if name in UNCOUNTED or (self._names and name not in self._names):
             return False
         if self._skip > 0:
             self._skip -= 1

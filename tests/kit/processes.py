@@ -14,15 +14,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from typing import Any
 
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from tests.faults import Heard
+from tests.kit.command_log import CommandLog
 from tests.streamed import Writer
-from treadle import Limits, Store
+from treadle import DataError, Limits, Store
 from treadle.store import shell
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -30,15 +30,23 @@ SECONDS_MAX = 60.0
 _prepared = False
 
 
+# What a process does: given a client and arguments, it makes its Store and returns the work to perform.
+Act = Callable[..., Callable[[], Any]]
+
+
 def prepare() -> None:
-    """Let the fork server import what the children need; it does not know the path of its starter."""
+    """Start the fork server, once, with everything imported that the processes need.
+
+    The fork server does not know the path of its starter.
+    """
     global _prepared
     if _prepared:
         return
-    CONTEXT.set_forkserver_preload(["tests.mill", "tests.victim"])
+    CONTEXT.set_forkserver_preload(["pytest", "tests.kit.processes", "tests.kit.fault_sweep", "tests.shop"])
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if each)
     try:
+        # The first child starts the fork server.
         first = CONTEXT.Process(target=os.getpid)
         first.start()
         first.join(SECONDS_MAX)
@@ -67,7 +75,26 @@ def end(process: Any, number: int = signal.SIGKILL) -> int | None:
     return code
 
 
+def kill_before(uri: str, commands: Collection[str], skip: int, act: Act, *arguments: Any) -> bool:
+    """Perform `act` in a process as `die_before` does. Returns whether it was killed, or came to its end."""
+    process = start(die_before, uri, commands, skip, act, *arguments)
+    process.join(SECONDS_MAX)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
 # -- what the processes do -----------------------------------------------------------------------------
+
+
+def die_before(uri: str, commands: Collection[str], skip: int, act: Act, *arguments: Any) -> None:
+    """Perform the work of `act(client, *arguments)`, and be killed before the command after `skip` of these."""
+    log = CommandLog()
+    with MongoClient[Any](uri, event_listeners=[log]) as client:
+        perform = act(client, *arguments)
+        log.clear()
+        log.before(commands, skip, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        with contextlib.suppress(DataError):
+            perform()
 
 
 def models_of(named: str) -> Any:
@@ -98,15 +125,11 @@ def work(
         Store(client[database], models_of(models), limits=limits).worker().run()
 
 
-def work_until(models: str, uri: str, database: str, commands: Collection[str], skip: int) -> None:
-    """Catch up, and die just before one of these commands, after `skip` of them."""
-    heard = Heard()
-    client: MongoClient[Any] = MongoClient(uri, event_listeners=[heard])
+def catch_up(client: MongoClient[Any], models: str, database: str) -> Callable[[], Any]:
+    """A worker that runs until nothing is left to do."""
     store = Store(client[database], models_of(models))
     store.recover()
-    heard.clear()
-    heard.before(commands, skip, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    store.worker().run_until_idle()
+    return store.worker().run_until_idle
 
 
 def rebuild(models: str, uri: str, database: str) -> None:
