@@ -21,6 +21,7 @@ from treadle import (
     ExtendedReference,
     Links,
     Store,
+    Subset,
     migration,
 )
 
@@ -122,6 +123,27 @@ def test_a_json_field_is_read_as_it_was_stored(database):
     store = started(database, Holder)
     stored = store.insert(Holder(id=1, value='{"a": 1}'))
     assert stored == store.get(Holder, 1)
+
+
+class Card(BaseModel):
+    size: int = 0
+
+
+class Shelf(Document, collection="shelves"):
+    id: int
+    top: Annotated[list[Card], Subset(Reading, by="owner_id", sort="-size", size=3)] = []
+
+
+@pytest.mark.xfail(strict=True, reason="r09: a hostile source of a Subset stops writes of other sources")
+def test_a_source_of_a_wrong_type_does_not_stop_its_neighbours(database):
+    """Beside a Max, which quarantines the target, it does not; the worlds with hostile values hold that."""
+    store = started(database, Reading, Shelf)
+    store.insert(Shelf(id=1))
+    store.insert(Reading(id=1, owner_id=1, size=5))
+    wrong = {"_id": 2, "owner_id": 1, "size": "many"}
+    database["readings"].insert_one(wrong, bypass_document_validation=True)
+    store.update(Reading, 1, {"$set": {"size": 4}})
+    store.delete(Reading, 1)
 
 
 class Sample(

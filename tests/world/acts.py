@@ -62,7 +62,7 @@ class Acts(Documents):
         for side in SIDES:
             chosen = [name for feature, names in ACTS.items() if world.has(side, feature) for name in names]
             if world.mode != "write" and world.has(side, "soft_delete"):
-                chosen += ["raw_undelete"]
+                chosen += ["raw_return"]
             if world.has(side, "write_versions"):
                 chosen = [name for name in chosen if name not in ("migrate", "migrate_down")]
             found += [
@@ -318,18 +318,14 @@ class Acts(Documents):
         self.database["owners"].update_one({"_id": row.raw["_id"]}, update)
         return f"{row.id} {update}"
 
-    def raw_undelete(self, side: str) -> str | None:
-        rows = [row for row in self.oracle.rows(side) if row.deleted and not row.archived]
-        if not rows:
+    def raw_return(self, side: str) -> str | None:
+        """Another program clears the date of a deletion."""
+        row = self.leave(side)
+        if row is None:
             return None
-        return self.undelete(side, self.random.choice(rows))
-
-    def undelete(self, side: str, row: Row) -> str:
-        if side == "owner":
-            self.note_references(row)
         update = {"$set": {self.world.stored(side, "deleted_at"): None}}
         self.database[f"{side}s"].update_one({"_id": row.raw["_id"]}, update)
-        return f"{row.id} raw"
+        return f"{row.id}"
 
     # -- acts of the features --------------------------------------------------------------------------------
 
@@ -387,6 +383,13 @@ class Acts(Documents):
 
     def return_later(self, side: str) -> str | None:
         """A document leaves; what it derives from, or what derives from it, changes; it returns."""
+        row = self.leave(side)
+        if row is None:
+            return None
+        self.store.restore(self.model(side), self.key(side, row))
+        return f"{row.id}"
+
+    def leave(self, side: str) -> Row | None:
         rows = [row for row in self.live(side, leaves=True) if row.kind in (None, "a")]
         if not rows:
             return None
@@ -404,10 +407,7 @@ class Acts(Documents):
         else:
             self.rename_owner()
         self.settle()
-        if self.world.mode != "write" and self.world.has(side, "soft_delete") and self.pick(True, False):
-            return self.undelete(side, row)
-        self.store.restore(self.model(side), self.key(side, row))
-        return f"{row.id}"
+        return row
 
     def purge(self, side: str) -> str:
         if self.world.has(side, "tree"):

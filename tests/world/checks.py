@@ -218,8 +218,12 @@ class Checks(Documents):
         items = [row for row in self.live("item") if row.current and hashable(row["owner_id"]) in known]
         if items:
             names = ["owner", "score"]
-            row = next((row for row in items if row["lines"] and row["lines"][0].get("name")), items[0])
-            if row["lines"] and row["lines"][0].get("name"):
+            # A copy whose source is missing is kept as it is.
+            held = [
+                row for row in items if row["lines"] and hashable(row["lines"][0].get("owner_id")) in known
+            ]
+            row = held[0] if held else items[0]
+            if held:
                 names.append("lines.0.name")
             found += [("Item", name.replace(".0", "")) for name in self.spoil("item", row, names)]
         if daily := self.database["daily"].find_one({"group": {"$ne": "bad"}}):

@@ -54,9 +54,9 @@ class Play(Acts, Checks):
 
     def settle(self) -> None:
         world = self.world
-        if world.mode == "stream" or (world.mode == "schedule" and has_history(world)):
-            self.store.worker().run_until_idle()
         if world.mode == "schedule":
             self.due += DAY
             for ran in self.store.run_due(now=self.due):
                 assert ran.error is None, ran
+        if world.mode == "stream" or (world.mode == "schedule" and has_history(world)):
+            self.store.worker().run_until_idle()
