@@ -12,7 +12,6 @@ from __future__ import annotations
 # Why the application has to do it.
 BY_APPLICATION = {
     "approximation": "It changes how the application counts, and nothing that is stored.",
-    "archive": "Programs that do not use Treadle would no longer find the documents that have moved.",
     "attributes": "Whoever writes or searches these fields must use the array in their place.",
     "bloated-document": "It moves parts out of documents that others read whole.",
     "blobs": "It moves values out of documents that others read whole.",
