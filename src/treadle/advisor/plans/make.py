@@ -34,7 +34,7 @@ def make(report: Report, trial: TrialReport, *, identity: str, made: str) -> Cha
     """The plan for what the trial supports; raises where that is nothing."""
     chosen = _chosen(report, trial)
     combined = combine(report.scan, chosen.measured)
-    left_out = [*chosen.left_out, *(LeftOut(key_of(each), reason) for each, reason in combined.left_out)]
+    left_out = [*chosen.left_out, *(LeftOut(each.key, reason) for each, reason in combined.left_out)]
     if not combined.findings:
         reasons = "".join(f"\n  {each.key}: {each.reason}" for each in left_out)
         reasons += "".join(
@@ -48,7 +48,7 @@ def make(report: Report, trial: TrialReport, *, identity: str, made: str) -> Cha
         id=identity,
         made=made,
         database=report.scan.database,
-        findings=tuple(key_of(each) for each in combined.findings),
+        findings=tuple(each.key for each in combined.findings),
         left_out=tuple(left_out),
         places=combined.places,
         steps=tuple(_steps(report.scan, combined, trial)),
@@ -56,11 +56,6 @@ def make(report: Report, trial: TrialReport, *, identity: str, made: str) -> Cha
         models=combined.text,
         by_application=tuple(chosen.by_application),
     )
-
-
-def key_of(finding: Finding) -> str:
-    """How a trial and a plan name a finding."""
-    return f"{finding.code}@{finding.where}"
 
 
 @dataclass(slots=True)
@@ -76,7 +71,7 @@ def _chosen(report: Report, trial: TrialReport) -> _Chosen:
     results = {each.key: each for each in trial.results}
     chosen = _Chosen()
     for finding in report.findings:
-        key = key_of(finding)
+        key = finding.key
         result = results.get(key)
         if result is None:
             chosen.left_out.append(LeftOut(key, kinds.NOT_TRIED))
@@ -105,7 +100,7 @@ def _steps(scan: Scan, combined: Combined, trial: TrialReport) -> list[Step]:
     counts = {name: scan.collections[name].count for name in indexes if name in scan.collections}
     indexed = sum(counts.get(name, 0) * len(made) for name, made in indexes.items())
     weight = INDEX_WEIGHT * indexed + sum(counts[entry.collection] for entry in filled)
-    keys = {key_of(each) for each in combined.findings}
+    keys = {each.key for each in combined.findings}
     whole = sum(each.change_seconds for each in trial.results if each.key in keys)
     per_document = (whole or weight / DOCUMENTS_PER_SECOND) / max(weight, 1)
     steps = [_set_up(indexes, indexed, INDEX_WEIGHT * indexed * per_document)]

@@ -100,7 +100,7 @@ def try_findings(
             bench = _Bench(client, report, workload, summary.seconds, say, rounds)
             copied = bench.copy(database, ready, documents)
             for number, (candidate, requests) in enumerate(zip(ready, bench.collect(ready), strict=True)):
-                say(_key(candidate.finding), number, len(ready))
+                say(candidate.finding.key, number, len(ready))
                 results[id(candidate.finding)] = bench.try_one(candidate, requests)
             notes += bench.notes
     return TrialReport(
@@ -117,21 +117,17 @@ def select(report: Report, only: Iterable[str]) -> list[Finding]:
     """The findings that are named; all of them where none is."""
     names = list(only)
     chosen_findings = [
-        each for each in report.findings if not names or _key(each) in names or each.code in names
+        each for each in report.findings if not names or each.key in names or each.code in names
     ]
-    known = {name for each in report.findings for name in (_key(each), each.code)}
+    known = {name for each in report.findings for name in (each.key, each.code)}
     for name in names:
         if name not in known:
             raise UsageError(
                 f"The scan has no finding {name!r}; it has "
-                f"{', '.join(map(_key, report.findings)) or 'none'}.",
+                f"{', '.join(each.key for each in report.findings) or 'none'}.",
                 code="finding-unknown",
             )
     return chosen_findings
-
-
-def _key(finding: Finding) -> str:
-    return f"{finding.code}@{finding.where}"
 
 
 def _without_evidence(finding: Finding, reason: str) -> TrialResult:
@@ -221,7 +217,7 @@ class _Bench:
             each.usable = self.usable
         collect(self.workload, collectors)
         for candidate, (reads, _) in zip(candidates, pairs, strict=True):
-            key = _key(candidate.finding)
+            key = candidate.finding.key
             if reads.left_out:
                 self.notes.append(f"{key}: {reads.left_out:,} reads of still other shapes are left out.")
             self.notes += [
